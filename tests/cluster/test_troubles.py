@@ -8,6 +8,7 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from hindmost import cli
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
@@ -130,7 +131,7 @@ def test_two_runs_do_not_mix(out: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["nothing there", "empty", "torn"])
-def test_reporting_a_directory_that_is_no_run(out: Path, what: str) -> None:
+def test_reporting_a_directory_that_is_no_run(out: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A missing or empty directory, and a run whose segments are all torn, is refused by name in one line."""
     if what == "torn":
         run_directory([simulate(Scenario(2, 12)).run], out)
@@ -138,9 +139,7 @@ def test_reporting_a_directory_that_is_no_run(out: Path, what: str) -> None:
             segment.write_bytes(segment.read_bytes()[:40])
     elif what == "empty":
         out.mkdir()
-    done = subprocess.run(
-        [*HINDMOST, "report", str(out)], env=environ(), capture_output=True, text=True, timeout=PATIENCE_S, check=False
-    )
-    assert done.returncode == 2
-    assert str(out) in done.stderr
-    assert done.stderr.count("\n") == 1
+    assert cli.main(["report", str(out)]) == 2
+    said = capsys.readouterr().err
+    assert str(out) in said
+    assert said.count("\n") == 1

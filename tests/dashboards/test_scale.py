@@ -17,7 +17,7 @@ Sample = tuple[str, str, float]
 
 RANKS, PER_NODE, CULPRIT = 1024, 8, 517
 END = 1_700_000_000
-TICK, TICKS = 15, 20
+TICK, TICKS = 30, 10
 
 #: No panel may draw more lines than a person can tell apart, no table may have more rows than one scrolls.
 MOST_LINES = 36

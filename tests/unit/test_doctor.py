@@ -164,6 +164,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
     here = {one.name for one in requirements.required(extra)}
     assert here == {re.match(r"[\w-]+", line)[0] for line in EXTRAS[extra] if applies(line)}  # type: ignore[index]
     check = getattr(jobs, extra)
+    monkeypatch.setattr(Machine, "ask", lambda *_: "")  # it can be loaded all the same
     for name in here:
         monkeypatch.setattr(requirements, "_installed", lambda asked, gone=name: "" if asked == gone else "999")
         finding = check(bare)
