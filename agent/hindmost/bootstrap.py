@@ -132,9 +132,10 @@ def _observe(found: Identity, *, named: bool = False) -> None:
     global _recorder  # noqa: PLW0603 - see start
     from hindmost import probes
 
-    os.environ[ATTACHED] = identity.token(found)
     directory = _directory(found)
     named = named or identity.is_named(os.environ)
+    if named:
+        os.environ[ATTACHED] = identity.token(found)
     ring: Any = _make_ring(directory, found) if named else _Deferred(directory, found)
     if ring is None:
         return
@@ -231,6 +232,8 @@ class _Deferred:
         """First use of ``event``, ``enter``, ``name`` or ``communicator``: from now on, calls go to the real ring."""
         if wanted not in RING_METHODS:
             raise AttributeError(wanted)
+        # Only now: until this process trains, one that it started may be what trains.
+        os.environ[ATTACHED] = identity.token(self._where[1])
         ring: Any = _make_ring(*self._where) or _Nowhere()
         for method in RING_METHODS:
             setattr(self, method, getattr(ring, method))

@@ -60,6 +60,9 @@ LAUNCHER_MODULES = (
     "hindmost.",
 )
 
+#: Launchers that leave a lone process without a rank: ``accelerate launch`` names those of several processes only.
+UNNAMING = ("python", "accelerate")
+
 #: What the command line of a child of ``multiprocessing`` holds: DataLoader workers and their helpers.
 WORKER_SIGNS = (
     "--multiprocessing-fork",
@@ -84,7 +87,7 @@ def find(environ: Mapping[str, str], argv: Sequence[str] | None = None) -> Ident
         return None
     place = _place(environ)
     if place is None:
-        if environ.get("HINDMOST_LAUNCHER", "python") != "python":
+        if environ.get("HINDMOST_LAUNCHER", "python") not in UNNAMING:
             return None
         place = (0, 1, 0)
     return Identity(job_id, *place, os.uname().nodename, "python", " ".join(line[1:]))

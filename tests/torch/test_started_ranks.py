@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -9,6 +12,7 @@ from hindmost import ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     Train = Callable[..., dict[int, Any]]  # conftest.py: rank -> Trace
 
@@ -76,3 +80,30 @@ if __name__ == "__main__":
         assert (trace.header.world_size, trace.closed) == (2, True)
         assert trace.count(ring.STEP) == {"train": 4}
         assert trace.count(ring.COLLECTIVE)["ddp_sync"] == 4
+
+
+def test_the_one_process_of_accelerate_launch_is_a_rank(tmp_path: Path) -> None:
+    """``accelerate launch`` of one process sets no rank: the script that it starts is rank 0 of 1, and it is none."""
+    pytest.importorskip("accelerate")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "from accelerate import Accelerator\n"
+        "from torch.utils.data import DataLoader, TensorDataset\n"
+        "accelerator = Accelerator(cpu=True)\n"
+        "model = torch.nn.Linear(8, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(torch.rand(320, 8)), batch_size=8)\n"
+        "model, optimizer, loader = accelerator.prepare(model, optimizer, loader)\n"
+        "for (x,) in loader:\n"
+        "    accelerator.backward(model(x).square().mean())\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    run = [sys.executable, "-m", "hindmost", "run", "--no-live", "--out", str(tmp_path / "run"), "--"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", str(script)]
+    done = subprocess.run([*run, *launch], capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads((tmp_path / "run/report.json").read_text())
+    assert [one["rank"] for one in report["ranks"]] == [0]
+    assert report["job"]["steps"] >= 38

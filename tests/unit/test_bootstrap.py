@@ -145,6 +145,24 @@ def test_a_helper_of_the_launcher_leaves_no_ring(job: Job) -> None:
     assert [(header.rank, header.world_size) for header in job.headers()] == [(0, 1)]
 
 
+TRAINS = "import hindmost\nwith hindmost.step(): pass\n"
+STARTS = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', sys.argv[1]], check=True)\n"
+
+
+@pytest.mark.parametrize(
+    ("parent", "child", "rings"),
+    [(STARTS, TRAINS, 1), (STARTS + TRAINS, "pass", 1), (TRAINS + STARTS, TRAINS, 1), (STARTS, "pass", 0)],
+)
+@pytest.mark.parametrize("launcher", ["python", "accelerate"])
+def test_of_a_starter_and_what_it_starts_the_one_that_trains_is_the_rank(
+    job: Job, launcher: str, parent: str, child: str, rings: int
+) -> None:
+    """A job of one process may be started by another Python; what a training process starts is its helper."""
+    done = job.python("-c", parent, child, HINDMOST_LAUNCHER=launcher)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [(header.rank, header.world_size) for header in job.headers()] == [(0, 1)] * rings
+
+
 def test_a_process_that_makes_no_ring_leaves_a_trace(job: Job) -> None:
     """The probe says that it was in, in a folder that is there; a process of another launcher's job is no such one."""
     done = job.python("-c", "pass", HINDMOST_LAUNCHER="python")

@@ -52,9 +52,10 @@ def test_what_the_launcher_does_not_say_is_unknown() -> None:
     assert (found.rank, found.world_size, found.local_rank) == (2, -1, -1)
 
 
-def test_plain_python_is_rank_0_of_1() -> None:
-    """Without a launcher the process that was started is the only rank."""
-    found = find(HINDMOST_LAUNCHER="python")
+@pytest.mark.parametrize("launcher", ["python", "accelerate"])
+def test_plain_python_is_rank_0_of_1(launcher: str) -> None:
+    """Without a launcher, or by one that names no rank of one, the process that was started is the only rank."""
+    found = find(HINDMOST_LAUNCHER=launcher)
     assert found is not None
     assert (found.rank, found.world_size, found.local_rank) == (0, 1, 0)
 

@@ -45,7 +45,7 @@ def fake_mpirun(tmp_path: Path):
         ("env OMP_NUM_THREADS=1 mpirun -np 4 python train.py", "mpirun"),
         ("numactl -N 0 torchrun --nproc-per-node 4 train.py", "torchrun"),
         ("python -m torch.distributed.run train.py", "torchrun"),
-        ("accelerate launch train.py", "torchrun"),
+        ("accelerate launch train.py", "accelerate"),
         ("python3 -m horovod.runner.launch -np 2 python train.py", "horovodrun"),
         ("horovodrun -np 2 python train.py", "horovodrun"),
         ("srun -N 2 python train.py", "srun"),

@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 NAME = "torchrun"
 NATIVE = ("nccl",)
-PROGRAMS = frozenset({"torchrun", "accelerate", "deepspeed"})
-MODULES = ("torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher")
+PROGRAMS = frozenset({"torchrun", "deepspeed"})
+MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher")
 
 
 def recognises(argv: Sequence[str]) -> bool:
-    """``torchrun …``, ``python -m torch.distributed.run …``, ``accelerate launch …``, ``deepspeed …``."""
+    """``torchrun …``, ``python -m torch.distributed.run …``, ``deepspeed …``."""
     return _words.position(argv, PROGRAMS) is not None or _words.module(argv, MODULES) is not None
 
 
