@@ -51,13 +51,12 @@ def _letters(words: Sequence[str]) -> str:
 
 
 def remedy(python: str, given: str) -> str:
-    """Why the probe stays out of an interpreter that is given this option, and what lets it in."""
+    """Why the probe does not start in an interpreter with this option, and the remedy."""
     if given == "-S":
-        return f"`{python} -S` runs no start-up file, by which the probe comes in: leave -S out"
+        return f"`{python} -S` skips start-up files, so the probe does not start: drop -S"
     return (
-        f"`{python} {given}` ignores PYTHONPATH, by which the probe comes in where no C compiler builds the shim:"
-        f" install one, or hindmost into that Python too (`{python} -m pip install .` in a clone of it; no extras),"
-        f" or leave {given} out"
+        f"`{python} {given}` ignores PYTHONPATH, so the probe does not start: drop {given},"
+        f" or install hindmost into that Python (`{python} -m pip install .` in a clone of it), or install a C compiler"
     )
 
 

@@ -115,7 +115,7 @@ class Agent:
         what = type(error).__name__
         if what not in self._said:
             self._said.add(what)
-            log.warning("trouble with rings: %s: %s (said once)", what, error, exc_info=error)
+            log.warning("cannot read rings: %s: %s (logged once)", what, error, exc_info=error)
 
     def _again_ns(self, now_ns: int) -> int:
         """When the next batch is due if ranks go on standing still as they do now; never where one does not."""

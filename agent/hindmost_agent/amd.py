@@ -76,7 +76,7 @@ def _open(host: Host) -> AmdSmi:
     devices = [(index, handle, _device(host, lib, handle, index)) for index, handle in enumerate(handles)]
     found = tuple(device for _, _, device in devices if device is not None)
     if not found:
-        raise Absent("AMD SMI names no GPU that answers")
+        raise Absent("AMD SMI lists no GPU that answers")
     return AmdSmi(lib, found, tuple((index, handle) for index, handle, device in devices if device is None))
 
 

@@ -178,7 +178,7 @@ class Beside:
         """Leave out the GPU that blocks the thread, and go on without both; wait for a driver that answers no GPU."""
         gpu = self._gpu
         if gpu:
-            log.warning("%s has not answered %s for %d s: left out until it does", gpu, slot.name, HUNG_NS // NS)
+            log.warning("%s has not answered %s for %d s: not sampled until it does", gpu, slot.name, HUNG_NS // NS)
             worker.give_up(gpu)
             self._host.asking.given_up |= {worker.thread}
             self._host.asking.gpu = ""
@@ -190,7 +190,7 @@ class Beside:
         if self._said:
             return None
         self._said = True
-        what = "the %s driver has not answered %s for %d s: nothing of it is read until it does"
+        what = "the %s driver has not answered %s for %d s: it is not sampled until it does"
         log.warning(what, self.driver, slot.name, HUNG_NS // NS)
         return Hung(slot, "", ())
 

@@ -57,14 +57,14 @@ def say_silent(host: Host, which: str, error: Exception) -> None:
     """One line for a GPU that does not even say who it is, however often it is asked."""
     if which not in host.silent_gpus:
         host.silent_gpus.add(which)
-        log.warning("%s does not answer (%s); it is asked again", which, " ".join(str(error).split()))
+        log.warning("%s does not answer (%s); the agent tries again", which, " ".join(str(error).split()))
 
 
 def say_joined(host: Host, which: str) -> None:
     """Have all samplers take on a GPU that answers by now."""
     host.silent_gpus.discard(which)
     host.gpu_generation += 1
-    log.info("%s answers by now, and is sampled", which)
+    log.info("%s answers now and is sampled", which)
 
 
 def without_hung(host: Host, found: Any) -> Any:

@@ -75,7 +75,7 @@ def _removed(ring: Path) -> bool:
     try:
         ring.unlink(missing_ok=True)
     except OSError as error:  # a folder of that name
-        log.info("%s stays: %s", ring, error.strerror)
+        log.info("cannot remove %s: %s", ring, error.strerror)
         return False
     return True
 
@@ -187,9 +187,7 @@ class Jobs:
         """One line, of the first process that is out of reach: on most nodes there are hundreds, or none."""
         if not self._said:
             self._said = True
-            log.info(
-                "%s: of processes out of reach only jobs with rings are found; give the agent CAP_SYS_PTRACE", error
-            )
+            log.info("%s: in unreadable processes the agent finds only jobs with rings; give it CAP_SYS_PTRACE", error)
 
     def _sort_out(self) -> None:
         """Take on all that are named and are below no process of the same name."""

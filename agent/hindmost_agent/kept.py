@@ -42,7 +42,7 @@ def closed(spool: Spool, settings: Settings) -> dict[str, Any]:
     if kept:
         command = f"hindmost agent{f' --job-id {settings.job_id}' * bool(settings.job_id)} --spool {settings.spool}"
         log.warning(
-            "%d samples were not acknowledged by %s: kept in %s; to deliver them: %s --collector HOST:PORT",
+            "%d samples were not acknowledged by %s and stay in %s; deliver them with: %s --collector HOST:PORT",
             kept, settings.collector, settings.spool, command,
         )  # fmt: skip
     return account
@@ -58,7 +58,7 @@ def expire(base: Path, now_s: float) -> int:
             spool = Spool(ledger.parent, 1 << 62)
         except (OSError, UsageError):  # in use, or gone by now
             continue
-        log.warning("%d samples, kept for a week in %s, are given up", spool.ledger.pending, ledger.parent)
+        log.warning("dropped %d samples that were in %s for a week", spool.ledger.pending, ledger.parent)
         spool.close(remove=True)
         removed += 1
     return removed

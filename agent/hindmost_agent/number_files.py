@@ -111,4 +111,4 @@ class NumberFiles(Sampler):
         if name not in self._said:
             self._said.add(name)
             why = error.strerror if isinstance(error, OSError) else error
-            log.info("sampler %s: %s is missing: %s: %s (said once)", self.name, name, item.path, why)
+            log.info("sampler %s: %s is missing: %s: %s (logged once)", self.name, name, item.path, why)

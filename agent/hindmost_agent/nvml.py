@@ -66,7 +66,7 @@ def _open(host: Host) -> Nvml:
         raise Absent(f"NVML does not start: {error}") from error
     found = tuple(device for device in devices.values() if device is not None)
     if not found:
-        raise Absent("NVML names no GPU that answers")
+        raise Absent("NVML lists no GPU that answers")
     return Nvml(lib, driver, found, tuple(index for index, device in devices.items() if device is None))
 
 

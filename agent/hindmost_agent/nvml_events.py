@@ -74,7 +74,7 @@ class XidErrors:
             if self._events is None:
                 self._events = self._lib.nvmlEventSetCreate()
         except self._lib.NVMLError as error:
-            self._say("XID errors are not heard of through NVML (%s)", error)
+            self._say("NVML reports no XID errors (%s)", error)
             return
         for device in devices:
             if device.uuid not in self._asked:
@@ -86,7 +86,7 @@ class XidErrors:
         try:
             self._lib.nvmlDeviceRegisterEvents(device.handle, XID_EVENT, self._events)
         except self._lib.NVMLError as error:
-            self._say(f"GPU {device.uuid}: its XID errors are not heard of through NVML (%s)", error)
+            self._say(f"GPU {device.uuid}: NVML reports no XID errors of it (%s)", error)
             if trouble(error) is not Trouble.UNSUPPORTED:
                 return
         else:
@@ -95,7 +95,7 @@ class XidErrors:
 
     def _again(self, devices: Iterable[Device], error: Exception) -> None:
         """Start over with a new set: what broke the old one may be one GPU's end, and the others go on."""
-        self._say("NVML's events broke off (%s): listening again", error)
+        self._say("NVML's event stream failed (%s): restarting it", error)
         self._free()
         self._listen(devices)
 
@@ -105,7 +105,7 @@ class XidErrors:
         try:
             self._lib.nvmlEventSetFree(events)
         except self._lib.NVMLError as error:
-            log.debug("an event set could not be given back (%s)", error)
+            log.debug("cannot free an event set (%s)", error)
 
     def _say(self, what: str, error: Exception) -> None:
         if what not in self._said:

@@ -58,7 +58,7 @@ class RankFiles(Sampler):
             return None
         if watch.out_of_reach and not self._said:
             self._said = True
-            log.warning("/proc/%d: %s cannot be read (said once)", rank.pid, watch.out_of_reach)
+            log.warning("/proc/%d: %s cannot be read (logged once)", rank.pid, watch.out_of_reach)
         return watch
 
     def _follow(self) -> None:

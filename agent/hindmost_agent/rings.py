@@ -227,7 +227,7 @@ class Rings:
                 item.path.unlink(missing_ok=True)
                 self._known.discard(item.path)
             except OSError:  # another user's, and this agent may only read: it stays known, so it is not read again
-                log.info("ring %s is left to its owner", item.path)
+                log.info("cannot remove ring %s of another user", item.path)
 
     def close(self) -> None:
         """Close every ring and leave the files."""
@@ -246,7 +246,7 @@ class Rings:
             if tries >= PATIENCE or not path.exists():
                 self._known.add(path)
                 del self._failed[path]
-                log.warning("ring left out: %s", error)
+                log.warning("ring skipped: %s", error)
             return
         self._failed.pop(path, None)
         self._known.add(path)

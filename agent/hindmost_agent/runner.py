@@ -236,5 +236,5 @@ class Runner:
             slot.said.add(what)
             then = "counted in hindmost_agent_sampler_errors_total"
             if isinstance(error, Absent):
-                then = "looked for again every minute"
-            log.warning("sampler %s: %s: %s (said once; %s)", slot.name, what, error, then)
+                then = "tried again every minute"
+            log.warning("sampler %s: %s: %s (logged once; %s)", slot.name, what, error, then)

@@ -173,7 +173,7 @@ class FileSegment(Segment):
         length = os.fstat(self._fd).st_size
         start = self.read(START, 0)
         if len(start) < START or not start.startswith(MAGIC):
-            raise ValueError(f"{self.path}: no spool segment")
+            raise ValueError(f"{self.path}: not a spool segment")
         self.agent_id = start[len(MAGIC) :].decode("ascii", "replace")
         self.size = length
         end = START

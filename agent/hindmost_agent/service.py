@@ -198,7 +198,7 @@ class Service:
             try:
                 folder.rmdir()
             except OSError as error:
-                log.info("%s stays: %s", folder, error.strerror)
+                log.info("cannot remove %s: %s", folder, error.strerror)
 
     def _stopped(self) -> None:
         if self.settings.job_id:  # an agent that serves a node outlives the jobs on it
@@ -303,7 +303,7 @@ def serve(
         if settings.job_id and settings.spool is not None:
             kept.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
-        log.info("old rings or spools stay: %s", error)
+        log.info("cannot remove old rings or spools: %s", error)
     service = Service(settings, monotonic_ns)
     reason = asyncio.run(service.run())
     if held is not None:
@@ -311,7 +311,7 @@ def serve(
     # Looked for without the lock: a rank makes its ring before it asks for the lock, so one that found it held is seen
     # here, and one that found it free has started an agent.
     if reason in SILENCE and service.awaited():
-        log.info("ranks of this job have come meanwhile; starting again")
+        log.info("new ranks of this job started; starting again")
         (again or _start_anew)()
     return 0
 

@@ -71,7 +71,7 @@ def settings(
     if collector is None and listen is None:
         raise UsageError("nothing to do: give --collector HOST:PORT, --listen [HOST]:PORT, or both")
     if spool and collector is None:
-        raise UsageError(f"--spool {spool}: only what a collector is to have is kept; give --collector HOST:PORT too")
+        raise UsageError(f"--spool {spool}: the spool needs a collector; give --collector HOST:PORT too")
     seconds = duration("--interval", interval)
     if not SHORTEST_S <= seconds <= LONGEST_S:
         raise UsageError(f"--interval {interval}: must be from {SHORTEST_S * 1e3:.0f}ms to {LONGEST_S:.0f}s")

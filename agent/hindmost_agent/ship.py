@@ -109,7 +109,7 @@ class Shipper:
             except (OSError, asyncio.TimeoutError) as error:
                 self._say(error)
             except Exception:
-                log.exception("the stream broke in an unforeseen way; trying again")
+                log.exception("unexpected error of the stream; trying again")
             finally:
                 self._own.connected = False
             attempt = 0 if self._monotonic_ns() - started_ns > 10e9 else attempt + 1
@@ -125,7 +125,7 @@ class Shipper:
             await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
             first = await asyncio.wait_for(call.read(), SILENCE_S)
             if first is None or first.WhichOneof("body") != "welcome":
-                raise ConnectionError("it does not answer as a collector")
+                raise ConnectionError("it is not a hindmost collector")
             self._opened(first.welcome)
             await keeping.together(self._receive(call), self._send(call), self._beat())
 
@@ -135,7 +135,7 @@ class Shipper:
         self._own.connects = (self._own.connects or 0) + 1
         if self._said:
             self._said = False
-            log.info("collector %s answers again: what the spool kept is sent", self.target)
+            log.info("collector %s answers again: sending the spooled data", self.target)
         self._heard_ns = self._monotonic_ns()
         self._it_goes = False
         self.held_back, self.batch_ns = False, 0  # this collector says itself what it wants
@@ -173,7 +173,7 @@ class Shipper:
 
     async def _let_go(self, call: Call) -> None:
         """End a stream whose collector goes, and that has all there is so far; the next one gets the rest."""
-        goodbye = wire.Goodbye(reason="the collector goes")
+        goodbye = wire.Goodbye(reason="the collector stops")
         await call.write(wire.AgentMessage(goodbye=goodbye).SerializeToString())
         await call.done_writing()
         await asyncio.sleep(LAST_WORD_S)
@@ -234,4 +234,4 @@ class Shipper:
         if not self._said and not self._settled.is_set():
             self._said = True
             what = keeping.reason(error)
-            log.warning("collector %s is out of reach (%s): kept in the spool until it answers", self.target, what)
+            log.warning("collector %s does not answer (%s): spooling until it does", self.target, what)

@@ -219,9 +219,9 @@ class Spool:
     def _say(self, error: OSError | None) -> None:
         """One line when the disk takes no more, one when it does again."""
         if error is not None and not self._disk_failed:
-            log.warning("spool %s: %s: kept in memory, at most %d MiB", self._folder, error, MEMORY_LIMIT >> 20)
+            log.warning("spool %s: %s: keeping data in memory, at most %d MiB", self._folder, error, MEMORY_LIMIT >> 20)
         elif error is None and self._disk_failed:
-            log.info("spool %s: it can be written again", self._folder)
+            log.info("spool %s: writable again", self._folder)
         self._disk_failed = error is not None
 
     def _path(self, number: int) -> Path:
@@ -310,7 +310,7 @@ class Spool:
                 self._number = int(path.stem) + 1  # also of one that cannot be read: it is not written over
                 segment = FileSegment(path)
             except (OSError, ValueError) as error:
-                log.warning("spool: %s; left out", error)
+                log.warning("spool: %s; skipped", error)
                 continue
             if ledger.fresh:  # the account was lost: the segments say whose they are
                 ledger.agent_id = segment.agent_id
@@ -325,7 +325,7 @@ class Spool:
         damaged = ledger.hold(sum(self._held(segment) for segment in self._segments))
         if damaged > 0:
             log.warning(
-                "spool %s: %d samples were in segments that are damaged or gone: counted as dropped (damaged)",
+                "spool %s: %d samples were in damaged or missing segments: counted as dropped (damaged)",
                 self._folder, damaged,
             )  # fmt: skip
         if self._folder is not None:

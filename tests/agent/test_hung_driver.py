@@ -104,7 +104,7 @@ def test_a_gpu_that_hangs_stops_no_other(
     assert gpus(found["nvidia_gpm"], "tensor_activity_ratio") == {SECOND: pytest.approx(0.936)}
     assert (+gpu_host.own.errors, gpu_host.own.success["nvidia"]) == ({"nvidia": 1}, 1)
     assert [one.message for one in caplog.records] == [
-        f"{FIRST} has not answered nvidia for 10 s: left out until it does"
+        f"{FIRST} has not answered nvidia for 10 s: not sampled until it does"
     ]
 
 
@@ -337,5 +337,5 @@ def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
         assert found == {"node", "nvidia"}
     assert node.own.success["infiniband"] == 0
     assert [one.message for one in caplog.records] == [
-        "the adapter driver has not answered infiniband for 10 s: nothing of it is read until it does"
+        "the adapter driver has not answered infiniband for 10 s: it is not sampled until it does"
     ]

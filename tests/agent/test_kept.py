@@ -32,7 +32,7 @@ def test_what_was_not_acknowledged_is_said_and_kept(tmp_path: Path, caplog: pyte
     account = kept.closed(spool_with(tmp_path / "spool", 3), of_job(tmp_path))
     assert account == {"produced": 30, "delivered": 0, "dropped": {}, "kept": 30}
     (line,) = caplog.messages
-    assert f"30 samples were not acknowledged by head:9460: kept in {tmp_path}/spool" in line
+    assert f"30 samples were not acknowledged by head:9460 and stay in {tmp_path}/spool" in line
     assert f"hindmost agent --job-id 77 --spool {tmp_path}/spool" in line
     again = Spool(tmp_path / "spool", 1 << 20)
     assert again.ledger.pending == 30

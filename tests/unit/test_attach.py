@@ -109,13 +109,13 @@ def test_ranks_that_are_still_starting_are_not_said_to_be_alike(ranks: int) -> N
     targets = [rank(number) for number in range(ranks)]
     starting = [share(100, other=0.98, comm=0.02), share(100, other=1.0)][:ranks]
     said = table.render(targets, starting, "sampled", 1)
-    assert "no training was seen in these samples" in said
+    assert "these samples show no training" in said
     assert "--seconds" in said
     assert "no rank stands out" not in said
     training = [share(100, other=0.9, forward=0.1)] * ranks
-    assert "no training was seen" not in table.render(targets, training, "sampled", 1)
+    assert "these samples show no training" not in table.render(targets, training, "sampled", 1)
     measured = [share(0, other=0.98, comm=0.02)] * ranks
-    assert "no training was seen" not in table.render(targets, measured, table.MEASURED, 1)
+    assert "these samples show no training" not in table.render(targets, measured, table.MEASURED, 1)
 
 
 def test_what_was_not_seen_is_null() -> None:
@@ -154,7 +154,7 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "7" / "exe").symlink_to("/usr/bin/sleep")
     with pytest.raises(UsageError, match="neither it nor a process that it started runs a Python 3"):
         target.by_pid(7, tmp_path)
-    with pytest.raises(UsageError, match="no process of yours"):
+    with pytest.raises(UsageError, match="none of your processes"):
         target.by_job("99", tmp_path)
 
 

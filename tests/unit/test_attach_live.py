@@ -143,7 +143,7 @@ def test_a_python_314_that_makes_no_step_can_be_sampled_is_said(
     """Phases are measured in steps: of a loop that has none that is said, and what shows it all the same."""
     pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
     assert cli.main(["attach", "--seconds", "1", f"--pid={pid}"]) == 0
-    assert f"process {pid} made no step" in (said := capsys.readouterr().out)
+    assert f"process {pid} finished no step" in (said := capsys.readouterr().out)
     assert f"`hindmost attach --sample --pid {pid}`" in said
 
 

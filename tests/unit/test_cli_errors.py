@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
     """An unset variable: the line says so."""
     assert cli.main(["report", ""]) == 2
-    assert capsys.readouterr().err == "hindmost report: an empty PATH: is a variable not set?\n"
+    assert capsys.readouterr().err == "hindmost report: PATH is empty: is a variable not set?\n"
 
 
 def test_what_may_not_be_read_ends_in_one_line(
@@ -131,11 +131,11 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["compare", "", "."], "an empty PATH: is a variable not set?"),
-        (["compare", ".", ""], "an empty PATH: is a variable not set?"),
-        (["query", "", "select 1"], "an empty PATH: is a variable not set?"),
-        (["report", ".", ""], "an empty PATH: is a variable not set?"),
-        (["report", "s3://runs/7"], "s3://runs/7: of URLs only clickhouse://"),
+        (["compare", "", "."], "PATH is empty: is a variable not set?"),
+        (["compare", ".", ""], "PATH is empty: is a variable not set?"),
+        (["query", "", "select 1"], "PATH is empty: is a variable not set?"),
+        (["report", ".", ""], "PATH is empty: is a variable not set?"),
+        (["report", "s3://runs/7"], "s3://runs/7: only clickhouse://"),
         (["query", ".", "select '\udcff'"], "SQL is not UTF-8"),
         (["run", "--out", "", "--", "true"], "--out is empty: is a variable not set?"),
         (["attach", "--job", ""], "--job is empty: is a variable not set?"),
@@ -154,7 +154,7 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
         (["simulate", "out", "--clock-offset-ms", "nan"], "clock-offset-ms nan: from "),
         (
             ["simulate", "out", "--fault", "compute:0-999999999:1%"],
-            "--fault compute:0-999999999:1%: 0-999999999 is no ",
+            "--fault compute:0-999999999:1%: 0-999999999 is not a ",
         ),
         (["simulate", "out", "--fault", "compute:0:1%@50-40"], "a fault from step 50 to before 40"),
         (["simulate", "out", "--fault", "compute:0:99999999999%"], "a fault's size is from 0 to 10,000 steps"),
@@ -185,7 +185,7 @@ def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
     [
         (MemoryError("Unable to allocate 7 TiB"), "out of memory (Unable to allocate 7 TiB): ", 1),
         (OSError(5, "Input/output error", "runs/7/meta.json"), "runs/7/meta.json: Input/output error", 1),
-        (UnicodeEncodeError("utf-8", "runs/\udcff", 5, 6, "surrogates"), "runs/\\udcff: a name that is not UTF-8", 2),
+        (UnicodeEncodeError("utf-8", "runs/\udcff", 5, 6, "surrogates"), "runs/\\udcff: this name is not UTF-8", 2),
     ],
 )
 def test_what_the_system_refuses_is_one_line(

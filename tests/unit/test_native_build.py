@@ -207,4 +207,4 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["native", "build", "opengl"]) == 2
     assert capsys.readouterr().err == "hindmost native: opengl: no such library; there are pmpi, nccl, ring\n"
     assert main(["native", "build", "--mpirun", "/no/mpirun"]) == 2
-    assert capsys.readouterr().err == "hindmost native: --mpirun /no/mpirun: no such program\n"
+    assert capsys.readouterr().err == "hindmost native: --mpirun /no/mpirun: no such program; give its path\n"

@@ -109,7 +109,7 @@ def test_a_profiler_plugin_of_the_users_is_said_to_stay(
     environ = {"NCCL_PROFILER_PLUGIN": str(tmp_path / "nccl") if theirs == "ours" else theirs}
     _, notes = environment.native_libraries(["nccl", "ring"], environ, tmp_path)
     assert len(notes) == said
-    assert all("NCCL_PROFILER_PLUGIN=mine.so is yours and stays" in note for note in notes)
+    assert all("NCCL_PROFILER_PLUGIN=mine.so is already set" in note for note in notes)
 
 
 def test_without_a_compiler_all_that_is_lost_is_listed_at_once(tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_without_a_compiler_all_that_is_lost_is_listed_at_once(tmp_path: Path) -
     found, (note,) = environment.native_libraries(["pmpi", "nccl", "ring"], environ, tmp_path)
     assert found == {}
     assert all(what in note for what in environment.MISSING.values())
-    assert "run in Python, which costs the job more" in note
+    assert "run in Python, which slows steps more" in note
     assert note.count("there is no C compiler") == 1
 
 

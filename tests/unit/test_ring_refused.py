@@ -26,8 +26,8 @@ def implementation(written_in: str) -> str:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda data: b"", "is torn"),
-        (lambda data: data[:-40], "is torn"),
+        (lambda data: b"", "is truncated"),
+        (lambda data: data[:-40], "is truncated"),
         (lambda data: bytes(8) + data[8:], "is not a ring"),
         (lambda data: b"garbage!" * 20000, "is not a ring"),
         (lambda data: data[:8] + b"\x09" + data[9:], "layout 9"),
@@ -80,7 +80,7 @@ def test_file_that_is_cut_or_removed_under_a_reader(writer: ring.Writer) -> None
     with pytest.raises(ring.RingError, match="cannot be opened"):
         ring.Reader(writer.path)
     os.ftruncate(copy, 1000)
-    with pytest.raises(ring.RingError, match="is torn"):
+    with pytest.raises(ring.RingError, match="is truncated"):
         reader.poll()
     os.ftruncate(copy, layout.RECORDS_OFFSET + 64 * 40)  # before the writer touches it again
     os.close(copy)

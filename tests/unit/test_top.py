@@ -55,7 +55,7 @@ def test_the_report_of_a_running_job(collector: tuple[str, dict[str, Any]], caps
     ("answers", "arguments", "said"),
     [
         ({}, ["--job", "other"], "has no job 'other'; it has made"),
-        ({"/api/report": b"<html>"}, [], "answers no JSON: is that a hindmost collector?"),
+        ({"/api/report": b"<html>"}, [], "does not answer with JSON: is this a hindmost collector?"),
     ],
 )
 def test_what_is_no_such_job_or_no_collector(
@@ -77,7 +77,7 @@ def test_a_job_that_was_not_judged_yet(
 ) -> None:
     """The first seconds are no error."""
     assert main(["top", collector[0]]) == 0
-    assert "made · nothing judged yet" in capsys.readouterr().out
+    assert "made · no verdict yet" in capsys.readouterr().out
 
 
 def test_there_is_no_answer(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:

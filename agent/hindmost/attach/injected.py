@@ -152,6 +152,6 @@ def _reader(folder: Path, pid: int) -> ring.Reader:
             return ring.Reader(path)
         time.sleep(0.05)
     raise HindmostError(
-        f"process {pid} made no step in {ARRIVAL_S:.0f} s, in which phases are measured; `hindmost attach --sample "
-        f"--pid {pid}` samples its stacks instead"
+        f"process {pid} finished no step in {ARRIVAL_S:.0f} s, so no phase was measured; try "
+        f"`hindmost attach --sample --pid {pid}`"
     )

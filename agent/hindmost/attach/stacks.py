@@ -51,4 +51,4 @@ def reason(stderr: str) -> str:
     lines = [line.removeprefix("Error: ").strip() for line in stderr.splitlines() if line.strip()]
     if "ermission" in stderr:
         return "the kernel forbids reading it (kernel.yama.ptrace_scope or a container without CAP_SYS_PTRACE)"
-    return lines[0] if lines else "py-spy failed without a word"
+    return lines[0] if lines else "py-spy failed without a message"

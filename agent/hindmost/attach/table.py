@@ -94,9 +94,7 @@ def _without_steps(targets: Sequence[Target], seen: Sequence[Shares], method: st
         return []
     who = f"process {pids[0]}" if len(pids) == 1 else f"processes {', '.join(pids)}"
     asked = " ".join(f"--pid {pid}" for pid in pids)
-    return [
-        f"{who} made no step, in which phases are measured; `hindmost attach --sample {asked}` samples stacks instead"
-    ]
+    return [f"{who} finished no step, so no phase was measured; try `hindmost attach --sample {asked}`"]
 
 
 def _no_training(seen: Sequence[Shares]) -> bool:
@@ -116,11 +114,11 @@ def _sentence(targets: Sequence[Target], seen: Sequence[Shares]) -> str:
     excess = largest_excess(targets, seen)
     if excess is None and _no_training(seen):
         return (
-            "no training was seen in these samples: the ranks may still be starting (try again, or look longer by "
-            "--seconds 60), or work in code that sampling does not know"
+            "these samples show no training: the ranks may still be starting (try --seconds 60), "
+            "or run code that sampling does not recognise"
         )
     if len(targets) < 2:
-        return "one process: nothing to compare it with"
+        return "one process: no other rank to compare with"
     if excess is None:
         return "no rank stands out"
     error = f" ± {100 * excess.error:.0f}" if excess.error else ""

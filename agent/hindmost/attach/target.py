@@ -41,9 +41,7 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
     try:
         owner = folder.stat().st_uid
         if owner != os.geteuid():
-            raise UsageError(
-                f"--pid {pid}: it belongs to user {owner}, and hindmost attaches to your own processes only"
-            )
+            raise UsageError(f"--pid {pid}: belongs to user {owner}; attach works on your own processes only")
         environ, argv = _environ(folder), _argv(folder)
         itself = None if identity.is_launcher(argv) else _describe(folder, environ)
     except OSError as error:
@@ -104,7 +102,9 @@ def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
     """Every rank on this machine of the job that a launcher or scheduler calls ``job``, by rank."""
     found = [target for folder, environ in _own(proc) if (target := _member(folder, environ, job)) is not None]
     if not found:
-        raise UsageError(f"--job {job}: no process of yours on this machine has it in {', '.join(JOB_VARIABLES[:4])}")
+        raise UsageError(
+            f"--job {job}: none of your processes on this machine has this ID in {', '.join(JOB_VARIABLES[:4])}"
+        )
     return sorted(found, key=lambda target: target.rank)
 
 

@@ -123,12 +123,16 @@ def _in_words(name: str, error: Exception) -> HindmostError:
     if isinstance(error, ImportError):
         return _not_installed(name, error)
     if isinstance(error, UnicodeEncodeError):
-        return UsageError(f"{error.object}: a name that is not UTF-8; give it one that is: ln -s, or mv")
+        return UsageError(f"{error.object}: this name is not UTF-8: rename it, or link to it (ln -s)")
     if isinstance(error, MemoryError):
-        return HindmostError(f"out of memory ({error or 'nothing is left'}): ask for less at a time, or give it more")
+        return HindmostError(
+            f"out of memory ({error or 'no details'}): read a smaller recording, or use a machine with more memory"
+        )
     if isinstance(error, PermissionError):
         where = error.filename if error.filename is not None else "a file"
-        return UsageError(f"{where}: {error.strerror or error}: ask its owner, or copy what may be read")
+        return UsageError(
+            f"{where}: {error.strerror or error}: change its permissions, or copy the files that you may read"
+        )
     return _of_the_system(error)
 
 
@@ -144,12 +148,12 @@ def _refused_by_protobuf(error: Exception) -> bool:
 def _of_the_system(error: Exception) -> HindmostError:
     """What the operating system refused, and of what: where it names no file, it was asked to write our output."""
     if isinstance(error, FileNotFoundError) and error.filename is None and not _somewhere():
-        return UsageError("the current folder was removed: cd to one that is there")
+        return UsageError("the current folder no longer exists: cd to another")
     why, file = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
     if file is not None or getattr(error, "errno", None) not in _UNWRITTEN:
         return HindmostError(f"{file}: {why}" if file is not None else str(why))
     streams.discard()
-    return HindmostError(f"its output cannot be written ({why}): make room there, or send it elsewhere")
+    return HindmostError(f"cannot write the output ({why}): free some space, or write it elsewhere")
 
 
 def _somewhere() -> bool:

@@ -54,8 +54,10 @@ def run(args: argparse.Namespace) -> int:
     """Look, print, leave."""
     from hindmost.attach import table, target
 
-    if not 0 < args.seconds <= 3600 or not 1 <= args.rate <= 1000:
-        raise UsageError("--seconds must be between 0 and 3600, --rate between 1 and 1000")
+    if not 0 < args.seconds <= 3600:
+        raise UsageError(f"--seconds {args.seconds:g}: use a number above 0, at most 3600")
+    if not 1 <= args.rate <= 1000:
+        raise UsageError(f"--rate {args.rate}: use a number from 1 to 1000")
     if args.save_to is not None and not args.stacks:
         raise UsageError("--save-to saves stacks: add --stacks")
     if args.job is not None:

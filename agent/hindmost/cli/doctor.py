@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     machine = Machine()
     asked = args.python or machine.which("python3") or sys.executable
     if machine.which(asked) is None:
-        raise UsageError(f"--python {asked}: no such program")
+        raise UsageError(f"--python {asked}: no such program; give the path of an interpreter")
     findings = examine.examine(dataclasses.replace(machine, python=asked))
     if args.format == "json":
         print(json.dumps({name: dataclasses.asdict(finding) for name, finding in findings.items()}, indent=2))
@@ -56,6 +56,6 @@ def _lines(name: str, finding: Finding, color: bool) -> str:
     text = f"{mark}  {name:<14} {finding.found}"
     if finding.state == "yes":
         return text
-    more = [f"not seen: {finding.lost}"] if finding.lost else []
+    more = [f"effect: {finding.lost}"] if finding.lost else []
     more += [f"remedy: {finding.remedy}"] if finding.remedy else []
     return "\n".join([text, *(" " * 21 + line for line in more)])

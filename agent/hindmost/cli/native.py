@@ -56,7 +56,7 @@ def _launcher(asked: str | None) -> Path | None:
         return None
     found = shutil.which(asked)
     if found is None:
-        raise UsageError(f"--mpirun {asked}: no such program")
+        raise UsageError(f"--mpirun {asked}: no such program; give its path")
     return Path(found)
 
 

@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 EXAMPLE = "select rank, op, count(*), avg(duration_ns) from collectives group by rank, op"
 #: How long an engine may take to stop after Ctrl-C.
 _GIVEN_UP_S = 5.0
-_NOT_KEPT = "nothing of it was recorded, or not yet"
+_NOT_KEPT = "the run has recorded no row of it yet"
 #: Why a table is empty that people expect to be filled.
 UNRECORDED = {
-    "steps": "no rank marked steps (PyTorch's and Keras's loops do, others by `with hindmost.step():`);"
-    " `hindmost report` finds them in the collectives where it can",
-    "collectives": "no collective was seen here; `hindmost doctor` says which can be",
+    "steps": "no rank marked steps. PyTorch and Keras loops mark them, other loops call `with hindmost.step():`."
+    " `hindmost report` infers them from collectives where it can",
+    "collectives": "no collective was recorded; `hindmost doctor` lists what can be measured",
 }
 
 

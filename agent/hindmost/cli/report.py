@@ -81,11 +81,11 @@ def _recordings(path: Path | str, kind: str) -> list[Path | str]:
 def place(text: str) -> Path | str:
     """A recording as the command line names it: a path, or the URL of a store."""
     if not text:
-        raise UsageError("an empty PATH: is a variable not set?")
+        raise UsageError("PATH is empty: is a variable not set?")
     scheme, colon, _ = text.partition("://")
     if colon and scheme != "clickhouse":
         raise UsageError(
-            f"{text}: of URLs only clickhouse://USER@HOST:PORT/DATABASE is read; copy it here, and give its path"
+            f"{text}: only clickhouse://USER@HOST:PORT/DATABASE can be read by URL; copy the recording here instead"
         )
     return text if colon else Path(text)
 

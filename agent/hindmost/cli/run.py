@@ -80,16 +80,16 @@ def _observed(session: Session) -> int:
             summary.show(session.directory, said)
     except KeyboardInterrupt:
         session.abandon()
-        _say(f"interrupted while finishing; what was recorded: hindmost report {_short(session.directory)}")
+        _say(f"interrupted before the report was ready; print it with: hindmost report {_short(session.directory)}")
     return returncode
 
 
 def _wish(args: argparse.Namespace) -> Wish:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
-        raise UsageError("what shall it run? hindmost run -- mpirun -np 4 python train.py")
+        raise UsageError("no COMMAND given; for example: hindmost run -- mpirun -np 4 python train.py")
     if args.listen and not args.live:
-        raise UsageError("--listen says where to serve the page, --no-live that there shall be none; drop one")
+        raise UsageError("--listen and --no-live contradict each other: drop one")
     try:
         thresholds.chosen(args.set)
     except UsageError:

@@ -101,7 +101,9 @@ def run(args: argparse.Namespace) -> int:
         write(made.run, args.out, args.format)
         if args.ground_truth:
             report.write(json.dumps(asdict(made.truth), indent=1) + "\n", args.ground_truth, "--ground-truth")
-    sys.stdout.write(f"{args.out}: {args.ranks} ranks, {args.steps} steps; judge it by: hindmost report {args.out}\n")
+    sys.stdout.write(
+        f"{args.out}: {args.ranks} ranks, {args.steps} steps; print its verdict with: hindmost report {args.out}\n"
+    )
     return 0
 
 
@@ -111,7 +113,7 @@ def _noise(args: argparse.Namespace) -> Any:
 
     usual = Noise()
     if not 0 <= args.noise < math.inf:
-        raise UsageError(f"--noise {args.noise:g}: 0 for none, or more")
+        raise UsageError(f"--noise {args.noise:g}: use 0 for none, or a positive number")
     scaled = ("between_ranks", "each_stretch", "wandering", "stall_probability", "transfer", "host")
     asked = {"clock_offset_ms": args.clock_offset_ms, "clock_drift_ppm": args.clock_drift_ppm}
     clocks = {name: value for name, value in asked.items() if value is not None}
@@ -123,9 +125,9 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
     from hindmost_collector.simulate.stream import send
 
     if not re.fullmatch(r".+:\d{1,5}", args.collector) or "//" in args.collector:
-        raise UsageError(f"--collector {args.collector}: write HOST:PORT, as the collector was given as --listen")
+        raise UsageError(f"--collector {args.collector}: write HOST:PORT, the collector's --listen address")
     if not 0 <= args.speed < math.inf:
-        raise UsageError(f"--speed {args.speed:g}: seconds of the job a second; 0 for as fast as it is taken")
+        raise UsageError(f"--speed {args.speed:g}: use job seconds per second, or 0 for as fast as possible")
     if args.ground_truth:
         raise UsageError("--ground-truth needs a FOLDER: drop --ground-truth or --collector")
     count = send(scenario, args.collector, args.speed)
@@ -148,7 +150,7 @@ def parse_fault(text: str) -> list[Any]:
     for part in found["ranks"].split(","):
         low, _, high = part.partition("-")
         if not 0 <= int(high or low) - int(low) < MAX_RANKS:
-            raise UsageError(f"--fault {text}: {part} is no range of ranks")
+            raise UsageError(f"--fault {text}: {part} is not a range of ranks")
         ranks += range(int(low), int(high or low) + 1)
     of_all = found["cause"] == "network"
     return [

@@ -29,7 +29,7 @@ USUAL = "127.0.0.1:9461"
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
 WIDEST = 120
-#: The longest pause between two looks.
+#: The longest pause between two updates.
 LONGEST = 86_400.0
 
 
@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Show until Ctrl-C, or until the collector leaves with its job."""
     if not 0 < args.interval <= LONGEST:
-        raise UsageError(f"--interval {args.interval:g}: seconds between two looks, more than 0, at most {LONGEST:g}")
+        raise UsageError(f"--interval {args.interval:g}: use a number of seconds above 0, at most {LONGEST:g}")
     base = place(args.address)
     shown = page(base, args.job)
     if args.once or not sys.stdout.isatty():
@@ -76,7 +76,7 @@ def page(base: str, job: str | None) -> str:
         names = ", ".join(str(one["id"]) for one in known)
         if job and job not in [one["id"] for one in known]:
             raise HindmostError(f"{base} has no job {job!r}; it has {names or 'none'}")
-        return f"hindmost · {names or 'no job yet'} · nothing judged yet\n"
+        return f"hindmost · {names or 'no job yet'} · no verdict yet\n"
     return rendered(report)
 
 
@@ -98,9 +98,9 @@ def fetch(base: str, path: str, query: dict[str, str]) -> Any:
     except urllib.error.HTTPError as error:
         if error.code == http.client.NOT_FOUND:
             return None
-        raise HindmostError(f"{url} answers {error.code} {error.reason}: is that a hindmost collector?") from error
+        raise HindmostError(f"{url} answers {error.code} {error.reason}: is this a hindmost collector?") from error
     except ValueError as error:
-        raise HindmostError(f"{url} answers no JSON: is that a hindmost collector?") from error
+        raise HindmostError(f"{url} does not answer with JSON: is this a hindmost collector?") from error
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
         raise HindmostError(f"no answer from {base} ({why}): is the job still running?") from error

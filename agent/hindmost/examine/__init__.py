@@ -44,4 +44,4 @@ def _ask(check: Callable[[Machine], Finding], machine: Machine) -> Finding:
     try:
         return check(machine)
     except Exception as error:  # noqa: BLE001 - the doctor never fails: what it could not find out is an answer
-        return Finding("no", f"could not be found out: {type(error).__name__}: {error}")
+        return Finding("no", f"check failed: {type(error).__name__}: {error}")

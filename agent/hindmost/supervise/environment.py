@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 #: What is lost without each of the C parts.
 MISSING = {
     "pmpi": "MPI calls are timed from Python only",
-    "nccl": "NCCL's collectives are not seen",
-    "ring": "the probe's hooks and events run in Python, which costs the job more",
+    "nccl": "NCCL operations are not measured",
+    "ring": "the probe's hooks run in Python, which slows steps more",
 }
 
 INJECT = Path(hindmost.__file__).parent / "inject"
@@ -73,5 +73,5 @@ def native_libraries(
     notes = [f"{'; '.join(missing)}: {why}" for why, missing in lost.items()]
     theirs = environ.get("NCCL_PROFILER_PLUGIN")
     if "nccl" in found and theirs and theirs != str(found["nccl"]):
-        notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs} is yours and stays; unset it for hindmost's")
+        notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs} is already set; unset it to use hindmost's")
     return found, notes

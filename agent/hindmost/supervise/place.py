@@ -40,7 +40,9 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
     """
     if asked is not None:
         if not JOB_ID.fullmatch(asked):
-            raise UsageError(f"--job-id {asked!r}: use 1 to 63 letters, digits, '.', '_' or '-', not first a sign")
+            raise UsageError(
+                f"--job-id {asked!r}: use 1 to 63 letters, digits, '.', '_' or '-'; start with a letter or digit"
+            )
         return asked
     batch = next((environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if environ.get(name)), None)
     called = batch or _ENDING.sub("", Path(script(argv) or argv[0]).name)
@@ -52,7 +54,7 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
 def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
     """The directory of this run, made, absolute and writable; and a sentence where it is not the one asked for.
 
-    A directory that cannot be written, is full, or holds another run is no reason to lose this one: it is kept in the
+    A directory that cannot be written, is full, or contains another run must not lose this one: it goes to the
     temporary directory instead. ``HindmostError`` where that fails too.
     """
     wanted = (asked or Path("hindmost-runs") / job).absolute()
@@ -62,7 +64,7 @@ def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
         why = f"cannot record into {wanted} ({error.strerror or error})"
     try:
         instead = Path(tempfile.mkdtemp(prefix=f"hindmost-{job}-"))
-        return _claimed(instead), f"{why}; this run is kept in {instead}"
+        return _claimed(instead), f"{why}; recording into {instead} instead"
     except OSError as error:
         raise HindmostError(f"{why}, nor into {tempfile.gettempdir()} ({error.strerror or error})") from None
 
@@ -79,7 +81,9 @@ def ring_directory(job: str, shared_memory: Path = Path("/dev/shm")) -> Path:  #
             path.mkdir(mode=0o700, exist_ok=True)
             owner = path.lstat().st_uid
             if owner != os.getuid():
-                raise HindmostError(f"{path} belongs to user {owner}; rings are read from directories of our own only")
+                raise HindmostError(
+                    f"{path} belongs to user {owner}; agents read rings only from directories of their own user"
+                )
     except OSError as error:
         raise HindmostError(f"cannot make {directory} for the rings: {error.strerror}") from error
     return directory
@@ -128,7 +132,7 @@ def _claimed(directory: Path) -> Path:
     """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use."""
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / "meta.json").exists() or (directory / "segments").exists():
-        raise OSError(f"it already holds a run; name another --out, or remove {directory}")
+        raise OSError(f"it already contains a run; set another --out, or remove {directory}")
     (directory / "logs").mkdir(exist_ok=True)
     _try_room(directory / "logs" / ".room", ROOM)
     return directory

@@ -19,7 +19,9 @@ def show(directory: Path, said: str) -> None:
     """Print the report of ``directory``, or the one the collector ``said`` where the disk would not take it."""
     report = _written(directory) or _spoken(said)
     if report is None:
-        sys.stderr.write(f"hindmost: no report was made; see {directory / 'logs'} and hindmost report {directory}\n")
+        sys.stderr.write(
+            f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n"
+        )
         return
     from hindmost_collector.report import text
 
