@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.uses("cc"), pytest.mark.timeout(300)]
 
 HINDMOST = f"{sys.executable} -m hindmost"
 EVERY = "select * from collectives, steps"
-FULL = "its output cannot be written (No space left on device): make room there, or send it elsewhere"
+FULL = "cannot write the output (No space left on device): free some space, or write it elsewhere"
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_two_runs_do_not_mix(out: Path) -> None:
     run_directory([simulate(Scenario(2, 12)).run], out)
     run = observe(out, *JOB, TMPDIR=str(out.parent))
     assert run.returncode == 5
-    assert "already holds a run" in run.own_lines[0]
+    assert "already contains a run" in run.own_lines[0]
     assert any(out.parent.glob("hindmost-*/report.json"))
 
 

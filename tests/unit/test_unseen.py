@@ -46,7 +46,7 @@ def test_a_python_with_the_pth_file_is_seen_under_isolation(tmp_path: Path) -> N
     assert said is not None
     assert f"`{plain} -m pip install ." in said
     assert isolation.kept_out((ready, "-I", "loop.py"), environ) is None
-    assert "leave -S out" in (isolation.kept_out((ready, "-S", "loop.py"), environ) or "")
+    assert "drop -S" in (isolation.kept_out((ready, "-S", "loop.py"), environ) or "")
     assert isolation.kept_out((plain, "loop.py"), environ) is None
 
 
@@ -78,7 +78,7 @@ def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(cou
     ("job", "evidence", "advice"),
     [
         (Job("j", command="python -I loop.py"), "no rank was seen", "ignores PYTHONPATH"),
-        (Job("j", command="python -S loop.py"), "no rank was seen", "leave -S out"),
+        (Job("j", command="python -S loop.py"), "no rank was seen", "drop -S"),
         (Job("j", command="python -I loop.py", entered=True), "made no step", "hindmost.step()"),
         (Job("j", command="python -c pass", entered=True), "made no step", "inherit this command's environment"),
         (Job("j", command="sh -c 'exit 3'", exit_code=3), "no rank was seen", "hindmost doctor"),
