@@ -252,7 +252,7 @@ class Settings:
         "of the time",
         0,
         1,
-        "a launch-bound GPU has a kernel resident for less of the time; a GPU that ranks synchronise has more",
+        "a launch-bound GPU has a kernel resident for less of the time; a GPU that its host waits for has more",
     )
     host_bound_late: float = _of(
         0.05,
