@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.needs import need
+from tests.needs import CONDITIONS, need
 from tests.programs import PACKAGES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
+#: What marks may name; mpirun comes with the virtual environment.
+KNOWN = PACKAGES.keys() | CONDITIONS.keys() | {"mpirun"}
 #: The slowest tests of the last run.
 SLOWEST = ROOT / ".cache" / "slowest-tests.txt"
 
@@ -56,6 +58,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread each folder's files evenly over the run: some wait for processes, others compute, and together
     they leave no core idle."""
+    unknown = {name for item in items for name in names(item, "needs", "uses")} - KNOWN
+    if unknown:
+        raise pytest.UsageError(f"tests/programs.py and tests/needs.py do not know {', '.join(sorted(unknown))}")
     if config.getoption("--optional-programs"):
         using = {item.path for item in items if PACKAGES.keys() & names(item, "needs", "uses")}
         items[:] = [item for item in items if item.path in using]

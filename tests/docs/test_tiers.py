@@ -1,0 +1,34 @@
+"""The suites that .ci/run runs only where their files have changed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests import tiers
+
+ROOT = Path(__file__).parents[2]
+LINES = [line.split() for line in (ROOT / ".ci/tiers").read_text().splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize(("name", "paths"), [(name, paths) for name, _, *paths in LINES], ids=lambda one: str(one)[:12])
+def test_a_suite_covers_files_that_exist_and_can_be_run(name: str, paths: list[str]) -> None:
+    """A path that was renamed would hide changes: the suite would not be run for them."""
+    assert f"\ntest-{name}:" in (ROOT / "Makefile").read_text()
+    assert [path for path in paths if not (ROOT / path).exists()] == []
+
+
+def test_the_hash_changes_with_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With its content and its name, whether git has it already or not; not with what lies elsewhere."""
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    monkeypatch.setattr(tiers, "ROOT", tmp_path)
+    (tmp_path / "covered").mkdir()
+    seen = [tiers.digest(["covered"])]
+    for name, text in (("covered/a", "1"), ("covered/a", "2"), ("covered/b", "2")):
+        (tmp_path / name).write_text(text)
+        seen.append(tiers.digest(["covered"]))
+    assert len(set(seen)) == 4
+    (tmp_path / "elsewhere").write_text("3")
+    assert tiers.digest(["covered"]) == seen[-1]
