@@ -14,7 +14,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 	mpirun --bind-to none -np 4 python examples/train_mpi.py
 
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
-JOBS ?= 3
+JOBS ?= 4
 PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 BARE := not torch and not clickhouse
 HIDDEN := .cache/hidden
@@ -74,7 +74,7 @@ python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, w
 mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
-test: $(VENV)/.dev ## all tests but those of test-all's suites; JOBS=3 of them at a time
+test: $(VENV)/.dev ## all tests but those of test-all's suites; JOBS=4 of them at a time
 	$(PYTEST) -m '$(BARE)'
 
 test-deps: ## install the programs that tests use where they are (Debian, Ubuntu)

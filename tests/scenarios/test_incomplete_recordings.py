@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tarfile
 from dataclasses import replace
 from pathlib import Path
@@ -35,8 +36,8 @@ def _no_steps(name: str) -> bool:
 def test_of_hosts_that_only_launch_none_is_named_without_marks(name: str, tmp_path: Path) -> None:
     """The report says whose GPU waits for its host, and that the host's speed is unknown; no rank is cleared."""
     (verdict,) = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
-    assert verdict.kind == "insufficient_data"
-    assert "GPU runs what its host launches as soon as that is launched" in verdict.evidence[0]
+    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
+    assert re.match(r"rank \d", verdict.evidence[0])
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,6 @@ def test_a_log_of_the_steps_alone_clears_no_rank_and_names_no_stage(name: str, t
     """Who is slow in backward is in no forward; where hosts are waited for, a forward times the host's launching."""
     (verdict,) = judge(load(_unpacked(name, tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
-    assert "a log of the steps is all there is to judge by" in verdict.evidence[0]
 
 
 def test_a_slow_input_is_seen_in_a_log_of_the_steps_alone(tmp_path: Path) -> None:
