@@ -122,7 +122,7 @@ def test_what_is_off_the_cpu_is_no_second_cause() -> None:
 
 
 def test_the_evidence_is_no_smaller_than_the_cost_that_is_counted_from_it() -> None:
-    """A slow GPU shows a part of its delay beside backward: what it computes longer is given in full."""
+    """A slow GPU shows a part of its delay during backward: its longer computing is given in full."""
     found = judge(simulate(Scenario(8, 100, faults=(Fault("compute", (2,), 0.2),))).run).verdicts[0]
     (longer,) = [line for line in found.evidence if line.startswith("computing is ")]
     assert found.cost_ms_per_step is not None
@@ -173,7 +173,7 @@ def test_uneven_work_clears_no_rank_beside_one_that_is_named() -> None:
 
 
 def test_long_steps_are_given_in_seconds() -> None:
-    """Nobody reads 45289 ms."""
+    """45289 ms is hard to read."""
     assert duration(45_289.0) == ms(45_289e6) == "45.3 s"
     assert duration(9_999.0) == ms(9_999e6) == "9999 ms"
 
@@ -206,7 +206,7 @@ def test_the_median_is_reported_where_the_mean_step_differs() -> None:
     assert "(median " not in _report({"rank": 1, "compute": 3.0})
 
 
-#: Jobs that nobody in particular holds back, and the kind that says so.
+#: Jobs that no single rank holds back, and the kind that says so.
 OF_ALL = {
     "input_bound": Scenario(4, 80, faults=(Fault("input", (0, 1, 2, 3), 0.6),)),
     "uneven_workload": Scenario(16, 120, varying_lengths=0.3),
@@ -233,7 +233,7 @@ def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> Non
 
 @pytest.mark.parametrize("lengths", [0.0, 0.15])
 def test_a_cost_far_below_the_delay_is_explained_among_uneven_work(lengths: float) -> None:
-    """Whoever reads 10 ms excess beside a cost of 2.5 ms is told what hides the rest; elsewhere nothing does."""
+    """Next to 10 ms of delay and a cost of 2.5 ms the report says what hides the rest; elsewhere nothing does."""
     job = Scenario(8, 120, 4, varying_lengths=lengths, faults=(Fault("input", (1,), 0.1),))
     named = next(one for one in judge(simulate(job).run).verdicts if one.ranks)
     assert named.cost_ms_per_step is not None
@@ -251,7 +251,7 @@ def test_a_cost_of_most_of_the_delay_needs_no_explanation(cost: float, told: boo
 
 @pytest.mark.parametrize("other", [(), (Fault("input", (9,), 0.1),), (Fault("gpu_throttle", (9,), 0.06),)])
 def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) -> None:
-    """What another rank's lateness or jitter hides of a cost is not put on work that no rank has more of."""
+    """What another rank's delay or jitter hides of a cost is not put on work that no rank has more of."""
     ranks, seed, row, size = (16, 3, 2, 0.1) if other else (8, 18, 3, 0.015)
     job = Scenario(ranks, 100, seed=seed, faults=(Fault("compute", (row,), size), *other))
     verdicts = [one for one in judge(simulate(job).run).verdicts if one.ranks]
@@ -260,7 +260,7 @@ def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) 
 
 
 def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
-    """Nor told of in its evidence: by chance each of four is waited for longest in a quarter of the steps."""
+    """Nor is it in its evidence: by chance each of four is waited for longest in a quarter of the steps."""
     blocks: Any = SimpleNamespace(
         ranks=np.arange(4),
         steps=np.arange(8),
@@ -289,7 +289,7 @@ def test_a_stall_is_reported_with_its_own_length_not_a_step_s() -> None:
 
 
 def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
-    """Two long waits are no habit: the mean that they make is explained beside it."""
+    """Two long waits are not persistent: the report explains the mean that they make."""
     caused = np.full((3, 100), 1e4)
     caused[1, [40, 80]] = 9e8
     blocks: Any = SimpleNamespace(ranks=np.arange(3), caused=caused)
