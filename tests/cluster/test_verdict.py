@@ -19,11 +19,11 @@ pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.uses("cc"), pytest.mark.t
 
 def test_a_first_run_reports_every_rank_and_step(out: Path) -> None:
     """The job prints and ends as ever; all ranks, steps and columns are in the report, and a verdict is printed."""
-    run = observe(out, *MPIRUN, TRAIN_MPI, "--steps", "250", "--slow-rank", "2", "--slow-ms", "4")
+    run = observe(out, *MPIRUN, TRAIN_MPI, "--steps", "120", "--slow-rank", "2", "--slow-ms", "4")
     assert run.returncode == 0, run.stderr
     assert "step     0  loss" in run.stdout
     report = run.report
-    assert (report["job"]["steps"], report["job"]["world_size"], report["job"]["exit_code"]) == (250, 4, 0)
+    assert (report["job"]["steps"], report["job"]["world_size"], report["job"]["exit_code"]) == (120, 4, 0)
     ranks = report["ranks"]
     assert [row["rank"] for row in ranks] == [0, 1, 2, 3]
     columns = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
