@@ -77,7 +77,8 @@ def table(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
     ]
     rows = "".join(f"| {' | '.join(row)} |\n" for row in cells)
     measured = f"Measured on {kept['machine']}, {kept['when']}, commit {kept['commit']}; `make figures` repeats it."
-    return f"{rows}\n{measured}\nAccuracy is of commit {accuracy['commit']}.\n"
+    around = f"Other work had a load of {kept['agent']['load_before']:.1f}. Accuracy is of commit {accuracy['commit']}."
+    return f"{rows}\n{measured}\n{around}\n"
 
 
 def counted(accuracy: dict[str, Any], name: str) -> tuple[str, str]:
