@@ -60,8 +60,9 @@ def overview() -> Panels:
     return [
         rows(
             f"The {ROWS} ranks that cause most wait, and their GPUs",
-            "Compare the first row with the others. A lower clock or time held back: power or heat. Less memory free: "
-            "a neighbour on the GPU. Lower activity at the same clock: the host does not feed it.",
+            "Compare the first row with the others. A lower clock or a clock limit: power or heat. Less memory "
+            "free: another process on the GPU. Lower activity at the same clock: its host launches work too "
+            "slowly.",
             {"rank": "rank", "node": "node"},
             [
                 Column("caused wait", worst, "s"),
@@ -82,20 +83,21 @@ def clocks() -> Panels:
     return [
         _lowest(
             "SM clock, of its maximum",
-            "All GPUs of a job should run alike. One below the others computes more slowly by as much.",
+            "All GPUs of a job should run alike. One with a lower clock computes more slowly by the same share.",
             "percentunit",
             CLOCK,
         ),
         lines(
             "Held back, by reason",
-            "GPUs of the job that are held back at any time, added up. sw_power_cap: at the power limit; the thermal "
+            "GPUs of the job that are held back at any time, added up. sw_power_cap: at the power limit; the "
+            "thermal "
             "reasons: cooling; hw_power_brake: the power supply.",
             "none",
             (f"sum by (reason) ({HELD} {OWNED})", "{{reason}}"),
         ),
         _highest(
             "Temperature",
-            "Neighbours in one chassis differ by some degrees; one that stands out is cooled badly.",
+            "Neighbours in one chassis differ by some degrees; one that stands out has poor cooling.",
             "celsius",
             "hindmost_gpu_temperature_celsius",
         ),
@@ -138,11 +140,11 @@ def links() -> Panels:
     pcie = "hindmost_gpu_pcie_receive_bytes_per_second"
     return [
         _lowest("NVLink received", "One GPU far below its peers: a link is down or slow.", "Bps", nvlink),
-        _highest("PCIe received", "Input batches, and whatever else the host copies. Hopper and later.", "Bps", pcie),
+        _highest("PCIe received", "Input batches and other copies from the host. Hopper and later.", "Bps", pcie),
         lines(
             "Errors over the time range",
-            "Memory errors that ECC could not correct and XID errors are reasons to drain the node; which "
-            "XID, hindmost_gpu_xid_errors_total says. NVLink packets sent again cost time.",
+            "Memory errors that ECC could not correct and XID errors are reasons to drain the node. "
+            "hindmost_gpu_xid_errors_total names the XID. NVLink packets sent again cost time.",
             "none",
             (f"topk({LINES}, sum by (node) ({over_range(uncorrected)} {OWNED}))", "{{node}} ECC"),
             (f"topk({LINES}, sum by (node) ({nvlink_errors} {OWNED}))", "{{node}} NVLink"),

@@ -19,14 +19,15 @@ def processes() -> Panels:
     return [
         _process(
             "CPU",
-            "Cores that a rank's process and its workers use. The culprit high and the others low: it computes while "
+            "Cores that a rank's process and its workers use. The culprit high and the others low: it computes "
+            "while "
             "they sleep in the collective. All at the number of their threads: they spin while they wait.",
             "none",
             per_second(of_ranks("hindmost_process_cpu_seconds_total")),
         ),
         _process(
             "Waiting for a CPU",
-            "Share of time that a rank was ready to run and had no CPU: neighbours on the node, too many threads, or "
+            "Share of time that a rank was ready to run and had no CPU: other processes, too many threads, or "
             "a cgroup's limit.",
             "percentunit",
             per_second(of_ranks("hindmost_process_runqueue_seconds_total")),
@@ -96,29 +97,30 @@ def hindmost() -> Panels:
     return [
         lines(
             f"Events lost a second, the {LINES} highest nodes",
-            "Events that probes wrote and no agent read in time. What is lost is missing from waits and phases; raise "
+            "Events that probes wrote and no agent read in time. What is lost is missing from waits and phases; "
+            "raise "
             "HINDMOST_RING_CAPACITY or give the agent CPU.",
             "none",
             (f"topk({LINES}, sum by (node) ({lost}))", "{{node}}"),
             width=6,
         ),
         _own(
-            "Agent not heard for",
-            "Time since the collector last heard of a node's agent. More than some seconds: the node, its network or "
-            "its agent is down.",
+            "Since the agent's last message",
+            "Time since the last message of a node's agent. Above a few seconds the node, its network or its "
+            "agent is down.",
             "s",
             "hindmost_collector_agent_silence_seconds",
         ),
         _own(
             "Spool of the agent",
-            "What an agent holds back until the collector has made it durable. Growing: the collector is slow or not "
-            "reached, and at its limit the agent drops the oldest.",
+            "Data that the agent keeps until the collector has stored it. If it grows, the collector is slow or "
+            "unreachable.",
             "bytes",
             "hindmost_agent_spool_bytes",
         ),
         _own(
             "CPU of the agent",
-            "What observing costs a node, as a share of one core.",
+            "Cost of the agent on its node, as a share of one core.",
             "percentunit",
             agent,
         ),

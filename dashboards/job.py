@@ -67,7 +67,7 @@ def verdict() -> Panels:
     return [
         name(
             "Verdict",
-            "The most costly verdict now; balanced means that nothing is found that costs time. The table below has "
+            "The most costly verdict now; balanced: no cause costs time. The table below has "
             "all, the panels further down what explains them.",
             (f"topk(1, {cost} or on (job, {by}) 0 * {opened})", "{{kind}}, rank {{ranks}}, {{cause}}"),
             width=9,
@@ -96,7 +96,8 @@ def verdict() -> Panels:
         ),
         rows(
             "All verdicts",
-            "What holds the job back now, the most costly first. Cost is the share of the job's time that repairing "
+            "What holds the job back now, the most costly first. Cost is the share of the job's time that "
+            "repairing "
             "this one thing would save. For evidence and advice: hindmost report RUN.",
             {"kind": "kind", "cause": "cause", "ranks": "ranks", "since_step": "since step"},
             [
@@ -117,8 +118,8 @@ def steps() -> Panels:
     return [
         lines(
             "Step time of the job",
-            "Median and 99th percentile of the job's recent steps. A p99 far above p50 is an intermittent hold-up; "
-            "both risen together is a lasting one.",
+            "Median and 99th percentile of the job's recent steps. A p99 far above p50 is an intermittent "
+            "slowdown; if both rise, it is a persistent one.",
             "s",
             (f"max by (quantile) ({of_job('hindmost_job_step_seconds')})", "p{{quantile}}"),
             width=8,
@@ -150,8 +151,9 @@ def waiting() -> Panels:
     return [
         bars(
             f"Wait caused to others, the {LINES} worst ranks",
-            "Over the time range: for how long all other ranks together waited for this one. One bar that stands out "
-            "is the straggler; bars of like length mean uneven work or nothing at all.",
+            "Over the time range: for how long all other ranks together waited for this one. One bar that stands "
+            "out "
+            "is the straggler; bars of similar length mean load imbalance or no problem.",
             "s",
             (f"sort_desc({highest(over_range(CAUSED))})", PER_RANK),
         ),
@@ -164,13 +166,14 @@ def waiting() -> Panels:
         ),
         lines(
             f"Wait caused to others, the {LINES} worst ranks",
-            "Seconds of other ranks' waiting a second. When it began is when the cause began.",
+            "Seconds that other ranks wait, per second. The cause began when this began.",
             "none",
             (top(per_second(CAUSED), CAUSED), PER_RANK),
         ),
         lines(
             "Own wait across ranks",
-            "Share of time that ranks wait in collectives. The rank that waits least is the one that the others wait "
+            "Share of time that ranks wait in collectives. The rank that waits least is the one that the others "
+            "wait "
             "for: the minimum far below the median is a straggler, all high is the network.",
             "percentunit",
             (f"max({waits})", "maximum"),
@@ -194,7 +197,8 @@ def phases() -> Panels:
         ),
         lines(
             "Phase spread over ranks",
-            "For each phase, how much longer the slowest rank takes than the median rank. The phase that stands out "
+            "For each phase, how much longer the slowest rank takes than the median rank. The phase that stands "
+            "out "
             "is the cause: input is data loading, forward and backward are compute, sync is waiting.",
             "s",
             (f"max by (phase) ({each}) - quantile by (phase) (0.5, {each})", "{{phase}}"),
@@ -214,7 +218,8 @@ def ranks() -> Panels:
     return [
         rows(
             f"The {ROWS} ranks that cause most wait",
-            "Over the time range. Compare the first row with the others: more CPU or a longer step of its own points "
+            "Over the time range. Compare the first row with the others: more CPU or a longer step of its own "
+            "points "
             "at the process, the same rank order on one node points at the node.",
             {"rank": "rank", "node": "node"},
             [

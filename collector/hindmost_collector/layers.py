@@ -30,9 +30,9 @@ _OF_A_SERVICE = re.compile(r"service_host|service_port(_\w+)?|port_\d+_(tcp|udp|
 #: The message for a value of the wrong type.
 _WANTED = {
     bool: "neither true nor false",
-    int: "no whole number",
-    float: "no number",
-    str: "no text: put it in quotes",
+    int: "not a whole number",
+    float: "not a number",
+    str: "not text: put it in quotes",
 }
 
 
@@ -70,7 +70,7 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     for layer in layers:
         for name, value in layer.values.items():
             if name not in known:
-                raise UsageError(f"{layer.named(name)} is no setting; settings are {', '.join(sorted(known))}")
+                raise UsageError(f"{layer.named(name)} is not a setting; settings are {', '.join(sorted(known))}")
             written[name] = layer.named(name)
             values[name] = converted(written[name], value, known[name])
     options = Options(**values)

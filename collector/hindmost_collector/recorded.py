@@ -53,7 +53,7 @@ def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
         runs = one.type == duckdb.StatementType.EXPLAIN and _RUNS.match(one.query)
         if one.type not in _READING or runs:
             kind = one.query.split(maxsplit=1)[0].upper()
-            raise UsageError(f"{kind} is refused, for queries only read: give a SELECT, and redirect what is printed")
+            raise UsageError(f"{kind} is not allowed: queries only read; use SELECT")
 
 
 class Recording(Tables):
@@ -211,7 +211,7 @@ class Recording(Tables):
 def _directories(path: Path) -> list[Path]:
     """The run directory that a path is, or those of all jobs in a store. Raises UsageError when it is neither."""
     if not path.is_dir():
-        raise UsageError(f"{path} is no directory: give a run directory, or a collector's store")
+        raise UsageError(f"{path} is not a directory: give a run directory, or a collector's store")
     if is_run_directory(path):
         return [path]
     found = sorted(one for one in path.iterdir() if one.is_dir() and is_run_directory(one))

@@ -58,7 +58,7 @@ def given(sets: Iterable[str], environ: Mapping[str, str], config: Path | None =
         if name not in known:
             like = get_close_matches(name, known, n=1)
             meant = f"did you mean {like[0]}? " if like else ""
-            raise UsageError(f"{written} is no threshold: {meant}{PAGE} lists them")
+            raise UsageError(f"{written} is not a threshold: {meant}{PAGE} lists them")
         one = known[name]
         found = converted(written, value, type(one.default))
         low, high = one.metadata["low"], one.metadata["high"]

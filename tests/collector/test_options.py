@@ -38,19 +38,19 @@ def test_layers(tmp_path):
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('listne = "x"', "c.toml: listne is no setting; settings are command, exit_when_stdin_closes, "),
-        ('[collector]\nlisten = "x"', "c.toml: collector is no setting"),
+        ('listne = "x"', "c.toml: listne is not a setting; settings are command, exit_when_stdin_closes, "),
+        ('[collector]\nlisten = "x"', "c.toml: collector is not a setting"),
         ("listen =", "c.toml is not TOML: "),
-        ("listen = 9460", "c.toml: listen is 9460, which is no text: put it in quotes"),
-        ("listen = [1]", "c.toml: listen is [1], which is no text"),
+        ("listen = 9460", "c.toml: listen is 9460, which is not text: put it in quotes"),
+        ("listen = [1]", "c.toml: listen is [1], which is not text"),
         ('listen = "9460"', "c.toml: listen '9460' is not HOST:PORT, for example 127.0.0.1:9460"),
         ('http = "127.0.0.1:99999"', "c.toml: http '127.0.0.1:99999' is not HOST:PORT"),
-        ('flush_seconds = "abc"', "c.toml: flush_seconds is 'abc', which is no number"),
-        ("flush_seconds = nan", "c.toml: flush_seconds is nan, which is no number"),
+        ('flush_seconds = "abc"', "c.toml: flush_seconds is 'abc', which is not a number"),
+        ("flush_seconds = nan", "c.toml: flush_seconds is nan, which is not a number"),
         ("flush_seconds = -1", "c.toml: flush_seconds is -1.0: between 0 and 3600"),
         ("judge_seconds = 4000", "c.toml: judge_seconds is 4000.0: between 0 and 3600"),
-        ("memory_mib = 100.5", "c.toml: memory_mib is 100.5, which is no whole number"),
-        ("memory_mib = true", "c.toml: memory_mib is True, which is no whole number"),
+        ("memory_mib = 100.5", "c.toml: memory_mib is 100.5, which is not a whole number"),
+        ("memory_mib = true", "c.toml: memory_mib is True, which is not a whole number"),
         ("memory_mib = 8", "c.toml: memory_mib is 8: between 16 and"),
         ("memory_mib = 99999999999", "c.toml: memory_mib is 99999999999: between 16 and"),
         ("exit_when_stdin_closes = 1", "c.toml: exit_when_stdin_closes is 1, which is neither true nor false"),
@@ -59,13 +59,13 @@ def test_layers(tmp_path):
             "c.toml: exit_when_stdin_closes is 'maybe', which is neither true nor false",
         ),
         ("retention_days = -1", "c.toml: retention_days is -1.0: zero for no limit, or more"),
-        ("retention_gib = inf", "c.toml: retention_gib is inf, which is no number"),
+        ("retention_gib = inf", "c.toml: retention_gib is inf, which is not a number"),
         ('log_format = "xml"', "c.toml: log_format is 'xml': text or json"),
         ('out = "a"\nstore = "b"', "c.toml: store both say where to record: give one"),
-        ("memory_mib = inf", "c.toml: memory_mib is inf, which is no whole number"),
-        ('memory_mib = "inf"', "c.toml: memory_mib is 'inf', which is no whole number"),
-        ("retention_days = nan", "c.toml: retention_days is nan, which is no number"),
-        ('retention_days = "inf"', "c.toml: retention_days is 'inf', which is no number"),
+        ("memory_mib = inf", "c.toml: memory_mib is inf, which is not a whole number"),
+        ('memory_mib = "inf"', "c.toml: memory_mib is 'inf', which is not a whole number"),
+        ("retention_days = nan", "c.toml: retention_days is nan, which is not a number"),
+        ('retention_days = "inf"', "c.toml: retention_days is 'inf', which is not a number"),
         (
             'remote_write = "http://prom:99999/"',
             "c.toml: remote_write 'http://prom:99999/': give http://HOST:PORT/PATH",
@@ -89,13 +89,13 @@ def test_mistakes_are_named(tmp_path, toml, said):
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("NOPE", "1", "HINDMOST_COLLECTOR_NOPE is no setting; settings are command, "),
+        ("NOPE", "1", "HINDMOST_COLLECTOR_NOPE is not a setting; settings are command, "),
         (
             "EXIT_WHEN_STDIN_CLOSES",
             "perhaps",
             "HINDMOST_COLLECTOR_EXIT_WHEN_STDIN_CLOSES is 'perhaps', which is neither true nor false",
         ),
-        ("FLUSH_SECONDS", "soon", "HINDMOST_COLLECTOR_FLUSH_SECONDS is 'soon', which is no number"),
+        ("FLUSH_SECONDS", "soon", "HINDMOST_COLLECTOR_FLUSH_SECONDS is 'soon', which is not a number"),
         ("FLUSH_SECONDS", "-1", "HINDMOST_COLLECTOR_FLUSH_SECONDS is -1.0: between 0 and 3600"),
         ("LISTEN", "9460", "HINDMOST_COLLECTOR_LISTEN '9460' is not HOST:PORT"),
         ("HTTP", "x:y", "HINDMOST_COLLECTOR_HTTP 'x:y' is not HOST:PORT"),
@@ -182,7 +182,7 @@ def test_what_kubernetes_says_of_services_is_no_setting():
     }
     environ = {f"HINDMOST_COLLECTOR_{key}": value for key, value in found.items()}
     assert resolve({}, environ) == Options(memory_mib=512)
-    with pytest.raises(UsageError, match="HINDMOST_COLLECTOR_PORT is no setting"):
+    with pytest.raises(UsageError, match="HINDMOST_COLLECTOR_PORT is not a setting"):
         resolve({}, {"HINDMOST_COLLECTOR_PORT": "9460"})
 
 

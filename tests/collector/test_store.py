@@ -253,7 +253,7 @@ def test_a_query_writes_nothing(store, tmp_path, writing):
     """Whatever is asked, no file comes of it, and the refusal says so; what reads is answered as before."""
     file = tmp_path / "written"
     recording = hindmost_collector.open(tmp_path)
-    with pytest.raises(UsageError, match="is refused, for queries only read"):
+    with pytest.raises(UsageError, match="is not allowed: queries only read"):
         recording.sql(writing.format(file=file))
     assert not file.exists()
     for reading in ("describe steps", "explain select * from steps", "from steps", "summarize steps", "show tables"):

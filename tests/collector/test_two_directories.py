@@ -84,7 +84,7 @@ def test_a_question_goes_to_all_directories(tmp_path):
     assert asked(first, first, "select count(*) from steps") == asked(first, "select count(*) from steps")
     with pytest.raises(UsageError, match="only directories can be read together"):
         hindmost_collector.open(first, "clickhouse://h/db")
-    with pytest.raises(UsageError, match="elsewhere is no directory"):
+    with pytest.raises(UsageError, match="elsewhere is not a directory"):
         hindmost_collector.open(first, tmp_path / "elsewhere")
 
 

@@ -24,7 +24,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("ranks", "said"),
     [
-        ("9", "no such rank; the report has 4, 0 to 3"),
+        ("9", "no such rank; the report has ranks 0 to 3"),
         ("3-1", "expected numbers and ranges"),
         ("0-99999999999", "expected numbers and ranges"),
     ],

@@ -120,7 +120,7 @@ def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> 
     """Raise where the report has a table, and none of these ranks in it."""
     known = [row["rank"] for row in report["ranks"]]
     if known and not set(chosen) & set(known):
-        raise UsageError(f"--ranks {text}: no such rank; the report has {len(known):,}, {min(known)} to {max(known)}")
+        raise UsageError(f"--ranks {text}: no such rank; the report has ranks {min(known)} to {max(known)}")
 
 
 def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False) -> str:

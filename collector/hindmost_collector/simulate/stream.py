@@ -40,7 +40,7 @@ async def _send(job: Job, address: str, speed: float) -> int:
         try:
             await asyncio.wait_for(channel.channel_ready(), WELCOME_S)
         except TimeoutError:
-            raise HindmostError(f"no collector answers at {address}: start one by `hindmost collector`") from None
+            raise HindmostError(f"no collector answers at {address}: start one with `hindmost collector`") from None
         streams: list[_Stream] = []
         try:
             for node in job.nodes:  # one after the other: of two thousand at once some are cancelled unasked

@@ -128,15 +128,15 @@ def _shape(name: str) -> str:
 def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
     if not strangers and not path.is_dir() and not is_archive(path):
-        return f"{path}: neither a file nor a folder; understood are {understood}"
+        return f"{path}: neither a file nor a folder; hindmost reads {understood}"
     if not strangers and path.is_dir() and not any(path.iterdir()):
-        return f"{path}: an empty folder; understood are {understood}"
+        return f"{path}: an empty folder; hindmost reads {understood}"
     if not strangers:
-        return f"{path}: no file in it that could be read; understood are {understood}"
+        return f"{path}: no file in it that could be read; hindmost reads {understood}"
     if all(head.size == 0 for head in strangers):
-        return f"{path}: {len(strangers)} file{'s' * (len(strangers) > 1)}, all empty; understood are {understood}"
+        return f"{path}: {len(strangers)} file{'s' * (len(strangers) > 1)}, all empty; hindmost reads {understood}"
     endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in strangers).most_common(3)
     kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)
     first = next(head for head in strangers if head.size)
     start = ascii(first.first_line()[:40].decode(errors="replace"))
-    return f"{path}: found {kinds}; {first.path.name} starts with {start}; understood are {understood}"
+    return f"{path}: found {kinds}; {first.path.name} starts with {start}; hindmost reads {understood}"

@@ -122,11 +122,11 @@ def test_clocks_disagree_between_nodes_and_gpus() -> None:
 
 def test_what_cannot_be_simulated_is_refused() -> None:
     """The error names the value and what would do."""
-    with pytest.raises(UsageError, match="layout 'ring': one of dp, fsdp"):
+    with pytest.raises(UsageError, match="layout 'ring': use one of dp, fsdp"):
         Scenario(layout="ring")
     with pytest.raises(UsageError, match="6 ranks do not divide by 4"):
         Scenario(6, layout="tp_dp", tensor=4)
-    with pytest.raises(UsageError, match=r"a fault of ranks \[9\]: they are 0 to 7"):
+    with pytest.raises(UsageError, match=r"fault of ranks \[9\]: use ranks 0 to 7"):
         Scenario(8, faults=(Fault("compute", (9,)),))
     with pytest.raises(UsageError, match="cause 'gremlins'"):
         Scenario(8, faults=(Fault("gremlins", (1,)),))

@@ -162,7 +162,7 @@ def test_an_archive_is_read_like_its_folder(tmp_path: Path) -> None:
 def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
     """The error says what was found, how it starts, and what would be understood."""
     (tmp_path / "notes.txt").write_text("hello\n")
-    with pytest.raises(UsageError, match=r"notes\.txt starts with 'hello'; understood are .*prof\.PID\.csv"):
+    with pytest.raises(UsageError, match=r"notes\.txt starts with 'hello'; hindmost reads .*prof\.PID\.csv"):
         load(tmp_path)
     with pytest.raises(UsageError, match="no such file"):
         load(tmp_path / "nowhere")
