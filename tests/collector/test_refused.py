@@ -54,7 +54,10 @@ def test_what_may_not_be_read_is_named_and_not_taken_for_nothing(
     assert main(["report", str(run)]) == 2
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
-    assert told.err == f"hindmost report: {refused}: Permission denied: ask its owner, or copy what may be read\n"
+    assert (
+        told.err
+        == f"hindmost report: {refused}: Permission denied: change its permissions, or copy the files that you may read\n"
+    )
 
 
 def test_a_query_of_a_table_that_may_not_be_read_is_not_answered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
