@@ -411,7 +411,7 @@ class Settings:
         """A sentence on the settings that differ from their default; ``None`` where none does."""
         usual = {one.name: one.default for one in fields(self)}
         other = [f"{name} {value:g} (default {usual[name]:g})" for name, value in self.other().items()]
-        return f"Judged with other thresholds: {', '.join(other)}." if other else None
+        return f"judged with other thresholds: {', '.join(other)}" if other else None
 
 
 DEFAULT = Settings()

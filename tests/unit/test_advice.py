@@ -70,7 +70,8 @@ def late(cause: str, *, gpus: bool, framework: str, running: bool = False) -> st
     """The advice on rank 2 of 8."""
     run = at(["n0"] * 8, gpus=gpus)
     ranks = {**run.ranks, "framework": np.full(8, framework), "pid": np.arange(100, 108)}
-    job = replace(run.job, ended_ns=None if running else 1, exit_code=None if running else 0)
+    command = "mpirun -np 8 python train.py" if framework else "mpirun -np 8 ./solver"
+    job = replace(run.job, command=command, ended_ns=None if running else 1, exit_code=None if running else 0)
     run = replace(run, ranks=ranks, job=job)
     return " ".join(advice.on(Verdict("straggler", ranks=(2,), cause=cause), run).advice)
 

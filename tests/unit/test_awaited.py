@@ -75,4 +75,11 @@ def test_polled_collectives_are_reported() -> None:
     assert "600 nonblocking collective calls" in told
     assert "no collective" not in told
     assert "hindmost.step()" in told
-    assert "MPI_Wait" in told
+
+
+def test_polled_collectives_of_a_program_in_c_get_no_python() -> None:
+    """What completes them is a call of MPI."""
+    run = split(make(SLOW), polls=2)
+    ranks = {**run.ranks, "framework": np.full(len(run.ranks["rank"]), "")}
+    (verdict,) = judge(replace(run, ranks=ranks, job=replace(run.job, command="mpirun -np 4 ./solver"))).verdicts
+    assert verdict.advice == ("complete them by MPI_Wait or MPI_Waitall, not MPI_Test",)

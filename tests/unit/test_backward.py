@@ -24,7 +24,7 @@ def test_a_slow_backward_costs_what_repairing_it_saves(share: float, first: int,
     (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "compute")
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.15)
-    assert any("between its first collective and its last" in line for line in verdict.evidence)
+    assert any("between its first and last collective" in line for line in verdict.evidence)
 
 
 def test_what_is_slow_before_the_first_bucket_has_nothing_more_behind_it() -> None:
@@ -62,7 +62,7 @@ def test_without_starts_the_cost_is_reported_as_the_least() -> None:
     slow[2] += 0.3e6
     (verdict,) = judge(run(slow, starts=False, beside=0.3)[0]).verdicts
     assert verdict.ranks == (2,)
-    assert any(line.startswith("at least: ") for line in verdict.evidence)
+    assert any("lower bound" in line for line in verdict.evidence)
 
 
 def test_where_others_queue_from_the_start_what_it_took_before_tells() -> None:

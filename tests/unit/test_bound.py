@@ -53,7 +53,7 @@ def test_gpus_at_work_are_limited_by_what_is_near_its_peak(gpu_bound: str, by: s
     told = found(recorded(gpu_bound=gpu_bound))
     assert told is not None
     assert told.by == by
-    assert "of its peak bandwidth" in told.evidence
+    assert "of peak bandwidth" in told.evidence
     assert "SMs active" in told.evidence
 
 

@@ -60,7 +60,7 @@ def test_gone_in_one_observation_without_more_is_not_known() -> None:
     said = endings.sentence(ended([(VANISHED, 9)] * 4))
     assert said is not None
     assert said.startswith("exit code 137 (SIGKILL); ranks 0, 1, 2 and 3")
-    assert said.endswith("nobody knows which first")
+    assert said.endswith("order unknown")
 
 
 @pytest.mark.parametrize("seconds", [(9, 5, 9, 9), (9, 9, 9, 9)])
@@ -120,7 +120,7 @@ def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
     metrics = from_rows("metrics", [("node0", "hindmost_node_oom_kills_total", "{}", at, 3.0 + at) for at in range(3)])
     said = endings.sentence(ended([(VANISHED, 5), (VANISHED, 9)], metrics=metrics))
     assert said is not None
-    assert said.endswith("the kernel of node0 killed 2 for want of memory")
+    assert said.endswith("node0 ran out of memory: its kernel killed 2 processes")
 
 
 def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
@@ -141,9 +141,9 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
         (
             1,
             3,
-            "3 collective calls of 1 rank were recorded before the job failed: one rank: there is nobody to compare",
+            "3 collective calls of 1 rank were recorded before the job failed: no other rank to compare",
         ),
-        (1, 1, "1 collective call of 1 rank was recorded before the job failed: one rank: there is nobody to compare"),
+        (1, 1, "1 collective call of 1 rank was recorded before the job failed: no other rank to compare"),
         (2, 1, "1 collective call of 2 ranks was recorded before the job failed: too few to judge"),
     ],
 )

@@ -65,8 +65,8 @@ def test_a_stopped_job_is_reported_with_each_rank_s_place(tmp_path: Path) -> Non
         "ranks 0, 2 and 3 are at backward (train.py:64)",
         "rank 1 is at data (train.py:49)",
     )
-    assert first.evidence[3].endswith("so that nobody is named")
-    assert first.advice == ("see what rank 1 waits for at data (train.py:49): all others stand elsewhere, at one line",)
+    assert first.evidence[3].endswith(": no rank is named")
+    assert first.advice == ("find out what rank 1 waits for at data (train.py:49): all others are at another line",)
     (left_out,) = [note for note in report.notes if note.startswith("Left out: ")]
     assert all(f"nccl_trace_rank_{rank}" in left_out for rank in range(4))
 
@@ -86,9 +86,9 @@ def test_without_any_dump_the_silence_is_a_note(tmp_path: Path) -> None:
     """It may be an unlogged evaluation: the report says what would show it."""
     report = judge(load(_record(tmp_path, silent_s=20)))
     assert report.verdicts[0].kind != "hang"
-    (note,) = [one for one in report.notes if one.startswith("nothing ended in the last ")]
-    assert "GPUs were at work" in note
-    assert note.endswith("would tell whether it hung and for whom.")
+    (note,) = [one for one in report.notes if one.startswith("no operation ended in the last ")]
+    assert "GPUs were busy" in note
+    assert note.endswith("from then would show a hang")
 
 
 @pytest.mark.parametrize(("silent_s", "busy"), [(20, False), (1, True)])

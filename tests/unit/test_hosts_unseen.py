@@ -98,9 +98,7 @@ def test_what_is_certain_stays_where_no_rank_is_named() -> None:
 def test_one_rank_for_a_while_is_not_said_to_be_several() -> None:
     """The note names the ranks that it is about."""
     (verdict,) = without_doubtful([late(2, 28, 68)], of(gathers=True))
-    assert verdict.evidence[0] == (
-        "one comes later than the others, for a part of the steps only: rank 2 from step 28 to 68"
-    )
+    assert verdict.evidence[0] == ("one rank is late in a part of the steps: rank 2 from step 28 to 68")
 
 
 def test_two_ranks_that_are_late_throughout_are_named() -> None:

@@ -77,7 +77,7 @@ def test_a_start_of_which_hardly_anything_was_recorded_is_not_what_is_judged(ste
     report = judge(incarnations.judged(run, stated))
     assert report.job.world_size == 3
     assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (2,))]
-    assert any("judged: those from " in one and "left" not in one for one in report.notes)
+    assert any("judged: the one from " in one and "left" not in one for one in report.notes)
 
 
 def test_processes_that_go_on_with_fewer_are_no_new_start() -> None:

@@ -249,7 +249,7 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
         ("straggler", (2,)),
     }
     assert {verdict.ranks: verdict.until_step for verdict in report.verdicts} == {(1,): None, (2,): 59}
-    assert report.notes[0] == "3 ranks until step 59, 2 since: each stretch is judged by itself"
+    assert report.notes[0] == "3 ranks until step 59, 2 since then: each part is judged separately"
 
 
 @pytest.mark.parametrize(("ranks", "slow"), [(2, (1,)), (4, (0, 2))])

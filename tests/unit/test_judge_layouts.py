@@ -110,7 +110,7 @@ def test_a_group_unlike_its_sisters_is_held_against_its_own_past(rank: int) -> N
     slow = simulate(replace(PIPELINE, faults=(Fault("network", (2,), 0.2, 60),))).run
     (verdict,) = judge(heavier(slow, rank)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_link", (0, 1, 2, 3), 60)
-    assert "before, after" in verdict.evidence[0]
+    assert "before and after" in verdict.evidence[0]
 
 
 def test_messages_that_grow_make_no_slow_link() -> None:

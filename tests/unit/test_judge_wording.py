@@ -101,7 +101,7 @@ def test_a_pipeline_is_not_counted_by_who_is_last_in_collectives() -> None:
     assert not any("others wait longest" in line for line in found.evidence)
 
 
-@pytest.mark.parametrize(("steps", "told"), [(3, "3 steps (start-up among them) of 4"), (5, "4 steps after warm-up")])
+@pytest.mark.parametrize(("steps", "told"), [(3, "3 steps with start-up, of 4"), (5, "4 steps after warm-up")])
 def test_steps_are_after_warm_up_only_where_some_were_left_out(steps: int, told: str) -> None:
     """Of a job of three steps all are shown, and so is what they begin with."""
     assert told in judge(simulate(Scenario(4, steps)).run).verdicts[0].evidence[0]

@@ -62,7 +62,7 @@ def test_what_the_note_says_that_checkpoints_cost_is_so() -> None:
     job = Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20, warmup=0)
     told = " ".join(judge(simulate(job).run).notes)
     cost = simulate(job).truth.total_ns / simulate(replace(job, checkpoint_every=0)).truth.total_ns - 1
-    share = float(told.split("each, ")[1].split("%")[0]) / 100
+    share = float(told.split("each time (")[1].split("%")[0]) / 100
     assert share == pytest.approx(cost / (1 + cost), rel=0.1)
 
 

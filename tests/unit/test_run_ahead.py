@@ -107,4 +107,4 @@ def test_a_stall_with_a_negligible_cost_is_a_note() -> None:
     """8 ms of input in every eighth step, which grows by 3 ms: the rank that computes longer is named, and no other."""
     report = judge(_slow_input(3, 8.0))
     assert [verdict.ranks for verdict in report.verdicts] == [(0,)]
-    assert any("rank 3 waits 7.0 ms a step longer for input" in note for note in report.notes)
+    assert any("rank 3 waits 7.0 ms longer per step for input" in note for note in report.notes)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Report
     from hindmost_collector.model import Run
 
-NOTE = "a step longer for input than the rest"
+NOTE = "queued GPU work hides it in most steps"
 
 
 def fetching(
@@ -67,7 +67,6 @@ def test_too_few_stalls_do_not_say_whether_an_input_costs_something() -> None:
     (note,) = of_input(report)
     assert note.startswith("rank 2 waits 7.9 ms")
     assert "costs nothing" not in note
-    assert note.endswith("in some it came late, too few to be sure that it is why")
 
 
 def test_five_stalls_are_enough_of_the_one_rank_whose_input_is_slow() -> None:

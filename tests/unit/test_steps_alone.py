@@ -101,4 +101,4 @@ def test_no_rank_is_cleared_by_a_log_of_the_steps_alone() -> None:
     """All ranks wait for one that is slow in backward, and all take as long over it."""
     (verdict,) = judge(_logged([8.0, 8.0, 8.0, 8.0])).verdicts
     assert verdict.kind == "insufficient_data"
-    assert "69% of a step of 29.0 ms is in backward" in verdict.evidence[0]
+    assert "backward, 69 % of a step of 29.0 ms" in verdict.evidence[0]

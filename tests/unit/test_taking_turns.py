@@ -31,7 +31,7 @@ def test_a_shared_gpu_shows_in_its_turns(beside: float) -> None:
     job, took = run(_turns(2, 0.2), timed=True, beside=beside, in_forward=True)
     (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (2,), "gpu_contention")
-    assert any("for 1.3 ms, as where another process takes turns" in line for line in verdict.evidence)
+    assert any("pauses for 1.3 ms at changing places" in line for line in verdict.evidence)
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.15)
 
 

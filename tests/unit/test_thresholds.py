@@ -96,7 +96,7 @@ def test_a_set_threshold_decides_and_is_reported():
     usual, other = judge(run), judge(run, Settings(min_effect=0.2))
     assert usual.verdicts[0].ranks == (3,)
     assert other.verdicts[0].kind == "balanced"
-    assert "Judged with other thresholds: min_effect 0.2 (default 0.01)." in other.notes
+    assert "judged with other thresholds: min_effect 0.2 (default 0.01)" in other.notes
     assert not [note for note in usual.notes if "thresholds" in note]
 
 
@@ -124,7 +124,7 @@ def test_a_later_report_judges_by_what_was_set_for_the_run(tmp_path, capsys):
     assert main(["report", str(tmp_path / "r"), "--format", "json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["verdicts"][0]["kind"] == "balanced"
-    assert "Judged with other thresholds: min_effect 0.2 (default 0.01)." in report["notes"]
+    assert "judged with other thresholds: min_effect 0.2 (default 0.01)" in report["notes"]
     assert main(["report", str(tmp_path / "r"), "--format", "json", "--set", "min_effect=0.01"]) == 0
     assert json.loads(capsys.readouterr().out)["verdicts"][0]["ranks"] == [3]
 

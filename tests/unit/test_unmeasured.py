@@ -220,9 +220,9 @@ def test_collectives_without_a_pattern_tell_who_came_last_and_name_no_rank() -> 
     (verdict,) = judge(without_steps(job, pattern=False)).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
     assert verdict.evidence[0].endswith(
-        "recorded by all of the 4 ranks that they join, in no pattern that repeats: where a step ends cannot be told"
+        "collectives of 4 ranks, in no pattern that repeats: where a step ends is not known"
     )
-    assert verdict.evidence[1].startswith("rank 2 came last in ")
+    assert verdict.evidence[1].startswith("rank 2 is last in ")
 
 
 def test_no_rank_came_last_where_that_was_now_one_and_now_another() -> None:

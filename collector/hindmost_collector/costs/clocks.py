@@ -72,9 +72,8 @@ def given_away(blocks: Blocks, habits: Sequence[Habit], columns: Array, cause: C
 
 def told(given: Given) -> str:
     """Evidence for what was taken off a cost."""
-    clocks = f"SM clocks are {given.own / 1e6:.0f} MHz, and {given.peers / 1e6:.0f} MHz where GPUs wait"
-    more = f"{ms(given.ns)} more that they would take without waiting is taken off"
-    return f"all GPUs are at their power limit: {clocks}; {more}"
+    clocks = f"SM clock {given.own / 1e6:.0f} MHz, {given.peers / 1e6:.0f} MHz on GPUs that wait"
+    return f"all GPUs are at their power limit ({clocks}); the cost is {ms(given.ns)} lower for that"
 
 
 def _limited(blocks: Blocks, rows: Ints, columns: Array) -> bool:

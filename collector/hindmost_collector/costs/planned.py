@@ -13,7 +13,7 @@ import numpy as np
 
 from hindmost_collector import constant
 from hindmost_collector.costs.whatif import stall_saving
-from hindmost_collector.judgement.wording import ms, names
+from hindmost_collector.judgement.wording import ms, names, percent
 from hindmost_collector.model import rows
 from hindmost_collector.robust import average, lower_median, median
 
@@ -60,8 +60,8 @@ _EVALUATES = _Words(
 )
 
 _PAUSES = _Words(
-    "pauses between steps, at an even count of them as for checkpoints,",
-    "pause between steps, at an even count of them as for checkpoints,",
+    "pauses (at regular intervals, as for checkpoints)",
+    "pause (at regular intervals, as for checkpoints)",
     "in the background, or less often",
 )
 
@@ -210,7 +210,7 @@ def _told(blocks: Blocks, held: Ints, saved: float, due: Floats, words: _Words) 
     """The note on what the others wait for these, ``saved`` ns a step."""
     steps = int(np.count_nonzero(due.any(axis=0)))
     who = names([int(blocks.ranks[row]) for row in held])
-    does, own = (words.one, "its") if len(held) == 1 else (words.several, "their")
-    waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps, and the others wait"
-    cost = f"{ms(saved * len(blocks.steps) / steps)} each, {saved / average(blocks.period):.1%} of the job's time"
-    return f"{waited}: {cost}; no fault of {own} own: {words.remedy}, it would cost less"
+    does = words.one if len(held) == 1 else words.several
+    waited = f"{who} {does} in {steps} of {len(blocks.steps)} steps"
+    cost = f"others wait {ms(saved * len(blocks.steps) / steps)} each time ({percent(saved / average(blocks.period))})"
+    return f"{waited}: {cost}; it costs less {words.remedy}"

@@ -37,7 +37,7 @@ def inside(blocks: Blocks) -> Verdict | None:
     return None
 
 
-_ADVICE = "record who waits for whom: `hindmost run -- COMMAND` does, or NCCL Inspector's logs of the same steps"
+_ADVICE = "record waits, too: `hindmost run -- COMMAND`, or NCCL Inspector's logs of the same steps"
 
 
 def _told(blocks: Blocks, first: str, second: str) -> str | None:
@@ -52,10 +52,8 @@ def _told(blocks: Blocks, first: str, second: str) -> str | None:
     middle = (float(one[known].max()) + float(one[known].min())) / 2
     longer, shorter = (blocks.ranks[known & side].tolist() for side in (one > middle, one <= middle))
     phase, other = (name.removeprefix("gpu_") for name in (first, second))
-    more = f"{names(longer)} {_take(longer)} {ms(apart)} longer in {phase} than {names(shorter)}"
-    less = f"and as much less in {other}: there the latter wait for them"
-    within = f"and in {phase} a group may wait for one of its own"
-    return f"{more}, {less}, {within}; which rank is slow a log of steps does not tell"
+    more = f"{names(longer)} {_take(longer)} {ms(apart)} longer in {phase} than {names(shorter)}, and less in {other}"
+    return f"{more}: they wait there for each other; a log of steps does not show for which rank"
 
 
 def _take(ranks: list[int]) -> str:

@@ -51,8 +51,8 @@ class Asleep:
 
     def __str__(self) -> str:
         return (
-            f"its main thread neither ran nor waited for a CPU for {ms(self.slept)} a step, and its other threads used "
-            f"{ms(self.others)} of CPU: it slept, or waited for something else"
+            f"its main thread was off the CPU for {ms(self.slept)} per step without waiting for one;"
+            f" its other threads used {ms(self.others)} of CPU"
         )
 
 
@@ -155,9 +155,7 @@ def _at_a_cost(found: list[Slept], off: Blocks, blocks: Blocks, settings: Settin
         cost = float(saved[span].mean())
         each = one.ns * len(one.columns) / (span.stop - span.start)
         if cost < settings.min_effect * average(blocks.period[span]):
-            notes.append(
-                f"{names(one.verdict.ranks)} slept {ms(each)} a step, while others were in the queue for a CPU"
-            )
+            notes.append(f"{names(one.verdict.ranks)} slept {ms(each)} per step while others waited for a CPU: no cost")
             continue
         told = replace(
             one.verdict,
@@ -197,7 +195,7 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
     """Why a rank that sleeps for so many ns a step costs fewer."""
     if slept < _QUEUED_MEANWHILE * cost:
         return []
-    return [f"that costs {ms(cost)} of {ms(slept)} a step: else others, in the queue for a CPU meanwhile, came later"]
+    return [f"it costs {ms(cost)} of these {ms(slept)} per step: meanwhile others wait for a CPU"]
 
 
 def not_named(queued: list[int], unknown: list[int]) -> str:
@@ -205,7 +203,7 @@ def not_named(queued: list[int], unknown: list[int]) -> str:
 
     The ``queued`` ranks waited for a CPU for as long as they were late; for the others that is unknown.
     """
-    told = [f"{names(queued)} came late for want of a CPU"] if queued else []
+    late = [f"{names(queued)} late because of that"] if queued else []
     if unknown:
-        told.append(f"{names(unknown)} came late, perhaps for want of a CPU: nothing measured tells another reason")
-    return f": {'; '.join(told)}" if told else ""
+        late.append(f"{names(unknown)} late, perhaps because of that (no other cause was measured)")
+    return f": {'; '.join(late)}" if late else ""

@@ -99,10 +99,9 @@ def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
     """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
     found = []
     if cause.unseen > 0:
-        more = f"{ms(cause.unseen)} a step more between its first collective and its last"
-        found.append(f"{more}, which the others queue over")
+        found.append(f"{ms(cause.unseen)} more per step between its first and last collective, hidden from the others")
     if cause.cause in COMPUTED and any(_hidden(blocks, habit) for habit in habits):
-        found.append("at least: how much longer its backward is, the queueing of the others hides")
+        found.append("the cost is a lower bound: the length of its backward is not visible")
     return found
 
 

@@ -47,9 +47,8 @@ def notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> li
     ]
     covered = typical - float(np.nan_to_num(input_share(inputs, blocks))) * blocks.step_ns
     if not blamed and covered > settings.hidden_input_all * blocks.step_ns:
-        told = f"every rank waits about {ms(typical)} a step for its input"
-        part = f", of {ms(covered)}: {_HIDDEN}" if covered < _ALL * typical else f"; {_HIDDEN}"
-        found.append(f"{told}{part}")
+        part = f"{ms(covered)} of it" if covered < _ALL * typical else "it"
+        found.append(f"every rank waits {ms(typical)} per step for input; {part} {_HIDDEN}")
     return found
 
 
@@ -79,19 +78,18 @@ def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) ->
     if often < slow_input.NEARLY_ALL * len(mine):
         return []
     steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
-    where = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
-    return [f"{where}: in those without a stall, work queued on its GPU, or a wait for others, hides it"]
+    longer_by = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
+    return [f"{longer_by}; outside stalls, queued GPU work or a wait for others hides it"]
 
 
 #: From this share of the input on, the covered part is called all.
 _ALL = 0.9
 
 
-_HIDDEN = "that costs nothing now: work queued on the GPUs, or a wait for others, covers it"
-_UNSURE = "work queued on the GPUs covers it in most steps: in some they came late, too few to be sure that it is why"
+_HIDDEN = "costs nothing now: queued GPU work or a wait for others hides it"
+_UNSURE = "queued GPU work hides it in most steps"
 
 
-def _longer(blocks: Blocks, rows: Ints, longer: float, told: str) -> str:
-    who = names(blocks.ranks[rows].tolist())
-    told = told.replace("they came", "it came") if len(rows) == 1 else told
-    return f"{who} wait{'s' if len(rows) == 1 else ''} {ms(longer)} a step longer for input than the rest; {told}"
+def _longer(blocks: Blocks, rows: Ints, longer: float, hides: str) -> str:
+    waits = f"wait{'s' if len(rows) == 1 else ''} {ms(longer)} longer per step for input than the rest"
+    return f"{names(blocks.ranks[rows].tolist())} {waits}; {'it ' if hides == _HIDDEN else ''}{hides}"

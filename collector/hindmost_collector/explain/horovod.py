@@ -20,7 +20,7 @@ def notes(run: Run) -> list[str]:
     cycle = cycle_ms(run)
     if cycle is None:
         return []
-    return [f"Horovod's cycles took {cycle:.1f} ms on average; what all ranks have ready waits for the next one."]
+    return [f"a Horovod cycle takes {cycle:.1f} ms; ready tensors wait for the next one"]
 
 
 def cycle_ms(run: Run) -> float | None:

@@ -48,7 +48,7 @@ def finer(
     if alike and unseen and _longer(blocks, row, columns) >= much:
         return (
             "unknown",
-            "all that runs on its GPU is slower alike: its board, or a process that was not recorded",
+            "all work on its GPU is slower: its board, or a process that was not recorded",
         )
     return "compute", None
 
@@ -62,7 +62,7 @@ def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> 
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:
         return None
     typical = median(blocks.work[:, columns], axis=1)
-    return f"its steps have {typical[row]:,.0f} samples or tokens, its peers' {_peers(typical, row):,.0f}"
+    return f"samples or tokens per step: {typical[row]:,.0f}, others {_peers(typical, row):,.0f}"
 
 
 def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
@@ -129,7 +129,7 @@ def _throttled(
     if lower * average(blocks.period[columns]) < _OF_ALL * late:
         return None
     mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
-    return f"its SM clock is {mine / 1e6:.0f} MHz, its peers' {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
+    return f"SM clock: {mine / 1e6:.0f} MHz, others {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
 
 
 def _lower(levels: dict[str, Floats], row: int) -> float:
@@ -229,7 +229,7 @@ def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int, sett
         return None
     earlier = before.get("foreign_memory")
     came = earlier is not None and bool(earlier[row] < foreign[row] - least)
-    return f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory{', and did not before' if came else ''}"
+    return f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory{', not so before' if came else ''}"
 
 
 def _reasons(levels: dict[str, Floats], row: int) -> str:

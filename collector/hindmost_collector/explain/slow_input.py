@@ -69,4 +69,4 @@ def told_of_stalls(habits: list[Habit], cause: Cause) -> list[str]:
     if not found:
         return []
     times = "1 step" if len(found) == 1 else f"{len(found)} steps"
-    return [f"in {times} nothing hid its {MEASURES[cause.cause]}: {ms(float(np.median(found)))} later still"]
+    return [f"another {ms(float(np.median(found)))} late in {times} in which nothing hid its {MEASURES[cause.cause]}"]

@@ -36,8 +36,8 @@ def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
 
 def _in_turns(why: Cause, turn: float) -> Cause:
     """Another process that shows by its turns on the GPU, each so many ns, in place of what looks like computing."""
-    held_up = f"now here and now there in a step its GPU computes nothing for {ms(turn)}"
-    return replace(why, cause="gpu_contention", partial=None, remark=f"{held_up}, as where another process takes turns")
+    idle = f"its GPU pauses for {ms(turn)} at changing places in a step, as if another process took turns"
+    return replace(why, cause="gpu_contention", partial=None, remark=idle)
 
 
 def known(parts: dict[str, Floats]) -> dict[str, Floats]:

@@ -102,13 +102,13 @@ def _met(run: Run) -> dict[int, set[int]]:
 def told(absent: Absent, doubted: list[Verdict]) -> Verdict:
     """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
     late = sorted({rank for one in doubted for rank in one.ranks})
-    seem = f"{names(late)} {'seems' if len(late) == 1 else 'seem'} late" if late else "transfers seem slow"
+    seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
     return Verdict(
         kind="insufficient_data",
         cause="unknown",
         evidence=(
             missing(absent),
-            f"{seem}, and may have waited for {_it(absent)} unseen: who holds the job back cannot be told",
+            f"{seem}, and may have waited for {_it(absent)}",
         ),
         advice=(remedy(absent),),
     )
@@ -123,8 +123,8 @@ def missing(absent: Absent) -> str:
 def remedy(absent: Absent) -> str:
     """How what is missing would be recorded."""
     return (
-        f"see on the node of {_who(absent)} whether its agent runs and the rank loaded what records its collectives:"
-        " `hindmost doctor` there tells; of an agent that sent to another collector, name that one's directory as well"
+        f"run `hindmost doctor` on the node of {_who(absent)}: it checks the agent and the probe."
+        " If it sent to another collector, name that directory, too"
     )
 
 

@@ -106,7 +106,7 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
-    evidence, advice = lacking.insufficient(ranks, blocks, settings, run.job)
+    evidence, advice = lacking.insufficient(ranks, blocks, settings, run)
     if blocks is None and ranks > 1:
         evidence, advice = lacking.polled(run) or lacking.of_dumps(run) or (evidence, advice)
     told = lacking.patternless(run, settings) if blocks is None else None

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost.isolation import INTERPRETER
+from hindmost.script import split
 
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import GPU_TIME, RUNNING, Job, rows
@@ -26,6 +28,8 @@ _NAMED, _PIDS = 4, 4
 _LATE = ("straggler", "intermittent")
 #: Frameworks whose ranks load batches by torch's DataLoader.
 _TORCH = ("torch", "horovod")
+#: Programs that start Python without naming it.
+_STARTERS = ("torchrun", "accelerate", "deepspeed", "horovodrun")
 #: A GPU as recordings name it, and as ``nvidia-smi -i`` takes it.
 _INDEX, _UUID = re.compile(r"(?:gpu)?(\d+)"), re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]+")
 
@@ -72,11 +76,23 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         with_gpus=_with_gpus(run) or not own,
         job=run.job.id if own else "ID",
         framework=min(frameworks, default=""),
-        python=bool(frameworks) or not own,
+        python=in_python(run),
         runs=own
         and run.job.ended_ns is None
         and run.job.exit_code is None
         and (not len(life) or bool((life == RUNNING).any())),
+    )
+
+
+def in_python(run: Run) -> bool:
+    """Whether ranks are Python processes, as far as frameworks and the command tell."""
+    words = split(run.job.command or "")
+    programs = {word.rpartition("/")[2] for word in words}
+    return (
+        run.job.source != Job.source
+        or not words
+        or bool((run.ranks["framework"] != "").any())
+        or any(word.endswith(".py") or INTERPRETER.fullmatch(word) or word in _STARTERS for word in programs)
     )
 
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from hindmost_collector.explain.telemetry import POWER_CAP
 from hindmost_collector.judgement.verdict import Bound
+from hindmost_collector.judgement.wording import percent
 from hindmost_collector.robust import median
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _of_transfers(blocks: Blocks, settings: Settings) -> Bound | None:
     if not share >= least:  # NaN too
         return None
     beside = ", longer than the backward that hides them" if blocks.overlapped else ""
-    return Bound("communication", f"transfers take {share:.0%} of the typical step{beside}")
+    return Bound("communication", f"transfers are {percent(share)} of the typical step{beside}")
 
 
 def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
@@ -59,16 +60,16 @@ def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
     levels = {text: _typical(blocks, name) for name, text in _MATH.items()}
     math = {text: level for text, level in levels.items() if not np.isnan(level)}
     most = max(math, key=lambda name: math[name], default=None)
-    told = f"SMs active {busy:.0%} of the time, memory at {memory:.0%} of its peak bandwidth"
-    told += f", {most} at {math[most]:.0%} of theirs" if most is not None and math[most] > 0 else ""
+    used = f"SMs active {percent(busy)} of the time, memory at {percent(memory)} of peak bandwidth"
+    used += f", {most} at {percent(math[most])}" if most is not None and math[most] > 0 else ""
     computing = math[most] if most is not None else 0.0
     if memory >= settings.bound_dram and memory >= computing:
-        return Bound("gpu_memory", told)
+        return Bound("gpu_memory", used)
     if busy < settings.bound_sm:
-        return Bound("unknown", f"{told}: GPUs wait, and their kernels are not the limit")
+        return Bound("unknown", f"{used}: GPUs wait for something else")
     if computing < settings.bound_math:
-        return Bound("unknown", f"{told}: kernels run, and neither memory nor arithmetic is near its limit")
-    return Bound("gpu_compute", told)
+        return Bound("unknown", f"{used}: neither memory nor arithmetic is near its limit")
+    return Bound("gpu_compute", used)
 
 
 def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
@@ -76,10 +77,10 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
     touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
     if np.isnan(touched) or np.isnan(reasons):
         return None
-    told = f"memory is touched for {touched:.0%} of the time"
+    used = f"memory is accessed {percent(touched)} of the time"
     if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
-        return Bound("unknown", f"{told}, and how fast was not sampled: the GPU performance monitor tells")
-    return Bound("gpu_compute", f"GPUs are at their power limit, and {told} only")
+        return Bound("unknown", f"{used}; its bandwidth was not sampled (that takes the GPU performance monitor)")
+    return Bound("gpu_compute", f"GPUs are at their power limit; {used}")
 
 
 def _typical(blocks: Blocks, name: str) -> float:

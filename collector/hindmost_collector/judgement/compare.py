@@ -123,7 +123,7 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """In what else the two differ, so that a change need not be the one that was meant."""
     told = {"world_size": "number of ranks", "nodes": "number of nodes"}
     unlike = [
-        f"the {what} differs: {a[name]} and {b[name]}"
+        f"{what} differs: {a[name]} and {b[name]}"
         for name, what in told.items()
         if a.get(name) != b.get(name) and None not in (a.get(name), b.get(name))
     ]

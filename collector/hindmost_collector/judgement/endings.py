@@ -39,7 +39,7 @@ def sentence(run: Run) -> str | None:
     elif first:
         told.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
     elif len(gone):
-        told.append(f"{_who(run, gone)} were killed or crashed{how or ', nobody knows which first'}")
+        told.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
     return "; ".join(told + killed)
 
@@ -100,4 +100,8 @@ def _out_of_memory(run: Run) -> list[str]:
         return []
     found = Metrics.of(run).series("hindmost_node_oom_kills_total")
     killed = {one.node: int(one.values[-1] - one.values[0]) for one in found if len(one.values)}
-    return [f"the kernel of {node} killed {count} for want of memory" for node, count in killed.items() if count > 0]
+    return [
+        f"{node} ran out of memory: its kernel killed {count} process{'es' * (count > 1)}"
+        for node, count in killed.items()
+        if count > 0
+    ]

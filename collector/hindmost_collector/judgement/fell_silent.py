@@ -26,7 +26,7 @@ _BUSY = 0.5
 #: A name where one stands alone needs so many that stand together.
 _TOGETHER = 2
 #: Most source lines reported at which ranks stand, those of most ranks first.
-_TOLD = 8
+_SHOWN = 8
 
 
 def find(run: Run, step_ns: float, settings: Settings) -> tuple[list[Verdict], list[str]]:
@@ -36,11 +36,10 @@ def find(run: Run, step_ns: float, settings: Settings) -> tuple[list[Verdict], l
     quiet_ns = _quiet(run)
     if quiet_ns is None or quiet_ns < settings.patience_ns(step_ns):
         return [], []
-    told = f"nothing ended in the last {quiet_ns / 1e9:.1f} s of the recording, though GPUs were at work in them"
+    quiet = f"no operation ended in the last {quiet_ns / 1e9:.1f} s of the recording, while GPUs were busy"
     stood = _standing(run)
     if not stood:
-        remedy = "dumps of py-spy, or of PyTorch's Flight Recorder, taken then would tell whether it hung and for whom"
-        return [], [f"{told}: {remedy}."]
+        return [], [f"{quiet}: dumps of py-spy or of PyTorch's Flight Recorder from then would show a hang"]
     steps = training(run.steps)
     stopped = Verdict(
         kind="hang",
@@ -48,9 +47,9 @@ def find(run: Run, step_ns: float, settings: Settings) -> tuple[list[Verdict], l
         since_step=int(steps["step"].max()) + 1 if rows(steps) else None,
         confidence=0.6,
         evidence=(
-            told,
-            *(f"{names(ranks)} {'is' if len(ranks) == 1 else 'are'} at {line}" for line, ranks in stood[:_TOLD]),
-            "no readable dump tells which operations were open, so that nobody is named",
+            quiet,
+            *(f"{names(ranks)} {'is' if len(ranks) == 1 else 'are'} at {line}" for line, ranks in stood[:_SHOWN]),
+            "no readable dump shows the open operations: no rank is named",
         ),
         advice=(_advice(stood),),
     )
@@ -85,5 +84,5 @@ def _standing(run: Run) -> list[tuple[str, list[int]]]:
 def _advice(stood: list[tuple[str, list[int]]]) -> str:
     (_, most), (line, few) = stood[0], stood[-1]
     if len(stood) == _TOGETHER and len(few) == 1 and len(most) >= _TOGETHER:
-        return f"see what {names(few)} waits for at {line}: all others stand elsewhere, at one line"
-    return "see which of these lines is no wait for others: whoever stands there is waited for"
+        return f"find out what {names(few)} waits for at {line}: all others are at another line"
+    return "find the line that is no wait for others: the others wait for the ranks there"

@@ -32,14 +32,14 @@ _SELDOM = 0.125
 _MOSTLY = 0.5
 
 #: Most segments of the steps that are reported.
-_TOLD = 4
+_SHOWN = 4
 
 #: Kinds of verdicts on who comes late.
 _LATE = ("straggler", "intermittent")
 
 _REMEDY = (
-    "record when each operation was launched, and a log of the steps beside it: `hindmost run -- COMMAND` does;"
-    " NCCL_INSPECTOR_DUMP_VERBOSE=1 of NCCL Inspector tells when operations were launched"
+    "record launches and a log of the steps: `hindmost run -- COMMAND`,"
+    " or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1"
 )
 
 
@@ -124,16 +124,14 @@ def _gathers(blocks: Blocks) -> bool:
 
 def _abstaining(late: Sequence[Verdict]) -> Verdict:
     """No rank is named, and none cleared."""
-    told = "; ".join(f"{names(one.ranks)} {_when(one)}" for one in late[:_TOLD])
-    who = "who comes later than the others is not the same throughout"
+    found = "; ".join(f"{names(one.ranks)} {_when(one)}" for one in late[:_SHOWN])
+    who = "ranks are late in turn"
     if len({one.ranks for one in late}) == 1:
-        who = "one comes later than the others, for a part of the steps only"
-    unknown = (
-        "launches were not recorded: whether they have more to do, or hosts were behind for a while, cannot be told"
-    )
+        who = "one rank is late in a part of the steps"
+    unknown = "launches were not recorded: more work, or a CPU that was behind for a while"
     return Verdict(
         kind="insufficient_data",
-        evidence=(f"{who}: {told}", unknown),
+        evidence=(f"{who}: {found}", unknown),
         advice=(_REMEDY,),
     )
 

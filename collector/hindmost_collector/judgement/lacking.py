@@ -10,7 +10,8 @@ from hindmost.script import split
 
 from hindmost_collector import align, coded
 from hindmost_collector.detectors import hang
-from hindmost_collector.judgement.wording import names
+from hindmost_collector.judgement.advice import in_python
+from hindmost_collector.judgement.wording import names, percent
 from hindmost_collector.model import ERROR, NONBLOCKING, Job, rows
 from hindmost_collector.timeline.operation_names import is_synchronising
 
@@ -20,24 +21,23 @@ if TYPE_CHECKING:
     from hindmost_collector.timeline.blocks import Blocks
 
 
-def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, job: Job) -> tuple[str, str]:
+def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
     """What is missing, and how to get it."""
+    job = run.job
     own = job.source == Job.source
     if ranks < 2 and not own:
         return _too_few_recorded(ranks, job)
     if ranks == 0:
         return _none_seen(job)
     if ranks == 1:
-        return _one_seen(blocks, job)
+        return _one_seen(blocks, run)
     if blocks is None or len(blocks.steps) == 0:
         return (
-            f"{ranks} ranks were seen, but no step and no collective that repeats on two of them",
-            "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
-            if own
-            else f"{job.source} did not record enough of it; `hindmost run -- COMMAND` records it all",
+            f"{ranks} ranks, but no step and no collective that repeats on two of them",
+            _mark(run) if own else f"{job.source} did not record enough: record the job with `hindmost run -- COMMAND`",
         )
-    of_which = "after warm-up, of" if blocks.warmup else "(start-up among them) of"
-    few = f"{_count(len(blocks.steps), 'step')} {of_which} {ranks} ranks: too few to tell a habit from an accident"
+    of_which = "after warm-up" if blocks.warmup else "with start-up"
+    few = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
     return f"{few}{_so_far(blocks)}", _more(settings.min_steps, job)
 
 
@@ -53,7 +53,7 @@ def _so_far(blocks: Blocks) -> str:
     most = int(np.argmax(often))
     if often[most] < _MOST * len(blocks.steps) or not blocks.caused[most].any():
         return ""
-    return f"; rank {int(blocks.ranks[most])} kept the others waiting longest in {int(often[most])} of them"
+    return f"; others waited longest for rank {int(blocks.ranks[most])} in {int(often[most])} of them"
 
 
 def _more(steps: int, job: Job) -> str:
@@ -62,8 +62,8 @@ def _more(steps: int, job: Job) -> str:
         return f"let the job run for {steps} steps or more"
     found = f"record {steps} steps or more"
     if "Kineto" in (job.source or ""):  # start-up is in what a profiler saw
-        return f"{found}, such as by `torch.profiler.schedule(wait=1, warmup=1, active={steps + 2})`"
-    return f"{found}, such as by `hindmost run -- COMMAND`"
+        return f"{found}: `torch.profiler.schedule(wait=1, warmup=1, active={steps + 2})`"
+    return f"{found}: `hindmost run -- COMMAND`"
 
 
 def polled(run: Run) -> tuple[str, str] | None:
@@ -76,25 +76,29 @@ def polled(run: Run) -> tuple[str, str] | None:
     if not started:
         return None
     calls = _count(started, "nonblocking collective call")
-    seen = f"{rows(run.ranks)} ranks were seen, and {calls}, but no waits of all ranks for any"
-    in_fortran = "in Fortran, complete them by MPI_Wait or MPI_Waitall, not by MPI_Test"
+    python = "with hindmost.step():"
     return (
-        f"{seen}: who waits for whom cannot be told",
-        f"in Python, write `with hindmost.step():` around each iteration; {in_fortran}",
+        f"{rows(run.ranks)} ranks, {calls}, and no wait of all ranks for one: which rank waits is not known",
+        f"mark iterations (`{python}`)" if in_python(run) else "complete them by MPI_Wait or MPI_Waitall, not MPI_Test",
     )
 
 
-def _one_seen(blocks: Blocks | None, job: Job) -> tuple[str, str]:
+def _mark(run: Run) -> str:
+    """How the steps of a job are recognised."""
+    if in_python(run):
+        return "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
+    return "run collectives in each iteration: steps are found by collectives that repeat"
+
+
+def _one_seen(blocks: Blocks | None, run: Run) -> tuple[str, str]:
     """Why one rank is too few, and what would show the others."""
+    job = run.job
     of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
-    alone = f"one rank{of_all} was seen: there is nobody to compare it with"
+    alone = f"one rank{of_all} was seen: no other rank to compare it with"
     if of_all:
-        return alone, "the others must inherit this command's environment (sudo, ssh and containers drop it)"
+        return alone, "let the others inherit this command's environment (sudo, ssh and containers drop it)"
     if blocks is None or len(blocks.steps) == 0:
-        return f"{alone}, and it made no step that is recognised", (
-            "run more than one rank, and write `for batch in hindmost.steps(loader):`, or `with hindmost.step():`"
-            " around each iteration"
-        )
+        return f"{alone}, and no step was recognised", f"run more than one rank; {_mark(run)}"
     return alone, "run more than one rank"
 
 
@@ -103,11 +107,11 @@ def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
     if ranks == 0:
         return (
             f"{job.source} alone: no rank's collectives or steps",
-            "put what the ranks recorded beside it and name the folder; `hindmost run -- COMMAND` records it all",
+            "add what the ranks recorded to the folder, or record the job with `hindmost run -- COMMAND`",
         )
     of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
     return (
-        f"one rank{of_all} is recorded here: there is nobody to compare it with",
+        f"one rank{of_all} is recorded here: no other rank to compare it with",
         "name the folder that holds the files of all ranks",
     )
 
@@ -120,53 +124,48 @@ def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | N
     joined = align.grid(run)
     if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
         return None
-    met = f"{joined.columns:,} collectives were recorded by all of the {len(joined.ranks)} ranks that they join"
-    found = [f"{met}, in no pattern that repeats: where a step ends cannot be told"]
+    met = f"{joined.columns:,} collectives of {len(joined.ranks)} ranks"
+    found = [f"{met}, in no pattern that repeats: where a step ends is not known"]
     whole = joined.duration[:, ~np.isnan(joined.duration).any(axis=0)]
     if joined.group.shape[1] == 1 and len(np.unique(joined.group)) == 1 and whole.shape[1] >= settings.min_steps:
         last = np.bincount(np.argmin(whole, axis=0), minlength=len(joined.ranks)) / whole.shape[1]
         most = int(np.argmax(last))
         if last[most] >= settings.min_latest:
             found.append(
-                f"rank {int(joined.ranks[most])} came last in {last[most]:.0%} of them, at an unknown cost a step"
+                f"rank {int(joined.ranks[most])} is last in {percent(last[most])} of them, at an unknown cost per step"
             )
     own = run.job.source == Job.source
-    mark = "write `with hindmost.step():` around each iteration"
-    return tuple(
-        found
-    ), mark if own else "put a log of the steps beside it, or let `hindmost run -- COMMAND` record the job"
+    return tuple(found), _mark(run) if own else "add a log of the steps, or record it with `hindmost run -- COMMAND`"
 
 
 def of_dumps(run: Run) -> tuple[str, str] | None:
     """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
     if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
         return None
-    slow = "dumps do not tell who is slow: `hindmost run -- COMMAND` does"
+    slow = "to find a slow rank, record the job with `hindmost run -- COMMAND`"
     seen = f"the dumps of {rows(run.ranks)} ranks"
     if not rows(run.in_flight):
-        return f"{seen} have no operation that was open: nobody waited in one when they were written", slow
+        return f"{seen} have no open operation: no rank waited in one then", slow
     moment = hang.of_a_moment(run)
     if moment is None:
-        return f"what was open in {seen} does not tell who did not come", slow
+        return f"the operations open in {seen} do not show which rank is late", slow
     who = f"{names(moment.victims)} {'is' if len(moment.victims) == 1 else 'are'} in {moment.op} number {moment.seq}"
-    when = "when the dumps were written, soon after: a job at work shows that, too"
     return (
-        f"{who}, which {names(moment.ranks)} had not entered {when}",
-        f"write the dumps once more, half a minute later: what is open still hangs; {slow}",
+        f"{who}, {names(moment.ranks)} not yet: the dumps came too soon after to call it a hang",
+        f"write the dumps again half a minute later: what is still open hangs; {slow}",
     )
 
 
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.
 _INHERIT = (
-    "ranks are seen where they inherit this command's environment (sudo, ssh and containers drop it) and run steps"
-    " or collectives; the job's stderr says what failed, `hindmost doctor` what can be seen here"
+    "let ranks inherit this command's environment (sudo, ssh and containers drop it)."
+    " `hindmost doctor` says what can be seen here"
 )
 
 #: The same where the probe was in a process all the same.
 _UNTRAINED = (
-    "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration; where another"
-    " process trains, it must inherit this command's environment (sudo, ssh and containers drop it); the job's stderr"
-    " says what failed"
+    "write `with hindmost.step():` around each iteration."
+    " If another process trains, let it inherit this command's environment (sudo, ssh and containers drop it)"
 )
 
 
@@ -177,10 +176,10 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if job.command is None:
         return (
             "no rank was seen",
-            "put `hindmost run --` before the command that launches the ranks; `hindmost doctor` says what can be seen",
+            "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen",
         )
     if job.entered:
-        seen = "the probe was in a Python process, which made no step and no collective that is seen"
+        seen = "a Python process loaded the probe, but ran no known step or collective"
         return f"no rank was seen: {seen}", _UNTRAINED
     isolated = isolation.option(split(job.command))
     if isolated:
@@ -202,10 +201,10 @@ def ended_early(run: Run, steps: int) -> tuple[str, str]:
     found += [_count(calls, "collective call")] if calls else []
     recorded = " and ".join(found) or "no step and no collective"
     ranks = rows(run.ranks)
-    few = "one rank: there is nobody to compare it with" if ranks == 1 else "too few to judge"
+    few = "no other rank to compare it with" if ranks == 1 else "too few to judge"
     interrupted = run.job.interrupted_by
     end = "was interrupted" if interrupted else "failed"
-    advice = "let the job run for longer" if interrupted else "read what the job itself said before it ended"
+    advice = "let the job run for longer" if interrupted else "read the job's own output"
     were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
     return (
         f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {end}: {few}",

@@ -45,10 +45,10 @@ class Majority:
 
     def __str__(self) -> str:
         """What is known of ranks that are ahead from the start."""
-        are, have = ("is", "it has") if len(self.ahead) == 1 else ("are", "they have")
+        are, less = ("is", "has") if len(self.ahead) == 1 else ("are", "have")
         by = f"{ms(self.by_ns)} per step ({percent(self.by_ns / self.step_ns)})"
-        who = f"{names(self.ahead)} {are} {by} ahead of the other {len(self.ranks)} from the start"
-        return f"{who}: {have} less work, or the others are slow"
+        who = f"{names(self.ahead)} {are} {by} ahead of the other {len(self.ranks)}"
+        return f"{who}, and {less} less work, or the others are slow"
 
 
 def find(blocks: Blocks, settings: Settings) -> Majority | None:
@@ -107,7 +107,8 @@ def verdict(most: Majority, change: whatif.Change, alone: Verdict | None, blocks
 
 def beside(balanced: Verdict, most: Majority) -> Verdict:
     """The verdict that names no rank, with what is known of the few ahead; it clears none."""
-    return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence))
+    advice = f"compare batches and clocks of {names(most.ahead)} with those of the others"
+    return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence), advice=(advice,))
 
 
 def _of_one_time(habits: list[Habit]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from hindmost_collector.judgement import absent
 from hindmost_collector.judgement.verdict import STOPS, Verdict
-from hindmost_collector.judgement.wording import ms, names
+from hindmost_collector.judgement.wording import ms, names, percent
 from hindmost_collector.model import Job, rows
 from hindmost_collector.robust import lower_median, median
 from hindmost_collector.timeline import blocks as blocks_of
@@ -40,7 +40,7 @@ _MAY_HIDE = 0.05
 _AS_LONG = 0.5
 
 #: What to do about it.
-_REMEDY = "record who waits for whom: `hindmost run -- COMMAND` does, or NCCL Inspector's logs of the same steps"
+_REMEDY = "record waits, too: `hindmost run -- COMMAND`, or NCCL Inspector's logs of the same steps"
 
 
 def without_doubtful(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
@@ -65,11 +65,10 @@ def unclear(run: Run, blocks: Blocks) -> Verdict | None:
     share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
     if not share >= _MAY_HIDE:
         return None
-    spent = f"{share:.0%} of a step of {ms(blocks.step_ns)} is in backward"
-    waits = "in which a rank waits for the others as well as works, and nothing tells how long"
+    spent = f"backward, {percent(share)} of a step of {ms(blocks.step_ns)}, is work and wait in one"
     return Verdict(
         kind="insufficient_data",
-        evidence=(f"a log of the steps is all there is to judge by: {spent}, {waits}", *_longer(blocks)),
+        evidence=(f"only a log of the steps was recorded: {spent}", *_longer(blocks)),
         advice=(_REMEDY,),
     )
 
@@ -151,9 +150,8 @@ def _longer(blocks: Blocks) -> list[str]:
         return []
     late = blocks.ranks[beyond >= _AS_LONG * most].tolist()
     take = "takes" if len(late) == 1 else "take"
-    which = "which of them is slow" if len(late) > 1 else "whether it is slow"
-    why = "groups that split a model wait for each other there, stages of a pipeline do other work"
-    return [f"{names(late)} {take} up to {ms(most)} longer in forward than others: {why}; {which} is not known"]
+    why = "slow, or waiting in a model-parallel group, or another stage of a pipeline"
+    return [f"{names(late)} {take} up to {ms(most)} longer in forward than others: {why}"]
 
 
 def _phase(blocks: Blocks, name: str) -> Floats | None:

@@ -36,9 +36,9 @@ def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | Non
     if found is None or stop.kind != "hang" or found.comm != stop.comm:
         return stopped
     (parted,) = of_mismatch(found, run)
-    told, _ = parted.evidence
+    ran, _ = parted.evidence
     victims = tuple(sorted({*found.ranks, *found.others} - {*found.named}))
-    return replace(parted, victims=victims, confidence=stopped.confidence, evidence=(told, *stopped.evidence[:1]))
+    return replace(parted, victims=victims, confidence=stopped.confidence, evidence=(ran, *stopped.evidence[:1]))
 
 
 def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_collector.judgement import absent
 from hindmost_collector.judgement.verdict import STOPS, Verdict
-from hindmost_collector.judgement.wording import names
+from hindmost_collector.judgement.wording import names, percent
 from hindmost_collector.model import Job, Unseen, rows
 from hindmost_collector.timeline import blocks as blocks_of
 
@@ -66,9 +66,9 @@ def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
     lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
     if blocks.evidence != blocks_of.PHASES or run.job.source == Job.source or not lacking:
         return None
-    told = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
-    remedy = f"put the log of the steps{_of(lacking)} beside the others'; `hindmost run -- COMMAND` records every rank"
-    return Verdict(kind="insufficient_data", evidence=(told,), advice=(remedy,))
+    late = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
+    remedy = f"add the log of the steps{_of(lacking)}; `hindmost run -- COMMAND` records every rank"
+    return Verdict(kind="insufficient_data", evidence=(late,), advice=(remedy,))
 
 
 def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
@@ -86,7 +86,7 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
 
 def _recorded_no_steps(lacking: list[int]) -> str:
     who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
-    return f"of {who} no steps are in this recording: whether the others wait for {_them(lacking)} cannot be told"
+    return f"the steps of {who} are not recorded: others may wait for {_them(lacking)}"
 
 
 def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
@@ -98,12 +98,9 @@ def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
     others = f"{count} other ranks are" if count > 1 else "1 other rank is" if count else "others are"
     who = f" ({names(lacking.ranks)})" if 0 < count < _NAMED else ""
     whom = "it" if count == 1 else "one of them"
-    told = (
-        f"no rank of the {seen} seen holds the job back; {others} not in this recording{who}:"
-        f" whether these wait for {whom} cannot be told"
-    )
+    late = f"no rank of the {seen} recorded is late, but they may wait for {whom}: {others} not recorded{who}"
     remedy = absent.remedy(lacking)
-    return replace(one, kind="insufficient_data", evidence=(told, *one.evidence), advice=(remedy,))
+    return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
 
 
 def _with(one: Verdict, lacking: Unseen) -> Verdict:
@@ -119,28 +116,25 @@ def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
     """A part of a job clears no rank of what happened in the rest."""
     if one.kind != "balanced" or lacking.judged >= _NEARLY_ALL:
         return one
-    told = f"files of some ranks are cut: all ranks have {lacking.judged:.0%} of the job, in which nobody is late"
-    rest = "who is late in the rest cannot be told"
-    remedy = "put the files of all ranks, whole, beside each other"
-    return Verdict(kind="insufficient_data", evidence=(f"{told}; {rest}", *one.evidence), advice=(remedy,))
+    cut = f"some files are cut: only {percent(lacking.judged)} of the job is in all files; no rank is late there"
+    remedy = "give the whole files of all ranks"
+    return Verdict(kind="insufficient_data", evidence=(cut, *one.evidence), advice=(remedy,))
 
 
 def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
-    waits = _awaited(lacking) if waited else f"whether the others wait for {_them(lacking.ranks)} cannot be told"
+    waits = _awaited(lacking) if waited else f"others may wait for {_them(lacking.ranks)}"
     return Verdict(kind="insufficient_data", evidence=(_missing(lacking), waits), advice=(_remedy(lacking),))
 
 
 def _missing(lacking: Unseen) -> str:
     who = names(lacking.ranks) if lacking.ranks else "some ranks"
-    return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from the recording, in whole or for most of it"
+    return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from most of the recording"
 
 
 def _awaited(lacking: Unseen) -> str:
-    who = f"{names(lacking.ranks)}, which was not seen," if len(lacking.ranks) == 1 else "one of those not seen"
-    return (
-        f"all that were recorded wait at once for {lacking.together:.0%} of the time, beyond what transfers take:"
-        f" {who} is likely the one they wait for"
-    )
+    who = names(lacking.ranks) if len(lacking.ranks) == 1 else "a missing rank"
+    share = percent(lacking.together or 0.0)
+    return f"all recorded ranks wait at once for {share} of the time, transfers apart: likely for {who}"
 
 
 def _them(ranks: Sequence[int]) -> str:
@@ -152,4 +146,4 @@ def _of(ranks: Sequence[int]) -> str:
 
 
 def _remedy(lacking: Unseen) -> str:
-    return f"put the files{_of(lacking.ranks)}, whole, beside the others'; `hindmost run -- COMMAND` records every rank"
+    return f"add the whole files{_of(lacking.ranks)}; `hindmost run -- COMMAND` records every rank"

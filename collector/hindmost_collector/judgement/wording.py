@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_collector.explain.causes import MEASURES
+from hindmost_collector.explain.causes import MEASURES, NOW_AND_THEN
 from hindmost_collector.explain.sharing import NEEDS, OFF
 from hindmost_collector.model import AMOUNTS, OTHER, PHASES
 from hindmost_collector.robust import median
@@ -113,6 +113,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
             found.append(f"others wait longest for {who} in {int(most.sum())} of {len(most)} steps")
     if habits[0].outer is not None:
         found.append(f"in addition to its usual delay of {ms(habits[0].outer.excess)} per step")
+    if two := _two(habits[0].excess, cause):
+        found = [f"two causes at once: {two}", *found]
     whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys(found)) + [whose + line for line in shares(habits[0].excess, cause)] + left
@@ -126,7 +128,8 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     found = []
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
         if name in blocks.parts and len(others):
-            mine, theirs = (float(median(blocks.parts[name][some, span])) for some in (rows, others))
+            part = np.nan_to_num(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
+            mine, theirs = (float(median(part[some, span])) for some in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
                 found.append((what, mine, theirs))
     return sorted(found, key=lambda one: one[2] - one[1])[:1]
@@ -158,7 +161,7 @@ def together(excess: float, cause: Cause) -> list[str]:
 
 #: What it means that one of these explains most.
 _NOT_KNOWN = {
-    "blocked": "it was asleep or blocked; what it waited for was not measured",
+    "blocked": "it was off the CPU; what it waited for was not measured",
     "idle": "its GPU was idle: its CPU launched work late (cause not measured)",
 }
 
@@ -202,13 +205,17 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
     if not known:
         return ["no measurement explains the delay"]
     found = f"{ms(excess)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
-    two = " and ".join(MEASURES[name] for name in together(excess, cause))
-    if two:
-        return [f"two causes at once: {two}", found]
+    if _two(excess, cause):
+        return [found]
     if named or cause.remark or cause.explained is None:
         return [found, *_covered(excess, cause, per)]
     little = f"no single cause: the largest explains {percent(cause.explained)} of the delay"
     return [found, _NOT_KNOWN.get(cause.partial or "", little)]
+
+
+def _two(excess: float, cause: Cause) -> str:
+    """``input and computing``: two causes at once; empty where there is one, or none."""
+    return " and ".join(MEASURES[name] for name in together(excess, cause))
 
 
 #: Causes of which a part may be hidden: the host is at them while its GPU still works.
@@ -274,9 +281,9 @@ def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
 
 def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     """Evidence for a slow link."""
-    beside = "other groups" if found.sisters else "before, after and in other groups"
-    took = f"{ms(found.usual + found.excess)} per step in the group of {names(ranks)}, {ms(found.usual)} {beside}"
-    lines = [f"transfers: {took}", "the ranks of the group arrive together"]
+    others = "others" if found.sisters else "others, before and after"
+    took = f"{ms(found.usual + found.excess)} in the group of {names(ranks)}, {ms(found.usual)} in {others}"
+    lines = [f"transfers per step: {took}", "the ranks of the group arrive together"]
     if found.hidden:
         lines.append(f"{ms(found.shown)} of the extra {ms(found.excess)} cost time; computing hides the rest")
     return lines

@@ -75,7 +75,7 @@ _EXPLAINED = {
     "last to arrive": "share of collectives",
     "CPU queue": "ready to run, no free CPU",
     "queue in step": "ready to run, no free CPU",
-    "off CPU": "asleep or blocked",
+    "off CPU": "self time not on a CPU",
     "other": "in no marked phase",
 }
 #: Columns that are no times, and so need no caption.
@@ -87,7 +87,7 @@ def caption(titles: Sequence[str]) -> str:
     if _NO_TIMES.issuperset(titles):
         return ""
     explained = [f"{title}: {_EXPLAINED[title]}" for title in titles if title in _EXPLAINED]
-    return "; ".join(["ms per step (medians)", *explained])
+    return ". ".join(["ms per step (medians)", *explained])
 
 
 #: The columns in which the numbers of a cause are; of the first of these that was measured.

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 _ADVICE = 3
 #: A named rank that is less sure than this is called likely.
 _LIKELY = 0.75
+#: A measurement that explains so much of a delay is named though it is not the cause; from the second on alone.
+_MUCH, _NEARLY_ALL = 0.5, 0.8
 #: Nodes that a head line lists.
 _NODES = 2
 
@@ -117,14 +119,27 @@ _DOING = {
 
 
 #: The same of an unknown cause, by the measurement that explains most of the delay.
-_PARTLY = {"blocked": "asleep or blocked, cause unknown", "idle": "launching GPU work late, cause unknown"}
+_PARTLY = {"blocked": "off the CPU, cause unknown", "idle": "launching GPU work late, cause unknown"}
 
 
 def doing(one: Mapping[str, Any]) -> str:
     """What a verdict's cause says that its ranks do."""
     cause = one.get("cause") or "unknown"
-    words = _DOING.get(cause, cause) if cause != "unknown" else _PARTLY.get(one.get("partial") or "", _DOING[cause])
+    words = (
+        _DOING.get(cause, cause) if cause != "unknown" else _unknown(one.get("partial"), one.get("explained") or 0.0)
+    )
     return words if len(one["ranks"]) < 2 else words.replace("its ", "their ")
+
+
+def _unknown(most: str | None, explained: float) -> str:
+    """What is known of an unknown cause: the measurement that explains most, if that is much."""
+    if most in _PARTLY:
+        return _PARTLY[most]
+    if most in _DOING and explained >= _MUCH:
+        return (
+            f"{_DOING[most]}, cause unknown" if explained >= _NEARLY_ALL else f"no single cause, mostly {_DOING[most]}"
+        )
+    return _DOING["unknown"]
 
 
 def _interval(one: Mapping[str, Any]) -> str:
@@ -132,6 +147,11 @@ def _interval(one: Mapping[str, Any]) -> str:
     if since is None:
         return ""
     return f", since step {since}" if until is None else f", steps {since} to {until}"
+
+
+def _later(one: Mapping[str, Any]) -> str:
+    """The same of what holds for the whole job, where it does not."""
+    return _interval(one) if one.get("since_step") or one.get("until_step") is not None else ""
 
 
 def _slow(one: Mapping[str, Any], who: str) -> tuple[str, str]:
@@ -149,13 +169,12 @@ def _link(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
-    waiting = headline.count(len(one["victims"]), "rank") + (" waits" if len(one["victims"]) == 1 else " wait")
     if not one["victims"]:
         return "HUNG", f"{step}no rank makes progress"
     if not who:
-        return "HUNG", f"{step}{waiting} in one operation"
+        return "HUNG", f"{step}{headline.count(len(one['victims']), 'rank')} wait in one operation"
     likely = "" if (one.get("confidence") or 1.0) >= _LIKELY else ", likely,"
-    return "HUNG", f"{step}{who}{likely} did not arrive; {waiting}"
+    return "HUNG", f"{step}{who}{likely} did not arrive"
 
 
 def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
@@ -166,7 +185,7 @@ def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
     sure = one.get("confidence")
     if sure is not None and sure <= UNSURE:
-        return "UNSURE", "no rank can be named or cleared"
+        return "UNSURE", "cannot say whether a rank is slow"
     return "OK", "no rank is slow"
 
 
@@ -176,11 +195,11 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "hang": _hung,
     "desync": _diverged,
     "slow_link": _link,
-    "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_interval(one)}"),
-    "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_interval(one)}"),
-    "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_interval(one)}"),
+    "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_later(one)}"),
+    "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_later(one)}"),
+    "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
     "balanced": _balanced,
-    "insufficient_data": lambda *_: ("UNSURE", "no rank can be named or cleared"),
+    "insufficient_data": lambda *_: ("UNSURE", "cannot say whether a rank is slow"),
 }
 
 

@@ -115,9 +115,8 @@ def _left_out(strangers: Sequence[Sample], understood: Sequence[Path]) -> list[s
     odd = sorted(head.path.name for head in strangers if _shape(head.path.name) in shapes)
     if not odd:
         return []
-    told = f"{', '.join(odd[:4])}{f' and {len(odd) - 4} more' if len(odd) > 4 else ''}"
-    do = "it does" if len(odd) == 1 else "they do"
-    return [f"{told}: left out, for {do} not hold what the others of that name do."]
+    which = f"{', '.join(odd[:4])}{f' and {len(odd) - 4} more' if len(odd) > 4 else ''}"
+    return [f"{which}: left out; not the format of the other files of that name."]
 
 
 def _shape(name: str) -> str:

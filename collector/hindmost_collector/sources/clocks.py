@@ -215,4 +215,4 @@ def _note(offsets: dict[int, int]) -> str:
         for rank, ns in sorted(offsets.items())[:4]
     ]
     more = f"; and so for {len(offsets) - 4} more" if len(offsets) > 4 else ""
-    return f"{'; '.join(told)}{more}: set right by what they did together."
+    return f"{'; '.join(told)}{more}: corrected by their common operations."

@@ -39,7 +39,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     ranks = _ranks(runs)
     notes = [note for run in runs for note in run.notes]
     if chosen["collectives"] is not None and (chosen["collectives"]["duration_ns"] < 0).all():
-        notes.append("Nothing here says how long collectives took: who waits for whom cannot be told.")
+        notes.append("No file says how long collectives took: which rank waits is not known.")
     if chosen["collectives"] is not None:
         operations = with_what_others_saw(chosen["collectives"], [run.collectives for run in runs])
         if "elements" in operations:
@@ -206,7 +206,7 @@ def _open_when_written(run: Run) -> Run:
     later = (found != UNMEASURED) & logged_to & (changed - found >= _MEANWHILE * usual)
     if not later.any():
         return run
-    note = "Waiting is counted up to when dumps were written: no rank made a step since their newest operation."
+    note = "Waits count up to the writing of the dumps: no rank made a step after their newest operation."
     looked = {**run.in_flight, "observed_ns": np.where(later, changed, found)}
     return replace(run, in_flight=looked, notes=(*run.notes, note))
 
@@ -219,7 +219,7 @@ def _looked_at_to_the_end(run: Run) -> Run:
     later = last > np.maximum(found, run.in_flight["start_ns"])
     if not later.any():
         return run
-    note = "Waiting is counted up to the recording's last sample: what a dump found open had not ended by then."
+    note = "Waits count up to the last sample: operations that a dump found open had not ended by then."
     looked = {**run.in_flight, "observed_ns": np.where(later, last, found)}
     return replace(run, in_flight=looked, notes=(*run.notes, note))
 
@@ -241,5 +241,5 @@ def _with_gpus_by_index(run: Run) -> Run:
         first = numbers[0]
     uuid = np.array([gpu(int(rank) - first) for rank in run.ranks["rank"]])
     whose = f"rank {first} + i's" if first else "rank i's"
-    note = f"GPU samples name GPUs by index: GPU i is taken to be {whose}."
+    note = f"GPU samples have an index only: GPU i is assumed to be {whose}."
     return replace(run, ranks={**run.ranks, "gpu_uuid": uuid}, notes=(*run.notes, note))

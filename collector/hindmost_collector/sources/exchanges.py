@@ -204,5 +204,4 @@ def told(exchanges: Exchanges | None) -> list[str]:
     if exchanges is None:
         return []
     each = len(exchanges.tables[0]["rank"])
-    known = "it is known when each rank came, and nobody leaves before the last has come"
-    return [f"What all ranks send each other at once is told as {each:,} all-to-alls: {known}."]
+    return [f"Simultaneous sends of all ranks to each other are counted as {each:,} all-to-alls."]

@@ -76,7 +76,7 @@ def load(files: Sequence[Path]) -> Run:
             _take(timeline, event, at)
     strays = _leave_strays_out(timeline)
     if not timeline.rows:
-        raise UsageError(f"{files[0]}: a Horovod timeline without one negotiation: nobody can be told apart")
+        raise UsageError(f"{files[0]}: a Horovod timeline without negotiations: ranks cannot be distinguished")
     size = max(row[0] for row in timeline.rows) + 1
     comm = int.from_bytes(hashlib.blake2b(b"horovod", digest_size=8).digest(), "little")
     return Run(
@@ -159,7 +159,7 @@ def _collectives(timeline: _Timeline, comm: int) -> Table:
 
 
 def _notes(timeline: _Timeline, torn: bool, skipped: int) -> tuple[str, ...]:
-    notes = ["A Horovod timeline is rank 0's: of other ranks it holds when each was ready, nothing else."]
+    notes = ["A Horovod timeline is of rank 0: of other ranks it only has when each was ready."]
     if timeline.negotiated < timeline.operations:
         shown = f"{timeline.negotiated} of {timeline.operations}"
         notes.append(f"Only {shown} operations show who was ready when; HOROVOD_CACHE_CAPACITY=0 shows all.")

@@ -325,7 +325,7 @@ def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Rea
     expected = int(np.ptp(numbered) + 1) * len(np.unique(collectives["rank"])) if len(numbered) else 0
     if reading.every == 1 and len(np.unique(c["comm"])) == 1 and expected > len(numbered):
         missed = expected - len(numbered)
-        notes.append(f"Inspector missed {missed} of {expected} operations: it keeps the latest at each look.")
+        notes.append(f"Inspector missed {missed} of {expected} operations: it keeps only the latest.")
     if untrue := reading.nonsense:
         notes.append(f"{untrue:,} line{'s' * (untrue > 1)} of the {NAME} that cannot be true left out.")
     if torn := reading.torn:

@@ -37,10 +37,8 @@ def told(names: set[str]) -> list[str]:
     """What the reader of the report has to know of it."""
     if not names:
         return []
-    why = "the profiler was told times of other operations, from before these were launched"
-    return [
-        f"How long {' and '.join(sorted(names))} took is not known: {why}. Who waits for whom there cannot be told."
-    ]
+    why = "the profiler got the times of earlier operations"
+    return [f"How long {' and '.join(sorted(names))} took is not known, nor who waited in it: {why}."]
 
 
 def _kinds(columns: Columns) -> list[tuple[int, str]]:

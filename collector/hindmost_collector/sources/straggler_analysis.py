@@ -60,12 +60,12 @@ def load(files: Sequence[Path]) -> Run:
     if not len(c["step"]):
         raise UsageError(f"{path}: holds no operation")
     if not np.isin(c["optype"], WORK).any():
-        raise UsageError(f"{path}: none of its operations is one of {' and '.join(WORK)}: nobody's work is told")
+        raise UsageError(f"{path}: none of its operations is one of {' and '.join(WORK)}: it shows no rank's work")
     start = _on_one_clock(c)
     workers = np.unique(c["rank"])
     tensor_parallel = sizes.get("tp_size", 1)
     world = sizes.get("world_size", len(workers))
-    notes = [f"{path.name} has no host, GPU or network data: causes are told by kind of operation only."]
+    notes = [f"{path.name} has no host, GPU or network data: causes come from the kind of operation only."]
     if tensor_parallel > 1:
         notes.append(f"Each worker stands for a tensor-parallel group of {tensor_parallel} ranks, named by its first.")
     if left_out:

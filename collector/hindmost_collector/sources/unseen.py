@@ -72,15 +72,13 @@ def _missing(one: Run, world: set[int]) -> list[str]:
     if not lacking:
         return []
     if processes.GUESSED in one.notes:
-        return [
-            f"{one.job.source}: the files of {len(lacking)} of {len(world)} ranks are missing, nothing tells whose."
-        ]
+        return [f"{one.job.source}: the files of {len(lacking)} of {len(world)} ranks are missing (ranks unknown)."]
     are = "'s file is missing" if len(lacking) == 1 else ": their files are missing"
     return [f"{one.job.source}: {names(lacking)}{are}."]
 
 
 def _cut(source: str, extent: Extent, *, aside: bool) -> str:
-    return f"{source}: {extent}: {'too little to judge by' if aside else 'only what all ranks have is judged'}."
+    return f"{source}: {extent}: {'too little to judge' if aside else 'only the part that all ranks have is judged'}."
 
 
 def _by_steps(run: Run, world: set[int], source: Mapping[str, str]) -> Run:

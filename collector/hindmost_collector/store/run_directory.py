@@ -195,8 +195,8 @@ def _losses(states: Table) -> list[str]:
     if rows(states) and lost.max() > 0:
         worst = int(lost.argmax())
         notes.append(
-            f"{int(lost.sum())} events were overwritten before they were read, most of rank"
-            f" {int(states['rank'][worst])} ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
+            f"{int(lost.sum())} events were lost (overwritten before they were read),"
+            f" most of rank {int(states['rank'][worst])} ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
         )
     return notes
 
@@ -208,4 +208,4 @@ def _clock_note(clocks: Table) -> list[str]:
         return []
     worst = int(last["uncertainty_ns"].argmax())
     node, error = last["node"][worst], last["uncertainty_ns"][worst] / 1e6
-    return [f"the clock of node {node} is known to {error:.1f} ms only: start times across nodes are as vague"]
+    return [f"the clock of node {node} is known to {error:.1f} ms: start times across nodes are no better"]

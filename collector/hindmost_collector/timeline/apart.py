@@ -48,9 +48,9 @@ def alike(groups: list[Run], blocks: Blocks) -> bool:
 
 def note(groups: list[Run]) -> str:
     """Which groups never meet, for the reader of the report."""
-    told = "; ".join(names(group.ranks["rank"].tolist()) for group in groups[:4])
+    each = "; ".join(names(group.ranks["rank"].tolist()) for group in groups[:4])
     more = f"; and {len(groups) - 4} more" if len(groups) > 4 else ""
-    return f"{len(groups)} groups never meet in a collective, and are judged each by its own steps: {told}{more}."
+    return f"{len(groups)} groups share no collective and are judged separately: {each}{more}"
 
 
 def _labels(run: Run, ranks: Ints) -> Ints | None:

@@ -125,7 +125,7 @@ def _note(told: Sequence[Incarnation]) -> str:
     each = [f"{one.world_size} from {when}" for one, when in zip(told, at, strict=True)]
     each[0] = f"{told[0].world_size} rank{'s' if told[0].world_size > 1 else ''} from {at[0]} UTC"
     chosen = next(n for n, one in enumerate(told) if one.judged)
-    which = "the last" if chosen == len(told) - 1 else f"those from {at[chosen]}, for little or nothing came after"
+    which = "the last" if chosen == len(told) - 1 else f"the one from {at[chosen]} (little was recorded later)"
     gone = sorted(set(told[0].ranks).union(*(one.ranks for one in told[:-1])) - set(told[-1].ranks))
     left = f"; {names(gone)} left" if gone and chosen == len(told) - 1 else ""
     return f"the job was started {len(told)} times: {', then '.join(each)}; judged: {which}{left}"

@@ -27,7 +27,7 @@ class Change:
 
     def __str__(self) -> str:
         counts = rows(self.before.ranks), rows(self.after.ranks)
-        return f"{counts[0]} ranks until step {self.last_step}, {counts[1]} since: each stretch is judged by itself"
+        return f"{counts[0]} ranks until step {self.last_step}, {counts[1]} since then: each part is judged separately"
 
 
 def find(run: Run, settings: Settings) -> Change | None:

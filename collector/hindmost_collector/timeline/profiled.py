@@ -49,8 +49,8 @@ def notes(blocks: Blocks | None, table: Table) -> list[str]:
     steps = np.unique(table["step"][table["kind"] == PROFILED])
     judged = np.isin(blocks.steps, steps)
     if judged.all() and len(judged):
-        return ["A profiler recorded all of these steps, and slows what it sees: times are those of profiled steps."]
+        return ["a profiler recorded all steps and slowed them: times are those of profiled steps"]
     if len(steps) and not judged.any():
-        told = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
-        return [f"A profiler was at work in {told}, and slows what it sees: those are not judged."]
+        slowed = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+        return [f"a profiler slowed {slowed}, which are not judged"]
     return []

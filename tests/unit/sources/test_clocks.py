@@ -88,7 +88,7 @@ def test_steps_in_one_rhythm_are_of_one_job(tmp_path: Path, rank: int, offset: i
     write_steps(tmp_path, rank, rhythm(1), offset=offset, ppm=ppm)
     assert told(tmp_path) == together
     way = "ahead of" if offset > 0 else "behind"
-    note = f"rank {rank}'s clock is {abs(offset) / 1e9:,.0f} s {way} the others': set right by what they did together."
+    note = f"rank {rank}'s clock is {abs(offset) / 1e9:,.0f} s {way} the others': corrected by their common operations."
     assert note in load(tmp_path).notes
 
 

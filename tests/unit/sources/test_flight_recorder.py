@@ -82,7 +82,7 @@ def test_the_rank_that_left_no_dump_is_named_where_all_others_wait(tmp_path: Pat
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0, 2, 3))
     assert verdict.confidence == pytest.approx(0.6)
     assert verdict.evidence[0].endswith("all others entered it; rank 1 left no readable dump")
-    assert of_verdict(report.to_dict()["verdicts"][0]).what == "rank 1, likely, did not arrive; 3 ranks wait"
+    assert of_verdict(report.to_dict()["verdicts"][0]).what == "rank 1, likely, did not arrive"
     assert verdict.advice[0].endswith("and whether it was gone")
     assert any("rank 1's file is missing" in note for note in report.notes)
 

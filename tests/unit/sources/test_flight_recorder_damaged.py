@@ -109,7 +109,7 @@ def test_an_empty_file_is_reported_where_others_of_its_name_are_not(tmp_path: Pa
     (tmp_path / "nccl_trace_rank_2").touch()
     (tmp_path / "manifest.json").write_text("{}")
     (note,) = [note for note in load(tmp_path).notes if "left out" in note]
-    assert note == "nccl_trace_rank_2: left out, for it does not hold what the others of that name do."
+    assert note == "nccl_trace_rank_2: left out; not the format of the other files of that name."
 
 
 @pytest.mark.parametrize("garbled", ["an opcode", "utf-8", "zeros", "no list"])

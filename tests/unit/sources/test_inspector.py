@@ -155,7 +155,7 @@ def test_one_ranks_file_says_whose_it_is_and_of_how_many(tmp_path: Path) -> None
     assert (report["job"]["world_size"], [row["rank"] for row in report["ranks"]]) == (2, [1])
     assert headline.title(report) == "hindmost · host-pid41.log · 1 of 2 ranks on 1 node"
     (verdict,) = report["verdicts"]
-    assert verdict["evidence"] == ["one rank of 2 is recorded here: there is nobody to compare it with"]
+    assert verdict["evidence"] == ["one rank of 2 is recorded here: no other rank to compare it with"]
     assert verdict["advice"] == ["name the folder that holds the files of all ranks"]
     assert not any("order of process ids" in note for note in report["notes"])
 

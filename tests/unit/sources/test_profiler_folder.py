@@ -104,7 +104,7 @@ def test_gpu_samples_join_ranks_by_index(tmp_path: Path) -> None:
     assert run.ranks["gpu_uuid"].tolist() == ["gpu0", "gpu1", "gpu2"]
     power = run.metrics["value"][run.metrics["name"] == "hindmost_gpu_power_watts"]
     assert power == pytest.approx([112.835] * 3)
-    assert any("by index" in note for note in run.notes)
+    assert any("an index only" in note for note in run.notes)
 
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_samples_of_gpus_alone_are_reported_as_that(tmp_path: Path) -> None:
     (tmp_path / "nvml.csv").write_text("t_ns,gpu,util\n1000,0,30\n")
     (verdict,) = judge(load(tmp_path / "nvml.csv")).to_dict()["verdicts"]
     assert verdict["evidence"] == ["GPU samples (nvml.csv) alone: no rank's collectives or steps"]
-    assert verdict["advice"][0].startswith("put what the ranks recorded beside it")
+    assert verdict["advice"][0].startswith("add what the ranks recorded")
 
 
 @pytest.mark.parametrize("without", ["null", "no key"])

@@ -1,0 +1,42 @@
+"""What a reader may expect of any report: its sentences are short, and its words are those of styles/."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.report import columns, headline
+from hindmost_collector.report.rendered import rendered
+
+from words import rules
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+ROOT = Path(__file__).parents[2]
+
+
+def findings(report: Mapping[str, Any]) -> list[str]:
+    """Each sentence of a report that is too long, or has a word that the field does not use, and why."""
+    every = _rules()
+    return [
+        f"{message}: {text}" for text in sentences(report) for _, message in every.findings(text, list(every.finds))
+    ]
+
+
+def sentences(report: Mapping[str, Any]) -> Iterator[str]:
+    """All that a report says, in any format."""
+    yield headline.title(report)
+    yield headline.bound(report)
+    yield from headline.waste(report)
+    yield from report["notes"]
+    yield report["job"].get("ended") or ""
+    yield columns.caption(columns.table(report["ranks"], deciding=columns.deciding(report))[0])
+    for one in rendered(report):
+        yield from (f"{one.sentence} {one.sure}", one.cost, *one.why, one.where, *one.do)
+
+
+@cache
+def _rules() -> rules.Rules:
+    return rules.load(ROOT)

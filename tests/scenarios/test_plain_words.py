@@ -1,0 +1,113 @@
+"""Every report, of whatever job: short sentences in the field's words, whole at any width, with its deciding column."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report import columns, html, text
+from hindmost_collector.report.rendered import rendered
+from hindmost_collector.simulate import Fault, Scenario, simulate
+
+from .loads import Load, hang, make
+from .plain import findings, sentences
+from .test_recordings import RECORDINGS, _recording, judged
+from .test_scenarios import run_of, scenarios
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hindmost_collector.model import Run
+
+ALL = tuple(range(4))
+#: Jobs that neither a scenario nor a recording is of.
+JOBS: dict[str, Callable[[], Run]] = {
+    "input-bound": lambda: simulate(Scenario(4, 80, faults=(Fault("input", ALL, 0.6),))).run,
+    "uneven": lambda: simulate(Scenario(16, 120, varying_lengths=0.3)).run,
+    "slow link": lambda: (
+        simulate(Scenario(8, 120, layout="tp_dp", tensor=2, faults=(Fault("network", (3,), 0.2),))).run
+    ),
+    "slow network": lambda: simulate(Scenario(8, 120, faults=(Fault("network", (1,), 0.2, onset=50),))).run,
+    "slow stage": lambda: (
+        simulate(Scenario(8, 80, layout="pp_dp", pipeline=4, faults=(Fault("compute", (2, 3), 0.3),))).run
+    ),
+    "all slower": lambda: simulate(Scenario(4, 140, faults=(Fault("compute", ALL, 0.2, 60),))).run,
+    "most slower": lambda: simulate(Scenario(8, 140, faults=(Fault("compute", tuple(range(6)), 0.1),))).run,
+    "too few steps": lambda: simulate(Scenario(4, 3)).run,
+    "one rank": lambda: make(Load(ranks=1, steps=40)),
+    "checkpoints": lambda: simulate(Scenario(8, 200, checkpoint_every=50)).run,
+    "gc": lambda: simulate(Scenario(4, 120, faults=(Fault("gc", (2,), 0.2),))).run,
+    "throttled": lambda: simulate(Scenario(8, 120, faults=(Fault("gpu_throttle", (2,), 0.2),))).run,
+    "shared GPU": lambda: simulate(Scenario(8, 120, faults=(Fault("gpu_contention", (2,), 0.3),))).run,
+    "two causes": lambda: make(Load(ranks=8, steps=150, compute=10, faults=[{"rank": 1, "compute": 2, "input": 2}])),
+    "shared CPUs": lambda: make(Load(ranks=4, steps=150, compute=2, cpus=2, jostle=3)),
+    "hang of all": lambda: hang(Load(ranks=4, steps=40), []),
+    "hang of two": lambda: hang(Load(ranks=4, steps=40), [2, 3]),
+}
+
+
+@cache
+def report_of(kind: str, name: str) -> dict[str, Any]:
+    """The report on one of the jobs, made once."""
+    return (judge(JOBS[name]()) if kind == "job" else judged(_recording(name))).to_dict()
+
+
+@cache
+def report_of_scenario(lines: tuple[str, ...]) -> dict[str, Any]:
+    """The report on a scenario, made once."""
+    return judge(run_of(list(lines))).to_dict()
+
+
+REPORTS = [
+    *(pytest.param(lambda name=name: report_of("job", name), id=name) for name in JOBS),
+    *(pytest.param(lambda name=name: report_of("recording", name), id=name) for name in RECORDINGS),
+    *(pytest.param(lambda each=tuple(one.values[0]): report_of_scenario(each), id=one.id) for one in scenarios()),
+]
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_every_sentence_is_short_and_in_the_fields_words(report: Callable[[], Mapping[str, Any]]) -> None:
+    """No sentence has more than 25 words, and none has a word that styles/ has another for."""
+    assert findings(report()) == []
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_nothing_is_lost_at_sixty_columns(report: Callable[[], Mapping[str, Any]]) -> None:
+    """Each line fits, each word of each verdict is there, and so is each column that decided one."""
+    found = report()
+    shown = text.render(found, 60, explain=True)
+    assert [line for line in shown.splitlines() if len(line) > 60] == []
+    words = "".join(shown.split())
+    for one in rendered(found):
+        for said in (one.head, one.what, one.cost, *one.why, *one.do):
+            assert all(word in words for word in said.split()), said
+    titles, _ = columns.table(columns.choose(found)[0], 60, columns.deciding(found))
+    assert set(columns.deciding(found)) <= set(titles)
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_a_named_rank_has_a_cost_or_a_hang_a_reason_and_something_to_do(
+    report: Callable[[], Mapping[str, Any]],
+) -> None:
+    """Who names a rank says why and what to do; and whether it is sure, unless it is a hang without a known rank."""
+    for one, verdict in zip(rendered(found := report()), found["verdicts"], strict=True):
+        assert one.head in ("SLOW", "HUNG", "DESYNC", "UNEVEN", "LIMITED BY", "OK", "UNSURE")
+        assert one.why
+        if verdict["ranks"]:
+            assert one.do
+            assert one.sure
+            assert one.cost or one.head in ("HUNG", "DESYNC")
+
+
+@pytest.mark.parametrize("report", REPORTS[: len(JOBS)])
+def test_html_says_what_the_text_says(report: Callable[[], Mapping[str, Any]]) -> None:
+    """With all evidence, behind a fold where it did not decide."""
+    found = report()
+    shown = html.render(found)
+    plain = " ".join(re.sub(r"<[^>]+>", " ", shown).split())
+    for said in sentences(found):
+        assert " ".join(escape(said).split()) in plain, said
