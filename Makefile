@@ -16,7 +16,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 4
 PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-BARE := not torch and not clickhouse
+BARE := not torch and not clickhouse and not wheel
 HIDDEN := .cache/hidden
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
@@ -117,6 +117,20 @@ wheel: $(VENV)/.wheel ## the sdist and manylinux wheels for x86_64 and aarch64, 
 	done
 	@for wheel in dist/*.whl; do $(BIN)/auditwheel show "$$wheel" | grep consistent -A 1; done
 
+test-wheel: wheel mpich ## the wheels, on Pythons without a compiler
+	$(PATHS) $(BIN)/python -m pytest tests/wheel
+
+# The wheel's smoke test on every Python that is found, the suite on the oldest and the newest.
+test-pythons: wheel python-newer ## Python 3.10 to 3.14
+	HINDMOST_TEST_PYTHONS='3.10 3.11 3.12 3.13 3.14' $(PATHS) $(BIN)/python -m pytest tests/wheel -k 'same or prebuilt'
+	for version in 3.10 3.14; do tests/wheel/environment highest $$version .cache/python-$$version $(BIN)/uv && \
+		PATH="$(CURDIR)/.cache/python-$$version/bin:$$PATH" python -m pytest -n $(JOBS) --dist loadfile -m '$(BARE)' || exit; done
+
+test-lowest: $(VENV)/.wheel ## agent, collector and report with the lowest versions that pyproject.toml allows
+	tests/wheel/environment lowest-direct 3.10 .cache/lowest $(BIN)/uv
+	PATH="$(CURDIR)/.cache/lowest/bin:$$PATH" python -m pytest -n $(JOBS) --dist loadfile -m '$(BARE)' \
+		tests/agent tests/collector
+
 lint: $(VENV)/.dev ## ruff, mypy --strict, spelling and the words of styles/
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -143,5 +157,5 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse test-mpich test-python3.14 wheel lint proto dashboards reference figures \
+	test-all test-torch test-horovod test-clickhouse test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
 	picture clean

@@ -28,6 +28,7 @@ PACKAGES = {
     "g++": "g++",
     "gfortran": "gfortran",
     "ip": "iproute2",
+    "mpirun.openmpi": "openmpi-bin",
     "nm": "binutils",
     "prometheus": "prometheus",
     "promtool": "prometheus",

@@ -19,21 +19,16 @@ HERE = Path(__file__).parent
 
 @pytest.fixture(scope="session")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compile a C program of this folder, once; ``compiled("nccl_host.c", *flags)``."""
-    folder = tmp_path_factory.mktemp("programs")
+    """Compile a C program of this folder, once; ``compiled("nccl_host.c", *flags)``.
 
-    def compile_program(source: str, *command: str) -> Path:
+    In ``HINDMOST_TEST_PROGRAMS`` it may lie compiled already: without a compiler prebuilt libraries are tested so.
+    """
+    folder = Path(os.environ.get("HINDMOST_TEST_PROGRAMS") or tmp_path_factory.mktemp("programs"))
+
+    def compile_program(source: str, *flags: str) -> Path:
         target = folder / source.partition(".")[0]
         if not target.exists():
-            line = [
-                *(command or build.compiler()),
-                "-O2",
-                "-I",
-                str(build.SOURCES),
-                str(HERE / source),
-                "-o",
-                str(target),
-            ]
+            line = [*build.compiler(), *flags, "-O2", "-I", str(build.SOURCES), str(HERE / source), "-o", str(target)]
             subprocess.run([*line, "-ldl", "-pthread"], check=True)
         return target
 

@@ -29,7 +29,7 @@ def play(compiled: Callable[..., Path], observed: dict[str, str]) -> Callable[..
     """Run one scene of nccl_host.c against the plugin; its exit code is checked."""
 
     def run(scene: str, version: int = 5, **environ: str) -> subprocess.CompletedProcess[str]:
-        host = compiled("nccl_host.c", *build.compiler(), "-rdynamic")
+        host = compiled("nccl_host.c", "-rdynamic")
         line = [str(host), str(build.library("nccl")), str(version), scene]
         done = subprocess.run(line, env=observed | environ, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (0, "")

@@ -332,7 +332,7 @@ PyObject *hm_call_fetch(PyObject *self, PyObject *const *args, size_t count, PyO
     int64_t start = PyVectorcall_NARGS(count) ? fetch_begins(loop, args[0]) : -1;
     if (loop->raised[0])
         return hm_unless_raised(loop, NULL, false);
-    PyObject *result = PyObject_Vectorcall(hook->original, args, count, names);
+    PyObject *result = hm_vectorcall(hook->original, args, count, names);
     if (start < 0)
         return result;
     if (result)
@@ -350,7 +350,7 @@ PyObject *hm_call_backward(PyObject *self, PyObject *const *args, size_t count, 
     int64_t start = backward_begins(loop);
     if (loop->raised[0])
         return hm_unless_raised(loop, NULL, false);
-    PyObject *result = PyObject_Vectorcall(hook->original, args, count, names);
+    PyObject *result = hm_vectorcall(hook->original, args, count, names);
     if (start < 0)
         return result;
     PyObject *type = NULL, *value = NULL, *trace = NULL;

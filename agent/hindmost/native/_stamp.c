@@ -13,7 +13,7 @@ typedef struct {
 static PyObject *stamp_call(PyObject *self, PyObject *const *args, size_t count, PyObject *names) {
     Stamp *stamp = (Stamp *)self;
     long long entered = stamp->entered = (long long)hm_now();
-    PyObject *result = PyObject_Vectorcall(stamp->told, args, count, names);
+    PyObject *result = hm_vectorcall(stamp->told, args, count, names);
     stamp->left = (long long)hm_now();
     stamp->took += stamp->left - entered;
     return result;

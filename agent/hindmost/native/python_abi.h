@@ -158,8 +158,7 @@ PyObject *Py_NewRef(PyObject *object);
 /* In the stable ABI from 3.11, the buffer's layout as it was before. */
 int PyObject_GetBuffer(PyObject *object, Py_buffer *view, int flags);
 void PyBuffer_Release(Py_buffer *view);
-/* From 3.12. */
-PyObject *PyObject_Vectorcall(PyObject *function, PyObject *const *args, size_t count, PyObject *names);
+/* In the stable ABI from 3.12. */
 PyObject *PyVectorcall_Call(PyObject *function, PyObject *args, PyObject *keywords);
 
 #define Py_TYPE(object) (((PyObject *)(object))->ob_type)
@@ -180,6 +179,29 @@ PyObject *PyVectorcall_Call(PyObject *function, PyObject *args, PyObject *keywor
 #define Py_CLEAR(place) Py_XSETREF(place, NULL)
 
 static inline Py_ssize_t PyVectorcall_NARGS(size_t count) { return (Py_ssize_t)(count & (SIZE_MAX >> 1)); }
+
+/* Exported from 3.11 on: 3.10 has the one that takes keywords as a dictionary. A strong reference would keep a library that
+ * is bound at once from loading there, and end the process at the first call of one that is bound lazily. */
+__attribute__((weak)) PyObject *PyObject_Vectorcall(PyObject *function, PyObject *const *args, size_t count,
+                                                    PyObject *names);
+PyObject *PyObject_VectorcallDict(PyObject *function, PyObject *const *args, size_t count, PyObject *keywords);
+PyObject *PyDict_New(void);
+int PyDict_SetItem(PyObject *dict, PyObject *key, PyObject *value);
+
+static inline PyObject *hm_vectorcall(PyObject *function, PyObject *const *args, size_t count, PyObject *names) {
+    if (PyObject_Vectorcall)
+        return PyObject_Vectorcall(function, args, count, names);
+    if (!names)
+        return PyObject_VectorcallDict(function, args, count, NULL);
+    PyObject *keywords = PyDict_New(), *result = NULL;
+    int failed = keywords == NULL;
+    for (Py_ssize_t i = 0; !failed && i < PyTuple_Size(names); i++)
+        failed = PyDict_SetItem(keywords, PyTuple_GetItem(names, i), args[PyVectorcall_NARGS(count) + i]) != 0;
+    if (!failed)
+        result = PyObject_VectorcallDict(function, args, count, keywords);
+    Py_DecRef(keywords);
+    return result;
+}
 
 static inline int PyTuple_Check(PyObject *object) {
     return (PyType_GetFlags(Py_TYPE(object)) & Py_TPFLAGS_TUPLE_SUBCLASS) != 0;
