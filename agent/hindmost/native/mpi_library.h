@@ -16,7 +16,7 @@
 
 typedef uintptr_t HM_HANDLE;
 
-enum { HM_MPI_SUCCESS = 0, HM_MPI_ERR_OTHER = 15, HM_MPI_UNDEFINED = -32766 };
+enum { HM_MPI_SUCCESS = 0, HM_MPI_UNDEFINED = -32766 };
 
 struct hm_library {
     bool known;       /* one whose constants we know: only then are PMPI functions called on our own account */
@@ -36,6 +36,8 @@ extern HM_HIDDEN struct hm_library hm_library;
 HM_HIDDEN void *hm_library_symbol(const char *name, const void *caller);
 
 static inline HM_HANDLE hm_handle(HM_HANDLE raw) { return hm_library.int_handles ? (HM_HANDLE)(uint32_t)raw : raw; }
+
+static inline int hm_err_other(void) { return hm_library.int_handles ? 15 : 16; }
 
 /* The i-th handle of an array of handles. */
 static inline HM_HANDLE hm_handle_at(const void *array, int i) {

@@ -16,7 +16,7 @@
     if (__builtin_expect(!real, 0)) {                                                                                  \
         real = (int(*) declaration)hm_library_symbol("P" HM_TEXT(symbol), __builtin_return_address(0));                \
         if (!real)                                                                                                     \
-            return HM_MPI_ERR_OTHER;                                                                                   \
+            return hm_err_other();                                                                                     \
     }
 
 #endif
