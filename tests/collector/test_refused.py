@@ -54,10 +54,8 @@ def test_what_may_not_be_read_is_named_and_not_taken_for_nothing(
     assert main(["report", str(run)]) == 2
     told = capsys.readouterr()
     assert (told.out, told.err.count("\n")) == ("", 1)
-    assert (
-        told.err
-        == f"hindmost report: {refused}: Permission denied: change its permissions, or copy the files that you may read\n"
-    )
+    remedy = "change its permissions, or copy the files that you may read"
+    assert told.err == f"hindmost report: {refused}: Permission denied: {remedy}\n"
 
 
 def test_a_query_of_a_table_that_may_not_be_read_is_not_answered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
