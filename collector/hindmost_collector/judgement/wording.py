@@ -143,10 +143,10 @@ def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
     return [f"{names(ranks)} {wait} for {names(culprits)}"]
 
 
-#: Two measurements of a rank without one cause, each of at least the first share of the excess and of the second
+#: Two measurements of a rank without one cause, each of at least the first share of the delay and of the second
 #: together, are two causes at once.
 _EACH, _TOGETHER = 0.2, 0.8
-#: Where computing is beyond the excess by this much it is given in full, for the cost is counted from it.
+#: Where computing is beyond the delay by this much it is given in full, for the cost is counted from it.
 _MORE = 1.1
 
 
@@ -188,16 +188,16 @@ def left_by_batches(excess: float, cost: float, *, uneven: bool) -> list[str]:
 
 
 def held_up(longer: float) -> list[str]:
-    """What transfers took longer for want of a CPU."""
+    """What transfers took longer by waiting for a CPU."""
     return [f"transfers take {ms(longer)} longer per step on all ranks while it waits for a CPU"] if longer > 0 else []
 
 
 def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
-    """What accounts for the excess of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
+    """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
         return [f"computing is {ms(longer)} longer {per}; {ms(excess)} of it shows as delay"]
-    # What a measurement took beyond the excess was hidden: it explains all of it, and no more. That a GPU idles is what
+    # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
     # its host's cause looks like from there, and no second one.
     named = cause.cause != "unknown"
     shown = [(name, ns) for name, ns in cause.shares_ns if not (named and name == "idle")]
@@ -237,7 +237,7 @@ def hidden(blocks: Blocks, habit: Habit) -> str:
 
 
 def too_little(blocks: Blocks, habits: list[Habit]) -> str:
-    """Slow ranks whose repair would save too little to be told from the noise of all."""
+    """Slow ranks whose repair would save too little to be distinguished from the noise of all."""
     return f"{_slower([int(blocks.ranks[habit.row]) for habit in habits], habits[0])}, too little to act on"
 
 

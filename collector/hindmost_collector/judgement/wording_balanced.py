@@ -21,9 +21,9 @@ _NOTHING = 0.02
 _MUCH = 0.05
 #: CPUs that two threads share give one of them up to a third less: a rank that needs more does not for its CPU.
 _FOR_ITS_CPU = 0.33
-#: Share of all waiting that one rank must have caused for it to be told as the one that was waited for.
+#: Share of all waiting that one rank must have caused for the report to name it there.
 _MOSTLY = 0.5
-#: In how many steps a rank is waited for is told where so much of the waiting is in so small a share of them.
+#: The steps in which others wait are counted where this share of the wait is in this share of the steps.
 _MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
@@ -108,7 +108,7 @@ def waited_for_most(blocks: Blocks) -> int | None:
 
 
 def _most(blocks: Blocks) -> tuple[int, float]:
-    """The row of the largest typical excess, and that excess; 0 where nobody has one."""
+    """The row of the largest typical delay, and that delay; 0 where no rank has one."""
     typical = median(blocks.excess, axis=1)
     row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
     return row, max(float(np.nan_to_num(typical[row])), 0.0)

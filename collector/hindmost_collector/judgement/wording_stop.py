@@ -124,7 +124,7 @@ def the_others(found: Mismatch) -> str:
 
 
 def _standing(rank: int, stack: str) -> str:
-    """Where a rank is, or why nobody knows; of one known by its dump, from where it called what it did last."""
+    """Where a rank is, or why that is unknown; of one known by its dump, from where it called what it did last."""
     if stack.startswith(UNREAD):
         return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
     called = _CALLED.match(stack)
@@ -138,7 +138,7 @@ _CALLED = re.compile(r"\w+ (\w+ #-?\d+) was called from\n")
 
 
 def stacks_of(run: Run) -> dict[int, str]:
-    """The last look at each rank."""
+    """The newest stack of each rank."""
     return dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))
 
 

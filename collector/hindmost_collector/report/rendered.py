@@ -1,4 +1,4 @@
-"""Each verdict in words, the same in every format: a head word, what is so, what it costs, why, and what to do."""
+"""Each verdict in words, the same in every format: a head word, a finding, what it costs, why, and what to do."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class RenderedVerdict:
 
     @property
     def sentence(self) -> str:
-        """Head word and what is so, in one line."""
+        """Head word and the finding, in one line."""
         return f"{self.head} {self.what}"
 
 

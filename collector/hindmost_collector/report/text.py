@@ -118,7 +118,7 @@ def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
 
 
 def _head(one: RenderedVerdict, width: int) -> Padding:
-    """What is so on the left, how sure that is on the right; one after the other where the line is too short."""
+    """The finding on the left, how sure that is on the right; one after the other where the line is too short."""
     style = _STYLES.get(one.head, "bold red")
     what = one_line(one.what, _LONGEST)
     room = width - max(_LABEL, len(one.head) + 1) - len(what) - len(one.sure)

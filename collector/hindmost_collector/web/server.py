@@ -77,7 +77,7 @@ def _report(scrape: Scrape, query: dict[str, str]) -> Answer:
     report = scrape.report(query.get("job"))
     if report is None:
         return HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}'
-    from hindmost_collector.report.rendered import with_rendered  # noqa: PLC0415 - heavy, and only where somebody looks
+    from hindmost_collector.report.rendered import with_rendered  # noqa: PLC0415 - heavy, and only needed once a page is open
 
     return HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode()
 
