@@ -70,7 +70,7 @@ def late(cause: str, *, gpus: bool, framework: str, running: bool = False) -> st
     """The advice on rank 2 of 8."""
     run = at(["n0"] * 8, gpus=gpus)
     ranks = {**run.ranks, "framework": np.full(8, framework), "pid": np.arange(100, 108)}
-    command = "mpirun -np 8 python train.py" if framework else "mpirun -np 8 ./solver"
+    command = "mpirun -np 8 python train.py" if framework in ("torch", "mpi4py") else "mpirun -np 8 ./solver"
     job = replace(run.job, command=command, ended_ns=None if running else 1, exit_code=None if running else 0)
     run = replace(run, ranks=ranks, job=job)
     return " ".join(advice.on(Verdict("straggler", ranks=(2,), cause=cause), run).advice)
@@ -91,11 +91,12 @@ def test_without_gpus_advice_names_none(cause: str, running: bool) -> None:
     assert "nvidia-smi" not in said
 
 
+@pytest.mark.parametrize("framework", ["", "mpi", "nccl"])
 @pytest.mark.parametrize("running", [False, True])
 @pytest.mark.parametrize("cause", ["compute", "unknown", "input", "cpu_contention", "io", "memory", "workload"])
-def test_a_program_without_python_gets_no_python(cause: str, running: bool) -> None:
+def test_a_program_without_python_gets_no_python(cause: str, running: bool, framework: str) -> None:
     """A rank that is a C program has no DataLoader, and no Python stack."""
-    said = late(cause, gpus=False, framework="", running=running)
+    said = late(cause, gpus=False, framework=framework, running=running)
     assert said
     assert not any(word in said for word in ("DataLoader", "hindmost.step", "hindmost attach", "python"))
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Report
     from hindmost_collector.model import Run
 
-NOTE = "queued GPU work hides it in most steps"
+NOTE = "queued work hides it in most steps"
 
 
 def fetching(

@@ -79,15 +79,15 @@ def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) ->
         return []
     steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
     longer_by = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
-    return [f"{longer_by}; outside stalls, queued GPU work or a wait for others hides it"]
+    return [f"{longer_by}; outside stalls, queued work or a wait for others hides it"]
 
 
 #: From this share of the input on, the covered part is called all.
 _ALL = 0.9
 
 
-_HIDDEN = "costs nothing now: queued GPU work or a wait for others hides it"
-_UNSURE = "queued GPU work hides it in most steps"
+_HIDDEN = "costs nothing now: queued work or a wait for others hides it"
+_UNSURE = "queued work hides it in most steps"
 
 
 def _longer(blocks: Blocks, rows: Ints, longer: float, hides: str) -> str:

@@ -34,6 +34,10 @@ _STARTERS = ("torchrun", "accelerate", "deepspeed", "horovodrun")
 _INDEX, _UUID = re.compile(r"(?:gpu)?(\d+)"), re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]+")
 
 
+#: What ranks are called of which the MPI shim or the NCCL plugin alone told, or nothing.
+_NATIVE = {"", "mpi", "nccl"}
+
+
 @dataclass(frozen=True)
 class Place:
     """Where the ranks of a verdict run: what a command needs, and whether it can be typed now (``runs``)."""
@@ -73,7 +77,7 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         nodes=tuple(sorted({str(node) for node in table["node"][held].tolist()} - {""})),
         pids=tuple(pids) if own and 0 < len(pids) <= _PIDS else (),
         gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
-        with_gpus=_with_gpus(run) or not own,
+        with_gpus=with_gpus(run) or not own,
         job=run.job.id if own else "ID",
         framework=min(frameworks, default=""),
         python=in_python(run),
@@ -91,12 +95,12 @@ def in_python(run: Run) -> bool:
     return (
         run.job.source != Job.source
         or not words
-        or bool((run.ranks["framework"] != "").any())
+        or not {str(name) for name in run.ranks["framework"].tolist()} <= _NATIVE
         or any(word.endswith(".py") or INTERPRETER.fullmatch(word) or word in _STARTERS for word in programs)
     )
 
 
-def _with_gpus(run: Run) -> bool:
+def with_gpus(run: Run) -> bool:
     """Whether anything recorded is of a GPU."""
     timed = [run.steps[name] for name in ("gpu_forward_ns", "gpu_backward_ns", "gpu_optimizer_ns") if name in run.steps]
     on_gpu = run.collectives["flags"] & GPU_TIME if rows(run.collectives) else np.zeros(0, np.int32)

@@ -228,7 +228,7 @@ def _covered(excess: float, cause: Cause, per: str) -> list[str]:
     if cause.cause not in _HIDES or longer <= _MORE * excess:
         return []
     took = f"{MEASURES[cause.cause]} takes {ms(longer)} longer {per}, {ms(excess)} of it costs time"
-    return [f"{took}; queued GPU work or a wait for others hides the rest"]
+    return [f"{took}; queued work or a wait for others hides the rest"]
 
 
 def hidden(blocks: Blocks, habit: Habit) -> str:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.attach.stacks import UNREAD
 
+from hindmost_collector.judgement.advice import with_gpus
 from hindmost_collector.judgement.wording import names, whole_nodes
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job
 
@@ -180,7 +181,8 @@ def _advice_on_all(stop: Hang, run: Run) -> str:
     if stop.unproven:
         return f"see what {names(stop.unproven)} did last"
     if stop.seen:
-        return "check the network and the GPUs, not the script: all ranks are in the operation"
+        where = "the network and the GPUs" if with_gpus(run) or not own else "the network"
+        return f"check {where}, not the script: all ranks are in the operation"
     if own:
         return f"next time, while it hangs, see where each rank waits: {_ATTACH.format(job=run.job.id)}"
     return "run it with `hindmost run`: in a hang that writes every rank's stack"
