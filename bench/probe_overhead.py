@@ -112,9 +112,11 @@ def calls(directory: Path, kind: str = "") -> dict[str, Any]:
         "LD_PRELOAD": str(build.library("pmpi")),
         "HINDMOST_JOB_ID": "bench",
         "HINDMOST_RING_DIR": str(directory / "rings"),
+        "RANK": "0",
+        "WORLD_SIZE": "1",  # a process that no launcher calls a rank is not observed
     }
     # A process that no launcher calls the only rank of its job is not recorded: there would be nothing to measure.
-    argv = ["mpirun", *CROWDED, "-np", "1", program, "200", "20000", kind]
+    argv = ["mpirun", *CROWDED, "-np", "1", program, "200", "300" if kind == "messages" else "20000", kind]
     done = subprocess.run(argv, env={**os.environ, **shim}, check=True, capture_output=True, text=True)
     pairs = [tuple(map(float, line.split())) for line in done.stdout.splitlines()]
     return compared([pair[0] for pair in pairs], [pair[1] for pair in pairs])
@@ -167,11 +169,19 @@ def starts(directory: Path) -> dict[str, Any]:
     return {name: spread(values) for name, values in took.items()}
 
 
-PARTS = {"events": events, "starts": starts, "calls": calls, "polls": partial(calls, kind="polled"), "steps": steps}
+PARTS = {
+    "events": events,
+    "starts": starts,
+    "calls": calls,
+    "polls": partial(calls, kind="polled"),
+    "messages": partial(calls, kind="messages"),
+    "steps": steps,
+}
 #: How the compared ones are printed: what, and its unit.
 TOLD = {
     "calls": ("MPI call, added by the shim", "ns"),
     "polls": ("MPI_Iallreduce, MPI_Test, each", "ns"),
+    "messages": ("MPI_Isend, MPI_Irecv, each", "ns"),
     "steps": ("training step, added", "ms"),
 }
 

@@ -1,6 +1,7 @@
 /* What the PMPI shim adds to a call: MPI_Allreduce of one double on a communicator of one rank, through the shim and
  * around it (PMPI_), in alternating blocks of one process; with "polled" as the third argument, to each of MPI_Iallreduce
- * and the MPI_Test that completes it. Prints ns a call for each pair of blocks: through, around. */
+ * and the MPI_Test that completes it; with "messages", to each call of a window of one-byte messages, as osu_bw sends
+ * them: 64 MPI_Irecv, 64 MPI_Isend, MPI_Waitall. Prints ns a call for each pair of blocks: through, around. */
 #include <mpi.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,6 +32,22 @@ static int polled(int observed) {
     return calls;
 }
 
+enum { WINDOW = 64 };
+
+static int messages(int observed) {
+    static char to[WINDOW], from[WINDOW];
+    int (*post)(void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *) = observed ? MPI_Irecv : PMPI_Irecv;
+    int (*send)(const void *, int, MPI_Datatype, int, int, MPI_Comm, MPI_Request *) = observed ? MPI_Isend : PMPI_Isend;
+    int (*wait)(int, MPI_Request *, MPI_Status *) = observed ? MPI_Waitall : PMPI_Waitall;
+    MPI_Request requests[2 * WINDOW];
+    for (int i = 0; i < WINDOW; i++)
+        post(to + i, 1, MPI_CHAR, 0, 7, MPI_COMM_SELF, requests + i);
+    for (int i = 0; i < WINDOW; i++)
+        send(from + i, 1, MPI_CHAR, 0, 7, MPI_COMM_SELF, requests + WINDOW + i);
+    wait(2 * WINDOW, requests, MPI_STATUSES_IGNORE);
+    return 2 * WINDOW + 1;
+}
+
 static double block(int (*what)(int), int observed, int times) {
     struct timespec a, b;
     long calls = 0;
@@ -43,7 +60,8 @@ static double block(int (*what)(int), int observed, int times) {
 
 int main(int argc, char **argv) {
     int pairs = argc > 1 ? atoi(argv[1]) : 100, calls = argc > 2 ? atoi(argv[2]) : 20000;
-    int (*what)(int) = argc > 3 && strcmp(argv[3], "polled") == 0 ? polled : blocking;
+    const char *kind = argc > 3 ? argv[3] : "";
+    int (*what)(int) = strcmp(kind, "polled") == 0 ? polled : strcmp(kind, "messages") == 0 ? messages : blocking;
     MPI_Init(&argc, &argv);
     block(what, 0, calls);
     block(what, 1, calls);

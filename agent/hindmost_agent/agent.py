@@ -13,6 +13,8 @@ from hindmost_agent.life import Lives
 from hindmost_agent.runner import LONG_AGO_NS, following
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hindmost_agent.jobs import Jobs
     from hindmost_agent.ranks import RankProcess
     from hindmost_agent.rings import Producer, Rings
@@ -25,7 +27,8 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
 FLUSH_NS = 2 * NS
-#: What a collector of many agents may ask for instead: a job that trains is judged within seconds.
+#: What a collector of many agents may ask for instead, and what full cores do: a job that trains is judged within
+#: seconds.
 FLUSH_MOST_NS = 4 * NS
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
 #: seconds, and there is little to send. The more nodes a job has, the less often each needs to report: any one of them
@@ -36,6 +39,8 @@ STILL, STILL_MOST_NS = 4, 2 * NS
 #: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
 FOLDERS_NS = 2 * NS
 NEVER_NS = 1 << 62
+#: How often is looked how full the rings of MPI are: a burst of short collectives fills one within a second.
+BURST_NS = NS // 4
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
@@ -58,6 +63,7 @@ class Agent:
         spool: Spool | None,
         jobs: Jobs | None = None,
         flush_ns: int = FLUSH_NS,
+        cores_are_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self.host = host
         self.rings = rings
@@ -72,6 +78,7 @@ class Agent:
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
+        self._cores_are_full = cores_are_full
         self._flush_ns = self._flushed_ns = LONG_AGO_NS
         self._folders_ns = LONG_AGO_NS
         if spool is not None:
@@ -92,11 +99,13 @@ class Agent:
             self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
             self._sample(now_ns)
         if due:
-            period_ns = max(self._flush_period_ns, min(self.batch_ns, FLUSH_MOST_NS))
+            asked_ns = FLUSH_MOST_NS if self._cores_are_full() else min(self.batch_ns, FLUSH_MOST_NS)
+            period_ns = max(self._flush_period_ns, asked_ns)
             self._flush_ns = following(self._flush_ns, period_ns, now_ns)
         if due or again:
             self.flush(now_ns)
-        return min(self._sample_ns, now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS))
+        soon_ns = now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS)
+        return min(self._sample_ns, soon_ns, now_ns + BURST_NS if self.rings.may_burst else NEVER_NS)
 
     def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:
         """Whether a ring fills, and whether a batch is made though none was due: nothing moves."""

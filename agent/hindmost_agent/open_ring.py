@@ -40,6 +40,8 @@ class OpenRing:
         self._communicators: list[ring.Communicator] = []
         #: Python's rings hold phases, mostly; MPI's and NCCL's none.
         self._phases = reader.header.producer == "py"
+        #: MPI's may fill within a second.
+        self.bursts = reader.header.producer == "mpi"
         self._written = self.reader.position
 
     @property

@@ -207,6 +207,12 @@ class Rings:
                     self._host.own.ring_events += item.read()
         return busy
 
+    @property
+    def may_burst(self) -> bool:
+        """Whether a process that runs makes MPI calls, of which there may be 100,000 in any second."""
+        running = (producer for producer in self._producers.values() if producer.gone_ns is None)
+        return any(item.bursts for producer in running for item in producer.rings.values())
+
     def marks(self) -> dict[str, Mark]:
         """How far every ring has been read, by its path."""
         return {item.name: item.mark for producer in self for item in producer.rings.values()}

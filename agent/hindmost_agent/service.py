@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hindmost import __version__
+from hindmost import __version__, priority
 from hindmost.attach import stacks
+from hindmost.full_cores import FullCores
 from hindmost.open_files import allow_files
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -75,11 +76,21 @@ class Service:
         rings = Rings(self.host, folders, marks=self.spool.marks if self.spool else None)
         self.runner = Runner(samplers.load(), self.host, settings.interval_ns)
         jobs = None if settings.ring_dir else Jobs(self.host)
-        self.agent = Agent(settings.node, settings.interval_ns, self.host, self.runner, rings, self.spool, jobs)
+        self.agent = Agent(
+            settings.node,
+            settings.interval_ns,
+            self.host,
+            self.runner,
+            rings,
+            self.spool,
+            jobs,
+            cores_are_full=FullCores(),
+        )
         self.shipper: Shipper | None = None
         self._started_ns = monotonic_ns()
         self._leaving: asyncio.Future[str] | None = None
         self._dumps: set[asyncio.Task[None]] = set()
+        self._dumping = 0
 
     async def run(self) -> str:
         """Work until there is a reason to leave, then deliver what is held, within ``FLUSH_TIMEOUT_S``; the reason."""
@@ -93,10 +104,12 @@ class Service:
         if self.settings.exit_when_stdin_closes:
             self._watch_stdin(loop)
         self._say_ready(server)
+        priority.lower(priority.AGENT, nice=priority.AGENT_THREADS)
         gc.collect()
         gc.freeze()  # what is here now stays: no later collection needs to look through it
         gc.set_threshold(YOUNG)
         reason = await self._leaving
+        priority.weigh(0)  # the job is over, or no longer this agent's: what is left is soon done
         if server is not None:
             server.close()
         self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
@@ -218,7 +231,15 @@ class Service:
             task.add_done_callback(self._dumps.discard)
 
     async def _dump(self, rank: RankProcess) -> None:
-        stack = await asyncio.to_thread(stacks.dump, rank.pid)
+        if not self._dumping:
+            priority.weigh(0)  # it hangs: what a dump takes is no loss, and one that comes late is no use
+        self._dumping += 1
+        try:
+            stack = await asyncio.to_thread(stacks.dump, rank.pid)
+        finally:
+            self._dumping -= 1
+            if not self._dumping:
+                priority.weigh(priority.AGENT)
         self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:

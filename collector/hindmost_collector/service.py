@@ -8,6 +8,8 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from hindmost.full_cores import FullCores
+
 from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
 from hindmost_collector.lag import Lag
 from hindmost_collector.running.jobs import LiveJob
@@ -32,6 +34,8 @@ from hindmost_collector.unbroken import Unbroken
 from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import grpc
 
     from hindmost_collector.options import Options
@@ -43,8 +47,14 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 #: How long agents may take to flush and say Goodbye once asked to stop.
 GOODBYE_S = 12.0
+#: Ticks and flushes are so much further apart while cores are full; agents keep what is not written.
+FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 10
 #: Jobs that are watched live at one time.
 JOB_LIMIT = 1000
+
+
+def _never() -> bool:
+    return False
 
 
 class Collector:
@@ -66,7 +76,10 @@ class Collector:
         )
         self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
-        self.judging = Judging(options.judge_seconds, share_of(len(os.sched_getaffinity(0))), settings=settings)
+        #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
+        self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
+        share = share_of(len(os.sched_getaffinity(0)))
+        self.judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=self.cores_are_full)
         self.lag = Lag()
         self.scrape = Scrape(self)
         self.remote = self._remote_write()
@@ -120,7 +133,7 @@ class Collector:
     async def _ticks(self) -> None:
         flush: asyncio.Task[None] | None = None  # concurrent with the ticks: a hanging one must not delay their relief
         while True:
-            await asyncio.sleep(self.watch.pause_s(TICK_S))
+            await asyncio.sleep(self.watch.pause_s(TICK_S * (FULL_CORES_TICK if self.cores_are_full() else 1)))
             try:
                 if flush and flush.done():
                     ended, flush = flush, None
@@ -136,7 +149,8 @@ class Collector:
                 self.definitions.forget()
 
     def _flush_due(self) -> bool:
-        overdue = time.monotonic() - self.recorder.last_flush - self.options.flush_period
+        period = self.options.flush_period * (FULL_CORES_FLUSH if self.cores_are_full() else 1)
+        overdue = time.monotonic() - self.recorder.last_flush - period
         if overdue >= 0:
             return overdue >= WAIT_S or not self.judging.busy
         if self.recorder.failing:

@@ -10,6 +10,7 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from hindmost import priority
 from hindmost.errors import HindmostError
 from hindmost_proto import keeping
 
@@ -49,12 +50,16 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     if store is None:
         log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
+    if options.exit_when_stdin_closes:
+        priority.lower(priority.COLLECTOR)
     job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
     if options.exit_when_stdin_closes:
         follow = (collector, asyncio.get_running_loop(), (job_over, stopped))
         threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
     await stopped.wait()
     log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
+    if options.exit_when_stdin_closes:
+        priority.weigh(0)
     reason = keeping.JOB_OVER if job_over.is_set() else "the collector is stopping"
     stopping = asyncio.create_task(collector.stop(reason))
     if not await ended(stopping, collector):

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 #: Between rounds of compaction and retention.
 UPKEEP_S = 30.0
+#: Rounds that are put off while cores are full, at most.
+PUT_OFF = 10
 #: A series whose agent has not sent for this long has no value.
 STALE_NS = 120_000_000_000
 #: An agent without a stream, and a definition that nothing refers to, are forgotten after this long; both are known
@@ -34,9 +36,13 @@ async def tend(collector: Collector) -> None:
     options, store = collector.options, collector.recorder.store
     limits = Retention(options.retention_days, int(options.retention_gib * 2**30))
     upkeep = Upkeep(store, limits) if isinstance(store, ParquetStore) else None
+    put_off = 0
     while True:
         await asyncio.sleep(UPKEEP_S)
         _prune(collector)
+        put_off = put_off + 1 if collector.cores_are_full() and put_off < PUT_OFF else 0
+        if put_off:
+            continue
         if upkeep is None or collector.recorder.hangs_s:
             continue
         # retention holds whatever became of compaction, and is what makes room on a full disk

@@ -27,6 +27,7 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
         recorder=SimpleNamespace(store=None, writing=False),
         ingest=SimpleNamespace(ask=lambda job, question: None),
         options=SimpleNamespace(exit_when_stdin_closes=True),
+        cores_are_full=lambda: False,
     )
 
 
@@ -50,12 +51,14 @@ class Paced:
         jobs: str = "j",
         whole_s: float = 0.4,
         look_s: Callable[[int], float] = lambda rows: 0.02,
+        cores_are_full: Callable[[], bool] = lambda: False,
     ) -> None:
         self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
         self.judged: list[tuple[float, str]] = []
         self.rows: list[int] = []
-        self.judging = Judging(period_s, share, clock=lambda: self.now, cpu=lambda: self.used)
+        clock, cpu = (lambda: self.now), (lambda: self.used)
+        self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full)
         self.judging.judge = self._judge
         self.jobs = {name: self._job(name) for name in jobs}
         self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging)
@@ -85,7 +88,7 @@ class Paced:
             sealed=False,
             judged=None,
             report=None,
-            window=SimpleNamespace(last_step=41),
+            window=SimpleNamespace(last_step=41, quiet_ns=0),
             stall=SimpleNamespace(in_haste=lambda job: False, question=lambda job: None, ripe=lambda job: False),
             infer_steps=lambda: None,
             first_step=lambda report: None,

@@ -105,14 +105,17 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
 
     async def scenario():
         stall = SimpleNamespace(in_haste=lambda job: True, question=lambda job: None, ripe=lambda job: ripe)
-        job = SimpleNamespace(id="j", sealed=False, revision=1, judged_revision=0, stall=stall)
+        job = SimpleNamespace(
+            id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(quiet_ns=0)
+        )
         collector = SimpleNamespace(
             jobs={"j": job},
             recorder=SimpleNamespace(writing=writing),
             options=SimpleNamespace(exit_when_stdin_closes=True),
+            cores_are_full=lambda: False,
         )
         judging = SimpleNamespace(
-            due=lambda name: looked.append(name) or True,
+            due=lambda name, *, moves: looked.append(name) or True,
             turn=lambda name: 0,
             overdue=lambda name: overdue,
             pause_s=lambda usual: usual,

@@ -33,7 +33,7 @@ def _beside_modules() -> list[Path]:
     return [Path(folder, "bin", "py-spy") for folder in sys.path if folder]
 
 
-def dump(pid: int, timeout_s: float = 5.0) -> str:
+def dump(pid: int, timeout_s: float = 15.0) -> str:
     """The stacks of all threads of a process as ``py-spy dump`` prints them, or one line that says why not.
 
     The process is not paused: a stalled one does not move, and a moving one must not be held up. Never raises.

@@ -44,7 +44,7 @@ static void make_ring(void) {
     }
     hm_read_command(command);
     const char *directory = getenv("HINDMOST_RING_DIR");
-    int error = hm_ring_create(&hm_nccl_ring, directory, &who, HM_NCCL, hm_ring_capacity());
+    int error = hm_ring_create(&hm_nccl_ring, directory, &who, HM_NCCL, hm_ring_capacity(HM_DEFAULT_CAPACITY));
     if (error) {
         fprintf(stderr, "hindmost: this rank's NCCL calls are not recorded: %s: %s\n", directory, strerror(error));
         return;

@@ -7,6 +7,7 @@
 #define HINDMOST_PMPI_H
 
 #include "mpi_library.h"
+#include "pmpi_clock.h"
 
 #define HM_EXPORT __attribute__((visibility("default")))
 #define HM_COLD __attribute__((cold, noinline))
@@ -14,8 +15,9 @@
 
 enum {
     HM_LONG_NS = 1000000,      /* gaps from here on are worth the 1 us that sampling CPU and run queue takes */
-    HM_SHORT_CALL_NS = 10000,  /* point-to-point calls below this are dropped first when there are very many */
-    HM_WINDOW_NS = 100000000,  /* over which "very many" is counted */
+    HM_WINDOW_NS = 100000000,  /* over which point-to-point calls are counted */
+    HM_MOST_CALLS = 256,       /* recorded of a window each for itself */
+    HM_FEW_CALLS = 32,         /* recorded of a window that follows one with too many */
     HM_COMM_CACHE = 64,
     HM_PREDICTIONS = 256
 };
@@ -37,6 +39,13 @@ struct hm_usage {
     uint64_t cpu_ns, runqueue_ns;
 };
 
+/* Point-to-point calls that share one record. */
+struct hm_folded {
+    uint64_t start, duration_ns;
+    int64_t bytes;
+    uint32_t calls; /* 0: none */
+};
+
 /* What a thread remembers from one call to the next. Its self time is a chain of gaps between MPI calls. */
 struct hm_thread {
     bool files;             /* its file I/O is watched: the thread that called MPI_Init */
@@ -54,8 +63,11 @@ struct hm_thread {
     uint8_t expected[HM_PREDICTIONS]; /* how surely a long gap follows, 0 to 3 */
     uint64_t polled_since, polled;    /* the first and the last test of its polling; 0: it does not poll */
     bool polls_briefly;               /* two of them were less than HM_LONG_NS apart */
-    uint64_t window_start;            /* of counting short point-to-point calls */
+    struct hm_clock clock;
+    uint64_t window_start;       /* of counting point-to-point calls */
     uint32_t window_count;
+    uint32_t window_most;        /* of short ones that are recorded each for itself */
+    struct hm_folded folded[2];  /* calls that were not, blocking and not */
     uint32_t generation; /* of the cache */
     HM_HANDLE cached_handle[HM_COMM_CACHE];
     struct hm_communicator *cached[HM_COMM_CACHE];
@@ -72,7 +84,8 @@ struct hm_pmpi {
     bool active;
     int pid;              /* of the process that made the ring */
     uint32_t generation;  /* grows when a communicator is freed */
-    uint32_t short_calls; /* a thread may record in a window */
+    uint32_t window_calls; /* point-to-point calls that a thread may record in a window */
+    uint64_t short_ns;     /* shorter ones share a record beyond that */
     struct hm_ring ring;
 };
 
@@ -95,11 +108,14 @@ HM_HIDDEN void hm_start_agent(void);
 HM_HIDDEN void hm_attach(uint64_t start);
 HM_HIDDEN void hm_detach(uint64_t start);
 HM_HIDDEN void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq);
+HM_HIDDEN void hm_write_folded(struct hm_thread *thread);
 HM_HIDDEN void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int result, int peer,
                           int64_t bytes);
 
 /* Bytes that this rank contributes; called after the call has succeeded, so that arguments are known to be good. */
 HM_HIDDEN int64_t hm_type_bytes(int64_t count, HM_HANDLE type);
+
+static inline uint64_t hm_time(void) { return hm_clock_now(&hm_thread.clock); }
 
 static inline bool hm_observed(void) { return HM_LIKELY(hm_pmpi.active) && hm_thread.depth == 0; }
 
@@ -171,14 +187,16 @@ static inline void hm_begin_collective(struct hm_call *call, struct hm_communica
     hm_thread.depth = 1;
     call->comm = comm;
     call->seq = call->comm->seq++;
-    call->start = hm_stretch_ends(hm_now());
+    if (__builtin_expect(hm_thread.folded[0].calls | hm_thread.folded[1].calls, 0))
+        hm_write_folded(&hm_thread); /* they are of the time before this collective */
+    call->start = hm_stretch_ends(hm_time());
     hm_open(hm_what(HM_COLLECTIVE, flags, (uint16_t)op), call->start, hm_where(call->seq, HM_NONE16, call->comm->index));
 }
 
 static inline void hm_end_collective(struct hm_call *call, enum hm_operation op, uint8_t flags, int root, int64_t bytes) {
     struct hm_ring *ring = &hm_pmpi.ring;
     struct hm_thread *thread = &hm_thread;
-    uint64_t end = hm_now();
+    uint64_t end = hm_time();
     uint64_t index = hm_claim(ring, thread->gap_start ? 2 : 1);
     if (HM_LIKELY(thread->gap_start))
         hm_write_gap(thread, index++);

@@ -6,7 +6,7 @@ typedef HM_HANDLE H;
 
 static void record(uint64_t start, enum hm_operation op, int result, int64_t bytes) {
     bool good = result == HM_MPI_SUCCESS;
-    hm_event(&hm_pmpi.ring, hm_what(HM_IO, good ? 0 : HM_ERROR, (uint16_t)op), start, hm_now() - start,
+    hm_event(&hm_pmpi.ring, hm_what(HM_IO, good ? 0 : HM_ERROR, (uint16_t)op), start, hm_time() - start,
              hm_where(0, HM_NONE16, HM_NONE16), good ? (uint64_t)bytes : 0);
 }
 
@@ -16,14 +16,14 @@ static void record(uint64_t start, enum hm_operation op, int result, int64_t byt
         HM_REAL(symbol, declaration)                                                                                   \
         if (!hm_observed())                                                                                            \
             return real arguments;                                                                                     \
-        uint64_t start = hm_now();                                                                                     \
+        uint64_t start = hm_time();                                                                                    \
         hm_thread.depth = 1;                                                                                           \
         if (collective)                                                                                                \
             start = hm_stretch_ends(start);                                                                                    \
         int result = real arguments;                                                                                   \
         record(start, HM_OP_##operation, result, result == HM_MPI_SUCCESS ? (bytes) : 0);                              \
         if (collective)                                                                                                \
-            hm_stretch_begins(hm_now(), HM_OP_##operation * 7u);                                                       \
+            hm_stretch_begins(hm_time(), HM_OP_##operation * 7u);                                                      \
         hm_thread.depth = 0;                                                                                           \
         return result;                                                                                                 \
     }

@@ -54,7 +54,7 @@ uint64_t hm_long_stretch(struct hm_thread *thread, uint64_t now) {
     struct hm_usage after = {0}, *before = &thread->before, *spent = &thread->spent;
     read_ran(&after); /* the queue last: who was due to run while this one computed runs when this call ends */
     read_queued(&after);
-    now = hm_now();
+    now = hm_time();
     if (thread->sampled_ns == 0)
         *spent = (struct hm_usage){.cpu_known = true, .runqueue_known = true};
     spent->cpu_known &= after.cpu_known && before->cpu_known;

@@ -3,6 +3,7 @@
 #include "identity_env.h"
 #include "pmpi_real.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +67,9 @@ static bool make_ring(void) {
     if (who.world_size == 1 && told_size != 1)
         return alone(told_rank, told_size), false;
     const char *directory = getenv("HINDMOST_RING_DIR");
-    int error = hm_ring_create(&hm_pmpi.ring, directory, &who, HM_MPI, hm_ring_capacity());
+    int error = hm_ring_create(&hm_pmpi.ring, directory, &who, HM_MPI, hm_ring_capacity(HM_MPI_CAPACITY));
+    if (error == ENOSPC) /* a container has 64 MiB of shared memory */
+        error = hm_ring_create(&hm_pmpi.ring, directory, &who, HM_MPI, hm_ring_capacity(HM_DEFAULT_CAPACITY));
     if (error)
         say(directory, strerror(error));
     return error == 0;
@@ -90,7 +93,11 @@ void hm_attach(uint64_t start) {
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         hm_ring_name(&hm_pmpi.ring, names[i]);
     hm_usage_init();
-    hm_pmpi.short_calls = (uint32_t)(hm_pmpi.ring.mask + 1) / 64;
+    hm_clock_init();
+    hm_pmpi.window_calls = (uint32_t)(hm_pmpi.ring.mask + 1) / 64;
+    if (hm_pmpi.window_calls > HM_MOST_CALLS)
+        hm_pmpi.window_calls = HM_MOST_CALLS;
+    hm_pmpi.short_ns = HM_WINDOW_NS / (hm_pmpi.window_calls + 1);
     if (pthread_key_create(&slot_key, give_slot_back) || pthread_atfork(NULL, NULL, in_child) || !hm_comm_init())
         return say("no thread key or communicator attribute left", "");
     hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_init), start, hm_now() - start,
@@ -124,6 +131,7 @@ HM_EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provid
 void hm_detach(uint64_t start) {
     if (!hm_pmpi.ring.base || hm_pmpi.pid != getpid())
         return;
+    hm_write_folded(&hm_thread);
     hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_finalize), start, hm_now() - start,
              hm_where(0, HM_NONE16, HM_NONE16), 0);
     hm_ring_close(&hm_pmpi.ring);

@@ -14,29 +14,52 @@ void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_op
     hm_thread.depth = 1;
     call->comm = comm;
     call->seq = seq;
-    call->start = hm_stretch_ends(hm_now());
+    call->start = hm_stretch_ends(hm_time());
     hm_open(hm_what(HM_P2P, 0, (uint16_t)op), call->start, hm_where(seq, HM_NONE16, comm ? comm->index : HM_NONE16));
 }
 
-/* Very many short calls would push the collectives out of the ring: beyond a share of it they are only counted. */
+/* Very many short calls would push the collectives out of the ring, and cost the agent more than they tell. Beyond so
+ * many in a window, those that follow share one record. What calls were made in which order is then not known anyway, so
+ * that of the next window only a few are recorded each for itself. */
 static bool worth_recording(struct hm_thread *thread, uint64_t end, uint64_t duration) {
     if (end - thread->window_start > HM_WINDOW_NS) {
+        bool many = thread->window_count > hm_pmpi.window_calls && end - thread->window_start < 2 * HM_WINDOW_NS;
+        hm_write_folded(thread);
         thread->window_start = end;
         thread->window_count = 0;
+        thread->window_most = many && HM_FEW_CALLS < hm_pmpi.window_calls ? HM_FEW_CALLS : hm_pmpi.window_calls;
     }
-    return thread->window_count++ < hm_pmpi.short_calls || duration >= HM_SHORT_CALL_NS;
+    return thread->window_count++ < thread->window_most || duration >= hm_pmpi.short_ns;
+}
+
+static void fold(struct hm_folded *folded, uint64_t start, uint64_t duration, int64_t bytes) {
+    if (folded->calls++ == 0)
+        folded->start = start;
+    folded->duration_ns += duration;
+    folded->bytes += bytes;
+}
+
+/* One record for all blocking calls, as a wait, and one for the others, as a start; of no communicator and no peer. */
+void hm_write_folded(struct hm_thread *thread) {
+    for (int i = 0; i < 2; i++) {
+        struct hm_folded *folded = &thread->folded[i];
+        if (folded->calls)
+            hm_event(&hm_pmpi.ring, hm_what(HM_P2P, i ? HM_NONBLOCKING : 0, i ? HM_OP_start : HM_OP_wait), folded->start,
+                     folded->duration_ns, hm_where(folded->calls, HM_NONE16, HM_NONE16), (uint64_t)folded->bytes);
+        *folded = (struct hm_folded){0};
+    }
 }
 
 void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int result, int peer, int64_t bytes) {
     struct hm_thread *thread = &hm_thread;
-    uint64_t now = hm_now(), duration = now - call->start;
+    uint64_t now = hm_time(), duration = now - call->start;
     bool good = result == HM_MPI_SUCCESS;
     uint16_t other = peer < 0 || peer >= HM_NONE16 ? HM_NONE16 : (uint16_t)peer;
-    if (worth_recording(thread, now, duration))
+    if (worth_recording(thread, now, duration) || !good)
         hm_event(&hm_pmpi.ring, hm_what(HM_P2P, good ? flags : flags | HM_ERROR, (uint16_t)op), call->start, duration,
                  hm_where(call->seq, other, call->comm ? call->comm->index : HM_NONE16), good ? (uint64_t)bytes : 0);
     else
-        hm_refuse(&hm_pmpi.ring);
+        fold(&thread->folded[flags == HM_NONBLOCKING], call->start, duration, bytes);
     hm_shut();
     hm_stretch_begins(now, (uint32_t)op * 7u);
     thread->depth = 0;

@@ -82,7 +82,7 @@ static bool paused(struct hm_thread *thread, uint64_t *now) {
  * then: that is none. */
 static void poll(void) {
     struct hm_thread *thread = &hm_thread;
-    uint64_t now = hm_now();
+    uint64_t now = hm_time();
     bool goes_on = thread->polled && thread->stretch_start == thread->polled, brief = now - thread->polled < HM_LONG_NS;
     thread->depth = 1;
     if (goes_on && (brief || thread->polls_briefly)) {
@@ -119,7 +119,7 @@ static bool completes_any(const struct tested *tested) { return tested->all || t
  * test succeeds there was nothing to wait for. */
 static void end_poll(const struct held *held, const struct tested *tested) {
     struct hm_thread *thread = &hm_thread;
-    uint64_t start = thread->polled_since, end = thread->polled || !completes_any(tested) ? hm_now() : start;
+    uint64_t start = thread->polled_since, end = thread->polled || !completes_any(tested) ? hm_time() : start;
     bool any = false;
     for (int i = 0; i < held->count; i++) {
         struct hm_request done;

@@ -51,6 +51,7 @@
 #define HM_COMM_BYTES 64
 #define HM_RECORDS_OFFSET 65536
 #define HM_DEFAULT_CAPACITY 16384
+#define HM_MPI_CAPACITY 65536 /* a burst of short collectives writes 100,000 records a second */
 #define HM_NONE16 0xFFFF
 
 enum hm_producer { HM_PYTHON = 1, HM_MPI = 2, HM_NCCL = 3 };
@@ -59,7 +60,8 @@ enum hm_kind {         /* 0: a slot that was claimed for an event that could not
     HM_STEP = 1,       /* name: train, eval; seq: step number; value: samples or tokens, 0 unknown */
     HM_PHASE = 2,      /* name: input, h2d, forward, backward, sync, optimizer, checkpoint, gc, gpu_forward … */
     HM_COLLECTIVE = 3, /* name: all_reduce …; comm, seq; peer: root; value: bytes */
-    HM_P2P = 4,        /* name: send, recv, wait …; comm, peer; value: bytes; seq: of the collective a wait is for */
+    HM_P2P = 4,        /* name: send, recv, wait …; comm, peer; value: bytes; seq: of the collective a wait is for; of
+                          no communicator: how many calls share this record, 0 where it is one call's */
     HM_SELF = 5,       /* a rank's self time since its last collective ended (start), without what it spent in other MPI
                           calls, written just before the collective that ends it; value: CPU ns, of MPI ranks
                           the process', of others the training thread's; seq: us its main thread waited for a CPU

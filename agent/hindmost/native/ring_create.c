@@ -16,12 +16,12 @@
 
 static const char *const producers[] = {"", "py", "mpi", "nccl"};
 
-uint32_t hm_ring_capacity(void) {
+uint32_t hm_ring_capacity(uint32_t standard) {
     const char *text = getenv("HINDMOST_RING_CAPACITY");
     char *end = NULL;
     unsigned long wanted = text ? strtoul(text, &end, 10) : 0;
     bool usable = wanted >= 2 && wanted <= MAX_CAPACITY && (wanted & (wanted - 1)) == 0 && *end == '\0';
-    return usable ? (uint32_t)wanted : HM_DEFAULT_CAPACITY;
+    return usable ? (uint32_t)wanted : standard;
 }
 
 /* At most size - 1 bytes, cut between UTF-8 characters, always ended. The target is zeroed already. */

@@ -49,6 +49,9 @@ SHORT, LONGER = 0.5, 1.25
 #: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
 #: next turn, or the delays would add up.
 WRITE_S = 0.25
+#: While cores are full every judgement takes time from a rank: the first waits for so long, and those that follow may
+#: take this share of a core, at least and at most so many seconds apart. A job that stands still is judged as ever.
+FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 10.0, 0.005, 10.0, 60.0
 
 
 def load_judge(settings: Settings = DEFAULT) -> Judge:
@@ -108,8 +111,10 @@ class Judging:
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
         settings: Settings = DEFAULT,
+        cores_are_full: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._settings = settings
+        self._settings, self._cores_are_full = settings, cores_are_full
+        self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
         self._wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
         self._turns: dict[str, _Turn] = {}
@@ -124,9 +129,17 @@ class Judging:
         """Whether a window is being judged, in whichever thread."""
         return self._judged_now > 0
 
-    def due(self, job: str) -> bool:
-        """Whether it is time to judge a job again."""
+    def due(self, job: str, *, moves: bool = False) -> bool:
+        """Whether it is time to judge a job again; of one that ``moves``, whether it can wait for free cores."""
+        if moves and self._cores_are_full() and self._can_wait(job):
+            return False
         return self._clock() >= self.turn(job) and self._looks.pays()
+
+    def _can_wait(self, job: str) -> bool:
+        now = self._clock()
+        last, turn = self._last.setdefault(job, now), self._turns.get(job)
+        apart_s = FULL_FIRST_S if turn is None else min(max(turn.took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S)
+        return now - last < apart_s
 
     def overdue(self, job: str) -> bool:
         """Whether a job's next turn can wait for nothing any more: its verdicts are about ``EVERY_S`` old."""
@@ -273,8 +286,10 @@ class Judging:
         turn, now = self._turns.setdefault(job, _Turn()), self._clock()
         due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
         turn.next = due + self._period
+        self._last[job] = now
         return turn
 
     def forget(self, job: str) -> None:
         """A job is over."""
         self._turns.pop(job, None)
+        self._last.pop(job, None)

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 LOOK_S, HASTE_S = 0.25, 0.05
 #: What agents are asked comes at their next tick, with all that they have read until then: the cause may be in it.
 ANSWER_S = 0.5
+#: The first of them while cores are full.
+FULL_LOOK_S = 1.0
+#: A job of which something new was heard within this time moves.
+MOVES_NS = 3_000_000_000
 #: A job without data for this long is over; if all ranks are gone, a tenth of it is enough.
 SILENCE_NS = 300_000_000_000
 
@@ -46,7 +50,8 @@ class Watch:
         """Look, judge, and seal what is over; for ever."""
         try:
             while True:
-                await asyncio.sleep(self.pause_s(self._judging.pause_s(LOOK_S)))
+                full = self._collector.cores_are_full()
+                await asyncio.sleep(self.pause_s(FULL_LOOK_S if full else self._judging.pause_s(LOOK_S)))
                 await self.round()
                 if not self._collector.options.exit_when_stdin_closes:
                     self._seal_finished()
@@ -68,7 +73,7 @@ class Watch:
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
-            due = self._judging.due(job.id)
+            due = self._judging.due(job.id, moves=job.window.quiet_ns < MOVES_NS)
             due = due and (not self._collector.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)
             if due or ripe:

@@ -1,0 +1,62 @@
+"""Agent and collector run below the ranks of their node: what they take comes off the job's time where cores are full.
+
+A nice value compares threads of one scheduling group. Where the kernel makes a group of each session (autogroup), it
+shares the CPU between sessions first, by the nice value in ``/proc/PID/autogroup``: a daemon in a session of its own
+gets as much as the whole job, whatever the nice values of its threads. So both are set. Under a control group with a
+CPU controller (Slurm, a container) there are no autogroups, and the threads' values decide.
+
+``SCHED_BATCH``, because a thread that wakes up then does not interrupt a rank. Not ``SCHED_IDLE``: in one group with a
+spinning rank it gets 0.3 % of a core, too little to read the rings in time. Nothing here needs a privilege; what a
+system refuses stays as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from pathlib import Path
+
+#: Of threads, for good: no user may raise them again. A tenth of a core is left beside a rank that spins, so that a
+#: report is made beside another job; to an agent a quarter: it must read rings, and fetch stacks, in time.
+NICE, AGENT_THREADS = 10, 5
+#: Of sessions, which can be raised again: a collector puts its work off while cores are full, an agent cannot.
+COLLECTOR, AGENT = 19, 10
+#: The kernel lets a user set autogroups once in a tenth of a second.
+TRIES, PAUSE_S = 3, 0.12
+
+
+def lower(session: int, process: Path = Path("/proc/self"), nice: int = NICE) -> None:
+    """Lower the priority of every thread of this process to ``nice``, and of its session to ``session``.
+
+    A thread that is lower already stays so, and a session that others share, as a terminal's, stays as it is.
+    """
+    for task in _threads(process):
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, task, max(nice, os.getpriority(os.PRIO_PROCESS, task)))
+        with contextlib.suppress(OSError):
+            if os.sched_getscheduler(task) == os.SCHED_OTHER:
+                os.sched_setscheduler(task, os.SCHED_BATCH, os.sched_param(0))
+    weigh(session, process)
+
+
+def weigh(session: int, process: Path = Path("/proc/self")) -> None:
+    """Give the session of this process a nice value, 0 for as much as any other, where it is its own."""
+    with contextlib.suppress(OSError):
+        if os.getsid(os.getppid()) != os.getsid(0):
+            _write(session, process / "autogroup")
+
+
+def _threads(process: Path) -> list[int]:
+    try:
+        return [int(task.name) for task in (process / "task").iterdir()]
+    except OSError:
+        return [0]
+
+
+def _write(nice: int, autogroup: Path) -> None:
+    for _ in range(TRIES):
+        with contextlib.suppress(BlockingIOError):
+            autogroup.write_text(str(nice))
+            return
+        time.sleep(PAUSE_S)

@@ -1,0 +1,189 @@
+#!/usr/bin/env python3
+"""What `hindmost run` takes of a job that leaves no core idle, in pairs of runs with and without it.
+
+    python bench/guest --job hpl --pairs 10        # HPCC's HPL (Debian: apt-get install hpcc); about four minutes
+    python bench/guest --job numpy --pairs 10      # an all-reduce of NumPy arrays with mpi4py
+    python bench/guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
+
+One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
+that of the job's own mpirun: what hindmost does before and after it is no time of the ranks. The ratio is the geometric
+mean over pairs with its 95 % bootstrap interval. Of observed runs: events that were lost, of how many; and what agent
+and collector used, in cores, while the job ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import os
+import platform
+import random
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results" / "guest.json"
+HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
+#: Order of HPL's matrix, and steps of the other job: about eight seconds on two cores.
+ORDER, STEPS = 3600, 2400
+DRAWS = 4000
+#: Stands in for mpirun: notes the times of its start and end, and what our parent's other children have used by then.
+TIMED = """#!/bin/sh
+note() {
+    echo "$1 $(date +%s.%N)"
+    for child in $(cat /proc/$PPID/task/$PPID/children); do cat /proc/$child/stat 2>/dev/null; done
+}
+note begin >"$BENCH_TIMES"
+"$BENCH_MPIRUN" "$@"
+code=$?
+note end >>"$BENCH_TIMES"
+exit $code
+"""
+
+
+class Bench:
+    """One job in a folder of its own, run again and again."""
+
+    def __init__(self, job: str, folder: Path, ranks: int) -> None:
+        self.folder, self.times = folder, folder / "times"
+        mpirun = shutil.which("mpirun", path="/usr/bin" if job == "hpl" else None)
+        if mpirun is None or (job == "hpl" and not shutil.which("hpcc")):
+            raise SystemExit(f"{job} needs mpirun{' and hpcc: apt-get install hpcc' if job == 'hpl' else ''}")
+        timed = folder / "mpirun"
+        timed.write_text(TIMED)
+        timed.chmod(0o755)
+        self.environ = {**os.environ, "BENCH_TIMES": str(self.times), "BENCH_MPIRUN": mpirun}
+        self.environ |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+        if job == "hpl":
+            text = HPCC_INPUT.read_text()
+            for old, new in (("1000  ", f"{ORDER}  "), ("2            Ps", "1            Ps")):
+                text = text.replace(old, new, 1)
+            text = re.sub(r"^2( +Qs)", rf"{ranks}\1", text, flags=re.MULTILINE)
+            (folder / "hpccinf.txt").write_text(text)
+            program = ["hpcc"]
+        else:
+            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(STEPS)]
+        self.line = [str(timed), "-np", str(ranks), *program]
+
+    def run(self, observed: bool) -> dict[str, Any]:
+        out, line = self.folder / "run", self.line
+        if observed:
+            line = [sys.executable, "-m", "hindmost", "run", "--out", str(out), "--", *line]
+        done = subprocess.run(line, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(line)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+        found = self._noted()
+        if (self.folder / "hpccoutf.txt").exists():
+            said = (self.folder / "hpccoutf.txt").read_text()
+            found["hpl_s"] = float(re.findall(r"HPL_time=([\d.]+)", said)[0])
+            (self.folder / "hpccoutf.txt").unlink()
+        if observed:
+            found |= events(out)
+            shutil.rmtree(out)
+        return found
+
+    def _noted(self) -> dict[str, Any]:
+        """Wall time, and cores that the children beside mpirun used: first the collector, then the agent."""
+        at: dict[str, float] = {}
+        used: dict[str, dict[int, float]] = {"begin": {}, "end": {}}
+        for text in self.times.read_text().splitlines():
+            word, *rest = text.split()
+            if word in used:
+                when, at[word] = word, float(rest[0])
+            else:
+                fields = text.rpartition(")")[2].split()
+                used[when][int(word)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        wall = at["end"] - at["begin"]
+        both = sorted(used["begin"].keys() & used["end"].keys())
+        cores = [(used["end"][child] - used["begin"][child]) / wall for child in both]
+        return {"wall_s": wall, "cores": dict(zip(("collector", "agent"), cores, strict=False))}
+
+
+def events(run: Path) -> dict[str, int]:
+    """Events that the ranks of a run have written, and how many of them were lost."""
+    files = [str(path) for path in (run / "segments" / "rank_states").rglob("*.parquet")]
+    rows = duckdb.execute(
+        "select sum(n), sum(lost) from (select max(events_total) n, max(events_lost_total) lost"
+        " from read_parquet(?) group by rank)",
+        [files],
+    ).fetchall()
+    return {"events": int(rows[0][0]), "lost": int(rows[0][1])}
+
+
+def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
+    observed = [pair["with"] for pair in pairs]
+    found: dict[str, Any] = {"pairs": len(pairs)}
+    for what in ("wall_s", "hpl_s"):
+        if what in observed[0]:
+            logs = [math.log(pair["with"][what] / pair["without"][what]) for pair in pairs]
+            found[what] = {
+                "without": round(statistics.median(pair["without"][what] for pair in pairs), 3),
+                "percent": percent(statistics.fmean(logs)),
+                "percent_95": [percent(one) for one in interval(logs, statistics.fmean)],
+                "median_percent": percent(statistics.median(logs)),
+                "median_percent_95": [percent(one) for one in interval(logs, statistics.median)],
+            }
+    found["events"] = sum(one["events"] for one in observed)
+    found["lost"] = sum(one["lost"] for one in observed)
+    found["cores"] = {
+        name: round(statistics.fmean(one["cores"].get(name, math.nan) for one in observed), 4)
+        for name in ("collector", "agent")
+    }
+    return found
+
+
+def percent(logarithm: float) -> float:
+    return round(100 * math.expm1(logarithm), 2)
+
+
+def interval(values: list[float], of: Any) -> tuple[float, float]:
+    """95 % bootstrap interval."""
+    draw = random.Random(5)  # noqa: S311 - a bootstrap
+    drawn = sorted(of(draw.choices(values, k=len(values))) for _ in range(DRAWS))
+    return drawn[int(0.025 * DRAWS)], drawn[int(0.975 * DRAWS)]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--job", choices=("hpl", "numpy"), required=True)
+    parser.add_argument("--pairs", type=int, default=10)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no pair later than this")
+    parser.add_argument("--add", action="store_true", help="to the pairs that are in the results file")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    args = parser.parse_args()
+    result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
+    pairs: list[dict[str, Any]] = result.get(args.job, {}).get("runs", []) if args.add else []
+    ranks, end = len(os.sched_getaffinity(0)), time.monotonic() + args.seconds
+    with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
+        bench = Bench(args.job, Path(folder), ranks)
+        bench.run(observed=True)  # caches, and the native parts are built
+        for number in range(args.pairs):
+            if time.monotonic() > end:
+                break
+            order = (True, False) if number % 2 == 0 else (False, True)
+            pair = {("with" if observed else "without"): bench.run(observed) for observed in order}
+            pairs.append(pair)
+            wall = {name: one["wall_s"] for name, one in pair.items()}
+            print(f"{wall['with']:.2f} s with, {wall['without']:.2f} s without; {pair['with']}", flush=True)
+    made_by = f"bench/guest --job {args.job} --pairs {args.pairs}"
+    machine = {"cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
+    when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    result[args.job] = {"made_by": made_by, "when": when, **machine, **summary(pairs), "runs": pairs}
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps({name: value for name, value in result[args.job].items() if name != "runs"}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""A job that leaves no core idle: each rank multiplies matrices, and averages the result with all others."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+os.environ["OMP_NUM_THREADS"] = "1"  # one core a rank: numpy's BLAS reads it when it is imported
+
+import numpy as np
+from mpi4py import MPI
+
+steps = int(sys.argv[1])
+random = np.random.default_rng(MPI.COMM_WORLD.rank)
+weights, batch = random.random((256, 256), np.float32), random.random((256, 256), np.float32)
+mean = np.empty_like(weights)
+for _ in range(steps):
+    gradient = weights
+    for _ in range(4):
+        gradient = np.tanh(batch @ gradient)
+    MPI.COMM_WORLD.Allreduce(gradient, mean)
+    weights = mean / MPI.COMM_WORLD.size

@@ -1,0 +1,46 @@
+"""While ranks use every core, a job is judged seldom; one that stands still is judged as ever."""
+
+from __future__ import annotations
+
+import itertools
+
+from tests.collector.pacing import Paced
+
+
+def times(paced: Paced, seconds: float) -> list[float]:
+    return sorted({at for at, _ in paced.until(seconds)})
+
+
+def test_a_job_waits_for_its_first_judgement_while_cores_are_full() -> None:
+    """What a short job would lose by being judged while it runs is more than it would learn."""
+    assert times(Paced(cores_are_full=lambda: True), 9.0) == []
+
+
+def test_judging_takes_half_a_percent_of_a_core_while_cores_are_full() -> None:
+    """A judgement of 0.2 s comes every 40 s; the first has a bound of its own."""
+    judged = times(Paced(cores_are_full=lambda: True, whole_s=0.2), 180.0)
+    assert 10.0 <= judged[0] < 12.0
+    assert 4 <= len(judged) <= 5
+
+
+def test_a_verdict_is_a_minute_old_at_most_while_cores_are_full() -> None:
+    """However much a judgement takes."""
+    judged = times(Paced(cores_are_full=lambda: True, whole_s=2.0), 250.0)
+    assert max(after - before for before, after in itertools.pairwise(judged)) < 63.0
+
+
+def test_a_job_that_stands_still_is_judged_as_ever() -> None:
+    """It may hang, and no rank works that could lose time."""
+    paced = Paced(cores_are_full=lambda: True)
+    for job in paced.jobs.values():
+        job.window.quiet_ns = 4_000_000_000
+    assert times(paced, 6.0)[0] < 3.0
+
+
+def test_it_is_judged_as_ever_once_a_core_is_free() -> None:
+    """The next turn is its own pace's."""
+    full = [True]
+    paced = Paced(cores_are_full=lambda: full[0])
+    assert times(paced, 5.0) == []
+    full[0] = False
+    assert times(paced, 9.0)
