@@ -17,8 +17,8 @@ import os
 import time
 from pathlib import Path
 
-#: Of threads, for good: no user may raise them again. A tenth of a core is left beside a rank that spins, so that a
-#: report is made beside another job; to an agent a quarter: it must read rings, and fetch stacks, in time.
+#: Of threads, for good: no user may raise them again. The collector keeps a tenth of a core next to a rank that
+#: spins, so that a report is made while another job runs. An agent keeps a quarter: it reads rings and stacks in time.
 NICE, AGENT_THREADS = 10, 5
 #: Of sessions, which can be raised again: a collector puts its work off while cores are full, an agent cannot.
 COLLECTOR, AGENT = 19, 10

@@ -57,12 +57,12 @@ MODES = {
     "all": (True, True, True, True),
 }
 BLOCK_S = 2.0
-#: Steps before a block's first: the host is ahead of the GPU again, and what stood still has made up for it.
+#: Steps before a block's first: the host is ahead of the GPU again, and parts that were stopped have caught up.
 WARM = 5
 
 
 class Rank:
-    """One process of a job: does as it is told over a socket."""
+    """One process of a job: runs the commands that it reads from a socket."""
 
     def __init__(self, port: int, name: str) -> None:
         self.rank = parallel_phases.Rank() if name == "observed" else _bare_rank(parallel_phases.Rank)

@@ -94,7 +94,7 @@ class Bench:
         return found
 
     def _noted(self) -> dict[str, Any]:
-        """Wall time, and cores that the children beside mpirun used: first the collector, then the agent."""
+        """Wall time, and cores that the other children than mpirun used: first the collector, then the agent."""
         at: dict[str, float] = {}
         used: dict[str, dict[int, float]] = {"begin": {}, "end": {}}
         for text in self.times.read_text().splitlines():

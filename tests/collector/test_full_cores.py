@@ -1,4 +1,4 @@
-"""While ranks use every core, a job is judged seldom; one that stands still is judged as ever."""
+"""While ranks use every core, a job is judged less often; one that stalls is judged as usual."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Sends so many one-byte messages to itself as it is told: three calls each. */
+/* Sends itself as many one-byte messages as its argument says: three calls each. */
 #include <mpi.h>
 #include <stdlib.h>
 

@@ -55,7 +55,7 @@ def test_only_cores_that_may_be_used_count(machine: Machine) -> None:
 
 
 def test_it_says_so_no_longer_once_a_core_is_idle(machine: Machine) -> None:
-    """What counts is the time since the last look, which is a second old at most."""
+    """What counts is the time since the last reading, which is a second old at most."""
     cores = FullCores(machine.stat, range(4), machine.clock)
     machine.pass_s(2.0, 0, 0, 0, 0)
     assert cores()

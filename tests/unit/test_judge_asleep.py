@@ -258,7 +258,7 @@ def test_a_rank_that_made_all_steps_has_not_left() -> None:
     states |= {name: np.zeros(4, column.dtype) for name, column in run.rank_states.items() if name not in states}
     report = judge(replace(run, rank_states=states))
     assert said(report) == [("straggler", (2,), "compute")]
-    assert not any("each stretch" in note for note in report.notes)
+    assert not any("each part" in note for note in report.notes)
 
 
 def test_a_rank_is_not_measured_by_the_one_peer_that_mirrors_it() -> None:

@@ -47,4 +47,4 @@ def test_ranks_that_differ_in_their_work_alone_are_judged_by_it(
     """What one has more of no other has less of elsewhere."""
     verdict = _judged(tmp_path, forward, [1.5, 1.5, 1.5, 1.5])
     assert (verdict.kind, verdict.ranks) == (kind, ranks)
-    assert "as much less in" not in verdict.evidence[0]
+    assert "and less in" not in verdict.evidence[0]

@@ -1,4 +1,4 @@
-/* Reading the kernel's clock beside the processor's counter: pmpi_clock.h says what for. */
+/* Reads the kernel's clock and the processor's counter together: pmpi_clock.h says what for. */
 #define _GNU_SOURCE
 #include "pmpi_clock.h"
 

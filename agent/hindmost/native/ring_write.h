@@ -35,7 +35,7 @@ struct hm_identity {
 /* Make DIRECTORY/RANK.PRODUCER.PID.ring, allocated in full. 0, or an errno; then nothing is left behind. */
 HM_HIDDEN int hm_ring_create(struct hm_ring *ring, const char *directory, const struct hm_identity *who, int producer,
                              uint32_t capacity);
-/* HINDMOST_RING_CAPACITY, or `standard` where it is absent or not usable. */
+/* HINDMOST_RING_CAPACITY, or `standard` where it is not set or not usable. */
 HM_HIDDEN uint32_t hm_ring_capacity(uint32_t standard);
 /* Index of a new entry; HM_NONE16 when the table is full, which counts as refused. */
 HM_HIDDEN uint16_t hm_ring_name(struct hm_ring *ring, const char *name);

@@ -34,7 +34,7 @@ _STARTERS = ("torchrun", "accelerate", "deepspeed", "horovodrun")
 _INDEX, _UUID = re.compile(r"(?:gpu)?(\d+)"), re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]+")
 
 
-#: What ranks are called of which the MPI shim or the NCCL plugin alone told, or nothing.
+#: Frameworks of ranks that only the MPI shim or the NCCL plugin recorded, or nothing did.
 _NATIVE = {"", "mpi", "nccl"}
 
 

@@ -42,7 +42,7 @@ def _timeline(path: Path, *, one_by_one: bool) -> Path:
     return path
 
 
-@pytest.mark.parametrize("one_by_one", [False, True], ids=["beside backward", "one by one"])
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["overlapped", "one by one"])
 def test_a_rank_is_late_once_a_step(tmp_path: Path, one_by_one: bool) -> None:
     """Where the others go on it is late for every operation by as much: six times that was not what it cost."""
     verdict = judge(load(_timeline(tmp_path / "timeline.json", one_by_one=one_by_one))).verdicts[0]
