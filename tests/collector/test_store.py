@@ -214,7 +214,7 @@ def test_query_prints_rows(store, tmp_path, capsys, form, printed):
 
     parser = argparse.ArgumentParser()
     query.configure(parser)
-    asked = "select job, max(step) as newest, avg(step) as mean, 'nan'::double as none, max(step, 2)[::-1] as all"
+    asked = "select job, max(step) as newest, avg(step) as mean, 'nan'::double as none, list_sort(max(step, 2)) as all"
     args = parser.parse_args([str(tmp_path), f"{asked} from steps group by 1", "--format", form])
     assert query.run(args) == 0
     assert capsys.readouterr().out == printed
