@@ -11,7 +11,7 @@ import numpy as np
 from hindmost_collector import detector, detectors
 from hindmost_collector.costs import pipeline, planned, traded, wasted, whatif
 from hindmost_collector.detectors import hang, intermittent, mismatch, of_three, slow_link, straggler, uneven
-from hindmost_collector.explain import crowded, fed, hidden_input, horovod, sharing, telemetry
+from hindmost_collector.explain import crowded, fed, hidden_input, horovod, sharing, stopped, telemetry
 from hindmost_collector.judgement import (
     advice,
     bound,
@@ -97,7 +97,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found = hosts_unseen.without_doubtful(found, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
-    found = stood_still.beside(unseen.judged(found, run, blocks), stalls)
+    found = stood_still.beside(unseen.judged(found, run, blocks), stalls, run)
     slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
     found = slowed.beside(found, slower)
     found = partly_read.judged(found, run, blocks)
@@ -234,7 +234,8 @@ def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
     late, notes, by_chance = _late(case.blocks, case.settings, case.shared)
     beside, failed = detector.run(detectors.load(), replace(case, found=(*case.found, *late)))
     beside = may_be_slow(beside, {int(case.blocks.ranks[habit.row]) for habit in by_chance})
-    return [_at_home(one, case.run) for one in [*late, *beside] if not _gone(one, case.run)], [*notes, *failed]
+    known = (stopped.on(one, case.blocks, case.settings) for one in [*late, *beside] if not _gone(one, case.run))
+    return [_at_home(one, case.run) for one in known], [*notes, *failed]
 
 
 def _late(

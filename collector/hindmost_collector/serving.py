@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -108,7 +109,8 @@ def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_
             job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
     for one in at_the_end:
-        loop.call_soon_threadsafe(one.set)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the collector has stopped before stdin
+            loop.call_soon_threadsafe(one.set)
 
 
 def _ending(text: str) -> tuple[int, str | None, str | None, bool] | None:

@@ -46,11 +46,11 @@ def write(folder: Path, files: dict[str, str]) -> None:
         (folder / name).write_text(content)
 
 
-def stat(pid: int, name: str, ticks: int, start: int = 777) -> str:
+def stat(pid: int, name: str, ticks: int, start: int = 777, state: str = "S") -> str:
     """A line of /proc/PID/stat: user time in ticks, start, 2048 pages resident."""
     fields = ["0"] * 49
     fields[10], fields[18], fields[20] = str(ticks), str(start), "2048"
-    return f"{pid} ({name}) S " + " ".join(fields) + "\n"
+    return f"{pid} ({name}) {state} " + " ".join(fields) + "\n"
 
 
 def thread(folder: Path, tid: int, name: str, ticks: int, waited_s: float, children: str = "") -> None:
@@ -118,6 +118,15 @@ def test_waiting_that_the_kernel_does_not_keep_is_missing(host: Host) -> None:
     found = read(ProcessThreads(host))
     assert found["hindmost_process_thread_group_cpu_seconds_total", "j", "0", "python"] == 1.0
     assert math.isnan(found["hindmost_process_threads_runqueue_seconds_total", "j", "0"])
+
+
+@pytest.mark.parametrize(("state", "stopped"), [("T", 1), ("t", 1), ("S", 0), ("R", 0), ("D", 0)])
+def test_a_stopped_process_is_seen_as_stopped(host: Host, state: str, stopped: int) -> None:
+    """By a signal (T) or a debugger (t); one that sleeps, runs or waits for a disk is not."""
+    write(host.proc / str(PID), {"stat": stat(PID, "a (T) name", 100, state=state)})
+    sampler = Process(host)
+    read(sampler)
+    assert read(sampler)["hindmost_process_stopped", "j", "0"] == stopped
 
 
 IO = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 8192\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n"

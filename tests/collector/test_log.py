@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import itertools
 import logging
 import os
@@ -94,6 +95,14 @@ def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
     joined, left = asyncio.run(scenario())
     assert joined == ["1 agent joined (a@n): 1 connected"]
     assert left == ["1 agent broke off (a@n): 0 connected"]
+
+
+def test_stdin_may_end_after_the_collector_has(monkeypatch):
+    """Its loop is closed then: the thread that reads stdin ends without a traceback."""
+    loop = asyncio.new_event_loop()
+    loop.close()
+    monkeypatch.setattr(sys, "stdin", io.StringIO(""))
+    serving._follow_stdin(collector=None, loop=loop, at_the_end=(asyncio.Event(), asyncio.Event()))
 
 
 @pytest.mark.parametrize(("signalled", "reason"), [(True, "the collector is stopping"), (False, keeping.JOB_OVER)])

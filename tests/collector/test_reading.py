@@ -7,9 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import hindmost_collector
+import numpy as np
 import pyarrow as pa
 import pytest
 from hindmost import cli
@@ -116,6 +118,18 @@ def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, 
     said = capsys.readouterr()
     assert {row.split(",")[0] for row in said.out.splitlines()[1:]} == {"0", "1"}
     assert said.err == ""
+
+
+@pytest.mark.parametrize(("framework", "python"), [("mpi", False), ("nccl", False), ("torch", True)])
+def test_only_python_is_offered_a_mark_for_steps(tmp_path, capsys, framework, python):
+    """A program without Python is sent to the table that its calls are in."""
+    run = simulate(Scenario(2, 12)).run
+    run_directory([replace(run, ranks={**run.ranks, "framework": np.full(2, framework)})], tmp_path)
+    shutil.rmtree(tmp_path / "segments/steps")
+    assert cli.main(["query", str(tmp_path), "select count(*) from steps", "--format", "csv"]) == 0
+    said = capsys.readouterr().err
+    assert ("hindmost.step()" in said) == python
+    assert ("query `collectives`" in said) == (not python)
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,12 @@ UNRECORDED = {
     " `hindmost report` infers them from collectives where it can",
     "collectives": "no collective was recorded; `hindmost doctor` lists what can be measured",
 }
+#: The same of a job without Python.
+_UNRECORDED_NATIVE = UNRECORDED | {
+    "steps": "no rank marked steps; query `collectives`, from which `hindmost report` infers them"
+}
+#: What recorded such ranks: the MPI library's hooks, or NCCL's.
+_NATIVE = {"mpi", "nccl"}
 
 
 EPILOG = f"""\
@@ -59,10 +65,18 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"SQL is not UTF-8 ({error.reason} at byte {error.start})") from error
     recording = hindmost_collector.open(*args.paths)
     result = _interruptible(recording, question)
-    for table in recording.unrecorded(question):
-        sys.stderr.write(f"hindmost query: {table} is empty: {UNRECORDED.get(table, _NOT_KEPT)}\n")
+    empty = recording.unrecorded(question)
+    reasons = _UNRECORDED_NATIVE if empty and _native(recording) else UNRECORDED
+    for table in empty:
+        sys.stderr.write(f"hindmost query: {table} is empty: {reasons.get(table, _NOT_KEPT)}\n")
     {"csv": _csv, "json": _json, "text": _text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0
+
+
+def _native(recording: Any) -> bool:
+    """Whether all ranks are programs without Python, which cannot mark steps."""
+    frameworks = set(recording.ranks("framework").column(0).to_pylist())
+    return bool(frameworks) and frameworks <= _NATIVE
 
 
 def _interruptible(recording: Any, question: str) -> Any:

@@ -1,4 +1,4 @@
-"""What the job's training processes use: CPU, waiting for a core, memory."""
+"""What the job's training processes use: CPU, waiting for a core, memory; and whether they are stopped."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ RUNQUEUE = counter(
     "hindmost_process_runqueue_seconds_total", "Time in which the main thread could have run but had no core.", *_BY
 )
 SLICES = counter("hindmost_process_timeslices_total", "Times the main thread was given a core.", *_BY)
+STOPPED = gauge(
+    "hindmost_process_stopped", "1 if the process was stopped when sampled, by SIGSTOP or by a debugger, else 0.", *_BY
+)
+
+#: States of a stopped process: by a signal, and by a debugger.
+_STOPPED_STATES = (b"T", b"t")
 
 
 class Watch:
@@ -54,6 +60,7 @@ def _stat(data: bytes) -> tuple[float, ...]:
         int(fields[9]),
         int(fields[17]),
         int(fields[21]) * PAGE,
+        float(fields[0] in _STOPPED_STATES),
     )
 
 
@@ -70,7 +77,7 @@ class Process(RankFiles):
 
     name = "process"
     source = "/proc/PID/{stat,schedstat}"
-    metrics = (CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, RUNQUEUE, SLICES)
+    metrics = (CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, STOPPED, RUNQUEUE, SLICES)
 
     def watch(self, folder: str) -> Watch:
         return Watch(folder)

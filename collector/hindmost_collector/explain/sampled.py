@@ -56,8 +56,9 @@ SOURCES: Mapping[str, Source] = {
     "own_memory": Source("hindmost_gpu_process_memory_used_bytes"),
 }
 
-#: Quantities that tell what a job is bound by: they are asked for one by one, and no cause rests on them.
+#: Quantities that are asked for one by one: what a job is bound by, and whether a rank's process was stopped.
 LEVELS: Mapping[str, Source] = {
+    "stopped": Source("hindmost_process_stopped"),
     "sm_activity": Source("hindmost_gpu_sm_activity_ratio"),
     "dram_activity": Source("hindmost_gpu_dram_activity_ratio"),
     "tensor_activity": Source("hindmost_gpu_tensor_activity_ratio"),

@@ -21,7 +21,18 @@ if TYPE_CHECKING:
     from hindmost_collector.timeline.blocks import Blocks
 
 #: Causes measured on a rank's own host or GPU: these are no wait for others.
-ITS_OWN = ("input", "h2d", "gpu_throttle", "gpu_contention", "cpu_contention", "gc", "checkpoint", "memory", "io")
+ITS_OWN = (
+    "input",
+    "h2d",
+    "gpu_throttle",
+    "gpu_contention",
+    "cpu_contention",
+    "gc",
+    "checkpoint",
+    "memory",
+    "io",
+    "stopped",
+)
 #: Share of a communicator's recorded members that must be late together: a rank that waits for a missing one is not
 #: alone.
 _ALIKE = 0.5

@@ -124,39 +124,58 @@ def on(found: Verdict, run: Run) -> Verdict:
 
 def of_cause(cause: str, at: Place) -> str:
     """What to do about ranks that are late for this cause."""
-    who, it = names(at.ranks), "it" if len(at.ranks) == 1 else "them"
+    who, single = names(at.ranks), len(at.ranks) == 1
     if cause == "compute":
-        return _compare(at, who, it)
+        return _compare(at, who)
     if cause == "unknown":
         return _look(at, who)
     if cause == "input":
         loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
-        return f"check the disk or mount that {who} reads from{at.on}{loads}"
+        return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on}{loads}"
     if cause == "cpu_contention":
         bound = f"`taskset -cp {at.pids[0]}`" if len(at.pids) == 1 else "`taskset -cp PID`"
-        return f"check the CPU binding of {who}{at.on} ({bound}), its cgroup quota, and other processes (`top`)"
-    return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, it=it)
+        its = "its" if single else "their"
+        return f"check the CPU binding of {who}{at.on} ({bound}), {its} cgroup quota, and other processes (`top`)"
+    if cause == "stopped":
+        return of_stopped(at)
+    words = _OF_ONE if single else _OF_SEVERAL
+    return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, **words)
 
 
+def of_stopped(at: Place, *, still: bool = False) -> str:
+    """What to do about stopped processes: let those that are ``still`` stopped go on; find what stops them."""
+    if still and at.runs:
+        pids = " ".join(map(str, at.pids)) if at.pids and len(at.nodes) == 1 else "PID"
+        held = "it" if len(at.ranks) == 1 else "them"
+        return f"`kill -CONT {pids}`{at.on} lets {names(at.ranks)} go on; if a debugger holds {held}, detach that"
+    which = f" (PID {at.pids[0]})" if len(at.pids) == 1 == len(at.ranks) else ""
+    return (
+        f"find what stopped {names(at.ranks)}{which}{at.on}: `kill -STOP`, Ctrl-Z, a debugger, cpulimit, the scheduler"
+    )
+
+
+_OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes"}
+_OF_SEVERAL = {"it": "them", "its": "their", "gpu": "GPUs", "link": "links", "reads": "read and write"}
 _OF_CAUSE = {
-    "h2d": "check the PCIe link of {who}'s GPU{on} (`nvidia-smi -q{smi}`, section PCI) and use pinned memory",
-    "gpu_contention": "stop the other process on {who}'s GPU{on} (`nvidia-smi{smi}` lists it), or move {it}",
+    "h2d": "check the PCIe {link} of the {gpu} of {who}{on} (`nvidia-smi -q{smi}`, section PCI); use pinned memory",
+    "gpu_contention": "stop other processes on the {gpu} of {who}{on} (`nvidia-smi{smi}` lists them), or move {it}",
     "gpu_throttle": "check cooling and power limit{on}: `nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE{smi}`",
     "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
     "checkpoint": "write checkpoints in the same step on all ranks, or in the background",
     "memory": "free memory{on}: `free -m` and `vmstat 1` show who uses it and what is swapped",
-    "io": "check the disk or mount that {who} reads and writes{on}: `iostat -x 1`",
-    "workload": "give {who} as much work per step as its peers",
+    "io": "check the disk or mount that {who} {reads}{on}: `iostat -x 1`",
+    "workload": "give {who} as much work per step as {its} peers",
 }
 
 
-def _compare(at: Place, who: str, it: str) -> str:
+def _compare(at: Place, who: str) -> str:
     """How to learn whether the machine or the work is slow."""
-    its = "its" if len(at.ranks) == 1 else "their"
-    stays = f"if {'it stays' if len(at.ranks) == 1 else 'they stay'} slow, {its} work is larger"
+    words = _OF_ONE if len(at.ranks) == 1 else _OF_SEVERAL
+    stays = f"if {'it stays' if len(at.ranks) == 1 else 'they stay'} slow, {words['its']} work is larger"
     if not at.with_gpus:
         return f"run {who} on another core or node; {stays}"
-    return f"check the GPU of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`; then move {it}: {stays}"
+    check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
+    return f"{check}; then move {words['it']}: {stays}"
 
 
 def _look(at: Place, who: str) -> str:

@@ -13,6 +13,9 @@ import numpy as np
 from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.detectors import hang
+from hindmost_collector.explain import stopped
+from hindmost_collector.judgement import wording
+from hindmost_collector.judgement.advice import of_stopped, place
 from hindmost_collector.judgement.verdict import Stall, Verdict
 from hindmost_collector.judgement.wording import names, nodes_of, whole_nodes
 from hindmost_collector.judgement.wording_stop import source_line
@@ -54,19 +57,21 @@ def find(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Sta
     return stalls, [*told, f"{more} more stall{'s' if more > 1 else ''}"] if more else told
 
 
-def beside(found: list[Verdict], stalls: Sequence[Stall]) -> list[Verdict]:
+def beside(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
     """A job with a stall is no job without anything to act on, however even its other steps are."""
     if not stalls:
         return found
-    advice = tuple(_advice(stalls[-1]))
+    advice = tuple(_advice(stalls[-1], run))
     return [
         replace(one, evidence=(_why(stalls), *one.evidence), advice=advice) if one.kind == "balanced" else one
         for one in found
     ]
 
 
-def _advice(stall: Stall) -> list[str]:
-    """What to look at: what the ranks share, and where one of them was."""
+def _advice(stall: Stall, run: Run) -> list[str]:
+    """What to look at: what stopped the ranks, what they share, and where one of them was."""
+    if stall.stopped_s:
+        return [of_stopped(place(run, [int(rank) for rank in stall.stopped_s]))]
     if stall.node is not None:
         return [f"check {stall.node}: network, disks, kernel log (`dmesg -T`)"]
     if stall.line is not None:
@@ -101,6 +106,9 @@ def _gaps(run: Run, moments: Ints, patience_ns: float) -> list[_Gap]:
 
 def _stall(run: Run, gap: _Gap, began: int) -> Stall:
     late, waiting, where = _waited_for(run, gap)
+    halted = stopped.during(run, gap.since, gap.until)
+    if halted and not late:  # it was stopped inside the operation
+        late, waiting = sorted(halted), max(waiting - len(halted), 0)
     at = _seen(run, gap, late)
     rank, text = (int(run.stacks["rank"][at]), str(run.stacks["text"][at])) if at is not None else (-1, "")
     return Stall(
@@ -111,6 +119,7 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
         operation=where or None,
         line=f"rank {rank}: {source_line(text)}" if at is not None else None,
         node=" and ".join(nodes_of(run, late)) or None,
+        stopped_s={str(rank): seconds for rank, seconds in halted.items()},
     )
 
 
@@ -122,10 +131,14 @@ def _sentence(run: Run, stall: Stall, gap: _Gap) -> str:
 def _in_words(stall: Stall) -> list[str]:
     """When nothing moved, and who waited for whom."""
     when = f"{stall.until_s - stall.since_s:.1f} s without progress, {stall.since_s:.1f} to {stall.until_s:.1f} s"
+    seconds = {int(rank): lasted for rank, lasted in stall.stopped_s.items()}
+    found = [wording.stopped(seconds)] if seconds else []
+    if not stall.waiting:
+        return [when, *found]
     if stall.ranks:
         who = "1 rank" if stall.waiting == 1 else f"{stall.waiting} ranks"
-        return [when, f"{who} waited for {names(stall.ranks)} in {stall.operation}"]
-    return [when, f"every rank was in {stall.operation}"] if stall.waiting else [when]
+        return [when, *found, f"{who} waited for {names(stall.ranks)} in {stall.operation}"]
+    return [when, *found, f"every rank was in {stall.operation}"]
 
 
 def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:

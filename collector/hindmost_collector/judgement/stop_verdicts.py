@@ -18,11 +18,15 @@ if TYPE_CHECKING:
 
 def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     """The verdict of a job that stopped."""
+    halted = wording_stop.halted(stop, run)
+    if halted and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
+        ranks = tuple(sorted(halted))
+        stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in halted))
     return Verdict(
         kind=stop.kind,
         ranks=stop.ranks,
         victims=stop.victims,
-        cause="unknown",
+        cause="stopped" if stop.ranks and halted.keys() >= set(stop.ranks) else "unknown",
         since_step=since_step(stop, run, blocks),
         confidence=stop.confidence,
         evidence=tuple(wording_stop.hang(stop, run)),

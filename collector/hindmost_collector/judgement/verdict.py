@@ -41,6 +41,7 @@ CAUSES = (
     "network",
     "memory",
     "io",
+    "stopped",
     "workload",
     "unknown",
 )
@@ -149,6 +150,7 @@ class Bound:
 class Stall:
     """A time in which nothing moved, though the job went on after it: when, in seconds since the job's start, who was
     waited for by how many in which operation, where the stacks show one of these, and the node that is all of these.
+    ``stopped_s``: rank to the seconds in which its process was stopped, by SIGSTOP or by a debugger.
     """
 
     since_s: float
@@ -158,6 +160,7 @@ class Stall:
     operation: str | None = None
     line: str | None = None
     node: str | None = None
+    stopped_s: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

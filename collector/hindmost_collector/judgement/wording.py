@@ -165,6 +165,33 @@ _NOT_KNOWN = {
     "idle": "its GPU was idle: its CPU launched work late (cause not measured)",
 }
 
+#: Sentences that say no more than that the cause is unknown.
+_NO_CAUSE = (*_NOT_KNOWN.values(), "no measurement explains the delay")
+_NO_SINGLE_CAUSE = "no single cause"
+
+
+#: What stops a process.
+STOPPED_BY = "SIGSTOP, or a debugger"
+
+
+def stopped(seconds: dict[int, float]) -> str:
+    """``rank 2 was stopped (SIGSTOP, or a debugger) for 12.3 s``; of several ranks, for at least so long each."""
+    each = "" if len(seconds) == 1 else " each"
+    was = "was" if len(seconds) == 1 else "were"
+    return f"{names(list(seconds))} {was} stopped ({STOPPED_BY}) for {min(seconds.values()):.1f} s{each}"
+
+
+def stopped_in_samples(rank: int, often: int, samples: int) -> str:
+    """The same of a rank that is stopped and let go again and again: in how many of the samples of its state."""
+    return f"rank {rank} was stopped ({STOPPED_BY}) in {often} of {samples} samples of its state"
+
+
+def with_cause(shown: Sequence[str], evidence: Sequence[str]) -> tuple[str, ...]:
+    """Evidence of a cause, then what was said before, without the sentences that the cause is unknown."""
+    left = [line for line in evidence if not line.endswith(_NO_CAUSE) and _NO_SINGLE_CAUSE not in line]
+    return (*shown, *left)
+
+
 #: Beyond this multiple of what the replay accounts for, what the job lost is said, too.
 _MORE_LOST = 1.25
 
@@ -209,7 +236,7 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
         return [found]
     if named or cause.remark or cause.explained is None:
         return [found, *_covered(excess, cause, per)]
-    little = f"no single cause: the largest explains {percent(cause.explained)} of the delay"
+    little = f"{_NO_SINGLE_CAUSE}: the largest explains {percent(cause.explained)} of the delay"
     return [found, _NOT_KNOWN.get(cause.partial or "", little)]
 
 

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from hindmost.attach.stacks import UNREAD
 
-from hindmost_collector.judgement.advice import with_gpus
-from hindmost_collector.judgement.wording import names, whole_nodes
+from hindmost_collector.explain.stopped import during
+from hindmost_collector.judgement.advice import of_stopped, place, with_gpus
+from hindmost_collector.judgement.wording import names, stopped, whole_nodes
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job
 
 if TYPE_CHECKING:
@@ -34,12 +35,27 @@ def hang(stop: Hang, run: Run) -> list[str]:
         found = [f"rank {rank} entered {name} there instead{_called_from(rank, stop, run)}" for rank, name in instead]
         found = [_waited(stop, run, f"{where} of {group}"), *found]
         return found if stop.ranks else [*found, *_either(stop, run)]
-    found = [f"{_waited(stop, run, where)}; {_absent(stop, run)}"]
+    waited, seconds = _waited(stop, run, where), halted(stop, run)
+    found = [f"{waited}; {_absent(stop, run)}"]
+    if seconds and seconds.keys() >= set(stop.ranks):
+        found = [f"{stopped(seconds)}; {waited}"]
+    elif seconds:
+        found.append(stopped(seconds))
     found += [f"rank {rank} is in {name}" for rank, name in sorted(stop.doing.items())]
     found += _gone(stop, run)
     stacks = stacks_of(run)
     found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks]
     return [*found, *_end(run, stop), f"the operation is of {group}", *whole_nodes(run, stop.ranks)]
+
+
+def halted(stop: Hang, run: Run) -> dict[int, float]:
+    """Rank to the seconds in which its process was stopped, of the ranks stopped for most of the wait."""
+    table = run.in_flight
+    waits = (table["comm"] == stop.comm) & (table["seq"] == stop.seq)
+    if stop.kind != "hang" or stop.waited_ns < 0 or not waits.any():
+        return {}
+    since = int(table["start_ns"][waits].max())
+    return during(run, since, since + stop.waited_ns)
 
 
 def _either(stop: Hang, run: Run) -> list[str]:
@@ -159,9 +175,14 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
         return [_advice_on_all(stop, run)]
     who = names(stop.ranks)
     look = _look(stop, run)
+    there = f"on the node{'' if len(stop.ranks) == 1 else 's'}"
+    gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone"
+    seconds = halted(stop, run)
+    if seconds and seconds.keys() >= set(stop.ranks):
+        return [of_stopped(place(run, stop.ranks), still=True)]
     if _at_work(run):
-        return [*look, f"before you cancel it: {_ATTACH.format(job=run.job.id)} on the node of {who}"]
-    found = look or [f"see what {who} printed last{', and whether it was gone' if stop.unproven else ''}"]
+        return [*look, f"before you cancel it: {_ATTACH.format(job=run.job.id)} {there} of {who}"]
+    found = look or [f"see what {who} printed last{gone if stop.unproven else ''}"]
     return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
 
 
@@ -177,6 +198,8 @@ _ATTACH = "`hindmost attach --stacks --job {job}`"
 def _advice_on_all(stop: Hang, run: Run) -> str:
     own = run.job.source == Job.source
     if stop.unproven and own:
+        if len(stop.unproven) == 1:
+            return f"check the node of {names(stop.unproven)}: its agent sends nothing, or cannot be reached"
         return f"check the nodes of {names(stop.unproven)}: their agents send nothing, or cannot be reached"
     if stop.unproven:
         return f"see what {names(stop.unproven)} did last"

@@ -102,6 +102,7 @@ _DECIDING = {
     "workload": (("gpu_forward",), ("self_cpu",), ("self",), ("forward",)),
     "cpu_contention": (("self_runqueue",), ("runqueue",)),
     "network": (("transfer",),),
+    "stopped": (("self_blocked",), ("self",)),
     "unknown": (("self_blocked",), ("self",)),
 }
 _OF_KIND = {"host_bound": "compute", "slow_link": "network"}

@@ -19,6 +19,7 @@ _CAUSES = {
     "h2d": "copies to the GPU",
     "gc": "garbage collection",
     "io": "I/O",
+    "stopped": "stopped processes",
 }
 
 

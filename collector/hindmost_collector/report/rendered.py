@@ -113,6 +113,7 @@ _DOING = {
     "checkpoint": "writing checkpoints",
     "memory": "waiting for memory",
     "io": "file I/O",
+    "stopped": "stopped by a signal or a debugger",
     "workload": "more work than its peers",
     "unknown": "cause unknown",
 }
@@ -128,7 +129,7 @@ def doing(one: Mapping[str, Any]) -> str:
     words = (
         _DOING.get(cause, cause) if cause != "unknown" else _unknown(one.get("partial"), one.get("explained") or 0.0)
     )
-    return words if len(one["ranks"]) < 2 else words.replace("its ", "their ")
+    return words if len(one["ranks"]) < 2 else words.replace("its ", "their ").replace("their GPU", "their GPUs")
 
 
 def _unknown(most: str | None, explained: float) -> str:
@@ -169,6 +170,8 @@ def _link(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
+    if one.get("cause") == "stopped":
+        return "HUNG", f"{step}{who} {'was' if len(one['ranks']) == 1 else 'were'} {_DOING['stopped']}"
     if not one["victims"]:
         return "HUNG", f"{step}no rank makes progress"
     if not who:
@@ -210,6 +213,8 @@ def _stalled(stalls: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     nodes = {one["node"] for one in stalls}
     often = "" if len(stalls) == 1 else f" in {len(stalls)} stalls"
     whom = f"{names(ranks)} did not arrive" if ranks else "not known which rank was late"
+    if ranks and {int(rank) for one in stalls for rank in one.get("stopped_s") or ()} >= set(ranks):
+        whom = f"{names(ranks)} {'was' if len(ranks) == 1 else 'were'} {_DOING['stopped']}"
     whole = f" (all ranks of {nodes.pop()})" if len(nodes) == 1 and None not in nodes else ""
     return "HUNG", f"for {seconds:.1f} s{often}, then went on: {whom}{whole}"
 

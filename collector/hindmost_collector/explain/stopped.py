@@ -1,0 +1,94 @@
+"""Ranks whose process was stopped: by SIGSTOP or a like signal, or by a debugger.
+
+The agent samples the state of each process about once a second. A process stopped at a sample is a fact; one that is
+not says nothing of the time between samples. So a stop lasted at least from its first sample to its last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.explain.telemetry import Metrics
+from hindmost_collector.judgement import wording
+
+if TYPE_CHECKING:
+    from hindmost_collector.align import Array
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+    from hindmost_collector.settings import Settings
+    from hindmost_collector.timeline.blocks import Blocks
+
+METRIC = "hindmost_process_stopped"
+#: A stop accounts for a wait from this share of it on.
+_MOST = 0.5
+#: A debugger or a tracer may stop a process for a moment: one sample shows no more than that.
+_SAMPLES = 2
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A rank was stopped at all samples from ``since`` to ``until``, ns of the job clock."""
+
+    rank: int
+    since: int
+    until: int
+
+
+def find(run: Run) -> list[Stop]:
+    """Every stop that was seen in at least two samples, in order of ranks and time."""
+    metrics = Metrics.of(run)
+    found = metrics.samples(METRIC)
+    if found is None or not (found.value > 0).any():
+        return []
+    stops = []
+    for series, rank in zip(*(column.tolist() for column in metrics.owners(found)), strict=True):
+        span = slice(int(found.first[series]), int(found.first[series + 1]))
+        time, stopped = found.time[span], found.value[span] > 0
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], stopped, [False]])))
+        for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if end - first >= _SAMPLES:
+                stops.append(Stop(rank, int(time[first]), int(time[end - 1])))
+    return sorted(stops, key=lambda one: (one.rank, one.since))
+
+
+def during(run: Run, since: int, until: int) -> dict[int, float]:
+    """Rank to the seconds it was stopped between these times (ns), of the ranks stopped for most of it."""
+    seconds: dict[int, float] = {}
+    for one in find(run):
+        overlap = min(one.until, until) - max(one.since, since)
+        if overlap > 0:
+            seconds[one.rank] = seconds.get(one.rank, 0.0) + overlap / 1e9
+    return {rank: lasted for rank, lasted in seconds.items() if lasted >= _MOST * (until - since) / 1e9}
+
+
+def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
+    """A verdict without a known cause, with this one where samples in its steps show it; else as it was.
+
+    The share of samples in which a rank was stopped is set against the share of time by which it is late.
+    """
+    if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown" or blocks.samples is None:
+        return verdict
+    first, end = np.searchsorted(blocks.steps, [verdict.since_step or 0, verdict.until_step or blocks.steps[-1] + 1])
+    columns = np.arange(first, end)
+    taken = blocks.samples.taken("stopped", columns)
+    if taken is None:
+        return verdict
+    rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
+    counts = {row: (int((taken[1][taken[0] == row] > 0).sum()), int((taken[0] == row).sum())) for row in rows}
+    if not rows or any(stopped < _SAMPLES for stopped, _ in counts.values()):
+        return verdict
+    explained = min(_explained(blocks, row, columns, *counts[row]) for row in rows)
+    if explained < settings.min_explained:
+        return verdict
+    shown = [wording.stopped_in_samples(int(blocks.ranks[row]), *counts[row]) for row in rows]
+    evidence = wording.with_cause(shown, verdict.evidence)
+    return replace(verdict, cause="stopped", partial=None, explained=explained, evidence=evidence)
+
+
+def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int) -> float:
+    """Which part of a rank's delay in these steps its stops are, as samples show it."""
+    late = float(np.nansum(np.maximum(blocks.excess[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
+    return min(stopped / samples / late, 1.0) if late > 0 else 0.0

@@ -1,0 +1,159 @@
+"""Ranks that were stopped by a signal or by a debugger: what the report says of them, and of a hang they cause."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report.rendered import of_verdict, with_rendered
+from hindmost_collector.stream.chunk import from_rows
+
+from tests.scenarios.loads import Load, hang, make
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+
+SECOND = 10**9
+#: When the others begin to wait in ``hang``, s.
+WAIT = 1000
+FOUR = Load(ranks=4, steps=40)
+
+
+def sampled(run: Run, stopped: dict[int, Iterable[float]], times: Iterable[float]) -> Run:
+    """The run with the state of every rank at these times, s of the job clock: who was stopped at which of them."""
+    rows = [
+        (
+            "node0",
+            "hindmost_process_stopped",
+            f'{{"job": "made", "rank": "{rank}"}}',
+            time,
+            time in stopped.get(rank, ()),
+        )
+        for rank in run.ranks["rank"].tolist()
+        for time in times
+    ]
+    node, name, labels, time, value = (np.array(column) for column in zip(*rows, strict=True))
+    table = {"node": node, "name": name, "labels": labels, "time_ns": (time * SECOND).astype(np.int64)}
+    return replace(run, metrics=table | {"value": value.astype(np.float64)})
+
+
+def hung(ranks: tuple[int, ...], seconds: range, missing: tuple[int, ...] = (2,), **job: Any) -> Verdict:
+    """The verdict on a job that waits for 30 s, with ranks stopped at these samples."""
+    run = hang(FOUR, list(missing))
+    run = replace(run, ranks={**run.ranks, "pid": np.arange(100, 104)}, job=replace(run.job, **job))
+    return judge(sampled(run, dict.fromkeys(ranks, seconds), range(WAIT - 20, WAIT + 31))).verdicts[0]
+
+
+def test_a_hang_names_the_rank_that_is_stopped_and_the_command() -> None:
+    """The first line of evidence says for how long; the advice lets the process go on."""
+    verdict = hung((2,), range(WAIT + 1, WAIT + 31))
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("hang", (2,), "stopped")
+    assert verdict.evidence[0] == (
+        "rank 2 was stopped (SIGSTOP, or a debugger) for 29.0 s; 3 ranks have waited 30.0 s in all_reduce number 40"
+    )
+    assert verdict.advice == ("`kill -CONT 102` on node0 lets rank 2 go on; if a debugger holds it, detach that",)
+    assert of_verdict(verdict.__dict__).what.endswith("rank 2 was stopped by a signal or a debugger")
+
+
+def test_a_rank_stopped_inside_the_operation_is_named() -> None:
+    """All members entered it and none leaves: which of them is stopped says who is waited for."""
+    verdict = hung((2,), range(WAIT + 1, WAIT + 31), missing=())
+    assert (verdict.ranks, verdict.victims, verdict.cause) == ((2,), (0, 1, 3), "stopped")
+
+
+def test_where_all_ranks_are_stopped_the_network_is_not_suspected() -> None:
+    """As when a scheduler suspends a job: no rank waits for another."""
+    verdict = hung((0, 1, 2, 3), range(WAIT + 1, WAIT + 31), missing=())
+    assert of_verdict(verdict.__dict__).what.endswith("ranks 0, 1, 2 and 3 were stopped by a signal or a debugger")
+    assert verdict.advice[0].startswith("`kill -CONT 100 101 102 103` on node0 lets ranks 0, 1, 2 and 3 go on")
+
+
+def test_of_a_job_that_is_over_no_process_is_resumed() -> None:
+    """Its advice is to find out what stopped the rank."""
+    (advice,) = hung((2,), range(WAIT + 1, WAIT + 31), ended_ns=(WAIT + 30) * SECOND, exit_code=130).advice
+    assert advice.startswith("find what stopped rank 2 (PID 102) on node0: ")
+    assert "kill -CONT" not in advice
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(range(WAIT - 10, WAIT), id="before the wait"),
+        pytest.param(range(WAIT + 3, WAIT + 4), id="in a single sample"),
+        pytest.param(range(WAIT + 1, WAIT + 6), id="for a small part of the wait"),
+    ],
+)
+def test_a_stop_that_does_not_span_the_wait_is_not_its_cause(seconds: range) -> None:
+    """A sample says nothing of the time after it."""
+    verdict = hung((2,), seconds)
+    assert verdict.cause == "unknown"
+    assert "stopped" not in " ".join(verdict.evidence)
+
+
+def test_another_rank_s_stop_is_evidence_beside_the_missing_rank() -> None:
+    """Rank 2 is missing, rank 3 is stopped: both are said, and rank 2 is no stopped rank."""
+    verdict = hung((3,), range(WAIT + 1, WAIT + 31))
+    assert (verdict.ranks, verdict.cause) == ((2,), "unknown")
+    assert "rank 3 was stopped (SIGSTOP, or a debugger) for 29.0 s" in verdict.evidence
+
+
+def paused(stopped: bool) -> Run:
+    """A job of 10 ms steps in which rank 1 is off the CPU for 20 s, once, and samples of its state."""
+    fault = {"rank": 1, "blocked": 20_000.0, "from": 40, "until": 41}
+    run = make(Load(ranks=3, steps=60, noise=0.0, compute=9.7, faults=[fault]))
+    began = int((run.collectives["start_ns"] - run.collectives["self_ns"]).min())
+    ended = int(run.collectives["start_ns"].max())
+    run = replace(run, job=replace(run.job, started_ns=began, ended_ns=ended), ranks=run.ranks | {"pid": np.arange(3)})
+    stacks = from_rows("stacks", [(1, began + 5 * SECOND, "Thread 1\n    work (train.py:4)\n")])
+    times = [began / SECOND + second for second in range(21)]
+    return sampled(replace(run, stacks=stacks), {1: times[1:20] if stopped else ()}, times)
+
+
+def test_a_stall_says_that_its_rank_was_stopped() -> None:
+    """Head line, evidence, advice and note say it, in place of the line at which the rank happened to be."""
+    report = judge(paused(stopped=True)).to_dict()
+    (shown,) = with_rendered(report)["rendered"]
+    assert shown["what"] == "for 20.0 s, then went on: rank 1 was stopped by a signal or a debugger"
+    assert "rank 1 was stopped (SIGSTOP, or a debugger) for 18.0 s; 2 ranks waited for rank 1" in shown["why"][0]
+    assert shown["do"][0].startswith("find what stopped rank 1 (PID 1) on node0: ")
+    assert report["job"]["stalls"][0]["stopped_s"] == {"1": 18.0}
+
+
+def test_a_stall_whose_rank_was_seen_running_is_not_called_a_stop() -> None:
+    """Only the state at a sample shows one."""
+    report = judge(paused(stopped=False)).to_dict()
+    assert "SIGSTOP" not in str(report)
+    assert report["job"]["stalls"][0]["stopped_s"] == {}
+
+
+def cycled(stopped_share: float) -> Verdict:
+    """Rank 1 is off the CPU for half of each second-long step; its state is T in this share of the samples."""
+    run = make(Load(ranks=4, steps=100, compute=500.0, noise=5.0, faults=[{"rank": 1, "blocked": 500.0}]))
+    began, ended = (int(edge) for edge in (run.collectives["start_ns"].min(), run.collectives["start_ns"].max()))
+    times = np.arange(began, ended, SECOND) / SECOND
+    every = times[np.arange(len(times)) % 10 < 10 * stopped_share].tolist()
+    return judge(sampled(run, {1: every}, times.tolist())).verdicts[0]
+
+
+def test_a_rank_that_is_stopped_now_and_then_is_late_for_that() -> None:
+    """The samples replace the sentence that its cause was not measured."""
+    verdict = cycled(0.5)
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), "stopped")
+    assert verdict.evidence[0].startswith("rank 1 was stopped (SIGSTOP, or a debugger) in ")
+    assert not [line for line in verdict.evidence if "not measured" in line]
+    assert verdict.advice[0].startswith("find what stopped rank 1")
+    assert of_verdict(verdict.__dict__).what == "rank 1: stopped by a signal or a debugger, since step 0"
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+def test_too_few_stops_are_no_cause(share: float) -> None:
+    """Late for half of the time and stopped at a tenth of the samples: the cause is another one."""
+    verdict = cycled(share)
+    assert verdict.cause == "unknown"
+    assert [line for line in verdict.evidence if "not measured" in line]
