@@ -37,7 +37,7 @@ class Requirement(NamedTuple):
 
 
 def required(extra: str) -> list[Requirement]:
-    """What ``extra`` needs in this interpreter. Raises ``LookupError`` where hindmost itself is not installed."""
+    """What ``extra`` needs in this interpreter. Raises ``PackageNotFoundError`` where hindmost is not installed."""
     found = []
     for line in metadata.requires("hindmost") or ():
         name, least, marker = (_REQUIREMENT.fullmatch(line) or _nothing(line)).groups(default="")
@@ -53,7 +53,7 @@ def unmet(extra: str) -> list[Requirement]:
     """What of it is not installed, or too old. Empty too where hindmost was not installed by a package tool."""
     try:
         return [one for one in required(extra) if not one.met]
-    except LookupError:
+    except metadata.PackageNotFoundError:
         return []
 
 

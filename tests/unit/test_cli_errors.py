@@ -88,6 +88,25 @@ def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
     assert "'protobuf>=" in said
 
 
+def test_without_an_installed_hindmost_a_missing_module_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tree on PYTHONPATH has no metadata: the line names the module, and what installs hindmost."""
+
+    def unknown(name: str) -> NoReturn:
+        raise requirements.metadata.PackageNotFoundError(name)
+
+    def run(_: object) -> NoReturn:
+        raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
+
+    monkeypatch.setattr(requirements.metadata, "requires", unknown)
+    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run))
+    assert cli.main(["report"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("hindmost report: no module duckdb: pip install ")
+    assert said.count("\n") == 1
+
+
 def test_a_protobuf_that_is_too_old_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
