@@ -238,7 +238,7 @@ class Service:
             stack = await asyncio.to_thread(stacks.dump, rank.pid)
         finally:
             self._dumping -= 1
-            if not self._dumping:
+            if not self._dumping and self._leaving is not None and not self._leaving.done():
                 priority.weigh(priority.AGENT)
         self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
 
