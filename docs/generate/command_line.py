@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import re
 
-from hindmost.cli import COMMANDS
+from hindmost.cli import COMMANDS, command
 
 HEAD = """# Command line
 
@@ -35,8 +34,7 @@ def page() -> str:
 
 
 def _section(name: str, what: str) -> str:
-    parser = argparse.ArgumentParser(prog=f"hindmost {name}")
-    importlib.import_module(f"hindmost.cli.{name}").configure(parser)
+    parser = command(name)
     rows = list(_rows(parser))
     epilog = (parser.epilog or "").strip()
     table = ["| argument | meaning |", "| --- | --- |", *rows] if rows else []

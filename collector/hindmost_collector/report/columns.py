@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hindmost_collector.judgement.wording import UNMEASURED, duration
+from hindmost_collector.judgement.wording import UNMEASURED, duration, percent
 from hindmost_collector.model import OTHER, PHASES
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _TITLES = {
 
 def ratio(value: float | None) -> str:
     """A ratio as per cent; a dash where unmeasured."""
-    return UNMEASURED if value is None else f"{100 * value:.{0 if value >= 0.1 or value == 0 else 1}f} %"
+    return UNMEASURED if value is None else percent(value)
 
 
 def part_of(part: float, whole: float) -> str:
