@@ -10,6 +10,7 @@ Zig's C compiler has the headers and symbols of every version of glibc, for each
 from __future__ import annotations
 
 import os
+import platform
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ class NativeParts(BuildHookInterface):  # type: ignore[type-arg]
         """Compile every library into ``build/prebuilt``; an editable install has its sources, and gets none."""
         if version == "editable":
             return
-        machine = os.environ.get("HINDMOST_WHEEL_MACHINE", "x86_64")
+        machine = os.environ.get("HINDMOST_WHEEL_MACHINE", platform.machine())
         if machine not in MACHINES:
             raise SystemExit(f"HINDMOST_WHEEL_MACHINE={machine}: set it to one of {', '.join(MACHINES)}")
         folder = Path(self.root, "build", "prebuilt", machine)

@@ -176,7 +176,7 @@ def main() -> int:
             pairs.append(pair)
             wall = {name: one["wall_s"] for name, one in pair.items()}
             print(f"{wall['with']:.2f} s with, {wall['without']:.2f} s without; {pair['with']}", flush=True)
-    made_by = f"bench/guest --job {args.job} --pairs {args.pairs}"
+    made_by = f"bench/guest --job {args.job} --pairs {len(pairs)}"
     machine = {"cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     result[args.job] = {"made_by": made_by, "when": when, **machine, **summary(pairs), "runs": pairs}
