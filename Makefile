@@ -98,7 +98,7 @@ test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real en
 	$(PYTEST) tests/clickhouse
 
 test-mpich: mpich ## the MPI shim with Debian's MPICH, and in Fortran
-	HINDMOST_TEST_MPI=.cache/mpich/bin $(PYTEST) tests/native -k mpich
+	HINDMOST_TEST_MPI=$(CURDIR)/.cache/mpich/bin $(PYTEST) tests/native -k mpich
 
 test-python3.14: python-newer ## attach and hooks in a Python 3.14
 	$(PYTEST) tests/unit/test_newer_python.py tests/unit/test_attach_live.py tests/unit/test_interpreters.py tests/unit/test_python_abi.py

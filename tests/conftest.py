@@ -84,7 +84,7 @@ class ClosingLine:
         """One phase of one test."""
         self.took[report.nodeid] += report.duration  # type: ignore[assignment]
         if report.when == "call" or report.outcome != "passed":
-            self.outcomes["failed" if report.failed else report.outcome] += 1
+            self.outcomes[report.outcome] += 1
         if report.skipped and isinstance(report.longrepr, tuple):
             reason = re.match(r"Skipped: needs ([^:;]+)", report.longrepr[2])
             for what in reason[1].split(", ") if reason else ["what the skip's reason says"]:
