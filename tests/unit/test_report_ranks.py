@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.cli import main
+from hindmost_collector.report.columns import deciding
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 
@@ -44,3 +45,10 @@ def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, capsys: pyte
     assert main(["report", str(traces), "--ranks", "2-3,9"]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:4].strip().isdigit()]
     assert rows == ["2", "3"]
+
+
+@pytest.mark.parametrize(("waited", "columns"), [(3.0, ["caused wait", "self time"]), (None, ["self time"])])
+def test_a_column_decides_only_where_it_was_measured(waited: float | None, columns: list[str]) -> None:
+    """The wait that a rank causes is unknown in recordings without waits: no table has it."""
+    rows = [{"rank": rank, "self_ms": 8.0, "caused_wait_ms": waited} for rank in range(2)]
+    assert deciding({"verdicts": [{"ranks": (1,), "kind": "straggler", "cause": "unknown"}], "ranks": rows}) == columns

@@ -107,12 +107,17 @@ _DECIDING = {
 }
 _OF_KIND = {"host_bound": "compute", "slow_link": "network"}
 #: Columns by the name under which :data:`_DECIDING` has them.
-_FIELDS = {"self": ("self time", "self_ms"), "transfer": ("transfer", "transfer_ms")}
+_FIELDS = {
+    "self": ("self time", "self_ms"),
+    "transfer": ("transfer", "transfer_ms"),
+    "caused": ("caused wait", "caused_wait_ms"),
+}
 
 
 def deciding(report: Mapping[str, Any]) -> list[str]:
     """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
-    found = ["caused wait"] if any(one["ranks"] for one in report["verdicts"]) else []
+    named = any(one["ranks"] for one in report["verdicts"])
+    found = [_title("caused")] if named and _measured("caused", report["ranks"]) else []
     for one in report["verdicts"]:
         for names in _DECIDING.get(one.get("cause") or _OF_KIND.get(one["kind"], ""), ()):
             titles = [_title(name) for name in names if _measured(name, report["ranks"])]
