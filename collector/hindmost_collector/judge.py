@@ -104,6 +104,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += slowed.note(slower, found)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
+    notes += stopped.note(run, found, stalls)
     what_if = summary.what_if(run, blocks, found)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound.find(blocks, found, settings), stalls=stalls, slowed=slower),

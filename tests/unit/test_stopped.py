@@ -132,6 +132,14 @@ def test_a_stall_whose_rank_was_seen_running_is_not_called_a_stop() -> None:
     assert report["job"]["stalls"][0]["stopped_s"] == {}
 
 
+@pytest.mark.parametrize(("stopped", "notes"), [(12, 1), (1, 0)])
+def test_a_stop_that_no_verdict_names_is_a_note(stopped: int, notes: int) -> None:
+    """As of a job too short to tell a hang from a long step: that a rank was stopped is a fact still."""
+    run = make(Load(ranks=4, steps=40))
+    found = [one for one in judge(sampled(run, {1: range(stopped)}, range(20))).notes if "SIGSTOP" in one]
+    assert found == ["rank 1 was stopped (SIGSTOP, or a debugger) for 11.0 s"] * notes
+
+
 def cycled(stopped_share: float) -> Verdict:
     """Rank 1 is off the CPU for half of each second-long step; its state is T in this share of the samples."""
     run = make(Load(ranks=4, steps=100, compute=500.0, noise=5.0, faults=[{"rank": 1, "blocked": 500.0}]))

@@ -15,8 +15,10 @@ from hindmost_collector.explain.telemetry import Metrics
 from hindmost_collector.judgement import wording
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Array
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.judgement.verdict import Stall, Verdict
     from hindmost_collector.model import Run
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
@@ -62,6 +64,17 @@ def during(run: Run, since: int, until: int) -> dict[int, float]:
         if overlap > 0:
             seconds[one.rank] = seconds.get(one.rank, 0.0) + overlap / 1e9
     return {rank: lasted for rank, lasted in seconds.items() if lasted >= _MOST * (until - since) / 1e9}
+
+
+def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list[str]:
+    """A sentence on the ranks that were stopped and that no verdict or stall names as such."""
+    named = {rank for one in verdicts if one.cause == "stopped" for rank in one.ranks}
+    named |= {int(rank) for one in stalls for rank in one.stopped_s}
+    seconds: dict[int, float] = {}
+    for one in find(run):
+        if one.rank not in named:
+            seconds[one.rank] = seconds.get(one.rank, 0.0) + (one.until - one.since) / 1e9
+    return [wording.stopped(seconds)] if seconds else []
 
 
 def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
