@@ -108,6 +108,7 @@ def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_
         else:
             job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
+            priority.weigh(0)  # the ranks are gone, and the agent waits only so long for its last acknowledgement
     for one in at_the_end:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the collector has stopped before stdin
             loop.call_soon_threadsafe(one.set)

@@ -3,8 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hindmost import priority
+from hindmost_collector import serving
 
 from tests.collector.pacing import Paced
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pytest
 
 
 def times(paced: Paced, seconds: float) -> list[float]:
@@ -44,3 +55,20 @@ def test_it_is_judged_as_ever_once_a_core_is_free() -> None:
     assert times(paced, 5.0) == []
     full[0] = False
     assert times(paced, 9.0)
+
+
+def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside other work on full cores, the agent's last samples would else wait longer than the agent does."""
+    raised: list[int] = []
+    seen: list[list[int]] = []
+
+    def stdin() -> Iterator[str]:
+        seen.append(list(raised))
+        yield '{"exit_code": 0}'
+        seen.append(list(raised))  # stdin stays open until the agent is done
+
+    monkeypatch.setattr(priority, "weigh", raised.append)
+    monkeypatch.setattr(sys, "stdin", stdin())
+    collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), job=lambda job_id: SimpleNamespace())
+    serving._follow_stdin(collector, Any, ())
+    assert seen == [[], [0]]
