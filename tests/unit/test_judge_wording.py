@@ -202,7 +202,7 @@ def test_title_cost_and_share_are_of_one_mean_step(faults: list[dict[str, float]
 
 def test_the_median_is_reported_where_the_mean_step_differs() -> None:
     """Stalls lengthen the mean and leave the typical step, of which the table speaks, as it was."""
-    assert re.search(r"200 steps of 13\.\d ms \(median 10\.\d ms\)", _report(STALLS | {"blocked": 30.0}))
+    assert re.search(r"200 steps, mean 13\.\d ms, median 10\.\d ms", _report(STALLS | {"blocked": 30.0}))
     assert "(median " not in _report({"rank": 1, "compute": 3.0})
 
 
@@ -275,7 +275,7 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
     )
     habit: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None)
     waited = "others wait longest for rank 3 in 4 of 8 steps"
-    assert why(blocks, [habit], Cause("unknown"))[0] == "delay against the cohort: 1.0 ms per step"
+    assert why(blocks, [habit], Cause("unknown"))[0] == "rank 3 arrives 1.0 ms later than the other ranks per step"
     assert waited not in why(blocks, [habit], Cause("unknown"))
     blocks.caused = np.eye(4)[:, [3, 3, 3, 3, 0, 1, 1, 1]]
     assert waited in why(blocks, [habit], Cause("unknown"))

@@ -175,7 +175,7 @@ def _compare(at: Place, who: str) -> str:
     if not at.with_gpus:
         return f"run {who} on another core or node; {stays}"
     check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
-    return f"{check}; then move {words['it']}: {stays}"
+    return f"{check}; then run {who} on another GPU: {stays}"
 
 
 def _look(at: Place, who: str) -> str:
@@ -185,13 +185,13 @@ def _look(at: Place, who: str) -> str:
         if at.python
         else "`gdb -p PID` or `strace -f -p PID`"
     )
-    wait = "waits" if len(at.ranks) == 1 else "wait"
+    does = "does" if len(at.ranks) == 1 else "do"
     if at.runs and len(at.pids) == 1:
         pid = at.pids[0]
         tool = f"`hindmost attach --stacks --pid {pid}`" if at.python else f"`gdb -p {pid}` or `strace -f -p {pid}`"
     if at.runs:
-        return f"see what {who} {wait} for{at.on}: {tool}"
-    return f"run it again and see what {who} {wait} for{at.on}: {tool}"
+        return f"see what {who} {does}{at.on}: {tool}"
+    return f"run it again and see what {who} {does}{at.on}: {tool}"
 
 
 _BETWEEN = "NIC counters (`ethtool -S`), cables, the switch port"

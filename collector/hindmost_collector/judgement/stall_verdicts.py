@@ -187,7 +187,10 @@ def _verdict(
         confidence=float(np.clip(max(one.share, one.owned), 0.5, 0.99)),
         explained=cause.explained,
         partial=cause.partial,
-        evidence=(*wording.stalls(rest, one, cause, (gain + held_up) * len(span)), *wording.held_up(held_up)),
+        evidence=(
+            *wording.stalls(rest, one, cause, (gain + held_up) * len(span), int(span[0])),
+            *wording.held_up(held_up),
+        ),
     )
 
 

@@ -104,7 +104,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         if mine > theirs:
             found.append(against(what + between, who, mine, theirs))
     if not found:
-        found.append(f"delay against the cohort: {ms(delay)} per step")
+        found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
     if (
         blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
     ):  # its waits are in sends and receives
@@ -273,13 +273,15 @@ def _slower(ranks: list[int], habit: Habit) -> str:
     return f"{names(ranks)} {its.format(ms(habit.excess))} peers per step"
 
 
-def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float) -> list[str]:
-    """Evidence for an intermittent rank, or ranks that stall in turn or together; ``cost`` ns of all stalls."""
+def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:
+    """Evidence for an intermittent rank, or ranks that stall in turn or together: ``cost`` ns of all stalls since
+    the ``first`` step, an index."""
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together," if found.together else "stall in turn"
     most = "up to " if found.together else ""
-    often = f"{who} {verb} in {len(found.stalled)} of {len(blocks.steps)} steps, {most}{ms(found.excess)} each"
-    longer = f"each stall makes its step {ms(cost / len(found.stalled))} longer"
+    count = int(np.count_nonzero(found.stalled >= first))
+    often = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps, {most}{ms(found.excess)} each"
+    longer = f"each stall makes its step {ms(cost / count)} longer"
     whose = "it" if len(found.rows) == 1 else "them"
     accounts = shares(found.excess, cause, per="in such a step")
     return [often, *accounts, longer, f"{percent(found.share)} of all stalls in the job are by {whose}"]
@@ -320,9 +322,8 @@ def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
     """Evidence for transfers that became slow everywhere."""
     when = "afterwards" if found.early else "before"
     who = f"no rank is later than {when}" if late else "no rank is late"
-    more = percent(found.took / found.usual - 1)
     return [
-        f"transfers: {ms(found.took)} per step, {when} {ms(found.usual)} ({more} longer, messages of equal size)",
+        f"transfers of equal size: {ms(found.took)} per step, {when} {ms(found.usual)}",
         f"{who}; steps are {ms(found.cost)} longer by them",
     ]
 

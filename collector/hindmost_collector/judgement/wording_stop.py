@@ -220,4 +220,4 @@ def _look(stop: Hang, run: Run) -> list[str]:
         return []
     rank, line = next(iter(lines.items()))
     kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"find out what rank {rank} waits for at {line}{kept}"]
+    return [f"find out what rank {rank} waits for in {line}{kept}"]

@@ -68,15 +68,17 @@ def number(value: float | None) -> str:
 #: What a column is, where its title alone does not say it.
 _EXPLAINED = {
     "self time": "work between collectives",
-    "CPU time": "of it on a CPU",
+    "CPU time": "part of it on a CPU",
     "wait": "for later ranks",
     "transfer": "communication itself",
-    "caused wait": "wait of a typical other rank for this one (mean)",
+    "caused wait": "how long another rank waits for this one (mean)",
     "last to arrive": "share of collectives",
     "CPU queue": "ready to run, no free CPU",
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time not on a CPU",
     "other": "in no marked phase",
+    "CPUs": "cores in use",
+    "GPU backward": "with waits for other ranks",
 }
 #: Columns that are no times, and so need no caption.
 _NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}
@@ -87,7 +89,9 @@ def caption(titles: Sequence[str]) -> str:
     if _NO_TIMES.issuperset(titles):
         return ""
     explained = [f"{title}: {_EXPLAINED[title]}" for title in titles if title in _EXPLAINED]
-    return ". ".join(["ms per step (medians)", *explained])
+    on_gpu = any(title.startswith("GPU ") for title in titles)
+    overlap = ["GPU, CPU and waits overlap: only COST is lost time"] if on_gpu and "wait" in titles else []
+    return ". ".join(["ms per step (medians)", *explained, *overlap])
 
 
 #: The columns in which the numbers of a cause are; of the first of these that was measured.

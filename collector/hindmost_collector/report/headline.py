@@ -24,7 +24,7 @@ _CAUSES = {
 
 
 def title(report: Mapping[str, Any]) -> str:
-    """``hindmost · train.py · 4 ranks on 1 node · 150 steps of 21.4 ms · 3.2 s``, as far as known."""
+    """``hindmost · train.py · 4 ranks on 1 node · 150 steps, mean 21.4 ms · ran 5.2 s``, as far as known."""
     job = report["job"]
     name = _called(job.get("command"))
     found = ["hindmost", name if name and name != "hindmost" else job["id"]]  # a simulation's command is our own
@@ -33,7 +33,7 @@ def title(report: Mapping[str, Any]) -> str:
     if job.get("steps"):
         found.append(count(job["steps"], "step") + _of_length(job.get("step_ms") or {}))
     if job.get("duration_s"):
-        found.append(f"{job['duration_s']:.1f} s")
+        found.append(f"ran {job['duration_s']:.1f} s")
     return " · ".join(found)
 
 
@@ -47,11 +47,12 @@ _BOUNDS = {
 
 
 def bound(report: Mapping[str, Any]) -> str:
-    """``GPU computing: SMs active 92 % of the time, …``; empty where a verdict says it, or nothing was measured."""
+    """``GPU computing, no fault: SMs active 92 % of the time, …``;
+    empty where a verdict says it, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
     if not found or {"input_bound", "host_bound"} & {one["kind"] for one in report["verdicts"]}:
         return ""
-    return f"{_BOUNDS.get(found['by'], found['by'])}: {found['evidence']}"
+    return f"{_BOUNDS.get(found['by'], found['by'])}, no fault: {found['evidence']}"
 
 
 def bound_by(report: Mapping[str, Any]) -> bool:
@@ -97,14 +98,14 @@ _ALIKE = 0.01
 
 
 def _of_length(step_ms: Mapping[str, float | None]) -> str:
-    """`` of 8.2 ms``: the mean, which costs are shares of, with the median where that is another length."""
+    """``, mean 8.2 ms``: the mean, which costs are shares of, with the median where that is another length."""
     typical = step_ms.get("p50")
     mean = step_ms.get("mean") or typical  # reports of earlier versions have no mean
     if not mean or not typical:
         return ""
     if abs(mean - typical) <= _ALIKE * mean or duration(mean) == duration(typical):
-        return f" of {duration(mean)}"
-    return f" of {duration(mean)} (median {duration(typical)})"
+        return f", mean {duration(mean)}"
+    return f", mean {duration(mean)}, median {duration(typical)}"
 
 
 def _ranks(report: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 from hindmost.printable import one_line
@@ -12,6 +13,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import rendered
 
@@ -24,10 +26,15 @@ _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7
 #: Of names in a recording (nodes, functions) so many characters are shown at most.
 _LONGEST, _WIDEST = 2000, 64
+#: Commands, and how sure a verdict is, stay on one line: a private character as wide stands for their blanks until
+#: the lines are broken.
+_COMMAND, _IN_COMMAND = re.compile("`[^`]+`|[\\d.]+ % sure$"), "\ue000"
+#: Kinds of verdicts that can wait while a job has stopped.
+_LIMITS = ("input_bound", "host_bound")
 #: Notes that are shown without being asked for.
 _NOTES = 2
 #: How the rest of the evidence is asked for.
-EXPLAIN = "--explain"
+EXPLAIN = "add --explain"
 
 
 def render(
@@ -49,8 +56,12 @@ def render(
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     verdicts, notes = rendered(report), list(report.get("notes") or ())
-    for one in verdicts:
+    stopped = verdicts[0].kind in STOPS
+    shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
+    for one in shown:
         page.print(_verdict(one, page.width, explain))
+    if sum(bool(one.cost) for one in shown) > 1:
+        page.print(labelled("", "the costs overlap: do not add them", "dim"))
     if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
         page.print(labelled("BOUND", bound))
     waste = headline.waste(report)
@@ -58,20 +69,21 @@ def render(
         page.print(labelled("WASTE" if line is waste[0] else "", line))
     for note in notes if explain else notes[:_NOTES]:
         page.print(labelled("NOTE", note, "dim"))
-    left = 0 if explain else sum(len(one.why[1:]) for one in verdicts) + len(notes[_NOTES:]) + bool(waste)
+    hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
+    left = 0 if explain else hidden + len(notes[_NOTES:]) + bool(waste)
     if left:
         page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"))
-    _print_ranks(page, report, ranks)
+    _print_ranks(page, report, ranks, "steps before the job stopped. " if stopped else "")
     return written(page)
 
 
-def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None) -> None:
-    """The table of ranks, what its columns mean, and how many ranks it leaves out."""
+def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None, which: str) -> None:
+    """The table of ranks, of ``which`` steps, what its columns mean, and how many ranks it leaves out."""
     rows, left_out = columns.choose(report, ranks)
     titles, cells = columns.table(rows, page.width, columns.deciding(report))
     if len(titles) > 1:
         page.print(_table(rows, titles, cells, _named(report)))
-        page.print(Text(columns.caption(titles), "dim"))
+        page.print(Text(which + columns.caption(titles), "dim"))
     if left_out:
         page.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
@@ -95,7 +107,7 @@ def console(width: int, color: bool) -> Console:
 def written(page: Console) -> str:
     """Everything printed on a page, without blanks at the ends of lines."""
     whole = page.file.getvalue() if isinstance(page.file, io.StringIO) else ""
-    return "\n".join(line.rstrip() for line in whole.splitlines()) + "\n"
+    return "\n".join(line.rstrip().replace(_IN_COMMAND, " ") for line in whole.splitlines()) + "\n"
 
 
 def labelled(label: str, text: str, style: str = "", label_style: str = "bold") -> Padding:
@@ -103,8 +115,13 @@ def labelled(label: str, text: str, style: str = "", label_style: str = "bold") 
     grid = Table.grid(padding=(0, 0))
     grid.add_column(width=max(_LABEL, len(label) + 1), no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style=label_style), Text(one_line(text, _LONGEST), style=style))
+    grid.add_row(Text(label, style=label_style), Text(_COMMAND.sub(_unbroken, one_line(text, _LONGEST)), style=style))
     return Padding(grid, 0)
+
+
+def _unbroken(command: re.Match[str]) -> str:
+    """A command as one word, which moves to a line of its own where it does not fit: it is there to be copied."""
+    return command[0].replace(" ", _IN_COMMAND)
 
 
 def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:

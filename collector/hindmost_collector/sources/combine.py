@@ -219,7 +219,7 @@ def _looked_at_to_the_end(run: Run) -> Run:
     later = last > np.maximum(found, run.in_flight["start_ns"])
     if not later.any():
         return run
-    note = "Waits count up to the last sample: operations that a dump found open had not ended by then."
+    note = "The recording ends during the wait, which may have lasted longer."
     looked = {**run.in_flight, "observed_ns": np.where(later, last, found)}
     return replace(run, in_flight=looked, notes=(*run.notes, note))
 
