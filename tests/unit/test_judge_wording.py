@@ -21,7 +21,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources import load
 from hindmost_collector.timeline.blocks import build
 
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import Load, hang, make
 
 
 def _report(*faults: dict[str, float], kind: str = "mpi", ranks: int = 4, compute: float = 10.0) -> str:
@@ -190,7 +190,7 @@ STALLS = {"rank": 3, "blocked": 9.0, "every": 10}
 def test_title_cost_and_share_are_of_one_mean_step(faults: list[dict[str, float]]) -> None:
     """What a reader can divide agrees: the title's step, the cost a step, its share, and the step as repaired."""
     shown = _report(*faults)
-    title = re.search(r"steps of ([\d.]+) ms", shown)
+    title = re.search(r"steps, mean ([\d.]+) ms", shown)
     cost = re.search(r"COST ([\d.]+) of ([\d.]+) ms per step \(([\d.]+) %\); fixed, a step takes ([\d.]+) ms", shown)
     assert title is not None
     assert cost is not None
@@ -296,3 +296,17 @@ def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
     assert wording_balanced._in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
     caused[1] = 1e7
     assert wording_balanced._in_turn(blocks) == "mostly rank 1"
+
+
+def test_a_command_is_on_one_line() -> None:
+    """A command that two lines hold cannot be copied."""
+    page = text.console(60, color=False)
+    command = "`nvidia-smi -q -d PERFORMANCE,TEMPERATURE -i 3`"
+    page.print(text.labelled("DO", f"check the GPU of rank 3 on node17: {command}"))
+    assert any(line.strip() == command for line in text.written(page).splitlines())
+
+
+def test_the_table_of_a_stopped_job_says_which_steps_it_shows() -> None:
+    """What limited the job until it stopped can wait, and its columns show no stop."""
+    report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
+    assert "steps before the job stopped. ms per step" in text.render(report)
