@@ -122,7 +122,7 @@ test-wheel: wheel mpich ## the wheels, on Pythons without a compiler
 
 # The wheel's smoke test on every Python that is found, the suite on the oldest and the newest. Grafana's SDK needs 3.11.
 test-pythons: wheel python-newer ## Python 3.10 to 3.14
-	HINDMOST_TEST_PYTHONS='3.10 3.11 3.12 3.13 3.14' $(PATHS) $(BIN)/python -m pytest tests/wheel -k 'same or prebuilt'
+	HINDMOST_TEST_PYTHONS='3.10 3.11 3.12 3.13 3.14' $(PATHS) $(BIN)/python -m pytest tests/wheel -k 'same or used_prebuilt'
 	for version in 3.10 3.14; do tests/wheel/environment highest $$version .cache/python-$$version $(BIN)/uv && \
 		PATH="$(CURDIR)/.cache/python-$$version/bin:$$PATH" python -m pytest -n $(JOBS) --dist loadfile -m '$(BARE)' \
 		--ignore tests/dashboards/test_files.py || exit; done
