@@ -70,7 +70,7 @@ def table(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
         ("probe: one MPI collective, one MPI send or receive", added, "`bench/probe_overhead.py`"),
         ("agent: one a node, at 1 Hz", f"{agent_cpu:.2f} % of a core, {agent_mib:.0f} MiB", "`bench/agent_cost.py`"),
         (
-            f"collector: {load['agents']:,} nodes of 8 ranks",
+            f"collector: {load['agents']:,} simulated nodes of 8 ranks",
             f"{load['cpu_of_a_core']:.2f} of a core, {load['rss_mib']} MiB",
             "`bench/collector_load`",
         ),

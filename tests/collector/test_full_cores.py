@@ -58,7 +58,7 @@ def test_it_is_judged_as_ever_once_a_core_is_free() -> None:
 
 
 def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside other work on full cores, the agent's last samples would else wait longer than the agent does."""
+    """Next to other work on full cores, the agent's last samples would else wait longer than the agent does."""
     raised: list[int] = []
     seen: list[list[int]] = []
 
