@@ -79,8 +79,9 @@ class Collector:
         #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
         self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
         share = share_of(len(os.sched_getaffinity(0)))
-        self.judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=self.cores_are_full)
-        self.lag = Lag()
+        full = self.cores_are_full if options.exit_when_stdin_closes else None
+        self.judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
+        self.lag = Lag(self.cores_are_full)
         self.scrape = Scrape(self)
         self.remote = self._remote_write()
         self.watch = Watch(self, self.judging)

@@ -51,7 +51,7 @@ class Paced:
         jobs: str = "j",
         whole_s: float = 0.4,
         look_s: Callable[[int], float] = lambda rows: 0.02,
-        cores_are_full: Callable[[], bool] = lambda: False,
+        cores_are_full: Callable[[], bool] | None = None,
     ) -> None:
         self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}

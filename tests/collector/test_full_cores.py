@@ -72,3 +72,12 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
     collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), job=lambda job_id: SimpleNamespace())
     serving._follow_stdin(collector, Any, ())
     assert seen == [[], [0]]
+
+
+def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> None:
+    """Cores are idle until ranks have started: what was last seen of them then says nothing."""
+    full = [False]
+    paced = Paced(cores_are_full=lambda: full[0])
+    assert times(paced, 1.5) == []
+    full[0] = True
+    assert times(paced, 9.0) == []

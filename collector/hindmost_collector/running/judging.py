@@ -52,6 +52,8 @@ WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank: the first waits for so long, and those that follow may
 #: take this share of a core, at least and at most so many seconds apart. A job that stands still is judged as ever.
 FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 10.0, 0.005, 10.0, 60.0
+#: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
+STARTING_S = 2.0
 
 
 def load_judge(settings: Settings = DEFAULT) -> Judge:
@@ -111,7 +113,7 @@ class Judging:
         clock: Callable[[], float] = time.monotonic,
         cpu: Callable[[], float] = time.thread_time,
         settings: Settings = DEFAULT,
-        cores_are_full: Callable[[], bool] = lambda: False,
+        cores_are_full: Callable[[], bool] | None = None,
     ) -> None:
         self._settings, self._cores_are_full = settings, cores_are_full
         self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
@@ -131,14 +133,19 @@ class Judging:
 
     def due(self, job: str, *, moves: bool = False) -> bool:
         """Whether it is time to judge a job again; of one that ``moves``, whether it can wait for free cores."""
-        if moves and self._cores_are_full() and self._can_wait(job):
+        if moves and self._can_wait(job):
             return False
         return self._clock() >= self.turn(job) and self._looks.pays()
 
     def _can_wait(self, job: str) -> bool:
-        now = self._clock()
+        if self._cores_are_full is None:
+            return False
+        now, full = self._clock(), self._cores_are_full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
-        apart_s = FULL_FIRST_S if turn is None else min(max(turn.took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S)
+        if turn is None:
+            apart_s = FULL_FIRST_S if full else STARTING_S
+        else:
+            apart_s = min(max(turn.took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S) if full else 0.0
         return now - last < apart_s
 
     def overdue(self, job: str) -> bool:
