@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from hindmost import priority
 from hypothesis import HealthCheck, settings
 
 from tests.needs import CONDITIONS, need
@@ -37,6 +38,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def names(item: pytest.Item, *marks: str) -> set[str]:
     """What these marks of a test name."""
     return {name for mark in marks for one in item.iter_markers(mark) for name in one.args}
+
+
+@pytest.fixture(autouse=True)
+def priority_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent or collector inside of a test would lower this process for good, and all that later tests start."""
+    monkeypatch.setattr(priority, "lower", lambda *_, **__: None)
+    monkeypatch.setattr(priority, "weigh", lambda *_, **__: None)
 
 
 @pytest.fixture(autouse=True)

@@ -20,8 +20,9 @@ from pathlib import Path
 #: Of threads, for good: no user may raise them again. The collector keeps a tenth of a core next to a rank that
 #: spins, so that a report is made while another job runs. An agent keeps a quarter: it reads rings and stacks in time.
 NICE, AGENT_THREADS = 10, 5
-#: Of sessions, which can be raised again: a collector puts its work off while cores are full, an agent cannot.
-COLLECTOR, AGENT = 19, 10
+#: Of sessions, which can be raised again: a tenth of what a job gets. At 19 it is a seventieth, and where other
+#: sessions keep the cores full a collector cannot even start in time.
+COLLECTOR, AGENT = 10, 10
 #: The kernel lets a user set autogroups once in a tenth of a second.
 TRIES, PAUSE_S = 3, 0.12
 

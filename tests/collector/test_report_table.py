@@ -37,5 +37,5 @@ def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> Non
     last = text.render(report(step_ms=2.0)).splitlines()[-1]
     assert last == "ms per step (medians)"
     shown = columns.caption(["rank", "step", "caused wait"])
-    assert shown.endswith("caused wait: wait of a typical other rank for this one (mean)")
+    assert shown.endswith("caused wait: how long another rank waits for this one (mean)")
     assert "last to arrive" not in shown

@@ -8,6 +8,8 @@ import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hindmost.cli import streams
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -19,9 +21,7 @@ def show(directory: Path, said: str) -> None:
     """Print the report of ``directory``, or the one the collector ``said`` where the disk would not take it."""
     report = _written(directory) or _spoken(said)
     if report is None:
-        sys.stderr.write(
-            f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n"
-        )
+        streams.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n")
         return
     from hindmost_collector.report import text
 
@@ -29,8 +29,7 @@ def show(directory: Path, said: str) -> None:
     width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
     more = f"hindmost report {directory} --explain"
-    sys.stderr.write(text.render(report, width, color, more=more).rstrip("\n") + "\n")
-    sys.stderr.flush()
+    streams.say(text.render(report, width, color, more=more).rstrip("\n") + "\n")
 
 
 def _written(directory: Path) -> dict[str, Any] | None:

@@ -56,7 +56,7 @@ def render(
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     verdicts, notes = rendered(report), list(report.get("notes") or ())
-    stopped = verdicts[0].kind in STOPS
+    stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
     for one in shown:
         page.print(_verdict(one, page.width, explain))
