@@ -9,7 +9,6 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
-from hindmost.errors import HindmostError
 
 from hindmost_collector import allocator
 from hindmost_collector.judgement import unseen
@@ -73,7 +72,7 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
         try:
             allocator.give_back()
             run = unseen.with_missing(recorder.store.read(job.id))
-        except (HindmostError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
             notes = (f"the recording cannot be read ({error}): judged from memory",)
         else:
             job.window.let_go()  # judging a large job takes as much again
