@@ -1,0 +1,343 @@
+#!/usr/bin/env python3
+"""Jobs whose hosts set the pace, undisturbed and with a slow host, in turn: what hindmost says, and what is so.
+
+    python bench/gpu/host_paced.py --out recordings --archive recordings.tar --limit 520   # on two GPUs
+    python bench/gpu/host_paced.py --out recordings --only conv-none gpt-step              # two regimes
+    python bench/gpu/host_paced.py --out recordings --grade host_paced.json                # a table of what is there
+
+Each job is ``hindmost run -- torchrun … host_paced_job.py`` in a run directory of its own, with what the job's hosts
+logged as ``host_log.json`` and the ground truth as ``truth.json``. A fault's delay is a share of the mean step of the
+undisturbed job of the same regime that ran last; its cost is how much longer its mean step is than those of the
+undisturbed jobs before and after it. The next job starts when the one before has trained, and is being judged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+JOB = Path(__file__).with_name("host_paced_job.py")
+#: Models and whether the loop synchronises.
+REGIMES = [(model, sync) for model in ("gpt", "conv") for sync in ("none", "step")]
+#: Steps in which a job settles, and steps around an onset, of which no mean is taken.
+WARM, SETTLES = 40, 8
+#: The steps of a job, and the one from which on a late fault acts.
+STEPS, LATE = 260, 150
+#: How long a job may take until it has trained, and hindmost until it has judged.
+TRAINS_S, JUDGES_S = 90.0, 60.0
+#: A right onset is so many steps off at most; a right cost by so much.
+ONSET, COST = 3, 0.2
+#: Bytes of an archive above which another is begun.
+ARCHIVE = 14 << 20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job: no fault where ``share`` is 0."""
+
+    model: str
+    sync: str
+    share: float = 0.0
+    rank: int = -1
+    from_step: int = 0
+    again: int = 1
+
+    @property
+    def regime(self) -> str:
+        return f"{self.model}-{self.sync}"
+
+    @property
+    def name(self) -> str:
+        what = f"{self.share:.0%}-rank{self.rank}-from{self.from_step}" if self.share else "clean"
+        return f"{self.regime}-{what.replace('%', 'pc')}-{self.again}"
+
+
+def campaign(again: int = 1) -> list[Case]:
+    """In the order of their worth, so that time may run out: undisturbed jobs between the others."""
+    rounds = [
+        [Case(*regime, again=again) for regime in REGIMES],
+        [Case(*regime, 0.15, 1, 0, again) for regime in REGIMES],
+        [Case(*regime, 0.30, 0, LATE, again) for regime in REGIMES],
+        [Case(*regime, again=again + 1) for regime in REGIMES],
+        [Case(*regime, 0.06, 1, LATE, again) for regime in REGIMES],
+        [Case(*regime, 0.06, 0, 0, again) for regime in REGIMES],
+        [Case(*regime, 0.15, 0, LATE, again) for regime in REGIMES],
+        [Case(*regime, 0.30, 1, 0, again) for regime in REGIMES],
+        [Case(*regime, again=again + 2) for regime in REGIMES],
+    ]
+    return [case for one in rounds for case in one]
+
+
+class Running:
+    """One ``hindmost run``, in a process group of its own."""
+
+    def __init__(self, case: Case, delay_ms: float, out: Path, steps: int, ranks: int) -> None:
+        self.case, self.delay_ms = case, delay_ms
+        self.directory, self.room = out / case.name, out / f".{case.name}"
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.rmtree(self.room, ignore_errors=True)
+        self.room.mkdir(parents=True)
+        self.ranks = ranks
+        fault = f"--slow-rank {case.rank} --delay-ms {delay_ms} --from-step {case.from_step} --steps {steps}"
+        job = [str(JOB), "--model", case.model, "--sync", case.sync, "--room", str(self.room), *fault.split()]
+        launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *job]
+        line = [sys.executable, "-m", "hindmost", "run", "--no-live", "--out", str(self.directory), "--", *launch]
+        self.output = (self.room / "output").open("w")
+        environ = {**os.environ, "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            line, env=environ, stdout=self.output, stderr=self.output, start_new_session=True
+        )
+        self.began = time.monotonic()
+
+    def train(self) -> bool:
+        """Wait until every rank has written its log."""
+        end = time.monotonic() + TRAINS_S
+        while time.monotonic() < end and self.process.poll() is None and not self._trained():
+            time.sleep(0.05)
+        return self._trained()
+
+    def _trained(self) -> bool:
+        return all((self.room / f"rank{rank}.json").exists() for rank in range(self.ranks))
+
+    def finish(self) -> dict[str, Any] | None:
+        """Wait for the report; keep the truth beside it. None where the job failed: its output is then printed."""
+        try:
+            self.process.wait(JUDGES_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait(10)
+        self.output.close()
+        said = (self.room / "output").read_text(errors="replace")
+        if not (self._trained() and (self.directory / "report.json").exists()):
+            print(f"{self.case.name} failed:\n{said[-3000:]}", flush=True)
+            return None
+        logs = [json.loads((self.room / f"rank{rank}.json").read_text()) for rank in range(self.ranks)]
+        log = {"columns": logs[0]["columns"], "ranks": [one["rows"] for one in logs]}
+        (self.directory / "host_log.json").write_text(json.dumps(log))
+        (self.directory / "output.txt").write_text(said)
+        truth = asdict(self.case) | {
+            "name": self.case.name,
+            "regime": self.case.regime,
+            "delay_asked_ms": self.delay_ms,
+        }
+        truth |= measured(log, self.case)
+        (self.directory / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
+        shutil.rmtree(self.room)
+        return truth
+
+
+def measured(log: dict[str, Any], case: Case) -> dict[str, Any]:
+    """What the job's own log says: mean steps before and with the fault, the delay put in, each host's parts."""
+    columns, ranks = log["columns"], log["ranks"]
+    late = case.from_step if case.share else 0
+    begun = [rows[0] for rows in ranks[0]]
+    faulty = slice(max(late + SETTLES, WARM), len(begun) - 2)
+    spun = [row[columns.index("spun")] / 1e6 for row in ranks[case.rank]] if case.share else [0.0]
+    ends = columns[:-1]
+    parts = [
+        {name: median(row[at + 1] - row[at] for row in rows[faulty]) / 1e6 for at, name in enumerate(ends[1:])}
+        for rows in ranks
+    ]
+    return {
+        "steps": len(begun),
+        "step_ms": pace(begun[faulty]),
+        "step_before_ms": pace(begun[WARM:late]) if late > WARM else None,
+        "delay_ms": fmean(spun[late:]),
+        "host_median_ms": parts,
+    }
+
+
+def pace(ends: list[int]) -> float:
+    """The mean step in ms."""
+    return (ends[-1] - ends[0]) / (len(ends) - 1) / 1e6
+
+
+def run(cases: list[Case], out: Path, limit_s: float, steps: int, ranks: int) -> None:
+    """All cases in turn, as long as there is time."""
+    began = time.monotonic()
+    usual: dict[str, float] = {}
+    with ThreadPoolExecutor(1) as pool:
+        for case in cases:
+            if time.monotonic() - began > limit_s:
+                print(f"{case.name}: not begun, {limit_s:.0f} s are over", flush=True)
+                continue
+            if case.share and case.regime not in usual:
+                print(f"{case.name}: not begun, no undisturbed job says how long a step is", flush=True)
+                continue
+            job = Running(case, case.share * usual.get(case.regime, 0.0), out, steps, ranks)
+            trained = job.train()
+            print(
+                f"{time.monotonic() - began:5.0f} s  {case.name} took {time.monotonic() - job.began:.1f} s", flush=True
+            )
+            if trained and not case.share:
+                log = json.loads((job.room / "rank0.json").read_text())
+                usual[case.regime] = pace([row[0] for row in log["rows"]][WARM:-2])
+            pool.submit(job.finish)
+
+
+def costs(out: Path) -> list[dict[str, Any]]:
+    """The truth of each recording, in the order of the runs, with ``cost_ms`` against the undisturbed ones nearby."""
+    order = sorted(
+        out.glob("*/truth.json"), key=lambda path: json.loads((path.parent / "meta.json").read_text())["started_ns"]
+    )
+    truths = [json.loads(path.read_text()) for path in order]
+    for at, truth in enumerate(truths):
+        same = [(abs(other - at), other) for other, one in enumerate(truths) if one["regime"] == truth["regime"]]
+        clean = [truths[other]["step_ms"] for _, other in sorted(same) if not truths[other]["share"] and other != at]
+        if truth["share"] and clean:
+            truth["clean_step_ms"] = fmean(clean[:2])
+            truth["cost_ms"] = truth["step_ms"] - truth["clean_step_ms"]
+            (out / truth["name"] / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
+    return truths
+
+
+def grade(truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+    """What was said of a job against what was so. Of an undisturbed one: whoever was named, and at what cost."""
+    named = [one for one in report["verdicts"] if one["ranks"]]
+    keys = ("kind", "ranks", "cause", "phase", "lane", "since_step", "until_step", "cost_ms_per_step", "confidence")
+    about = {key: truth.get(key) for key in ("name", "share", "rank", "from_step", "delay_ms", "cost_ms", "step_ms")}
+    said = about | {"verdicts": [{key: one.get(key) for key in keys} for one in named]}
+    if not truth["share"]:
+        return said | {"right": not named}
+    mine = [one for one in named if one["ranks"] == [truth["rank"]]]
+    first = mine[0] if mine else {}
+    wanted = "input" if truth["model"] == "conv" else "launch"
+    onset = first.get("since_step") - truth["from_step"] if first.get("since_step") is not None else None
+    cost = first.get("cost_ms_per_step") / truth["cost_ms"] - 1 if first.get("cost_ms_per_step") is not None else None
+    marks = {
+        "named": len(mine) > 0 and len(mine) == len(named),
+        "once": len(named) == 1,
+        "cause": first.get("cause") not in (None, "unknown"),
+        "onset": onset is not None and abs(onset) <= ONSET,
+        "cost": cost is not None and abs(cost) <= COST,
+    }
+    return said | {
+        "wanted": wanted,
+        "onset_off_steps": onset,
+        "cost_off": cost,
+        "marks": marks,
+        "right": all(marks.values()),
+    }
+
+
+def table(graded: list[dict[str, Any]]) -> str:
+    """Markdown, a row a job."""
+    head = ("job", "step, ms", "delay put in, ms", "cost, ms", "said", "onset off", "cost off", "right")
+    rows = ["| " + " | ".join(head) + " |", "| " + " | ".join(["---"] * len(head)) + " |"]
+    for one in graded:
+        said = "; ".join(_said(verdict) for verdict in one["verdicts"]) or "no rank"
+        off, cost = one.get("onset_off_steps"), one.get("cost_off")
+        cells = [one["name"], _number(one["step_ms"]), _number(one["delay_ms"]) if one["share"] else ""]
+        cells += [_number(one["cost_ms"]) if one["cost_ms"] is not None else "", said]
+        cells += [
+            "" if off is None else f"{off:+d}",
+            "" if cost is None else f"{cost:+.0%}",
+            "yes" if one["right"] else "**no**",
+        ]
+        rows.append("| " + " | ".join(cells) + " |")
+    return "\n".join(rows)
+
+
+def _said(verdict: dict[str, Any]) -> str:
+    cost = verdict["cost_ms_per_step"]
+    ranks = ", ".join(map(str, verdict["ranks"]))
+    much = "?" if cost is None else _number(cost)
+    return f"{verdict['kind']} {ranks}: {verdict['cause']}, {much} ms since {verdict['since_step']}"
+
+
+def _number(milliseconds: float) -> str:
+    return f"{milliseconds:.1f}"
+
+
+def summary(graded: list[dict[str, Any]]) -> dict[str, Any]:
+    """How many were right, and of faults in what."""
+    faults, clean = ([one for one in graded if bool(one["share"]) is slow] for slow in (True, False))
+    right = {mark: sum(one["marks"][mark] for one in faults) for mark in ("named", "once", "cause", "onset", "cost")}
+    return {
+        "faults": len(faults),
+        **right,
+        "clean": len(clean),
+        "clean_named_nobody": sum(one["right"] for one in clean),
+    }
+
+
+def made_by() -> str:
+    ask = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    found = (
+        subprocess.run(ask, capture_output=True, text=True, check=False).stdout.splitlines()
+        if shutil.which("nvidia-smi")
+        else []
+    )
+    on = f"{len(found)} x {found[0]}, NCCL" if found else f"{os.cpu_count()} CPU cores, gloo"
+    return f"bench/gpu/host_paced.py on {on}, PyTorch {version('torch')}, {time.strftime('%Y-%m-%d', time.gmtime())}"
+
+
+def archive(out: Path, target: Path) -> None:
+    """Every run directory, packed by itself, in as many files as keep each one small."""
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        packed = list(pool.map(_packed, sorted(path.parent for path in out.glob("*/truth.json"))))
+    parts: list[list[Path]] = [[]]
+    for one in packed:
+        if sum(path.stat().st_size for path in parts[-1]) + one.stat().st_size > ARCHIVE and parts[-1]:
+            parts.append([])
+        parts[-1].append(one)
+    for number, part in enumerate(parts):
+        with tarfile.open(target.with_name(f"{target.stem}-{number}{target.suffix}"), "w") as tar:
+            for path in part:
+                tar.add(path, path.name)
+                path.unlink()
+
+
+def _packed(directory: Path) -> Path:
+    packed = directory.with_name(f"{directory.name}.tar.xz")
+    with tarfile.open(packed, "w:xz") as tar:
+        tar.add(directory, directory.name)
+    return packed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="a folder for the run directories")
+    parser.add_argument("--only", nargs="+", metavar="REGIME", help="such as gpt-none, conv-step")
+    parser.add_argument("--again", type=int, default=1, help="the number of the first undisturbed job in its name")
+    parser.add_argument("--limit", type=float, default=520, help="seconds after which no further job is begun")
+    parser.add_argument("--steps", type=int, default=STEPS)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--archive", type=Path, metavar="TAR", help="pack the run directories, as TAR-0.tar and so on")
+    parser.add_argument("--grade", type=Path, metavar="JSON", help="only grade what --out holds")
+    args = parser.parse_args()
+    if find_spec("hindmost") is None:
+        paths = [str(ROOT / part) for part in ("agent", "collector", "proto")]
+        os.environ["PYTHONPATH"] = os.pathsep.join([*paths, os.environ.get("PYTHONPATH", "")])
+    if not args.grade:
+        cases = [case for case in campaign(args.again) if not args.only or case.regime in args.only]
+        run(cases, args.out, args.limit, args.steps, args.ranks)
+    graded = [
+        grade(truth, json.loads((args.out / truth["name"] / "report.json").read_text())) for truth in costs(args.out)
+    ]
+    result = {"made_by": made_by(), **summary(graded), "jobs": graded}
+    (args.grade or args.out / "host_paced.json").write_text(json.dumps(result, indent=1) + "\n")
+    print(table(graded))
+    print(", ".join(f"{key} {value}" for key, value in summary(graded).items()))
+    if args.archive:
+        archive(args.out, args.archive)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
