@@ -2,17 +2,55 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 Array = np.ndarray[Any, Any]
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+
+
+class Metric(NamedTuple):
+    """One metric, declared once: name with base unit, type, help, label names in order.
+
+    docs/reference/collector-metrics.md is generated from these.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ()
+
+
+def gauge(name: str, text: str, *labels: str) -> Metric:
+    """Declare a metric that goes up and down."""
+    return Metric(name, "gauge", text, labels)
+
+
+def counter(name: str, text: str, *labels: str) -> Metric:
+    """Declare a metric that only grows; its name ends in ``_total``."""
+    return Metric(name, "counter", text, labels)
+
+
+INFO = gauge("hindmost_collector_info", "1, with the version of this collector or relay.", "version")
+STORE_FAILING = gauge("hindmost_collector_store_failing", "1 while the store cannot be written.")
+
+
+def collected(
+    metric: Metric, samples: Iterable[tuple[Sequence[str], float]]
+) -> CounterMetricFamily | GaugeMetricFamily:
+    """A metric for prometheus_client, from its label values and value of each series."""
+    family_of = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+    made = family_of(metric.name, metric.help, labels=metric.labels)
+    for labels, value in samples:
+        made.add_metric(labels, value)
+    return made
 
 
 def escaped(value: object) -> str:
@@ -50,10 +88,10 @@ class Family:
         return self.head + "".join(shown) if shown else ""
 
 
-def family(name: str, kind: str, help_text: str, samples: Iterable[tuple[Mapping[str, object], float]]) -> str:
-    """A family whose labels are not worth keeping."""
-    made, values = Family(name, kind, help_text), []
+def family(metric: Metric, samples: Iterable[tuple[Sequence[object], float]]) -> str:
+    """A family whose labels are not worth keeping, from label values in the metric's order and a value each."""
+    made, values = Family(metric.name, metric.kind, metric.help), []
     for labels, value in samples:
-        made.prefixes.append(labelled(name, labels))
+        made.prefixes.append(labelled(metric.name, dict(zip(metric.labels, labels, strict=True))))
         values.append(float(value))
     return made.lines(values)

@@ -6,58 +6,69 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.exposition import Family, family, labelled
+from hindmost_collector.exposition import Family, Metric, counter, family, gauge, labelled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hindmost_collector.running.jobs import LiveJob
 
-#: Counter in ``RankTotals`` to ``(metric, type, help)``.
-RANK_METRICS: Mapping[str, tuple[str, str, str]] = {
-    "steps_total": (
+JOB_INFO = gauge("hindmost_job_info", "1 for each job that the collector knows.", "job", "command", "world_size")
+STEP_SECONDS = gauge(
+    "hindmost_job_step_seconds",
+    "Step duration over the live window, all ranks; quantile 0.5 and 0.99.",
+    "job",
+    "quantile",
+)
+RANK_INFO = gauge(
+    "hindmost_rank_info",
+    "1, with where the rank runs; join other series with it on job and rank.",
+    *("job", "rank", "local_rank", "node", "gpu_uuid", "pid"),
+)
+
+_OF_RANK = ("job", "rank")
+#: Counter in ``RankTotals`` to its metric.
+RANK_METRICS: Mapping[str, Metric] = {
+    "steps_total": counter(
         "hindmost_rank_steps_total",
-        "counter",
-        "Steps that this rank finished; inferred from its collectives where it marks none.",
+        "Steps finished; inferred from the collectives where the rank marks none.",
+        *_OF_RANK,
     ),
-    "step_seconds_total": ("hindmost_rank_step_seconds_total", "counter", "Time that this rank spent in steps."),
-    "collectives_total": ("hindmost_rank_collectives_total", "counter", "Collective calls that this rank finished."),
-    "wait_seconds_total": (
+    "step_seconds_total": counter("hindmost_rank_step_seconds_total", "Time in steps.", *_OF_RANK),
+    "collectives_total": counter("hindmost_rank_collectives_total", "Collective calls finished.", *_OF_RANK),
+    "wait_seconds_total": counter(
         "hindmost_rank_wait_seconds_total",
-        "counter",
         "Time in collectives beyond the shortest of the members: waiting for others.",
+        *_OF_RANK,
     ),
-    "caused_wait_seconds_total": (
+    "caused_wait_seconds_total": counter(
         "hindmost_rank_caused_wait_seconds_total",
-        "counter",
-        "Time that the other members waited in collectives into which this rank came last, summed over them.",
+        "Time that the other members waited in collectives in which this rank was last to arrive, summed over them.",
+        *_OF_RANK,
     ),
-    "last_arrivals_total": (
-        "hindmost_rank_last_arrivals_total",
-        "counter",
-        "Collectives into which this rank came last.",
+    "last_arrivals_total": counter(
+        "hindmost_rank_last_arrivals_total", "Collectives in which this rank was last to arrive.", *_OF_RANK
     ),
-    "horovod_cycles_total": (
+    "horovod_cycles_total": counter(
         "hindmost_rank_horovod_cycles_total",
-        "counter",
-        "Cycles of Horovod's own thread, in each of which all ranks tell what they have ready.",
+        "Cycles of Horovod's thread; in each, all ranks say which tensors are ready.",
+        *_OF_RANK,
     ),
-    "horovod_cycle_seconds_total": (
+    "horovod_cycle_seconds_total": counter(
         "hindmost_rank_horovod_cycle_seconds_total",
-        "counter",
-        "Time that these cycles took, from the start of each to that of the next.",
+        "Time in these cycles; divided by their number, the cycle time.",
+        *_OF_RANK,
     ),
-    "last_step": ("hindmost_rank_last_step", "gauge", "Number of the newest step that this rank finished."),
-    "events_lost_total": (
-        "hindmost_rank_events_lost_total",
-        "counter",
-        "Probe events overwritten before the agent read them.",
+    "last_step": gauge("hindmost_rank_last_step", "Number of the newest step finished.", *_OF_RANK),
+    "events_lost_total": counter(
+        "hindmost_rank_events_lost_total", "Probe events overwritten before the agent read them.", *_OF_RANK
     ),
 }
-PHASE = (
+PHASE_SECONDS = counter(
     "hindmost_rank_phase_seconds_total",
-    "counter",
-    "Time by phase, exclusive of nested ones; other: the rest of a step; negotiation: a part of waiting for others.",
+    "Time by phase, without the phases inside it; `other` is the rest of a step, `negotiation` a part of waiting.",
+    *_OF_RANK,
+    "phase",
 )
 
 
@@ -73,27 +84,11 @@ class JobPage:
         return "".join((*self._info(shown), *self._ranks(shown), *_verdicts(shown)))
 
     def _info(self, jobs: list[LiveJob]) -> Iterator[str]:
+        yield family(JOB_INFO, (((job.id, job.command or "", job.world_size or ""), 1) for job in jobs))
+        yield family(RANK_INFO, ((labels, 1) for job in jobs for labels in _rank_labels(job)))
         yield family(
-            "hindmost_job_info",
-            "gauge",
-            "A job that this collector knows.",
-            (({"job": job.id, "command": job.command or "", "world_size": job.world_size or ""}, 1) for job in jobs),
-        )
-        yield family(
-            "hindmost_rank_info",
-            "gauge",
-            "Where a rank runs; join other series with it on job and rank.",
-            ((labels, 1) for job in jobs for labels in _rank_labels(job)),
-        )
-        yield family(
-            "hindmost_job_step_seconds",
-            "gauge",
-            "Step duration over the live window, all ranks.",
-            (
-                ({"job": job.id, "quantile": quantile}, seconds)
-                for job in jobs
-                for quantile, seconds in job.step_quantiles().items()
-            ),
+            STEP_SECONDS,
+            (((job.id, quantile), seconds) for job in jobs for quantile, seconds in job.step_quantiles().items()),
         )
 
     def _ranks(self, jobs: list[LiveJob]) -> Iterator[str]:
@@ -101,15 +96,13 @@ class JobPage:
         for job in jobs:
             for name, values in job.counters():
                 columns.setdefault(name, []).append((job.id, values))
-        for name, (metric, kind, text) in RANK_METRICS.items():
-            yield self._lines(
-                Family(metric, kind, text), [(job, name, values) for job, values in columns.get(name, [])]
-            )
+        for name, metric in RANK_METRICS.items():
+            yield self._lines(metric, [(job, name, values) for job, values in columns.get(name, [])])
         phases = [(job, name, values) for name in sorted(columns) if ":" in name for job, values in columns[name]]
-        yield self._lines(Family(*PHASE), phases)
+        yield self._lines(PHASE_SECONDS, phases)
 
-    def _lines(self, made: Family, parts: list[tuple[str, str, Any]]) -> str:
-        values: list[float] = []
+    def _lines(self, metric: Metric, parts: list[tuple[str, str, Any]]) -> str:
+        made, values = Family(metric.name, metric.kind, metric.help), list[float]()
         for job, name, column in parts:
             cached = self._prefixes.setdefault((job, name), [])
             phase = {"phase": name.partition(":")[2]} if ":" in name else {}
@@ -125,53 +118,53 @@ class JobPage:
             del self._prefixes[key]
 
 
-def _rank_labels(job: LiveJob) -> Iterator[dict[str, object]]:
+def _rank_labels(job: LiveJob) -> Iterator[Sequence[object]]:
     ranks = job.window.ranks()
-    names = ("rank", "local_rank", "node", "gpu_uuid", "pid")
-    for row in zip(*(ranks[name].tolist() for name in names), strict=True):
-        yield {"job": job.id, **dict(zip(names, row, strict=True))}
+    for row in zip(*(ranks[name].tolist() for name in RANK_INFO.labels[1:]), strict=True):
+        yield job.id, *row
 
 
-#: Field of a verdict to ``(metric, help, factor to base units)``.
-_VERDICT_VALUES: Mapping[str, tuple[str, str, float]] = {
-    "cost_ratio": ("hindmost_verdict_cost_ratio", "Share of the job's time that this costs.", 1),
-    "cost_ms_per_step": ("hindmost_verdict_cost_seconds_per_step", "Time that this costs in each step.", 1e-3),
-    "confidence": ("hindmost_verdict_confidence_ratio", "How sure the verdict is, 0 to 1.", 1),
+_OF_VERDICT = ("job", "kind", "cause", "ranks")
+VERDICT_INFO = gauge("hindmost_verdict_info", "1 for each open verdict, `balanced` too.", *_OF_VERDICT, "since_step")
+#: Field of a verdict to ``(metric, factor to base units)``.
+VERDICT_VALUES: Mapping[str, tuple[Metric, float]] = {
+    "cost_ratio": (gauge("hindmost_verdict_cost_ratio", "Share of the job's time that this costs.", *_OF_VERDICT), 1),
+    "cost_ms_per_step": (
+        gauge("hindmost_verdict_cost_seconds_per_step", "Time that this costs in each step.", *_OF_VERDICT),
+        1e-3,
+    ),
+    "confidence": (
+        gauge("hindmost_verdict_confidence_ratio", "Confidence that these are the ranks, 0 to 1.", *_OF_VERDICT),
+        1,
+    ),
 }
 
 
 def _verdicts(jobs: list[LiveJob]) -> Iterator[str]:
     opened = [(job, verdict) for job in jobs for verdict in job.verdicts()]
     yield family(
-        "hindmost_verdict_info",
-        "gauge",
-        "An open verdict.",
-        (
-            ({**_verdict_labels(job, verdict), "since_step": _shown(verdict.get("since_step"))}, 1)
-            for job, verdict in opened
-        ),
+        VERDICT_INFO,
+        (((*_verdict_labels(job, verdict), _shown(verdict.get("since_step"))), 1) for job, verdict in opened),
     )
-    for name, (metric, text, factor) in _VERDICT_VALUES.items():
-        yield family(metric, "gauge", text, ((labels, value * factor) for labels, value in _values(opened, name)))
+    for name, (metric, factor) in VERDICT_VALUES.items():
+        yield family(metric, ((labels, value * factor) for labels, value in _values(opened, name)))
 
 
-def _values(opened: list[tuple[LiveJob, Mapping[str, Any]]], name: str) -> Iterator[tuple[dict[str, object], float]]:
+def _values(opened: list[tuple[LiveJob, Mapping[str, Any]]], name: str) -> Iterator[tuple[Sequence[object], float]]:
     """One value of each series: two slowdowns of one rank and cause add their costs, with the lower of both
     confidences."""
-    found: dict[tuple[object, ...], tuple[dict[str, object], float]] = {}
+    values: dict[Sequence[object], float] = {}
     for job, verdict in opened:
         labels = _verdict_labels(job, verdict)
         value = np.nan if verdict.get(name) is None else float(verdict[name])
-        key = tuple(labels.values())
-        if key in found:
-            value = min(found[key][1], value) if name == "confidence" else found[key][1] + value
-        found[key] = labels, value
-    yield from found.values()
+        if labels in values:
+            value = min(values[labels], value) if name == "confidence" else values[labels] + value
+        values[labels] = value
+    yield from values.items()
 
 
-def _verdict_labels(job: LiveJob, verdict: Mapping[str, Any]) -> dict[str, object]:
-    ranks = ranks_label(verdict.get("ranks") or [])
-    return {"job": job.id, "kind": verdict["kind"], "cause": verdict.get("cause") or "", "ranks": ranks}
+def _verdict_labels(job: LiveJob, verdict: Mapping[str, Any]) -> tuple[object, ...]:
+    return job.id, verdict["kind"], verdict.get("cause") or "", ranks_label(verdict.get("ranks") or [])
 
 
 def ranks_label(ranks: Sequence[int]) -> str:
@@ -184,3 +177,7 @@ def ranks_label(ranks: Sequence[int]) -> str:
 
 def _shown(value: object) -> object:
     return "" if value is None else value
+
+
+OF_JOBS = (JOB_INFO, STEP_SECONDS, RANK_INFO, *RANK_METRICS.values(), PHASE_SECONDS)
+OF_VERDICTS = (VERDICT_INFO, *(metric for metric, _ in VERDICT_VALUES.values()))

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 from prometheus_client import Histogram
 
+from hindmost_collector.exposition import Metric
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Between two measurements; and while cores are full, where each wake-up takes a core from a rank.
 PERIOD_S, FULL_CORES_PERIOD_S = 0.05, 1.0
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+METRIC = Metric("hindmost_collector_loop_lag_seconds", "histogram", "Delay of the ticks of the event loop.")
 
 
 class Lag:
@@ -21,12 +24,7 @@ class Lag:
 
     def __init__(self, cores_are_full: Callable[[], bool] = lambda: False) -> None:
         self._cores_are_full = cores_are_full
-        self.histogram = Histogram(
-            "hindmost_collector_loop_lag_seconds",
-            "How late the event loop ran what was due.",
-            buckets=BUCKETS,
-            registry=None,
-        )
+        self.histogram = Histogram(METRIC.name, METRIC.help, buckets=BUCKETS, registry=None)
 
     async def watch(self) -> None:
         """Measure until cancelled."""

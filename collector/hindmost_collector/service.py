@@ -64,9 +64,9 @@ class Collector:
         self.options, self.settings = options, settings
         self.clock = JobClock(store.clock if store else None)
         self.definitions = Definitions()
-        self.decoder = Decoder(self.definitions)
+        self.decoder: Decoder = Decoder(self.definitions)
         parking = Parking(options.memory_mib << 18)  # a quarter of what may wait for the disk, and counted into it
-        self.ingest = Ingest(
+        self.ingest: Ingest = Ingest(
             self.clock,
             self.definitions,
             self.decoder,
@@ -74,19 +74,19 @@ class Collector:
             parking,
             options.ack_ns,
         )
-        self.recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
+        self.recorder: Recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
         self.jobs: dict[str, LiveJob] = {}
         #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
         self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
         share = share_of(len(os.sched_getaffinity(0)))
         full = self.cores_are_full if options.exit_when_stdin_closes else None
-        self.judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
+        self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
         self.lag = Lag(self.cores_are_full)
         self.scrape = Scrape(self)
         self.remote = self._remote_write()
         self.watch = Watch(self, self.judging)
         self.unbroken = Unbroken()
-        self.upkeep_seconds = 0.0
+        self.upkeep_seconds: float = 0.0
         self._described: set[str] = set()  # jobs of whose ranks something new is known
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None

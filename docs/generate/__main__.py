@@ -5,10 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.generate import command_line, metrics, report_json, settings, thresholds
+from docs.generate import collector_metrics, command_line, metrics, report_json, settings, thresholds
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 PAGES = {
+    "collector-metrics.md": collector_metrics.page,
     "command-line.md": command_line.page,
     "metrics.md": metrics.page,
     "report-json.md": report_json.page,

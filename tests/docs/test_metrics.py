@@ -34,6 +34,15 @@ def test_every_metric_that_is_named_exists() -> None:
     assert {name for name in named if name not in known and name.removesuffix("_total") not in known} == set()
 
 
+def test_every_metric_of_the_collector_has_a_row() -> None:
+    """A metric that the collector's code names is on its generated page: no module of metrics was forgotten there."""
+    source = "".join(path.read_text(encoding="utf-8") for path in ROOT.glob("collector/**/*.py"))
+    named = set(re.findall(r'"(hindmost_(?:job|rank|verdict|collector)_\w+)"', source)) - {"hindmost_collector"}
+    page = (DOCS / "reference/collector-metrics.md").read_text(encoding="utf-8")
+    assert len(named) > 30
+    assert named - set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == set()
+
+
 def declared() -> list[Metric]:
     """Every metric that a sampler of the agent declares."""
     for module in pkgutil.iter_modules(samplers.__path__):

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
 
+from hindmost_collector.exposition import INFO, STORE_FAILING, collected
 from hindmost_collector.store.clickhouse_client import Unreachable
 from hindmost_collector.store.opening import open_store
 from hindmost_collector.web.server import Page
@@ -44,10 +44,8 @@ class Awaiting:
 
     def collect(self) -> Iterator[Metric]:
         """That there is a collector, and that it cannot store."""
-        info = GaugeMetricFamily("hindmost_collector_info", "This collector.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
-        yield GaugeMetricFamily("hindmost_collector_store_failing", "1 while the store cannot be written.", 1.0)
+        yield collected(INFO, [([__version__], 1)])
+        yield collected(STORE_FAILING, [((), 1)])
 
     def metrics(self) -> bytes:
         """The ``/metrics`` page."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from hindmost_collector.exposition import collected, counter, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -24,24 +24,27 @@ DROPPED = {
 }
 
 
+_SAMPLES = counter("hindmost_collector_remote_write_samples_total", "With `remote_write`: samples sent.")
+_DROPPED = counter(
+    "hindmost_collector_remote_write_dropped_samples_total",
+    "Samples that will never be sent. `queue_full`; `old`: behind newer ones; `refused`: HTTP 4xx; `leaving`: at exit; "
+    "`undefined`: of a forgotten schema.",
+    "reason",
+)
+_REQUESTS = counter("hindmost_collector_remote_write_requests_total", "Requests sent.")
+_RETRIES = counter("hindmost_collector_remote_write_retries_total", "Requests that had to be repeated.")
+_WAITING = gauge(
+    "hindmost_collector_remote_write_waiting_bytes", "Memory of samples that the receiver has not accepted yet."
+)
+_FAILING = gauge("hindmost_collector_remote_write_failing", "1 while the receiver accepts nothing.")
+METRICS = (_SAMPLES, _DROPPED, _REQUESTS, _RETRIES, _WAITING, _FAILING)
+
+
 def metrics(sink: RemoteWrite) -> Iterator[Metric]:
     """The sink's own metrics, at their present values."""
-    yield CounterMetricFamily(
-        "hindmost_collector_remote_write_samples", "Samples that the receiver took.", sink.counts["sent"]
-    )
-    dropped = CounterMetricFamily(
-        "hindmost_collector_remote_write_dropped_samples", "Samples that it will never have.", labels=["reason"]
-    )
-    for reason, key in DROPPED.items():
-        dropped.add_metric([reason], sink.counts[key])
-    yield dropped
-    yield CounterMetricFamily("hindmost_collector_remote_write_requests", "Requests sent.", sink.counts["requests"])
-    yield CounterMetricFamily(
-        "hindmost_collector_remote_write_retries", "Requests to be repeated.", sink.counts["retries"]
-    )
-    yield GaugeMetricFamily(
-        "hindmost_collector_remote_write_waiting_bytes", "Memory held by samples not sent yet.", sink.waiting_bytes
-    )
-    yield GaugeMetricFamily(
-        "hindmost_collector_remote_write_failing", "1 while the receiver takes nothing.", float(bool(sink.failing))
-    )
+    yield collected(_SAMPLES, [((), sink.counts["sent"])])
+    yield collected(_DROPPED, [([reason], sink.counts[key]) for reason, key in DROPPED.items()])
+    yield collected(_REQUESTS, [((), sink.counts["requests"])])
+    yield collected(_RETRIES, [((), sink.counts["retries"])])
+    yield collected(_WAITING, [((), sink.waiting_bytes)])
+    yield collected(_FAILING, [((), float(bool(sink.failing)))])

@@ -19,8 +19,8 @@ import grpc.aio
 from hindmost import __version__
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
+from hindmost_collector.exposition import INFO, collected, counter, gauge
 from hindmost_collector.ingest import LAST_WORD_S
 from hindmost_collector.stream.listening import listen
 from hindmost_collector.stream.relay_link import AGENT_BYTES, Link
@@ -28,16 +28,27 @@ from hindmost_collector.stream.strangers import HELLO_FIRST, Strangers
 from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 
-    from prometheus_client.core import Metric
+    from prometheus_client.core import Metric as ClientMetric
 
+    from hindmost_collector.exposition import Metric
     from hindmost_collector.options import Options
 
 log = logging.getLogger(__name__)
 
 #: Messages that wait for an agent that does not read; then it is let go, and comes back.
 _WAITING = 256
+
+#: Metric to its value for a link to a collector.
+OF_LINKS: Mapping[Metric, Callable[[Link], float]] = {
+    gauge("hindmost_collector_relay_connected", "1 while the collector is reached.", "collector"): lambda link: (
+        link.connected
+    ),
+    gauge("hindmost_collector_relay_agents", "Agents whose messages go to it.", "collector"): lambda link: link.agents,
+    counter("hindmost_collector_relay_messages_total", "Messages sent to it.", "collector"): lambda link: link.messages,
+    counter("hindmost_collector_relay_bytes_total", "Bytes sent to it.", "collector"): lambda link: link.bytes,
+}
 
 
 def checked(raw: bytes) -> bytes:
@@ -158,22 +169,12 @@ class RelayPage:
         for standard in (ProcessCollector, PlatformCollector, GCCollector):
             standard(registry=self._registry)
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> Iterator[ClientMetric]:
         """The relay's own metrics."""
-        info = GaugeMetricFamily("hindmost_collector_info", "This collector.", labels=["version"])
-        info.add_metric([__version__], 1)
-        yield info
-        up = GaugeMetricFamily("hindmost_collector_relay_connected", "1 while it is reached.", labels=["collector"])
-        agents = GaugeMetricFamily("hindmost_collector_relay_agents", "Agents carried to it.", labels=["collector"])
-        messages = CounterMetricFamily("hindmost_collector_relay_messages", "Messages passed up.", labels=["collector"])
-        size = CounterMetricFamily("hindmost_collector_relay_bytes", "Bytes passed up.", labels=["collector"])
+        yield collected(INFO, [([__version__], 1)])
         yield self._relay.strangers.metric()
-        for link in self._relay.links:
-            up.add_metric([link.target], float(link.connected))
-            agents.add_metric([link.target], link.agents)
-            messages.add_metric([link.target], link.messages)
-            size.add_metric([link.target], link.bytes)
-        yield from (up, agents, messages, size)
+        for metric, value in OF_LINKS.items():
+            yield collected(metric, [([link.target], value(link)) for link in self._relay.links])
 
     def metrics(self) -> bytes:
         """The ``/metrics`` page."""

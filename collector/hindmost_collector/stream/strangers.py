@@ -13,10 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 from google.protobuf.message import DecodeError
-from prometheus_client.core import CounterMetricFamily
+
+from hindmost_collector.exposition import collected, counter
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from prometheus_client.core import Metric
 
     Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
@@ -28,6 +31,13 @@ HELLO_FIRST = "the first message of a stream must be Hello"
 #: A call of a method that is not served; bytes that are no message; a stream that does not begin with Hello; one that
 #: is refused for what its Hello says.
 REASONS = ("method", "garbage", "hello", "refused")
+REFUSED = counter(
+    "hindmost_collector_refused_streams_total",
+    "Calls on the agents' port by other programs. `method`: of another service; `garbage`: no message of an agent; "
+    "`hello`: began with another message; `refused`: another protocol, or names too long. "
+    "What is not HTTP/2 is not counted.",
+    "reason",
+)
 
 
 class Strangers(grpc.GenericRpcHandler):
@@ -75,10 +85,6 @@ class Strangers(grpc.GenericRpcHandler):
 
         return grpc.stream_stream_rpc_method_handler(answer)
 
-    def metric(self) -> CounterMetricFamily:
+    def metric(self) -> Metric:
         """How many there were of each kind."""
-        name, text = "hindmost_collector_refused_streams", "Calls on the agents' port that were none of an agent."
-        family = CounterMetricFamily(name, text, labels=["reason"])
-        for reason in REASONS:
-            family.add_metric([reason], self.counts[reason])
-        return family
+        return collected(REFUSED, [([reason], self.counts[reason]) for reason in REASONS])
