@@ -148,7 +148,7 @@ dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
 reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference
 	$(BIN)/python -m docs.generate
 
-figures: $(VENV)/.dev ## measure the README's figures again (five minutes on an idle machine), and renew its table
+figures: $(VENV)/.dev ## measure the figures of README and performance.md again (five minutes on an idle machine)
 	$(PATHS) $(DEMO_MPI) $(BIN)/python -m bench.figures
 
 picture: $(VENV)/.all ## photograph the report of a demo run for the README (needs chromium)

@@ -1,10 +1,11 @@
-"""The README's figures: measures what two cores can measure in five minutes, and writes the table.
+"""Figures in README.md and docs/explanation/performance.md: measures what two cores can measure in five minutes.
 
-    make figures                           # measure, keep bench/results/figures.json, rewrite the README's table
-    python -m bench.figures --table        # rewrite the table from what was measured last
+    make figures                           # measure, keep bench/results/figures.json, rewrite both tables
+    python -m bench.figures --table        # rewrite the tables from what was measured last
 
 Nothing else should run meanwhile. Accuracy takes 25 minutes and is measured by bench/accuracy; its row is of the commit
-that bench/results/accuracy.json names.
+that bench/results/accuracy.json names. Figures on GPUs are
+from the results of bench/gpu.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 KEPT = RESULTS / "figures.json"
-README = ROOT / "README.md"
-#: The table in the README, and what is between these lines is this program's.
+README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "explanation" / "performance.md"
+#: The table of a page: what is between these lines is this program's.
 TABLE = re.compile(r"(<!-- figures: make figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 AGENTS = 1024
 
@@ -50,35 +51,52 @@ def measure() -> dict[str, Any]:
     return {"commit": commit, "when": when, "machine": machine, **found}
 
 
-def table(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
-    """The README's rows."""
-    added = ", ".join(f"+{kept['probe'][part]['difference']:.0f} ns" for part in ("calls", "messages"))
-    agent = kept["agent"]["summary"]["agent 1 Hz"]
-    (load,) = (one for one in kept["collector"]["measured"] if one["server"] == "hindmost")
+def headline(kept: dict[str, Any], accuracy: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]) -> str:
+    """The README's three rows."""
     named, slow = counted(accuracy, "single fault of 5 % or more: recall")
-    false, steps_seen = counted(accuracy, "clean jobs, half of them with varying sequence lengths: false alarms, steps")
-    agent_cpu, agent_mib = agent["cpu_percent_of_a_core"]["median"], agent["rss_mib"]
-    cells = [
-        ("what", "measured", "by"),
-        ("---", "---", "---"),
+    right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
+    step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
+    low, high = longer["percent_95"]
+    (load,) = (one for one in kept["collector"]["measured"] if one["server"] == "hindmost")
+    return rows(
         (
-            f"accuracy: {slow} simulated jobs with one fault of 5 % or more",
-            f"the right rank in {named} of them",
-            "`bench/accuracy`",
+            "judged right: simulated jobs with a fault of 5 % or more; live jobs on H200s",
+            f"{named} of {slow}; {right} of {cases}",
+            "`bench/accuracy`, `bench/gpu`",
         ),
-        (f"accuracy: {steps_seen} steps of simulated jobs without a fault", f"{false} false alarms", "the same"),
-        ("probe: one MPI collective, one MPI send or receive", added, "`bench/probe_overhead.py`"),
-        ("agent: one a node, at 1 Hz", f"{agent_cpu:.2f} % of a core, {agent_mib:.0f} MiB", "`bench/agent_cost.py`"),
         (
-            f"collector: {load['agents']:,} simulated nodes of 8 ranks",
+            f"DDP step of {step_ms:.0f} ms on two H200s, with all of hindmost",
+            f"{longer['percent']:+.2f} % (95 %: {low:.2f} to {high:.2f})",
+            "`bench/gpu/guest_parts.py`",
+        ),
+        (
+            f"collector of {load['agents']:,} simulated nodes with 8 ranks each",
             f"{load['cpu_of_a_core']:.2f} of a core, {load['rss_mib']} MiB",
             "`bench/collector_load`",
         ),
-    ]
-    rows = "".join(f"| {' | '.join(row)} |\n" for row in cells)
-    measured = f"Measured on {kept['machine']}, {kept['when']}, commit {kept['commit']}; `make figures` repeats it."
+    )
+
+
+def parts(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
+    """The rows of performance.md, and how they were measured."""
+    agent = kept["agent"]["summary"]["agent 1 Hz"]
+    cpu, mib = agent["cpu_percent_of_a_core"]["median"], agent["rss_mib"]
+    calls, messages = (f"+{kept['probe'][part]['difference']:.0f} ns" for part in ("calls", "messages"))
+    table = rows(
+        ("probe: one MPI collective", calls, "`bench/probe_overhead.py`"),
+        ("probe: one MPI send or receive", messages, "`bench/probe_overhead.py`"),
+        ("agent: one a node, at 1 Hz", f"{cpu:.2f} % of a core, {mib:.0f} MiB", "`bench/agent_cost.py`"),
+    )
+    measured = (
+        f"Measured on {kept['machine']}, {kept['when']}, commit {kept['commit']}, and so is the README's collector."
+    )
     around = f"Other work had a load of {kept['agent']['load_before']:.1f}. Accuracy is of commit {accuracy['commit']}."
-    return f"{rows}\n{measured}\n{around}\n"
+    return f"{table}\n{measured}\n{around}\n"
+
+
+def rows(*cells: tuple[str, str, str]) -> str:
+    """A table of these cells."""
+    return "".join(f"| {' | '.join(row)} |\n" for row in (("what", "measured", "by"), ("---", "---", "---"), *cells))
 
 
 def counted(accuracy: dict[str, Any], name: str) -> tuple[str, str]:
@@ -90,20 +108,27 @@ def counted(accuracy: dict[str, Any], name: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
-def in_place(text: str) -> str:
-    """The README with the table of what was measured last."""
-    kept = json.loads(KEPT.read_text(encoding="utf-8"))
-    accuracy = json.loads((RESULTS / "accuracy.json").read_text(encoding="utf-8"))
-    return TABLE.sub(lambda found: found[1] + table(kept, accuracy) + found[2], text)
+def pages() -> dict[Path, str]:
+    """Each page with the table of what was measured last."""
+    files = (KEPT, RESULTS / "accuracy.json", RESULTS / "guest_parts_h200x2.json")
+    kept, accuracy, on_gpus = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    live = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("live_faults_*.json"))]
+    tables = {README: headline(kept, accuracy, on_gpus, live), PERFORMANCE: parts(kept, accuracy)}
+    return {page: _in_place(page.read_text(encoding="utf-8"), table) for page, table in tables.items()}
+
+
+def _in_place(text: str, table: str) -> str:
+    return TABLE.sub(lambda found: found[1] + table + found[2], text)
 
 
 def main() -> None:
     """Measure and write, or write only."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--table", action="store_true", help="rewrite the table from what was measured last")
+    parser.add_argument("--table", action="store_true", help="rewrite the tables from what was measured last")
     if not parser.parse_args().table:
         KEPT.write_text(json.dumps(measure(), indent=1) + "\n", encoding="utf-8")
-    README.write_text(in_place(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for page, text in pages().items():
+        page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

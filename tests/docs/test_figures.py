@@ -1,14 +1,14 @@
-"""The README's figures are those that were measured."""
+"""The figures of the pages are those that were measured."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import pytest
 
 from bench import figures
 
 
-def test_the_table_is_that_of_its_results() -> None:
+@pytest.mark.parametrize("page", [figures.README, figures.PERFORMANCE], ids=lambda page: page.name)
+def test_the_table_is_that_of_its_results(page: figures.Path) -> None:
     """``python -m bench.figures --table`` changes nothing."""
-    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
-    assert figures.TABLE.search(readme)
-    assert figures.in_place(readme) == readme
+    assert len(figures.TABLE.findall(page.read_text(encoding="utf-8"))) == 1
+    assert figures.pages()[page] == page.read_text(encoding="utf-8")
