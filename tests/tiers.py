@@ -2,6 +2,7 @@
 
     python3 tests/tiers.py changed     runs the suites whose files have changed
     python3 tests/tiers.py all         runs all of them, and renews the hash of each that passed (`make test-all`)
+    python3 tests/tiers.py NAME        runs this one, and renews its hash if it passed
 
 A line of `.ci/tiers` holds a suite's name (`make test-NAME` runs it), a hash of its files, and their paths.
 """
@@ -9,6 +10,7 @@ A line of `.ci/tiers` holds a suite's name (`make test-NAME` runs it), a hash of
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 import time
@@ -16,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 LIST = ROOT / ".ci/tiers"
+#: What stands for more than one suite.
+EVERY = ("all", "changed")
 
 
 def digest(paths: list[str]) -> str:
@@ -33,13 +37,17 @@ def digest(paths: list[str]) -> str:
     return found.hexdigest()[:16]
 
 
+def suites(text: str) -> list[list[str]]:
+    """The words of each suite's line."""
+    return [line.split() for line in text.splitlines() if line and not line.startswith("#")]
+
+
 def main(which: str) -> int:
     """Run suites; 1 if any failed."""
     failed = []
-    for line in LIST.read_text().splitlines():
-        if not line or line.startswith("#"):
+    for name, kept, *paths in suites(LIST.read_text()):
+        if which not in (*EVERY, name):
             continue
-        name, kept, *paths = line.split()
         now = digest(paths)
         if which == "changed" and now == kept:
             sys.stdout.write(f"test-{name}: passed with these files\n")
@@ -50,14 +58,19 @@ def main(which: str) -> int:
         sys.stdout.flush()
         if code:
             failed.append(name)
-        elif which == "all":
-            LIST.write_text(LIST.read_text().replace(f"{name} {kept} ", f"{name} {now} "))
+        elif which != "changed":
+            LIST.write_text(renewed(LIST.read_text(), name, now))
     if failed:
         sys.stderr.write(f"Failed: {', '.join(failed)}\n")
     return bool(failed)
 
 
+def renewed(text: str, name: str, now: str) -> str:
+    """The list with another hash for one suite."""
+    return re.sub(rf"^{re.escape(name)} \S+", f"{name} {now}", text, flags=re.MULTILINE)
+
+
 if __name__ == "__main__":
-    if sys.argv[1:] not in (["changed"], ["all"]):
+    if len(sys.argv) != 2 or sys.argv[1] not in (*EVERY, *(name for name, *_ in suites(LIST.read_text()))):
         sys.exit(__doc__)
     sys.exit(main(sys.argv[1]))

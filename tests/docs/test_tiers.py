@@ -10,7 +10,7 @@ import pytest
 from tests import tiers
 
 ROOT = Path(__file__).parents[2]
-LINES = [line.split() for line in (ROOT / ".ci/tiers").read_text().splitlines() if line and line[0] != "#"]
+LINES = tiers.suites((ROOT / ".ci/tiers").read_text())
 
 
 @pytest.mark.parametrize(("name", "paths"), [(name, paths) for name, _, *paths in LINES], ids=lambda one: str(one)[:12])
@@ -32,3 +32,9 @@ def test_the_hash_changes_with_a_file(tmp_path: Path, monkeypatch: pytest.Monkey
     assert len(set(seen)) == 4
     (tmp_path / "elsewhere").write_text("3")
     assert tiers.digest(["covered"]) == seen[-1]
+
+
+def test_one_hash_is_renewed() -> None:
+    """Of the suite of that name: not of one whose name ends alike, nor a word of a comment."""
+    text = "# mpi 0 is none\npmpi 0 a/mpi 0\nmpi 0 agent\nmpi2 0 agent\n"
+    assert tiers.renewed(text, "mpi", "f") == text.replace("\nmpi 0", "\nmpi f")

@@ -39,9 +39,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--live",
         action=argparse.BooleanOptionalAction,
-        default=True,
         help="serve a page and /metrics on a free port of 127.0.0.1 (default: yes)",
     )
+    parser.set_defaults(live=True)  # as ``default=`` Python 3.10 would write it behind the help once more
     parser.add_argument(
         "--listen", metavar="[HOST]:PORT", help="serve the page and /metrics here; :PORT is every address"
     )

@@ -39,7 +39,7 @@ async def _send(job: Job, address: str, speed: float) -> int:
     async with grpc.aio.insecure_channel(address) as channel:
         try:
             await asyncio.wait_for(channel.channel_ready(), WELCOME_S)
-        except TimeoutError:
+        except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
             raise HindmostError(f"no collector answers at {address}: start one with `hindmost collector`") from None
         streams: list[_Stream] = []
         try:
