@@ -20,20 +20,20 @@ PAGES = {
 
 def main(arguments: list[str]) -> int:
     """Write all pages; with ``--check`` write none and return 1 where one differs from what would be written."""
-    stale = [name for name in PAGES if not is_fresh(name)]
+    stale = {name: text for name, page in PAGES.items() if (text := page()) != written(name)}
     if "--check" in arguments:
         for name in stale:
             sys.stderr.write(f"docs/reference/{name} is stale: run make reference\n")
         return 1 if stale else 0
-    for name in stale:
-        (REFERENCE / name).write_text(PAGES[name](), encoding="utf-8")
+    for name, text in stale.items():
+        (REFERENCE / name).write_text(text, encoding="utf-8")
     return 0
 
 
-def is_fresh(name: str) -> bool:
-    """Whether a page is what its source says now."""
+def written(name: str) -> str | None:
+    """A page as it stands; ``None`` where there is none."""
     path = REFERENCE / name
-    return path.exists() and path.read_text(encoding="utf-8") == PAGES[name]()
+    return path.read_text(encoding="utf-8") if path.exists() else None
 
 
 if __name__ == "__main__":
