@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.open_files import allow_files
 
-from hindmost_collector import allocator
+from hindmost_collector import allocator, lazy_pandas
 from hindmost_collector.serving import serve
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.stream import relay
@@ -55,6 +55,7 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     allow_files()
     sys.setswitchinterval(SWITCH_S)
     allocator.set_up()
+    lazy_pandas.put_off()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     return asyncio.run(_serve(options, settings))
