@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.identity import LAUNCHER_MODULES
 from hindmost.isolation import INTERPRETER
-from hindmost.launchers import _words, mpirun
+from hindmost.launchers import _words, accelerate, horovodrun, mpirun, srun, torchrun
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,10 +18,12 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _NO_PROGRAM = re.compile(rf"-.*|{_ASSIGNMENT.pattern}|exec|[\W_]*", re.DOTALL)
 _SHELL = re.compile(r"(ba|da|z|k|c|tc)?sh")
 #: Programs that take a module for a script, as Python does.
-_TAKE_MODULES = frozenset({"torchrun", "accelerate", "deepspeed"})
+_TAKE_MODULES = torchrun.PROGRAMS | accelerate.PROGRAMS
+#: Programs that start Python without naming it.
+START_PYTHON = _TAKE_MODULES | horovodrun.PROGRAMS
 _MODULE = re.compile(r"-[A-Za-z]*m|--module")
 #: Programs a shell's text begins with, besides Python, a shell and an assignment.
-_RUN_OTHERS = _words.WRAPPERS | _TAKE_MODULES | mpirun.PROGRAMS | {"cd", "srun", "horovodrun"}
+_RUN_OTHERS = _words.WRAPPERS | START_PYTHON | mpirun.PROGRAMS | srun.PROGRAMS | {"cd"}
 #: Modules that run the script, or the module, in their arguments.
 _RUNNERS = (*LAUNCHER_MODULES, *(f"{name}." for name in "mpi4py cProfile profile trace pdb debugpy coverage".split()))
 

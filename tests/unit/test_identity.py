@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hindmost import identity
+from hindmost.script import START_PYTHON
 
 SCRIPT = ["python", "train.py", "--epochs", "3"]
 
@@ -75,6 +76,7 @@ def test_without_a_job_there_is_no_rank() -> None:
         ["python", "-m", "horovod.runner.launch"],
         ["python", "-m", "hindmost", "agent"],
         ["python", "-m", "accelerate.commands.launch", "train.py"],
+        *(["python", f"/v/bin/{name}", "train.py"] for name in sorted(START_PYTHON)),
     ],
 )
 def test_launchers_are_no_ranks(argv: list[str]) -> None:

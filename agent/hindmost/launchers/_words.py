@@ -48,3 +48,8 @@ def module(argv: Sequence[str], modules: tuple[str, ...]) -> int | None:
         if word == "-m":
             return index if argv[index + 1].startswith(modules) else None
     return None
+
+
+def starts(argv: Sequence[str], programs: frozenset[str], modules: tuple[str, ...] = ()) -> bool:
+    """Whether a command line runs one of these programs, or Python with one of these modules."""
+    return position(argv, programs) is not None or module(argv, modules) is not None

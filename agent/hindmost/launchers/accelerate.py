@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost.launchers import _words
+from hindmost.launchers._inherited import carry, remote_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "accelerate"
 NATIVE = ("nccl",)
@@ -17,14 +20,4 @@ MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
 
 def recognises(argv: Sequence[str]) -> bool:
     """``accelerate launch …``, ``python -m accelerate.commands.launch …``."""
-    return _words.position(argv, PROGRAMS) is not None or _words.module(argv, MODULES) is not None
-
-
-def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """Nothing to add: it starts processes on its own node only."""
-    return list(argv)
-
-
-def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """None: each node starts its own."""
-    return []
+    return _words.starts(argv, PROGRAMS, MODULES)

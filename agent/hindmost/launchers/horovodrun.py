@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost.launchers import _hosts, _words
+from hindmost.launchers._inherited import carry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "horovodrun"
 NATIVE = ("pmpi", "nccl")
@@ -17,12 +20,7 @@ ARITY = dict.fromkeys("-np --num-proc -p --ssh-port -H --hosts -hostfile --hostf
 
 def recognises(argv: Sequence[str]) -> bool:
     """``horovodrun …``, or its module."""
-    return _words.position(argv, PROGRAMS) is not None or _words.module(argv, ("horovod.runner",)) is not None
-
-
-def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """Nothing to add."""
-    return list(argv)
+    return _words.starts(argv, PROGRAMS, ("horovod.runner",))
 
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:

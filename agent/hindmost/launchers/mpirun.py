@@ -61,7 +61,7 @@ HOST_FILES = frozenset({"-f", "-hostfile", "--hostfile", "-machinefile", "--mach
 
 def recognises(argv: Sequence[str]) -> bool:
     """``mpirun …``, ``mpiexec.hydra …``, ``env A=1 mpirun …``."""
-    return _words.position(argv, PROGRAMS) is not None
+    return _words.starts(argv, PROGRAMS)
 
 
 def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:

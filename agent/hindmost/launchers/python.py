@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost.launchers import _hosts
+from hindmost.launchers._inherited import carry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "python"
 NATIVE = ("pmpi", "nccl")
@@ -16,11 +19,6 @@ NATIVE = ("pmpi", "nccl")
 def recognises(argv: Sequence[str]) -> bool:
     """Anything that can be run."""
     return bool(argv)
-
-
-def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """Nothing to add."""
-    return list(argv)
 
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001

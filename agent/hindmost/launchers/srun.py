@@ -23,7 +23,7 @@ ANSWER_S = 1.5
 
 def recognises(argv: Sequence[str]) -> bool:
     """``srun …``."""
-    return _words.position(argv, PROGRAMS) is not None
+    return _words.starts(argv, PROGRAMS)
 
 
 def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:

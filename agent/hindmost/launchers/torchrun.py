@@ -5,9 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost.launchers import _words
+from hindmost.launchers._inherited import carry, remote_hosts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "torchrun"
 NATIVE = ("nccl",)
@@ -17,14 +20,4 @@ MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launc
 
 def recognises(argv: Sequence[str]) -> bool:
     """``torchrun …``, ``python -m torch.distributed.run …``, ``deepspeed …``."""
-    return _words.position(argv, PROGRAMS) is not None or _words.module(argv, MODULES) is not None
-
-
-def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """Nothing to add: torchrun starts workers on its own node only."""
-    return list(argv)
-
-
-def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
-    """None: each node starts its own torchrun."""
-    return []
+    return _words.starts(argv, PROGRAMS, MODULES)

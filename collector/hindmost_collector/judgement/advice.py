@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost.isolation import INTERPRETER
-from hindmost.script import split
+from hindmost.script import START_PYTHON, split
 
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import GPU_TIME, RUNNING, Job, rows
@@ -28,8 +28,6 @@ _NAMED, _PIDS = 4, 4
 _LATE = ("straggler", "intermittent")
 #: Frameworks whose ranks load batches by torch's DataLoader.
 _TORCH = ("torch", "horovod")
-#: Programs that start Python without naming it.
-_STARTERS = ("torchrun", "accelerate", "deepspeed", "horovodrun")
 #: A GPU as recordings name it, and as ``nvidia-smi -i`` takes it.
 _INDEX, _UUID = re.compile(r"(?:gpu)?(\d+)"), re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]+")
 
@@ -96,7 +94,7 @@ def in_python(run: Run) -> bool:
         run.job.source != Job.source
         or not words
         or not {str(name) for name in run.ranks["framework"].tolist()} <= _NATIVE
-        or any(word.endswith(".py") or INTERPRETER.fullmatch(word) or word in _STARTERS for word in programs)
+        or any(word.endswith(".py") or INTERPRETER.fullmatch(word) or word in START_PYTHON for word in programs)
     )
 
 
