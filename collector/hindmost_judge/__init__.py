@@ -1,0 +1,1 @@
+"""The judge: arrays in, findings out. numpy only, no I/O, and no collector."""

@@ -1,0 +1,1 @@
+"""What of a job is not as it should be. No finding here is a verdict yet."""

@@ -1,0 +1,110 @@
+"""Where a stopped job stands: the wait-for graph of its ranks, walked to whoever waits for no other rank.
+
+A node is a rank, or an operation that several ranks are in; an edge leads from who waits to who is waited for. Ranks
+without an edge that others lead to hold the job. A closed chain of waits is a deadlock: the AND model of Knapp,
+"Deadlock detection in distributed databases" (ACM Computing Surveys, 1987).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator, Mapping
+
+
+#: From so many ranks a closed chain is looked for.
+_STARTS = 64
+
+
+class Way(IntEnum):
+    """What the other side has to do: come to a collective, send, or receive."""
+
+    COME = 0
+    SEND = 1
+    RECEIVE = 2
+
+
+class Edge(NamedTuple):
+    """``waiter`` waits until ``target`` does something. Numbers below 0 are operations, all others ranks."""
+
+    waiter: int
+    target: int
+    way: Way = Way.COME
+
+
+@dataclass(frozen=True)
+class Walk:
+    """``roots``: ranks that wait for no other and that waiting ranks lead to, in order of rank.
+
+    ``cycle``: ranks each of which waits for the next, and the last for the first; empty where there is no deadlock.
+    ``meet``: pairs of which one receives from the other, which sends to it: between them the message is missing.
+    """
+
+    roots: tuple[int, ...] = ()
+    cycle: tuple[int, ...] = ()
+    meet: tuple[tuple[int, int], ...] = ()
+
+
+def walk(blocked: Collection[int], edges: Iterable[Edge]) -> Walk:
+    """Follow the waits of ``blocked`` ranks, of which ``edges`` are known; one without an edge waits for an unknown.
+
+    An operation needs all of its targets. A rank with one target needs that; one with several was waiting for some of
+    them, it is not known which, so only chains of certain waits are a deadlock while any other rank is a root.
+    """
+    given = set(edges)
+    met = (one for one in given if one.way == Way.SEND and Edge(one.target, one.waiter, Way.RECEIVE) in given)
+    meet = {(one.waiter, one.target) for one in met}
+    targets: dict[int, set[int]] = {node: set() for node in blocked}
+    for waiter, target, _ in given:
+        if (waiter, target) not in meet and (target, waiter) not in meet:
+            targets.setdefault(waiter, set()).add(target)
+    waiters = targets.keys() | {one.waiter for one in given}
+    certain = {node: found for node, found in targets.items() if node < 0 or len(found) == 1}
+    reached = {target for found in targets.values() for target in found if target >= 0}
+    roots = tuple(sorted(reached - waiters))
+    cycle = _cycle(certain) or (() if roots else _cycle(targets))
+    return Walk(roots, cycle, tuple(sorted(meet)))
+
+
+def _cycle(targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+    """The shortest closed chain through one of the first ranks that are in any; empty where there is none."""
+    chains = (_back_to(rank, targets) for rank in [rank for rank in sorted(_knotted(targets)) if rank >= 0][:_STARTS])
+    shortest = min((one for one in chains if one), key=len, default=())
+    return tuple(node for node in shortest if node >= 0)
+
+
+def _knotted(targets: Mapping[int, Collection[int]]) -> set[int]:
+    """Nodes that may be in a closed chain: those that are left once nodes without a target, or a waiter, are gone."""
+    left = set(targets)
+    while True:
+        leads = {node for node in left if any(target in left for target in targets[node])}
+        kept = leads & {target for node in leads for target in targets[node]}
+        if kept == left:
+            return left
+        left = kept
+
+
+def _back_to(start: int, targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
+    """The shortest chain of waits from a node back to it, by breadth-first search."""
+    before: dict[int, int] = {}
+    queue = deque([start])
+    while queue:
+        node = queue.popleft()
+        for target in sorted(targets.get(node, ())):
+            if target == start:
+                return tuple(reversed([*_path(node, start, before)]))
+            if target not in before:
+                before[target] = node
+                queue.append(target)
+    return ()
+
+
+def _path(node: int, start: int, before: Mapping[int, int]) -> Iterator[int]:
+    while node != start:
+        yield node
+        node = before[node]
+    yield start
