@@ -1,7 +1,8 @@
 """How often the judge is right, on simulated jobs whose faults are known: ``python bench/accuracy --edition 3``.
 
 Results are appended to a file as they come; started again it goes on where it stopped. Seeds of an edition are held
-out: none of them was looked at while thresholds were chosen. ``--tuning`` takes seeds that may be.
+out: none of them was looked at while thresholds were chosen. ``--tuning`` takes seeds that may be. ``--suite lanes``
+takes the jobs of ``two_lanes``, whose hosts and GPUs are lanes of their own.
 """
 
 from __future__ import annotations
@@ -14,56 +15,111 @@ import platform
 import subprocess
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import grade
 import kept
 import numpy as np
 import readme
-from grade import graded
-from suite import EDITIONS, FAMILIES, SHARES
-from table import tables
+import suite
+import table
+import two_lanes.families
+import two_lanes.grade
+import two_lanes.table
+from suite import EDITIONS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
 
 TUNING = 1_000
+
+Result = dict[str, Any]
+
+
+class Suite(NamedTuple):
+    """Families of jobs and how many runs of each, how one is graded, the tables, and what was misjudged."""
+
+    families: Collection[str]
+    shares: Mapping[str, int]
+    graded: Callable[[tuple[str, int]], Result]
+    tables: Callable[[list[Result]], list[str]]
+    misjudged: Callable[[list[Result]], list[str]]
+
+
+def _misjudged(results: list[Result]) -> list[str]:
+    nobody = ("link", "network", "stages")  # judged by their kind
+    wrong = [one for one in results if one["family"] not in nobody and one["named"] not in _right(one)]
+    wrong += [one for one in results if one["family"] in nobody and (one["named"] or "balanced" in one["kinds"])]
+    wrong += [one for one in results if one["family"] in ("two_causes", "handover") and one["blamed"] != one["faults"]]
+    shown = ("ranks", "layout", "causes", "onset", "true", "named", "kinds", "blamed")
+    return [
+        f"{one['family']} {one['seed']} effect {one['effect']:.3f} " + str({key: one[key] for key in shown})
+        for one in sorted(wrong, key=lambda one: (one["family"], one["seed"]))
+    ]
+
+
+def _right(one: Result) -> list[list[int]]:
+    """Whom to name; below 2 % either way is right."""
+    if one["family"] in ("clean", "hidden") or not one["true"]:
+        return [[]]
+    return [list(one["true"]), []] if one["effect"] < 0.02 else [list(one["true"])]
+
+
+SUITES = {
+    "cohorts": Suite(suite.FAMILIES, suite.SHARES, grade.graded, table.tables, _misjudged),
+    "lanes": Suite(
+        two_lanes.families.FAMILIES,
+        two_lanes.families.SHARES,
+        two_lanes.grade.graded,
+        two_lanes.table.tables,
+        two_lanes.table.misjudged,
+    ),
+}
 
 
 def main() -> None:
     """Run what is missing, print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=sum(SHARES.values()), help="of all families together")
+    parser.add_argument("--suite", choices=SUITES, default="cohorts", help="which simulator's jobs")
+    parser.add_argument("--runs", type=int, help="of all families together; default: as many as the suite has")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, default=Path("accuracy.jsonl"))
+    parser.add_argument("--out", type=Path, help="default: SUITE.jsonl")
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--edition", type=int, choices=EDITIONS, default=max(EDITIONS), help="of held-out seeds")
     seeds.add_argument("--tuning", action="store_true", help="seeds that may be looked at")
     seeds.add_argument("--base", type=int, help="first seed of the first family, that may be looked at, instead")
-    parser.add_argument("--family", choices=FAMILIES, action="append", help="only these")
+    parser.add_argument("--family", action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
     parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="only the tables of such a file")
     parser.add_argument("--readme", action="store_true", help="write the figures into README.md next to this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
     args = parser.parse_args()
+    chosen = SUITES[args.suite]
     if args.kept:
-        print("\n".join(tables(kept.read(args.kept.read_text()))))
+        print("\n".join(table.tables(kept.read(args.kept.read_text()))))
         return
+    for name in set(args.family or []) - set(chosen.families):
+        parser.error(f"--family {name}: use one of {', '.join(chosen.families)}")
+    out = args.out or Path(f"{args.suite}.jsonl")
     looked_at = args.base if args.base is not None else TUNING if args.tuning else None
     base = EDITIONS[args.edition] if looked_at is None else looked_at
     edition = args.edition if looked_at is None else None
-    wanted = _wanted(args.runs, base, args.family or [name for name in FAMILIES if SHARES[name]])
-    results = {key: one for key, one in _read(args.out).items() if key in wanted}
+    wanted = _wanted(chosen, args.runs, base, args.family)
+    results = {key: one for key, one in _read(out).items() if key in wanted}
     missing = [key for key in wanted if key not in results]
     if missing:
-        results |= _run(missing, args.out, args.jobs, time.monotonic() + 60 * args.minutes)
+        results |= _run(chosen, missing, out, args.jobs, time.monotonic() + 60 * args.minutes)
     found = list(results.values())
     told = _told(len(found), len(wanted), base, edition)
-    print("\n".join([f"{told}:", "", *tables(found)]))
+    print("\n".join([f"{told}:", "", *chosen.tables(found)]))
     if len(results) < len(wanted):
         print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
-    if args.write:
+    if args.write and args.suite == "cohorts":
         _write(args.write, found, base, edition)
-    if args.readme:
-        readme.write(told, tables(found))
+    if args.readme and args.suite == "cohorts":
+        readme.write(told, chosen.tables(found))
     if edition is None:
-        _print_misjudged(found)
+        print("\n".join(chosen.misjudged(found)))
 
 
 def _told(found: int, wanted: int, base: int, edition: int | None) -> str:
@@ -73,12 +129,12 @@ def _told(found: int, wanted: int, base: int, edition: int | None) -> str:
     return f"{runs}, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
 
 
-def _write(path: Path, results: list[dict[str, Any]], base: int, edition: int | None) -> None:
+def _write(path: Path, results: list[Result], base: int, edition: int | None) -> None:
     """The tables and what they were made from."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
     facts = {"commit": _commit(), "edition": edition, "first_seed": base, "machine": machine}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(kept.text(facts | {"table": tables(results)}, results))
+    path.write_text(kept.text(facts | {"table": table.tables(results)}, results))
 
 
 def _commit() -> str:
@@ -86,49 +142,36 @@ def _commit() -> str:
     return subprocess.run(git, capture_output=True, text=True, check=False).stdout.strip() or "unknown"
 
 
-def _wanted(runs: int, base: int, families: list[str]) -> list[tuple[str, int]]:
+def _wanted(chosen: Suite, runs: int | None, base: int, named: list[str] | None) -> list[tuple[str, int]]:
     """Families in turn, so that a run stopped early has some of each."""
-    whole = sum(SHARES.values())  # a family that has no share is run as often as is asked for
-    counts = {family: max(1, round(runs * (SHARES[family] or whole) / whole)) for family in families}
-    first = {family: base + 10_000 * place for place, family in enumerate(FAMILIES)}
+    whole = sum(chosen.shares.values())  # a family that has no share is run as often as is asked for
+    families = named or [name for name in chosen.families if chosen.shares[name]]
+    each = {family: (runs or whole) * (chosen.shares[family] or whole) / whole for family in families}
+    counts = {family: max(1, round(count)) for family, count in each.items()}
+    first = {family: base + 10_000 * place for place, family in enumerate(chosen.families)}
     keys = [(i / counts[family], family, first[family] + i) for family in families for i in range(counts[family])]
     return [(family, seed) for _, family, seed in sorted(keys)]
 
 
-def _read(path: Path) -> dict[tuple[str, int], dict[str, Any]]:
+def _read(path: Path) -> dict[tuple[str, int], Result]:
     if not path.exists():
         return {}
     results = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     return {(one["family"], one["seed"]): one for one in results}
 
 
-def _run(keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float) -> dict[tuple[str, int], dict[str, Any]]:
-    done: dict[tuple[str, int], dict[str, Any]] = {}
+def _run(
+    chosen: Suite, keys: list[tuple[str, int]], out: Path, jobs: int, deadline: float
+) -> dict[tuple[str, int], Result]:
+    done: dict[tuple[str, int], Result] = {}
     with multiprocessing.get_context("spawn").Pool(jobs) as pool, out.open("a") as stream:
-        for one in pool.imap_unordered(graded, keys):
+        for one in pool.imap_unordered(chosen.graded, keys):
             stream.write(json.dumps(one) + "\n")
             stream.flush()
             done[one["family"], one["seed"]] = one
             if time.monotonic() > deadline:
                 break
     return done
-
-
-def _print_misjudged(results: list[dict[str, Any]]) -> None:
-    nobody = ("link", "network", "stages")  # judged by their kind
-    wrong = [one for one in results if one["family"] not in nobody and one["named"] not in _right(one)]
-    wrong += [one for one in results if one["family"] in nobody and (one["named"] or "balanced" in one["kinds"])]
-    wrong += [one for one in results if one["family"] in ("two_causes", "handover") and one["blamed"] != one["faults"]]
-    for one in sorted(wrong, key=lambda one: (one["family"], one["seed"])):
-        shown = {key: one[key] for key in ("ranks", "layout", "causes", "onset", "true", "named", "kinds", "blamed")}
-        print(f"{one['family']} {one['seed']} effect {one['effect']:.3f} {shown}")
-
-
-def _right(one: dict[str, Any]) -> list[list[int]]:
-    """Whom to name; below 2 % either way is right."""
-    if one["family"] in ("clean", "hidden") or not one["true"]:
-        return [[]]
-    return [list(one["true"]), []] if one["effect"] < 0.02 else [list(one["true"])]
 
 
 if __name__ == "__main__":

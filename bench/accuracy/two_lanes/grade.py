@@ -1,0 +1,101 @@
+"""One job simulated, judged, and compared with what is true of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_collector.judge import judge
+
+from two_lanes import simulate
+from two_lanes.families import job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.judgement.verdict import Verdict
+
+    from two_lanes.job import Fault, Job, Truth
+
+NAMING = ("straggler", "intermittent", "hang", "desync")
+#: A fault that makes the steps in which it acts longer by this share must be named; by less than the other, it costs
+#: nothing and must not be. Between them either is right.
+MUST, HIDDEN = 0.03, 0.005
+#: Lane of a fault to the causes that are right.
+CAUSES = {"host": ("compute",), "gpu": ("compute",), "input": ("input",), "link": ("network",)}
+
+
+def graded(key: tuple[str, int]) -> dict[str, Any]:
+    """:func:`grade` of a regime and seed in a pair, for a pool of processes."""
+    with np.errstate(all="ignore"):
+        return grade(*key)
+
+
+def grade(family: str, seed: int) -> dict[str, Any]:
+    """Everything the table needs to know of one run."""
+    asked = job(family, seed)
+    simulated = simulate(asked)
+    begun = time.perf_counter()
+    verdicts = judge(simulated.run).verdicts
+    took = time.perf_counter() - begun
+    return compared(asked, simulated.truth, verdicts) | {"family": family, "seed": seed, "judge_seconds": took}
+
+
+def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """The verdicts compared with the truth."""
+    clean = truth.repaired / asked.steps
+    naming = [one for one in verdicts if one.kind in NAMING and one.cause != "workload"]
+    effects = [
+        (truth.total - each) / max(active, 1) / clean for each, active in zip(truth.each, truth.active, strict=True)
+    ]
+    faults = [rank for fault in asked.faults for rank in fault.ranks]
+    must = {rank for fault, effect in zip(asked.faults, effects, strict=True) for rank in fault.ranks if effect >= MUST}
+    whole = (truth.total - truth.repaired) / max(max(truth.active, default=1), 1) / clean
+    may = set(faults) if whole >= HIDDEN else set()
+    named = {rank for one in naming for rank in one.ranks}
+    right = [one for one in naming if set(one.ranks) <= may]
+    return {
+        "ranks": asked.ranks,
+        "steps": asked.steps,
+        "written": asked.written,
+        "faults": [[fault.lane, fault.phase, list(fault.ranks), fault.onset] for fault in asked.faults],
+        "effect": whole,
+        "must": sorted(must),
+        "may": sorted(may),
+        "named": sorted(named),
+        "exact": must <= named <= may,
+        "once": len(naming) <= len(named),
+        "kinds": [one.kind for one in verdicts],
+        "causes": sorted({str(one.cause) for one in right}),
+        "cause": _cause(asked.faults, right),
+        "late": _late(asked.faults, right),
+        "cost": _cost(asked, truth, right) if must else None,
+        "confidence": [[one.confidence, set(one.ranks) <= may] for one in naming],
+    }
+
+
+def _cause(faults: Sequence[Fault], right: Sequence[Verdict]) -> str | None:
+    """``right``, ``unknown`` or ``wrong``, of the verdicts on faulty ranks; ``None`` where there are none."""
+    if not right:
+        return None
+    lanes = {rank: fault.lane for fault in faults for rank in fault.ranks}
+    wanted = [CAUSES[lanes[one.ranks[0]]] for one in right]
+    if any(one.cause not in (*causes, "unknown") for one, causes in zip(right, wanted, strict=True)):
+        return "wrong"
+    return "unknown" if any(one.cause == "unknown" for one in right) else "right"
+
+
+def _late(faults: Sequence[Fault], right: Sequence[Verdict]) -> int | None:
+    """Steps from a fault's onset to the first verdict on its ranks."""
+    since = [one.since_step for one in right if one.since_step is not None]
+    return min(since) - min(fault.onset for fault in faults) if since else None
+
+
+def _cost(asked: Job, truth: Truth, right: Sequence[Verdict]) -> float | None:
+    """What verdicts on faulty ranks say that a repair saves, over what it does."""
+    said = 0.0
+    for one in right:
+        until = asked.steps if one.until_step is None else one.until_step
+        said += (one.cost_ms_per_step or 0.0) * (until - (one.since_step or 0))
+    return said / (truth.total - truth.repaired) if right else None
