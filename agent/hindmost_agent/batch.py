@@ -222,7 +222,8 @@ def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:
 def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -> None:
     if not collectives.rows:
         return
-    ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue = zip(*collectives.rows, strict=True)
+    columns = zip(*collectives.rows, strict=True)
+    ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue, enqueue = columns
     names, codes = _coded(ops)
     block = batch.collectives.add(
         ranks=collectives.ranks,
@@ -242,6 +243,7 @@ def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -
         (block.peer, peer, UNMEASURED),
         (block.cpu_ns, cpu, UNMEASURED),
         (block.runqueue_ns, runqueue, UNMEASURED),
+        (block.enqueue_ns, enqueue, UNMEASURED),
     ):
         if values.count(nothing) < len(values):
             column.extend(values)

@@ -21,6 +21,8 @@ GPU_TIME, PHASE = ring.GPU_TIME, ring.PHASE
 COLLECTIVE_FLAGS = ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
 PENDING_LIMIT = 8192
+#: Launches whose operations have not come: with more, something was lost.
+LAUNCHES_LIMIT = 64
 #: A longer time (13 days) is damage, not a measurement: columns are signed 64-bit, and sums must fit in them too.
 LONGEST_NS = 1 << 50
 #: What a signed 64-bit column holds.
@@ -45,7 +47,7 @@ class StepRow(NamedTuple):
 
 
 class CollectiveRow(NamedTuple):
-    """One collective or point-to-point call; the last three describe the gap before it."""
+    """One collective or point-to-point call; the last four: the gap before it, and when a GPU's was enqueued."""
 
     op: str
     comm: int
@@ -58,6 +60,7 @@ class CollectiveRow(NamedTuple):
     self_ns: int
     cpu_ns: int
     runqueue_ns: int
+    enqueue_ns: int = UNMEASURED
 
 
 class IntervalRow(NamedTuple):
@@ -110,6 +113,7 @@ class Fold:
         self._gpu_step = UNMEASURED
         self._gap: tuple[int, int, int] | None = None
         self._left_ns = UNMEASURED
+        self._launched: dict[tuple[str, int, int, int], int] = {}  # when each was, by operation
         #: Events left out because their times or values are damaged: they would not fit their columns.
         self.damaged = 0
         self._takers = {
@@ -117,6 +121,7 @@ class Fold:
             ring.COLLECTIVE: self._collective,
             ring.P2P: self._collective,
             ring.SELF: self._take_gap,
+            ring.LAUNCH: self._launch,
             ring.STEP: self._step,
         }
 
@@ -156,6 +161,7 @@ class Fold:
         """Events were lost here: what was pending may lack its other half."""
         self._gap = None
         self._left_ns = UNMEASURED
+        self._launched.clear()
         self._outermost.clear()
 
     def age(self, now_ns: int) -> None:
@@ -192,13 +198,21 @@ class Fold:
         if gap is None:
             known = on_host and self._left_ns != UNMEASURED
             gap = (max(start - self._left_ns, 0) if known else UNMEASURED, UNMEASURED, UNMEASURED)
+        enqueue = UNMEASURED
         if on_host:
             self._left_ns = start + duration
-        row = (name, comm, seq, start, duration, value, flags & COLLECTIVE_FLAGS, peer, *gap)
+        elif self._launched:
+            enqueue = self._launched.pop((name, comm, seq, peer), UNMEASURED)
+        row = (name, comm, seq, start, duration, value, flags & COLLECTIVE_FLAGS, peer, *gap, enqueue)
         self.collectives.append(_collective_row(row))
 
     def _take_gap(self, event: Event) -> None:
         self._gap = _gap(event)
+
+    def _launch(self, event: Event) -> None:
+        if len(self._launched) >= LAUNCHES_LIMIT:
+            self._launched.clear()
+        self._launched[event.name, event.comm_id, event.seq, event.peer] = event.start_ns
 
     def _interval(self, event: Event) -> None:
         self.intervals.append(IntervalRow(event.name, event.start_ns, event.duration_ns, float(event.value)))

@@ -80,6 +80,7 @@ COLLECTIVES: Mapping[str, Any] = {
     "self_ns": np.int64,
     "cpu_ns": np.int64,
     "runqueue_ns": np.int64,
+    "enqueue_ns": np.int64,  # the host's clock; -1 where no GPU runs it, or the source cannot say
     "step": np.int64,  # in which the operation was enqueued; -1 where the source cannot say
 }
 
@@ -187,6 +188,12 @@ def world_size(ranks: Table) -> int | None:
 def rows(table: Table) -> int:
     """How many rows a table has."""
     return len(next(iter(table.values()))) if table else 0
+
+
+def has_launches(collectives: Table) -> bool:
+    """Whether any operation of the table says when its host enqueued it."""
+    enqueued = collectives.get("enqueue_ns")
+    return enqueued is not None and bool((enqueued >= 0).any())
 
 
 @dataclass(frozen=True)

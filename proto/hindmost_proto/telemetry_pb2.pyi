@@ -231,7 +231,7 @@ class PhaseColumn(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CollectiveBlock(_message.Message):
-    __slots__ = ("rank", "op_names", "op", "comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns", "ranks", "rows")
+    __slots__ = ("rank", "op_names", "op", "comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns", "ranks", "rows", "enqueue_ns")
     RANK_FIELD_NUMBER: _ClassVar[int]
     OP_NAMES_FIELD_NUMBER: _ClassVar[int]
     OP_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +247,7 @@ class CollectiveBlock(_message.Message):
     RUNQUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    ENQUEUE_NS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     op_names: _containers.RepeatedScalarFieldContainer[str]
     op: _containers.RepeatedScalarFieldContainer[int]
@@ -262,7 +263,8 @@ class CollectiveBlock(_message.Message):
     runqueue_ns: _containers.RepeatedScalarFieldContainer[int]
     ranks: _containers.RepeatedScalarFieldContainer[int]
     rows: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., op_names: _Optional[_Iterable[str]] = ..., op: _Optional[_Iterable[int]] = ..., comm: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ..., flags: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ..., self_ns: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., runqueue_ns: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
+    enqueue_ns: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., op_names: _Optional[_Iterable[str]] = ..., op: _Optional[_Iterable[int]] = ..., comm: _Optional[_Iterable[int]] = ..., seq: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., bytes: _Optional[_Iterable[int]] = ..., flags: _Optional[_Iterable[int]] = ..., peer: _Optional[_Iterable[int]] = ..., self_ns: _Optional[_Iterable[int]] = ..., cpu_ns: _Optional[_Iterable[int]] = ..., runqueue_ns: _Optional[_Iterable[int]] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ..., enqueue_ns: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class IntervalBlock(_message.Message):
     __slots__ = ("rank", "names", "name", "start_ns", "duration_ns", "value", "ranks", "rows")

@@ -80,6 +80,8 @@ def test_of_the_series_of_jobs_that_are_over_none_is_kept() -> None:
         ("cpu_ns", (UNMEASURED, 0), [UNMEASURED, 0]),
         ("runqueue_ns", (UNMEASURED, UNMEASURED), []),
         ("runqueue_ns", (5, UNMEASURED), [5, UNMEASURED]),
+        ("enqueue_ns", (UNMEASURED, UNMEASURED), []),
+        ("enqueue_ns", (UNMEASURED, 5), [UNMEASURED, 5]),
     ],
 )
 def test_a_column_that_says_nothing_of_any_call_is_not_sent(

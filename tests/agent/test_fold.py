@@ -113,6 +113,26 @@ def test_the_self_record_describes_the_gap_before_the_next_collective() -> None:
     assert (row.op, row.comm, row.seq, row.bytes) == ("all_reduce", 5, 3, 64)
 
 
+def test_an_operation_of_the_gpu_says_when_its_host_enqueued_it() -> None:
+    """The launch is found by the operation's name and number, whatever other threads wrote between the two."""
+    fold = folded(
+        event(ring.LAUNCH, "all_reduce", 100, 5, comm_id=5, seq=3),
+        event(ring.LAUNCH, "all_reduce", 200, 5, comm_id=5, seq=4),
+        event(ring.COLLECTIVE, "all_reduce", 7_000, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
+        event(ring.COLLECTIVE, "broadcast", 7_100, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
+        event(ring.COLLECTIVE, "all_reduce", 7_200, 100, comm_id=5, seq=4, flags=ring.GPU_TIME),
+    )
+    assert [row.enqueue_ns for row in fold.collectives] == [100, UNMEASURED, 200]
+
+
+def test_launches_without_operations_are_forgotten() -> None:
+    """A launch whose operation was lost must not stay for ever."""
+    fold = folded(*(event(ring.LAUNCH, "all_reduce", at, 5, comm_id=5, seq=at) for at in range(1000)))
+    for seq in (0, 999):
+        fold.feed([event(ring.COLLECTIVE, "all_reduce", 7_000, 1, comm_id=5, seq=seq, flags=ring.GPU_TIME)])
+    assert [row.enqueue_ns for row in fold.collectives] == [UNMEASURED, 999]
+
+
 def test_a_gap_may_be_split_between_two_reads() -> None:
     """SELF read in one tick still describes the collective read in the next."""
     fold = folded(event(ring.SELF, "", 0, 900))

@@ -60,7 +60,8 @@ def test_operations_carry_gpu_time_over_all_channels(
         ring.Communicator(0xABCDEF, 2, 4, "world"),
         ring.Communicator(77, 1, 2, "nccl"),
     ]
-    events = [e for e in reader.poll() if e.kind != ring.MARK]
+    records = [e for e in reader.poll() if e.kind != ring.MARK]
+    events = [e for e in records if e.kind != ring.LAUNCH]
     assert [e.flags for e in events] == [ring.GPU_TIME] * 6
     assert [found(e) for e in events] == [
         ("all_reduce", 0xABCDEF, 0, -1, 2000, 1000000 - EDGES, 503 + EDGES),
@@ -70,6 +71,9 @@ def test_operations_carry_gpu_time_over_all_channels(
         ("send", 77, 0, 3, 77, 5000000 - EDGES, 501 + EDGES),
         ("nccl_other", 77, 1, -1, 2000, 6000000 - EDGES, 503 + EDGES),
     ]
+    launches = [(e.name, e.comm_id, e.seq, e.peer) for e in records if e.kind == ring.LAUNCH]
+    assert launches == [(e.name, e.comm_id, e.seq, e.peer) for e in events], "each says when the host enqueued it"
+    assert all(e.start_ns > reader.header.monotonic_ns for e in records if e.kind == ring.LAUNCH)
     assert reader.open_records() == []
     assert (reader.closed, reader.lost) == (True, 0)
 

@@ -152,14 +152,18 @@ static bool believed(struct context *context, uint64_t what, bool own) {
 static void write_down(struct operation *operation, uint32_t generation) {
     bool seen = operation->stopped > 0, own = seen && can_be_its_own(operation, hm_now());
     bool gpu = seen && believed(operation->context, operation->what, own);
+    uint64_t host_start = operation->host_start, host_end = operation->host_end;
     uint64_t flags = hm_what(0, gpu ? HM_GPU_TIME : HM_NONBLOCKING, 0);
-    uint64_t start = gpu ? operation->gpu_start - KERNEL_EDGES_NS : operation->host_start;
-    uint64_t end = gpu ? operation->gpu_end : operation->host_end;
+    uint64_t start = gpu ? operation->gpu_start - KERNEL_EDGES_NS : host_start;
+    uint64_t end = gpu ? operation->gpu_end : host_end;
     uint64_t what = operation->what | flags, where = operation->where, bytes = operation->bytes;
     struct context *context = operation->context;
     if (!__atomic_compare_exchange_n(&operation->generation, &generation, generation + 2, false, __ATOMIC_ACQ_REL,
                                      __ATOMIC_RELAXED))
         return;
+    if (gpu)
+        hm_event(&hm_nccl_ring, hm_what(HM_LAUNCH, 0, (uint16_t)(what >> 48)), host_start,
+                 host_end > host_start ? host_end - host_start : 0, where, 0);
     hm_event(&hm_nccl_ring, what, start, end > start ? end - start : 0, where, bytes);
     if ((what >> 32 & 0xFF) == HM_COLLECTIVE)
         finished(context);

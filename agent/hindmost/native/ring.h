@@ -67,7 +67,9 @@ enum hm_kind {         /* 0: a slot that was claimed for an event that could not
                           the process', of others the training thread's; seq: us its main thread waited for a CPU
                           (see flags) */
     HM_MARK = 6,       /* an instant; name says what */
-    HM_IO = 7          /* file I/O; name: file_read …; value: bytes */
+    HM_IO = 7,         /* file I/O; name: file_read …; value: bytes */
+    HM_LAUNCH = 8      /* the host's call that enqueued what the GPU_TIME record after it is of, whose name, comm, seq and
+                          peer it has; another thread's records may come between the two */
 };
 
 enum hm_flag {

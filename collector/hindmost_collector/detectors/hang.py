@@ -14,7 +14,7 @@ import numpy as np
 
 from hindmost_collector.coded import codes
 from hindmost_collector.detectors.mismatch import MEET
-from hindmost_collector.model import UNMEASURED, Job, Run, rows
+from hindmost_collector.model import UNMEASURED, Job, Run, has_launches, rows
 from hindmost_collector.timeline.phases import training
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def _steps_done(steps: Table, collectives: Table, rank: int) -> int:
     mine = steps["rank"] == rank
     order = np.argsort(steps["start_ns"][mine], kind="stable")
     last = int(steps["step"][mine].max()) + 1
-    if "enqueue_ns" not in collectives:
+    if not has_launches(collectives):
         return last
     enqueued = collectives["enqueue_ns"][(collectives["rank"] == rank) & (collectives["enqueue_ns"] >= 0)]
     begun = steps["start_ns"][mine][order]

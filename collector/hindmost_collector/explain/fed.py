@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.explain import launching, unmarked
+from hindmost_collector.model import has_launches
 from hindmost_collector.robust import median, median_error, peers_median, sums_by_step
 from hindmost_collector.timeline import roles
 
@@ -46,7 +47,7 @@ _SAMPLE = 16
 def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     """The blocks with ranks whose GPUs wait for their hosts as late as these are slow, where launches tell that."""
     fed = waits_for_host(blocks)
-    if fed is None or "enqueue_ns" not in run.collectives:
+    if fed is None or not has_launches(run.collectives):
         return blocks
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, rows
+from hindmost_collector.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, has_launches, rows
 from hindmost_collector.sources import clocks, inspector, one_job, pattern, profiled_steps, ranks_by_time, unseen
 from hindmost_collector.sources.columns import concatenate, has_rows, select, table
 from hindmost_collector.sources.nvml_csv import gpu, labels_of
@@ -162,17 +162,14 @@ def _members(communicators: Table) -> dict[int, frozenset[int]]:
 
 
 def _with_steps_of_operations(run: Run) -> Run:
-    """Operations belong to the step in which the host enqueued them; besides the times, the model's own columns
-    remain."""
+    """Operations belong to the step in which the host enqueued them; the model's own columns remain."""
     operations = dict(run.collectives)
-    enqueued = operations.get("enqueue_ns")
-    if enqueued is not None and rows(run.steps):
+    if has_launches(operations) and rows(run.steps):
         operations["step"] = operations["step"].copy()
         for rank in np.unique(operations["rank"]).tolist():
             mine = operations["rank"] == rank
-            operations["step"][mine] = _step_at(run.steps, rank, enqueued[mine])
-    kept = (*COLLECTIVES, "enqueue_ns") if enqueued is not None else COLLECTIVES
-    return replace(run, collectives={name: operations[name] for name in kept})
+            operations["step"][mine] = _step_at(run.steps, rank, operations["enqueue_ns"][mine])
+    return replace(run, collectives={name: operations[name] for name in COLLECTIVES})
 
 
 def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

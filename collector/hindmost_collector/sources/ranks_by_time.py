@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.model import rows
+from hindmost_collector.model import has_launches, rows
 from hindmost_collector.sources import processes
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def told(runs: Sequence[Run]) -> list[Run]:
 
 
 def _enqueued(run: Run) -> bool:
-    return rows(run.collectives) > 0 and "enqueue_ns" in run.collectives
+    return has_launches(run.collectives)
 
 
 def _told(run: Run, known: Sequence[Run]) -> Run:

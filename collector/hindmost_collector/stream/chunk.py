@@ -85,6 +85,8 @@ def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:
     if "flags" in table:
         known &= (table["flags"] & GPU_TIME) == 0
     table["start_ns"] = np.where(known, start + offset, start)
+    if "enqueue_ns" in table:
+        table["enqueue_ns"] = np.where(table["enqueue_ns"] != -1, table["enqueue_ns"] + offset, -1)
     return {
         name: table[name] if dtype is np.str_ else table[name].astype(dtype, copy=False)
         for name, dtype in columns.items()

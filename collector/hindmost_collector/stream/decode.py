@@ -51,7 +51,7 @@ def _steps_table() -> Builder:
 
 
 def _collectives_table() -> Builder:
-    unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns")
+    unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns", "enqueue_ns")
     return Builder(
         {"offset": _I64},
         {"comm": ("comm", _U64, 0), **{name: (name, *_UNKNOWN) for name in unknown}},
@@ -341,5 +341,6 @@ def _host_offset(block: Any, clock: NodeClock) -> int:
         of_the_gpu = varints(flags) & GPU_TIME
         place = int(np.argmin(of_the_gpu))
         if of_the_gpu[place]:
-            return 0
+            known = [one for one in eights(block.enqueue_ns, _I64)[:1].tolist() if one != -1]
+            return clock.offset(known[0]) if known else 0
     return clock.offset(first(starts[place * 8 :])) if place * 8 < len(starts) else 0
