@@ -115,7 +115,8 @@ class Recording(Tables):
                 except duckdb.Error as error:
                     # a segment was compacted away after it was listed, or is torn: look closer, and again
                     if type(error) not in _UNREADABLE or attempt == 4:
-                        raise UsageError(f"the query failed: {str(error).splitlines()[0]}") from error
+                        why = str(error).splitlines()[0].rstrip("!")
+                        raise UsageError(f"the query failed: {why}; tables: {', '.join(schema.STORED)}") from error
                     self._leave_torn_out(query, whole=attempt > 0)
         raise AssertionError
 

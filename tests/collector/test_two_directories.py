@@ -18,8 +18,10 @@ from hindmost.cli import query, report
 from hindmost.errors import UsageError
 from hindmost_collector.constant import chosen
 from hindmost_collector.judge import judge
+from hindmost_collector.options import Options
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
+from hindmost_collector.store.opening import open_store
 from hindmost_collector.store.parquet import ParquetStore
 from hindmost_collector.store.run_directory import read_together
 from hindmost_collector.store.schema import arrow_schema
@@ -173,3 +175,11 @@ def test_a_collector_clears_no_rank_while_ranks_are_elsewhere(collecting, fake_a
         (verdict,) = told["verdicts"]
         assert verdict["kind"] == kind
         assert ("ranks 2 and 3" in verdict["evidence"][0]) == (world == 4)
+
+
+def test_a_directory_of_another_job_is_not_continued(tmp_path):
+    """A collector records into a directory again only for the job that it contains."""
+    write(simulate(Scenario(2, 4, seed=1)).run, tmp_path / "run", "run")
+    recorded = json.loads((tmp_path / "run" / "meta.json").read_text())["job_id"]
+    with pytest.raises(UsageError, match=f"it contains job {recorded}, not other; name another directory"):
+        open_store(Options(out=str(tmp_path / "run"), job_id="other"))

@@ -176,7 +176,7 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     assert verdict.evidence[0] == "3 ranks waited 30.0 s in all_reduce number 40; rank 3 never entered it"
     assert end in verdict.evidence
     assert not [line for line in verdict.advice if "attach" in line]
-    assert verdict.advice[0].startswith("find out what rank 3 waits for in load (train.py:49)")
+    assert verdict.advice[0].startswith("find out what rank 3 waits for: it is in load (train.py:49)")
 
 
 def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:
@@ -185,8 +185,8 @@ def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:
     verdict = first(run)
     assert verdict.evidence[0].startswith("3 ranks have waited 30.0 s")
     assert [line.partition(";")[0] for line in verdict.advice] == [
-        "find out what rank 3 waits for in load (train.py:49)",
-        "before you cancel it: `hindmost attach --stacks --job made` on the node of rank 3",
+        "find out what rank 3 waits for: it is in load (train.py:49)",
+        "before you cancel the job: `hindmost attach --stacks --job made` on the node of rank 3",
     ]
 
 

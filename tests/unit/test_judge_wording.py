@@ -124,7 +124,7 @@ def test_what_is_off_the_cpu_is_no_second_cause() -> None:
 def test_the_evidence_is_no_smaller_than_the_cost_that_is_counted_from_it() -> None:
     """A slow GPU shows a part of its delay during backward: its longer computing is given in full."""
     found = judge(simulate(Scenario(8, 100, faults=(Fault("compute", (2,), 0.2),))).run).verdicts[0]
-    (longer,) = [line for line in found.evidence if line.startswith("computing is ")]
+    (longer,) = [line for line in found.evidence if line.startswith("computing takes ")]
     assert found.cost_ms_per_step is not None
     assert float(longer.split()[2]) >= found.cost_ms_per_step - 0.05
 

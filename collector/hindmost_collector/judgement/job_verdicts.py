@@ -32,7 +32,9 @@ def balanced(
     """
     evidence, sure = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
     confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
-    return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence))
+    on_shared = wording_balanced.TELLING_ON_SHARED_CPUS
+    advice = () if sure else on_shared if needs is not None else wording_balanced.TELLING
+    return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence), advice=advice)
 
 
 def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:

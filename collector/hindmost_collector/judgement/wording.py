@@ -103,7 +103,10 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         what = {NEEDS: "CPU and file time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
         if mine > theirs:
             found.append(against(what + between, who, mine, theirs))
-    if not found:
+    whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
+    accounts = [whose + line for line in shares(habits[0].excess, cause)]
+    if not found:  # what a known cause accounts for decides more than how late the rank is
+        found += accounts[: cause.cause != "unknown"]
         found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
     if (
         blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
@@ -115,9 +118,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         found.append(f"in addition to its usual delay of {ms(habits[0].outer.excess)} per step")
     if two := _two(habits[0].excess, cause):
         found = [f"two causes at once: {two}", *found]
-    whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
-    return list(dict.fromkeys(found)) + [whose + line for line in shares(habits[0].excess, cause)] + left
+    return list(dict.fromkeys([*found, *accounts])) + left
 
 
 def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: float) -> list[tuple[str, float, float]]:
@@ -223,7 +225,8 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
     """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
-        return [f"computing is {ms(longer)} longer {per}; {ms(excess)} of it shows as delay"]
+        took = f"computing takes {ms(longer)} longer {per} than on its peers"
+        return [took, f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"]
     # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
     # its host's cause looks like from there, and no second one.
     named = cause.cause != "unknown"

@@ -27,7 +27,8 @@ _MOSTLY = 0.5
 _MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
-#: What would tell why.
+#: What would say whether a rank is slow, and why.
+TELLING = ("let the job run for more steps; `hindmost attach --stacks` shows where ranks wait",)
 TELLING_ON_SHARED_CPUS = (
     "give every rank its own CPU (fewer ranks, more CPUs, or binding) and see which is still last",
     "`hindmost attach --stacks` shows where ranks wait",

@@ -181,7 +181,7 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     if seconds and seconds.keys() >= set(stop.ranks):
         return [of_stopped(place(run, stop.ranks), still=True)]
     if _at_work(run):
-        return [*look, f"before you cancel it: {_ATTACH.format(job=run.job.id)} {there} of {who}"]
+        return [*look, f"before you cancel the job: {_ATTACH.format(job=run.job.id)} {there} of {who}"]
     found = look or [f"see what {who} printed last{gone if stop.unproven else ''}"]
     return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
 
@@ -220,4 +220,4 @@ def _look(stop: Hang, run: Run) -> list[str]:
         return []
     rank, line = next(iter(lines.items()))
     kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"find out what rank {rank} waits for in {line}{kept}"]
+    return [f"find out what rank {rank} waits for: it is in {line}{kept}"]

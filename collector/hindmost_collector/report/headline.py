@@ -76,7 +76,7 @@ def waste(report: Mapping[str, Any]) -> list[str]:
     if (report["job"].get("nodes") or 1) < 2:
         rows["by_node"] = []
     lost = f"{part_of(found['lost_ms'], step)} per step ({ratio(found['lost_ms'] / step)}): ranks are unequal"
-    rest = [f"no known cause: {duration(found['rest_ms'])}"] if found["rest_ms"] >= _WORTH * step else []
+    rest = [f"not attributed: {duration(found['rest_ms'])}"] if found["rest_ms"] >= _WORTH * step else []
     return [lost, *(f"{_TABLES[name]} {_each(some, name)}" for name, some in rows.items() if some), *rest]
 
 

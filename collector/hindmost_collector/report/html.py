@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.rendered import rendered
+from hindmost_collector.report.rendered import OVERLAP, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,15 +35,20 @@ width:100%;font-variant-numeric:tabular-nums}th,td{text-align:right;padding:5px 
 border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}
 tr.named td{color:var(--bad);font-weight:600}.bar{width:220px;height:12px;display:flex;background:var(--line);
 border-radius:3px;overflow:hidden}.self{background:var(--bar)}.wait{background:var(--odd);opacity:.55}
+code{font:13px ui-monospace,monospace;background:var(--page);padding:1px 4px;border-radius:4px}
 p.note{color:var(--soft);margin:6px 0}@media(max-width:600px){main{padding:12px 8px 32px}
 article,section{padding:14px}h2{font-size:17px}.bar{width:90px}}
 """
+
+_COMMAND = re.compile("`([^`]+)`")
 
 
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
-    body = _ended(report) + "".join(map(_verdict, rendered(report))) + _figures(report) + _lines(report)
+    verdicts = rendered(report)
+    overlap = f'<p class="note">{OVERLAP}</p>' if sum(bool(one.cost) for one in verdicts) > 1 else ""
+    body = _ended(report) + "".join(map(_verdict, verdicts)) + overlap + _figures(report) + _lines(report)
     body += _ranks(report) + _notes(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -77,14 +83,19 @@ def _verdict(one: RenderedVerdict) -> str:
 
 
 def _fold(title: str, texts: Sequence[str]) -> str:
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
+    items = "".join(f"<li>{_text(text)}</li>" for text in texts)
     return f"<details><summary>{title}</summary><ul>{items}</ul></details>"
 
 
 def _list(texts: Sequence[str]) -> str:
     if len(texts) == 1:
-        return escape(texts[0])
-    return "<ul>" + "".join(f"<li>{escape(text)}</li>" for text in texts) + "</ul>"
+        return _text(texts[0])
+    return "<ul>" + "".join(f"<li>{_text(text)}</li>" for text in texts) + "</ul>"
+
+
+def _text(text: str) -> str:
+    """A sentence with its commands as code."""
+    return _COMMAND.sub(r"<code>\1</code>", escape(text))
 
 
 def _figures(report: Mapping[str, Any]) -> str:

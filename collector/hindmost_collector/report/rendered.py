@@ -19,6 +19,8 @@ _ADVICE = 3
 _LIKELY = 0.75
 #: A measurement that explains so much of a delay is named though it is not the cause; from the second on alone.
 _MUCH, _NEARLY_ALL = 0.5, 0.8
+#: What is said below several costs.
+OVERLAP = "the costs overlap: do not add them"
 #: Nodes that a head line lists.
 _NODES = 2
 

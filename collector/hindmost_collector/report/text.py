@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.rendered import rendered
+from hindmost_collector.report.rendered import OVERLAP, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -61,7 +61,7 @@ def render(
     for one in shown:
         page.print(_verdict(one, page.width, explain))
     if sum(bool(one.cost) for one in shown) > 1:
-        page.print(labelled("", "the costs overlap: do not add them", "dim"))
+        page.print(labelled("NOTE", OVERLAP, "dim"))
     if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
         page.print(labelled("BOUND", bound))
     waste = headline.waste(report)

@@ -74,7 +74,7 @@ class Noise:
         for one in fields(self):
             most = _CLOCKS.get(one.name, _MOST_NOISE)
             if not -most <= getattr(self, one.name) <= most:
-                raise UsageError(f"{one.name.replace('_', '-')} {getattr(self, one.name)}: use {-most:g} to {most:g}")
+                raise UsageError(f"--{one.name.replace('_', '-')} {getattr(self, one.name)}: use {-most:g} to {most:g}")
 
 
 @dataclass(frozen=True)
@@ -106,14 +106,14 @@ class Scenario:
 
     def __post_init__(self) -> None:
         if self.layout not in LAYOUTS:
-            raise UsageError(f"layout {self.layout!r}: use one of {', '.join(LAYOUTS)}")
+            raise UsageError(f"--layout {self.layout!r}: use one of {', '.join(LAYOUTS)}")
         if self.gpu_bound not in GPU_BOUNDS:
-            raise UsageError(f"gpu-bound {self.gpu_bound!r}: use one of {', '.join(GPU_BOUNDS[1:])}")
+            raise UsageError(f"--gpu-bound {self.gpu_bound!r}: use one of {', '.join(GPU_BOUNDS[1:])}")
         for name, (least, most) in _FROM_TO.items():
             if not least <= getattr(self, name) <= most:
-                raise UsageError(f"{name.replace('_', '-')} {getattr(self, name)}: use {least} to {most}")
+                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: use {least} to {most}")
         if self.ranks % self.model_parallel:
-            raise UsageError(f"{self.ranks} ranks do not divide by {self.model_parallel} ranks a replica")
+            raise UsageError(f"--ranks {self.ranks}: use a multiple of the {self.model_parallel} ranks of a replica")
         for fault in self.faults:
             self._check(fault)
 
@@ -134,15 +134,15 @@ class Scenario:
 
     def _check(self, fault: Fault) -> None:
         if fault.cause not in CAUSES:
-            raise UsageError(f"cause {fault.cause!r}: use one of {', '.join(CAUSES)}")
+            raise UsageError(f"--fault: cause {fault.cause!r}: use one of {', '.join(CAUSES)}")
         if not fault.ranks or min(fault.ranks) < 0 or max(fault.ranks) >= self.ranks:
-            raise UsageError(f"fault of ranks {list(fault.ranks)}: use ranks 0 to {self.ranks - 1}")
+            raise UsageError(f"--fault: ranks {list(fault.ranks)}: use 0 to {self.ranks - 1}")
         if not 0 <= fault.size <= _MOST_SIZE or not 0 < fault.duty <= 1:
-            raise UsageError(f"a fault's size is from 0 to {_MOST_SIZE:,.0f} steps, its duty above 0 and at most 1")
+            raise UsageError(f"--fault: size is from 0 to {_MOST_SIZE:,.0f} steps, duty above 0 and at most 1")
         if not 0 <= fault.onset < self.steps:
-            raise UsageError(f"a fault from step {fault.onset} on: steps are 0 to {self.steps - 1}")
+            raise UsageError(f"--fault: step {fault.onset}: steps are 0 to {self.steps - 1}")
         if fault.end is not None and fault.end <= fault.onset:
-            raise UsageError(f"a fault from step {fault.onset} to before {fault.end}: there is none between")
+            raise UsageError(f"--fault: steps {fault.onset} to before {fault.end}: no step is between")
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hindmost.errors import UsageError
+
+from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse_client import is_url
 from hindmost_collector.store.parquet import ParquetStore
 
@@ -14,8 +17,16 @@ if TYPE_CHECKING:
 
 
 def open_store(options: Options) -> Store | None:
-    """The store that the options name; None for none. Raises HindmostError when it cannot be had."""
+    """The store that the options name; None for none.
+
+    Raises HindmostError when it cannot be had, UsageError where ``out`` has the recording of another job.
+    """
     if options.out:
+        job = meta.known(Path(options.out)).get("job_id")
+        if job and options.job_id and job != options.job_id:
+            raise UsageError(
+                f"--out {options.out}: it contains job {job}, not {options.job_id}; name another directory"
+            )
         return ParquetStore(Path(options.out), single=True)
     if is_url(options.store):
         from hindmost_collector.store.clickhouse import ClickHouseStore  # noqa: PLC0415 - where used

@@ -28,9 +28,16 @@ function percent(value) {
   return value == null ? ABSENT : (value * 100).toFixed(value < 0.1 ? 1 : 0) + " %";
 }
 
-function labelled(label, text) {
+// A sentence with its commands as code.
+function sentence(text) {
   const line = make("p");
-  line.append(make("b", label + " "), text);
+  line.append(...text.split("`").map((part, at) => (at % 2 ? make("code", part) : part)));
+  return line;
+}
+
+function labelled(label, text) {
+  const line = sentence(text);
+  line.prepend(make("b", label + " "));
   return line;
 }
 
@@ -47,8 +54,8 @@ function verdictCard(verdict) {
   if (verdict.sure) title.append(" ", make("small", verdict.sure));
   card.append(title);
   if (verdict.cost) card.append(labelled("Cost", verdict.cost));
-  for (const sentence of verdict.why.slice(0, 1)) card.append(labelled("Why", sentence));
-  for (const sentence of verdict.do) card.append(labelled("Do", sentence));
+  for (const reason of verdict.why.slice(0, 1)) card.append(labelled("Why", reason));
+  for (const advice of verdict.do) card.append(labelled("Do", advice));
   const more = [...verdict.why.slice(1), ...(verdict.where ? ["Where: " + verdict.where] : [])];
   if (more.length) card.append(fold("More evidence", more, verdict.head + verdict.what));
   return card;
@@ -61,7 +68,7 @@ function fold(title, sentences, name) {
   const box = make("details");
   box.open = open.has(name);
   box.ontoggle = () => { if (box.open) open.add(name); else open.delete(name); };
-  box.append(make("summary", title), ...sentences.map(sentence => make("p", sentence)));
+  box.append(make("summary", title), ...sentences.map(sentence));
   return box;
 }
 
@@ -192,7 +199,7 @@ function show(report) {
   find("verdicts").replaceChildren(...report.rendered.slice(0, 5).map(verdictCard));
   const ended = job.ended ? ["Ended: " + job.ended] : [];
   const bound = report.bound ? ["Bound by " + report.bound] : [];
-  find("notes").replaceChildren(...[...ended, ...bound, ...(report.notes || [])].map(note => make("p", note)));
+  find("notes").replaceChildren(...[...ended, ...bound, ...(report.notes || [])].map(sentence));
   find("alarm").hidden = !report.recording;
   find("alarm").textContent = report.recording ? "Recording stopped: " + report.recording : "";
   showFacts(report);

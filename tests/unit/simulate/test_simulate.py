@@ -124,11 +124,11 @@ def test_what_cannot_be_simulated_is_refused() -> None:
     """The error names the value and what would do."""
     with pytest.raises(UsageError, match="layout 'ring': use one of dp, fsdp"):
         Scenario(layout="ring")
-    with pytest.raises(UsageError, match="6 ranks do not divide by 4"):
+    with pytest.raises(UsageError, match="--ranks 6: use a multiple of the 4 ranks of a replica"):
         Scenario(6, layout="tp_dp", tensor=4)
-    with pytest.raises(UsageError, match=r"fault of ranks \[9\]: use ranks 0 to 7"):
+    with pytest.raises(UsageError, match=r"--fault: ranks \[9\]: use 0 to 7"):
         Scenario(8, faults=(Fault("compute", (9,)),))
     with pytest.raises(UsageError, match="cause 'gremlins'"):
         Scenario(8, faults=(Fault("gremlins", (1,)),))
-    with pytest.raises(UsageError, match="a fault from step 100 on: steps are 0 to 99"):
+    with pytest.raises(UsageError, match="--fault: step 100: steps are 0 to 99"):
         Scenario(8, faults=(Fault("hang", (1,), onset=100),))
