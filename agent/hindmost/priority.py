@@ -30,7 +30,8 @@ TRIES, PAUSE_S = 3, 0.12
 def lower(session: int, process: Path = Path("/proc/self"), nice: int = NICE) -> None:
     """Lower the priority of every thread of this process to ``nice``, and of its session to ``session``.
 
-    A thread that is lower already stays so, and a session that others share, as a terminal's, stays as it is.
+    A thread that is lower already stays so, and a session that others share, as a terminal's, stays as it is. Takes
+    up to ``TRIES * PAUSE_S``, as ``weigh`` does: an event loop calls them in another thread.
     """
     for task in _threads(process):
         with contextlib.suppress(OSError):
@@ -44,15 +45,32 @@ def lower(session: int, process: Path = Path("/proc/self"), nice: int = NICE) ->
 def weigh(session: int, process: Path = Path("/proc/self")) -> None:
     """Give the session of this process a nice value, 0 for as much as any other, where it is its own."""
     with contextlib.suppress(OSError):
-        if os.getsid(os.getppid()) != os.getsid(0):
+        if _is_alone():
             _write(session, process / "autogroup")
+
+
+def _is_alone() -> bool:
+    """Whether this session was made for this process: it leads it, or the shell that led it has ended.
+
+    Raises ``OSError`` where ``/proc`` cannot be read.
+    """
+    own, session = os.getpid(), os.getsid(0)
+    others = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit())
+    return own == session or not any(_session(pid) == session for pid in others if pid != own)
+
+
+def _session(pid: int) -> int | None:
+    try:
+        return os.getsid(pid)
+    except ProcessLookupError:  # it has ended
+        return None
 
 
 def _threads(process: Path) -> list[int]:
     try:
         return [int(task.name) for task in (process / "task").iterdir()]
     except OSError:
-        return [0]
+        return [os.getpid()]
 
 
 def _write(nice: int, autogroup: Path) -> None:

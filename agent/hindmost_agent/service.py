@@ -91,6 +91,7 @@ class Service:
         self._leaving: asyncio.Future[str] | None = None
         self._dumps: set[asyncio.Task[None]] = set()
         self._dumping = 0
+        self._weighing = asyncio.Lock()
 
     async def run(self) -> str:
         """Work until there is a reason to leave, then deliver what is held, within ``FLUSH_TIMEOUT_S``; the reason."""
@@ -104,12 +105,12 @@ class Service:
         if self.settings.exit_when_stdin_closes:
             self._watch_stdin(loop)
         self._say_ready(server)
-        priority.lower(priority.AGENT, nice=priority.AGENT_THREADS)
+        await asyncio.to_thread(priority.lower, priority.AGENT, nice=priority.AGENT_THREADS)
         gc.collect()
         gc.freeze()  # what is here now stays: no later collection needs to look through it
         gc.set_threshold(YOUNG)
         reason = await self._leaving
-        priority.weigh(0)  # the job is over, or no longer this agent's: what is left is soon done
+        await self._weigh()  # the job is over, or no longer this agent's: what is left is soon done
         if server is not None:
             server.close()
         self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
@@ -231,16 +232,20 @@ class Service:
             task.add_done_callback(self._dumps.discard)
 
     async def _dump(self, rank: RankProcess) -> None:
-        if not self._dumping:
-            priority.weigh(0)  # it hangs: what a dump takes is no loss, and one that comes late is no use
         self._dumping += 1
+        await self._weigh()  # it hangs: what a dump takes is no loss, and one that comes late is no use
         try:
             stack = await asyncio.to_thread(stacks.dump, rank.pid)
         finally:
             self._dumping -= 1
-            if not self._dumping and self._leaving is not None and not self._leaving.done():
-                priority.weigh(priority.AGENT)
+            await self._weigh()
         self.agent.attach(rank, "stack.txt", stack.encode(), time.monotonic_ns())
+
+    async def _weigh(self) -> None:
+        """Give this session its priority: below the ranks, but while stacks are read and once it leaves."""
+        async with self._weighing:
+            leaves = self._leaving is None or self._leaving.done()
+            await asyncio.to_thread(priority.weigh, 0 if leaves or self._dumping else priority.AGENT)
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
         paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]

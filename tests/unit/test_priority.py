@@ -37,6 +37,21 @@ def lowered(process: str, *, nice: int = 0, session: bool = True) -> str:
     return done.stdout.strip()
 
 
+def orphaned(process: str) -> None:
+    """Lower a process as ranks start an agent: the shell that leads its session has ended by then."""
+    own = [sys.executable, "-c", f"import os, time\nwhile os.getppid() != 1: time.sleep(0.01)\n{LOWERED}", process]
+    shell = subprocess.Popen(
+        ["sh", "-c", '"$@" &', "sh", *own],
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert shell.wait() == 0
+    assert shell.stdout is not None
+    with shell.stdout as said:
+        said.read()
+
+
 def of_a_process(folder: Path) -> Path:
     (folder / "task").symlink_to("/proc/self/task")
     (folder / "autogroup").write_text("")
@@ -56,6 +71,12 @@ def test_a_lower_priority_stays() -> None:
 def test_a_session_of_its_own_is_lowered(tmp_path: Path) -> None:
     """Where the kernel weighs sessions against each other the nice values of threads count for nothing."""
     lowered(str(of_a_process(tmp_path)))
+    assert (tmp_path / "autogroup").read_text() == "19"
+
+
+def test_a_session_whose_leader_has_ended_is_lowered(tmp_path: Path) -> None:
+    """An agent that a rank starts is a child of init: the shell in between has made its session."""
+    orphaned(str(of_a_process(tmp_path)))
     assert (tmp_path / "autogroup").read_text() == "19"
 
 
