@@ -39,8 +39,6 @@ STILL, STILL_MOST_NS = 4, 2 * NS
 #: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
 FOLDERS_NS = 2 * NS
 NEVER_NS = 1 << 62
-#: How often is looked how full the rings of MPI are: a burst of short collectives fills one within a second.
-BURST_NS = NS // 4
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
@@ -105,7 +103,8 @@ class Agent:
         if due or again:
             self.flush(now_ns)
         soon_ns = now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS)
-        return min(self._sample_ns, soon_ns, now_ns + BURST_NS if self.rings.may_burst else NEVER_NS)
+        look_ns = self.rings.look_ns(now_ns)
+        return min(self._sample_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
 
     def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:
         """Whether a ring fills, and whether a batch is made though none was due: nothing moves."""

@@ -9,14 +9,17 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost import ring
+from hindmost.ring import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from hindmost.ring import Event
 
 UNMEASURED = -1
-GPU_TIME, PHASE = ring.GPU_TIME, ring.PHASE
+GPU_TIME, PHASE, NONE16 = ring.GPU_TIME, ring.PHASE, layout.NONE16
+#: The kinds of events that are calls.
+CALLS = (ring.P2P, ring.COLLECTIVE)
 #: Of an event's flags, those that its row keeps.
 COLLECTIVE_FLAGS = ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
@@ -149,6 +152,37 @@ class Fold:
                 phases, outermost = self._phases, self._outermost
                 if found[0] == PHASE and not found[1] & GPU_TIME and found[2] in self._seen:
                     known[what] = found[2]
+        self._bound()
+
+    def feed_calls(
+        self,
+        records: Iterable[tuple[int, ...]],
+        names: Mapping[int, str],
+        comms: Mapping[int, int],
+        event: Callable[[tuple[int, ...]], Event | None],
+    ) -> None:
+        """The same from a ring's records of ``layout.RECORD``: calls and the gaps before them, mostly all."""
+        add, gap, left_ns = self.collectives.append, self._gap, self._left_ns
+        for record in records:
+            _, kind, flags, name, start, took, seq, peer, comm, value = record
+            if kind not in CALLS or took > LONGEST_NS or start > MOST or value > MOST:
+                if (found := event(record)) is not None:
+                    self._gap = gap
+                    self._take(found)
+                    gap = self._gap
+                continue
+            # As ``_collective`` has it, without the event and the calls: there are 10,000 a second.
+            own = cpu = queued = UNMEASURED
+            if gap is not None:
+                (own, cpu, queued), gap = gap, None
+            elif left_ns != UNMEASURED and not flags & GPU_TIME:
+                own = start - left_ns if start > left_ns else 0
+            if not flags & GPU_TIME:
+                left_ns = start + took
+            peer = UNMEASURED if peer == NONE16 else peer
+            row = (names[name], comms[comm], seq, start, took, value, flags & COLLECTIVE_FLAGS, peer, own, cpu, queued)
+            add(_collective_row(row))
+        self._gap, self._left_ns = gap, left_ns
         self._bound()
 
     def _take(self, event: Event) -> None:

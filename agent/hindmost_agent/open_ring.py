@@ -102,18 +102,19 @@ class OpenRing:
     def read(self) -> int:
         """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
         reader, fold = self.reader, self.fold
+        before = reader.position - reader.skipped
         try:
-            words = reader.words() if self._phases else []
-            events = [] if self._phases else reader.poll()
-            lost = reader.lost
-            if lost != self.lost:
+            new = reader.words() if self._phases else reader.records()
+            if (lost := reader.lost) != self.lost:
                 self.lost = lost
                 fold.broke()
-            fold.feed_words(words, reader.event)
+            if self._phases:
+                fold.feed_words(new, reader.event)
+            else:
+                fold.feed_calls(new, reader.names, reader.comm_ids, reader.decoded)
         except ring.RingError:
             return 0
-        fold.feed(events)
-        return len(words) + len(events)
+        return reader.position - reader.skipped - before
 
     def communicators(self) -> list[ring.Communicator]:
         """What this ring's probe has registered."""

@@ -29,6 +29,9 @@ BUSY_SHARE = 0.2
 SILENT_NS = 60 * NS
 #: A dead writer may have left a slot claimed and unwritten, which the reader gives up on after a second.
 DRAIN_NS = 2 * NS
+#: How often is looked how full the rings of MPI are: a burst of short collectives fills one within 0.65 s. Less often
+#: where no rank has called MPI for so long: then all of them are empty.
+BURST_NS, IDLE_BURST_NS, IDLE_NS = NS // 4, NS // 2, 2 * NS
 #: Which GPU a rank uses is said once, by its probe or by the driver.
 GPU_NS = 5 * NS
 #: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
@@ -57,6 +60,11 @@ class Producer:
     def closed(self) -> bool:
         """Whether every ring of this process was closed in order."""
         return all(item.closed for item in self.rings.values())
+
+    @property
+    def bursts(self) -> bool:
+        """Whether it makes MPI calls, of which there may be 100,000 in any second."""
+        return any(item.bursts for item in self.rings.values())
 
     @property
     def written(self) -> int:
@@ -207,11 +215,13 @@ class Rings:
                     self._host.own.ring_events += item.read()
         return busy
 
-    @property
-    def may_burst(self) -> bool:
-        """Whether a process that runs makes MPI calls, of which there may be 100,000 in any second."""
-        running = (producer for producer in self._producers.values() if producer.gone_ns is None)
-        return any(item.bursts for producer in running for item in producer.rings.values())
+    def look_ns(self, now_ns: int) -> int | None:
+        """How soon is to be looked how full the rings of MPI calls are; ``None`` where no process writes such a one."""
+        writing = [producer for producer in self._producers.values() if producer.gone_ns is None and producer.bursts]
+        if not writing:
+            return None
+        moved_ns = max(producer.progress_ns for producer in writing)
+        return BURST_NS if now_ns - moved_ns < IDLE_NS else IDLE_BURST_NS
 
     def marks(self) -> dict[str, Mark]:
         """How far every ring has been read, by its path."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.ring import Event
+from hindmost.ring.layout import NONE16
 from hindmost_agent.fold import UNMEASURED, Fold
 
 if TYPE_CHECKING:
@@ -230,3 +231,30 @@ def test_records_as_words_make_the_same_rows(tmp_path: Path) -> None:
     writer.close()
     assert words.damaged == events.damaged > 0
     assert sum(len(rows.steps) for rows in made) > 200
+
+
+def test_records_of_calls_make_the_same_rows(tmp_path: Path) -> None:
+    """Calls on host and GPU, gaps measured and not, file I/O, damage and losses, in any order and portions."""
+    dice = random.Random(4)  # noqa: S311 - repeatable
+    writer = ring.Writer.create(tmp_path, Identity("j", 0, 2, 0, "n", "mpi", "hpl"), "mpi")
+    by_records, by_events = ring.Reader(writer.path), ring.Reader(writer.path)
+    records, events = Fold(), Fold()
+    comms = [writer.communicator(number, 0, 2, "world") for number in (7, 8)]
+    made: list[Rows] = []
+    for call in range(2000):
+        kind = dice.choice([ring.P2P, ring.P2P, ring.COLLECTIVE, ring.SELF, ring.IO])
+        flags = dice.choice([0, 0, ring.GPU_TIME, ring.NONBLOCKING, ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN])
+        took = dice.choice([0, 300, 900, 900, (1 << 50) + 1])
+        comm, peer = dice.choice(comms), dice.choice([NONE16, 0, 1])
+        writer.event(kind, writer.name(dice.choice(["send", "wait"])), call * 500, took, call, comm, peer,
+                     flags=flags, value=dice.choice([0, 64, 64, 1 << 63]))  # fmt: skip
+        if dice.random() < 0.02:
+            for fold in (records, events) if dice.random() < 0.3 else ():
+                fold.broke()
+            records.feed_calls(by_records.records(), by_records.names, by_records.comm_ids, by_records.decoded)
+            events.feed(by_events.poll())
+            made.append(records.take())
+            assert made[-1] == events.take()
+    writer.close()
+    assert records.damaged == events.damaged > 0
+    assert sum(len(rows.collectives) for rows in made) > 600

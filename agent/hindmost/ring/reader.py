@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.ring import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator, Mapping
 
 #: ``Event._make`` without a Python frame around it: there are thousands of events a second.
 _event: Callable[[tuple[Any, ...]], layout.Event] = partial(tuple.__new__, layout.Event)
@@ -131,6 +131,20 @@ class Reader:
         """The same as records of ``layout.WORDS``; ``event`` makes an event of each, for who needs few of them so."""
         return list(layout.WORDS.iter_unpack(self._new(None)))
 
+    def records(self) -> Iterator[tuple[int, ...]]:
+        """The same as records of ``layout.RECORD``, whose names and communicators are places in tables."""
+        return layout.RECORD.iter_unpack(self._new(None))
+
+    @property
+    def names(self) -> Mapping[int, str]:
+        """The table of names; one that is not known yet is read when it is asked for."""
+        return self._names
+
+    @property
+    def comm_ids(self) -> Mapping[int, int]:
+        """The table of communicators, likewise."""
+        return self._comms
+
     def event(self, words: tuple[int, ...]) -> layout.Event | None:
         """One record of ``words`` as an event; ``None`` for a slot that was claimed in vain."""
         what, start, took, which, value = words
@@ -193,12 +207,15 @@ class Reader:
             self._skip_to(index + 1)
 
     def _decode(self, block: bytes) -> list[layout.Event]:
-        names, comms, none = self._names, self._comms, layout.NONE16
-        return [
-            _event((kind, flags, names[name], start, took, seq, -1 if peer == none else peer, comms[comm], value))
-            for _, kind, flags, name, start, took, seq, peer, comm, value in layout.RECORD.iter_unpack(block)
-            if kind
-        ]
+        return [event for record in layout.RECORD.iter_unpack(block) if (event := self.decoded(record)) is not None]
+
+    def decoded(self, record: tuple[int, ...]) -> layout.Event | None:
+        """One of ``records`` as an event; ``None`` for a slot that was claimed in vain."""
+        _, kind, flags, name, start, took, seq, peer, comm, value = record
+        if not kind:  # layout.VOID
+            return None
+        peer = -1 if peer == layout.NONE16 else peer
+        return _event((kind, flags, self._names[name], start, took, seq, peer, self._comms[comm], value))
 
     def open_records(self) -> list[layout.Event]:
         """What has been entered and not left; ``duration_ns`` is 0."""
