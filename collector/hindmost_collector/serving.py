@@ -15,6 +15,7 @@ from hindmost import priority
 from hindmost.errors import HindmostError
 from hindmost_proto import keeping
 
+from hindmost_collector.running.sealing import from_memory
 from hindmost_collector.service import Collector
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.store.awaiting import store_and_page
@@ -52,7 +53,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
         log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
     if options.exit_when_stdin_closes:
-        priority.lower(priority.COLLECTOR)
+        await asyncio.to_thread(priority.lower, priority.COLLECTOR)
     job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
     if options.exit_when_stdin_closes:
         follow = (collector, asyncio.get_running_loop(), (job_over, stopped))
@@ -60,7 +61,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     await stopped.wait()
     log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
     if options.exit_when_stdin_closes:
-        priority.weigh(0)
+        await asyncio.to_thread(priority.weigh, 0)
     reason = keeping.JOB_OVER if job_over.is_set() else "the collector is stopping"
     stopping = asyncio.create_task(collector.stop(reason))
     if not await ended(stopping, collector):
@@ -80,11 +81,16 @@ async def ended(stopping: asyncio.Task[Any], collector: Collector, look_s: float
 
 
 def abandon(collector: Collector) -> NoReturn:
-    """Leave without what the store does not take: a thread that hangs in it can only be left with its process."""
-    log.error("%s: stopping with unwritten data; agents keep it and send it again", collector.recorder.trouble)
+    """Leave without what the store does not take: a thread that hangs in it can only be left with its process.
+
+    The job is judged from memory: one on full cores, or a short one, may never have been.
+    """
+    trouble = collector.recorder.trouble
+    log.error("%s: stopping with unwritten data; agents keep it and send it again", trouble)
     job = collector.jobs.get(collector.options.job_id)
-    if job is not None and job.report is not None:
-        _say({"report": job.report})
+    if job is not None:
+        report = collector.judging.at_the_end(lambda: from_memory(collector, job, f"recording stopped ({trouble})"))
+        _say({"report": report or job.report})
     logging.shutdown()
     os._exit(1)
 

@@ -74,13 +74,14 @@ def test_a_full_directory(tmp_path: Path) -> None:
 
 @pytest.mark.needs("mpirun")
 def test_a_directory_that_fills_up(tmp_path: Path) -> None:
-    """When the disk fills while the job runs, the job goes on; a verdict, or one line on where to look, follows."""
+    """When the disk fills while the job runs, the job goes on; a verdict from memory follows."""
     with mounted(tmp_path / "small", "size=2m") as where:
         job = f'{sys.executable} -c "$FILL" {where}/filler; exec {" ".join(MPIRUN)} {TRAIN_MPI} --steps 300'
         run = observe(where / "run", "bash", "-c", job, FILL=FILL)
         assert run.returncode == 0
         assert "step   200  loss" in run.stdout
-        assert "ms per step" in run.stderr or "no report was written" in run.stderr, run.stderr
+        assert "ms per step" in run.stderr, run.stderr
+        assert "rank" in run.stderr
 
 
 @pytest.mark.needs("the right to mount")

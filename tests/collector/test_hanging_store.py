@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 
@@ -173,7 +174,10 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
 
 
 def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, caplog):
-    """Asked to stop while a write hangs it waits no longer than writes take, says so, and gives its last report."""
+    """Asked to stop while a write hangs it waits no longer than writes take, says so, and reports what it remembers.
+
+    That job was never judged: it was short, or its ranks used every core.
+    """
 
     class Left(Exception):  # noqa: N818 - it stands for os._exit
         pass
@@ -184,7 +188,7 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
     async def scenario():
         options = Options(out=str(tmp_path), job_id="j", http="none")
         collector = service.Collector(options, open_store(options))
-        collector.job("j").report = {"verdicts": []}
+        collector.job("j").exit_code = 3
         stopping = asyncio.get_running_loop().create_future()
         waiting = asyncio.create_task(serving.ended(stopping, collector, look_s=0.01))
         await asyncio.wait({waiting}, timeout=0.05)
@@ -198,5 +202,7 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
     monkeypatch.setattr("os._exit", leave)
     monkeypatch.setattr("logging.shutdown", lambda: None)
     assert asyncio.run(scenario())
-    assert capsys.readouterr().out == '{"report": {"verdicts": []}}\n'
+    report = json.loads(capsys.readouterr().out)["report"]
+    assert (report["job"]["exit_code"], report["verdicts"][0]["kind"]) == (3, "insufficient_data")
+    assert any("a write has not come back for 35 s" in note for note in report["notes"])
     assert "a write has not come back for 35 s: stopping with unwritten data" in caplog.text

@@ -41,7 +41,25 @@ def test_what_a_sitecustomize_prints_is_not_what_the_daemon_says(tmp_path: Path,
     try:
         assert started.ready("grpc") == {"grpc": "here:1"}
         started.tell({})
-        assert started.finish(10.0) == '{"report": 1}\n'
+        assert started.finish(10.0) == ('{"report": 1}\n', "")
+    finally:
+        started.kill()
+
+
+@pytest.mark.parametrize(
+    ("ending", "seconds", "wrong"),
+    [
+        ("sys.exit('hindmost collector: the disk hangs')", 10.0, "the collector ended early: the disk hangs"),
+        ("time.sleep(60)", 0.5, "the collector did not finish within 0 s and was stopped"),
+    ],
+)
+def test_what_a_daemon_said_counts_however_it_ends(tmp_path: Path, ending: str, seconds: float, wrong: str) -> None:
+    """A collector that gives up on a hanging disk prints its report before."""
+    program = f"""import sys, time; print('{{"grpc": "here:1"}}', '{{"report": 1}}', sep='\\n', flush=True); {ending}"""
+    started = daemon(tmp_path, program)
+    try:
+        started.ready("grpc")
+        assert started.finish(seconds) == ('{"report": 1}\n', wrong)
     finally:
         started.kill()
 

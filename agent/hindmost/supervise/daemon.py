@@ -72,16 +72,20 @@ class Daemon:
                 pipe.write(json.dumps(message).encode() + b"\n")
                 pipe.flush()
 
-    def finish(self, seconds: float) -> str:
-        """Let it finish what it holds; return what else it said on stdout. Killed where it takes longer."""
+    def finish(self, seconds: float) -> tuple[str, str]:
+        """Let it finish what it holds; what else it said on stdout, and what went wrong, empty where nothing did.
+
+        Killed where it takes longer. A collector that a hanging disk keeps from recording has a report to print.
+        """
+        wrong = ""
         try:
             rest, _ = self._process.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
+            if self._process.returncode:
+                wrong = f"the {self.name} ended early: {self.last_words() or self._process.returncode}"
+        except subprocess.TimeoutExpired as error:
             self.kill()
-            raise HindmostError(f"the {self.name} did not finish within {seconds:.0f} s and was stopped") from None
-        if self._process.returncode:
-            raise HindmostError(f"the {self.name} ended early: {self.last_words() or self._process.returncode}")
-        return (self._output + rest).decode(errors="replace")
+            rest, wrong = error.output or b"", f"the {self.name} did not finish within {seconds:.0f} s and was stopped"
+        return (self._output + rest).decode(errors="replace"), wrong
 
     def kill(self) -> None:
         """End it now; nothing is left of it afterwards."""

@@ -123,11 +123,10 @@ class Session:
 
 
 def _finished(daemon: Daemon, seconds: float, say: Callable[[str], None]) -> str:
-    try:
-        return daemon.finish(seconds)
-    except HindmostError as error:
-        say(f"{error} (see {daemon.log})")
-        return ""
+    said, wrong = daemon.finish(seconds)
+    if wrong:
+        say(f"{wrong} (see {daemon.log})")
+    return said
 
 
 def _kept(said: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -41,9 +42,10 @@ def _written(directory: Path) -> dict[str, Any] | None:
 
 
 def _spoken(said: str) -> dict[str, Any] | None:
-    """The report in the last line of ``said`` that holds one."""
+    """The report in the last line of ``said`` that holds one; a collector that was stopped may have cut it short."""
     for line in reversed(said.splitlines()):
         if line.startswith('{"report":'):
-            report = json.loads(line)["report"]
-            return report if isinstance(report, dict) else None
+            with contextlib.suppress(ValueError):
+                report = json.loads(line)["report"]
+                return report if isinstance(report, dict) else None
     return None

@@ -67,19 +67,22 @@ def _seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
 def _whole(collector: Collector, job: LiveJob) -> Run:
     """All that was recorded; the window in memory where recording failed."""
     recorder = collector.recorder
-    notes: tuple[str, ...] = ()
-    if recorder.store and not recorder.failing:
-        try:
-            allocator.give_back()
-            run = unseen.with_missing(recorder.store.read(job.id))
-        except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
-            notes = (f"the recording cannot be read ({error}): judged from memory",)
-        else:
-            job.window.let_go()  # judging a large job takes as much again
-            allocator.give_back()
-            return run
-    elif recorder.failing:
-        notes = (f"recording stopped ({recorder.failing}): judged from the last minutes in memory",)
+    if recorder.failing:
+        return from_memory(collector, job, f"recording stopped ({recorder.failing})")
+    if recorder.store is None:
+        return from_memory(collector, job)
+    try:
+        allocator.give_back()
+        run = unseen.with_missing(recorder.store.read(job.id))
+    except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
+        return from_memory(collector, job, f"the recording cannot be read ({error})")
+    job.window.let_go()  # judging a large job takes as much again
+    allocator.give_back()
+    return run
+
+
+def from_memory(collector: Collector, job: LiveJob, why: str = "") -> Run:
+    """A job that is over, as far as its window reaches; ``why`` not all that was recorded, where it was."""
     run = job.snapshot(collector.decoder.words)()
     facts = dataclasses.replace(
         run.job,
@@ -89,4 +92,5 @@ def _whole(collector: Collector, job: LiveJob) -> Run:
         entered=job.entered,
         ended_ns=collector.clock.now(),
     )
+    notes = (f"{why}: judged from the last minutes in memory",) if why else ()
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))
