@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Jobs whose hosts set the pace, undisturbed and with a slow host, in turn: what hindmost says, and what is so.
+"""Jobs whose hosts set the pace, undisturbed and with a slow host, in turn: what hindmost says, and the ground truth.
 
     python bench/gpu/host_paced.py --out recordings --archive recordings.tar --limit 520   # on two GPUs
     python bench/gpu/host_paced.py --out recordings --only conv-none gpt-step              # two regimes
@@ -115,7 +115,7 @@ class Running:
         return all((self.room / f"rank{rank}.json").exists() for rank in range(self.ranks))
 
     def finish(self) -> dict[str, Any] | None:
-        """Wait for the report; keep the truth beside it. None where the job failed: its output is then printed."""
+        """Wait for the report; keep the ground truth next to it. None where the job failed: prints its output."""
         try:
             self.process.wait(JUDGES_S)
         except subprocess.TimeoutExpired:
@@ -207,7 +207,7 @@ def costs(out: Path) -> list[dict[str, Any]]:
 
 
 def grade(truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
-    """What was said of a job against what was so. Of an undisturbed one: whoever was named, and at what cost."""
+    """A verdict against the ground truth. Of an undisturbed job: which rank was named, and at what cost."""
     named = [one for one in report["verdicts"] if one["ranks"]]
     keys = ("kind", "ranks", "cause", "phase", "lane", "since_step", "until_step", "cost_ms_per_step", "confidence")
     about = {key: truth.get(key) for key in ("name", "share", "rank", "from_step", "delay_ms", "cost_ms", "step_ms")}
@@ -288,7 +288,7 @@ def made_by() -> str:
 
 
 def archive(out: Path, target: Path) -> None:
-    """Every run directory, packed by itself, in as many files as keep each one small."""
+    """Every run directory, packed alone, in as many files as keep each one small."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         packed = list(pool.map(_packed, sorted(path.parent for path in out.glob("*/truth.json"))))
     parts: list[list[Path]] = [[]]

@@ -1,4 +1,4 @@
-"""The walk along who waits for whom ends at whoever holds the job, or in a circle."""
+"""The walk along who waits for whom ends at the rank that holds the job, or in a circle."""
 
 from __future__ import annotations
 
@@ -48,6 +48,6 @@ def test_who_waits_for_an_unknown_is_no_root() -> None:
 
 @pytest.mark.parametrize(("last", "expected"), [(2, Walk(cycle=(0, 1))), (3, Walk(roots=(3,)))])
 def test_of_several_peers_some_may_have_answered(last: int, expected: Walk) -> None:
-    """A wait for several requests shows a deadlock only where it leads to nobody who could still answer."""
+    """A wait for several requests shows a deadlock only where it leads to no rank that could still answer."""
     edges = [Edge(0, 1, Way.SEND), Edge(1, 0, Way.SEND), Edge(1, last, Way.SEND), Edge(2, 1, Way.SEND)]
     assert walk({0, 1, 2}, edges) == expected

@@ -1,4 +1,4 @@
-"""Where a stopped job stands: the wait-for graph of its ranks, walked to whoever waits for no other rank.
+"""Where a stopped job stands: the wait-for graph of its ranks, walked to the rank that waits for no other.
 
 A node is a rank, or an operation that several ranks are in; an edge leads from who waits to who is waited for. Ranks
 without an edge that others lead to hold the job. A closed chain of waits is a deadlock: the AND model of Knapp,
