@@ -2,7 +2,8 @@
 
 Results are appended to a file as they come; started again it goes on where it stopped. Seeds of an edition are held
 out: none of them was looked at while thresholds were chosen. ``--tuning`` takes seeds that may be. ``--suite lanes``
-takes the jobs of ``two_lanes``, whose hosts and GPUs are lanes of their own.
+takes the jobs of ``two_lanes``, whose hosts and GPUs are lanes of their own; ``--suite injected`` takes real clean
+recordings into which faults are put.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grade
+import injected
 import kept
 import numpy as np
 import readme
@@ -73,6 +75,9 @@ SUITES = {
         two_lanes.grade.graded,
         two_lanes.table.tables,
         two_lanes.table.misjudged,
+    ),
+    "injected": Suite(
+        injected.FAMILIES, injected.SHARES, injected.graded, two_lanes.table.tables, two_lanes.table.misjudged
     ),
 }
 

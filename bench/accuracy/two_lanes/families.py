@@ -16,7 +16,7 @@ SIZES = (2, 3, 4, 8, 8, 16, 16, 32, 64)
 CALM = Noise()
 #: Steps that vary more, rarely by far; and hosts that drift slowly.
 HEAVY = Noise(each=(0.12, 0.015), tail=0.02)
-DRIFTING = Noise(drift=(0.03, 0.006), memory=0.98)
+DRIFTING = Noise(drift=(0.012, 0.006), memory=0.97)
 #: A fault's size as a share of the clean step.
 LEAST, MOST = 0.06, 0.4
 
