@@ -33,6 +33,15 @@ def descendants(host: Host, pid: int) -> list[int] | None:
     return found
 
 
+def children_of_main(host: Host, pid: int) -> list[int]:
+    """Children that a process's main thread started, as DataLoader does its workers, without ranks: one file."""
+    try:
+        listed = read_once(f"{host.proc}/{pid}/task/{pid}/children", 65536).split()
+    except OSError:
+        return []
+    return [int(child) for child in listed if child.isdigit() and host.ranks.get(int(child)) is None]
+
+
 def _children(folder: Path) -> list[int] | None:
     """Children of all threads of a process; ``None`` where the kernel does not list them."""
     found: list[int] | None = None

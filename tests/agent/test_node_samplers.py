@@ -20,7 +20,9 @@ from hindmost_agent.samplers.infiniband import Infiniband
 from hindmost_agent.samplers.network_link import NetworkLink
 from hindmost_agent.samplers.pressure import Pressure
 from hindmost_agent.samplers.process import Process
+from hindmost_agent.samplers.process_children import ProcessChildren
 from hindmost_agent.samplers.process_io import ProcessIo
+from hindmost_agent.samplers.process_status import ProcessStatus
 from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 
@@ -81,18 +83,28 @@ def test_what_an_ended_thread_used_stays_in_its_group(host: Host) -> None:
     assert found[waited, "j", "0"] == pytest.approx(1.75)
 
 
+def worker(host: Host, pid: int, ticks: int, children: str = "", state: str = "S", waited_s: float = 0.0) -> Path:
+    """A DataLoader worker that read 4 KiB from storage."""
+    folder = host.proc / str(pid)
+    thread(folder, pid, "pt_data_worker", ticks, 0.0, children=children)
+    line = stat(pid, "pt_data_worker", ticks, state=state)
+    queue = f"1 {waited_s * 1e9:.0f} 1\n"
+    write(folder, {"stat": line, "schedstat": queue, "io": "rchar: 9\n" * 4 + "r: 4096\n"})
+    return folder
+
+
 def test_a_dataloader_s_worker_belongs_to_its_rank(host: Host) -> None:
     """Its time, memory and reads count for the rank, also after it has ended; a rank below a rank is its own."""
-    folder = host.proc / str(PID)
-    thread(folder, PID, "python", 100, 0.0, children="5000 6000 ")
-    for pid, ticks in ((5000, 700), (5001, 40), (6000, 900)):
-        write(host.proc / str(pid), {"stat": stat(pid, "pt_data_worker", ticks), "io": "rchar: 9\n" * 4 + "r: 4096\n"})
-        thread(host.proc / str(pid), pid, "pt_data_worker", ticks, 0.0, children="5001 " if pid == 5000 else "")
+    thread(host.proc / str(PID), PID, "python", 100, 0.0, children="5000 6000 ")
+    worker(host, 5000, 700, children="5001 ", waited_s=0.5)
+    worker(host, 5001, 40, waited_s=0.25)
+    worker(host, 6000, 900)
     host.ranks.put(RankProcess("j", 1, 2, 1, 6000, 777))
-    sampler = ProcessThreads(host)
+    sampler = ProcessChildren(host)
     found = read(sampler)
     assert found["hindmost_process_children", "j", "0"] == 2
     assert found["hindmost_process_children_cpu_seconds_total", "j", "0"] == pytest.approx(7.4)
+    assert found["hindmost_process_children_runqueue_seconds_total", "j", "0"] == pytest.approx(0.75)
     assert found["hindmost_process_children_read_bytes_total", "j", "0"] == 8192
     gone(host.proc / "5001")
     thread(host.proc / "5000", 5000, "pt_data_worker", 700, 0.0)
@@ -101,11 +113,40 @@ def test_a_dataloader_s_worker_belongs_to_its_rank(host: Host) -> None:
     assert found["hindmost_process_children_cpu_seconds_total", "j", "0"] == pytest.approx(7.4)
 
 
+def test_a_worker_of_a_new_epoch_is_seen_at_the_next_sample(host: Host) -> None:
+    """Workers begin and end with each epoch; those of the rank's main thread are listed in one file."""
+    thread(host.proc / str(PID), PID, "python", 100, 0.0)
+    sampler = ProcessChildren(host)
+    assert read(sampler)["hindmost_process_children", "j", "0"] == 0
+    worker(host, 5000, 10)
+    thread(host.proc / str(PID), PID, "python", 100, 0.0, children="5000 ")
+    assert read(sampler)["hindmost_process_children", "j", "0"] == 1
+
+
+def test_workers_that_wait_for_storage_show_their_mount(host: Host) -> None:
+    """State D, and the mount of the file opened last that is not in memory; once seen, a mount stays, at 0."""
+    thread(host.proc / str(PID), PID, "python", 100, 0.0, children="5000 5001 ")
+    mounts = "/dev/sda1 / ext4 rw 0 0\ntmpfs /dev/shm tmpfs rw 0 0\nnas:/data /data nfs4 rw 0 0\n"
+    for pid, state in ((5000, "D"), (5001, "S")):
+        folder = worker(host, pid, 10, state=state)
+        write(folder, {"mounts": mounts})
+        (folder / "fd").mkdir()
+        opened = ("/dev/null", "/var/log/train.log", "/data/train/0.tar", "/dev/shm/q", "pipe:[7]")
+        for number, target in enumerate(opened):
+            (folder / "fd" / str(number)).symlink_to(target)
+    sampler = ProcessChildren(host)
+    where = ("hindmost_process_mount_blocked", "j", "0", "nas:/data", "/data")
+    found = read(sampler)
+    assert found["hindmost_process_children_blocked", "j", "0"] == found[where] == 1
+    write(host.proc / "5000", {"stat": stat(5000, "pt_data_worker", 10)})
+    found = read(sampler)
+    assert found["hindmost_process_children_blocked", "j", "0"] == found[where] == 0
+
+
 def test_a_rank_says_where_it_may_run(host: Host) -> None:
     """The number of cores and their list, as the kernel gives it."""
-    thread(host.proc / str(PID), PID, "python", 1, 0.0)
     write(host.proc / str(PID), {"status": STATUS})
-    found = read(ProcessThreads(host))
+    found = read(ProcessStatus(host))
     assert found["hindmost_process_allowed_cpus", "j", "0"] == 48
     assert found["hindmost_process_affinity_info", "j", "0", "0-23,96-119"] == 1
     assert found["hindmost_process_voluntary_switches_total", "j", "0"] == 400
@@ -122,11 +163,13 @@ def test_waiting_that_the_kernel_does_not_keep_is_missing(host: Host) -> None:
 
 @pytest.mark.parametrize(("state", "stopped"), [("T", 1), ("t", 1), ("S", 0), ("R", 0), ("D", 0)])
 def test_a_stopped_process_is_seen_as_stopped(host: Host, state: str, stopped: int) -> None:
-    """By a signal (T) or a debugger (t); one that sleeps, runs or waits for a disk is not."""
+    """By a signal (T) or a debugger (t); one that sleeps, runs or waits for a disk (D) is not."""
     write(host.proc / str(PID), {"stat": stat(PID, "a (T) name", 100, state=state)})
     sampler = Process(host)
     read(sampler)
-    assert read(sampler)["hindmost_process_stopped", "j", "0"] == stopped
+    found = read(sampler)
+    assert found["hindmost_process_stopped", "j", "0"] == stopped
+    assert found["hindmost_process_blocked", "j", "0"] == (state == "D")
 
 
 IO = "rchar: 9\nwchar: 8\nsyscr: 7\nsyscw: 6\nread_bytes: 8192\nwrite_bytes: 4096\ncancelled_write_bytes: 0\n"

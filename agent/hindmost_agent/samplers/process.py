@@ -1,4 +1,4 @@
-"""What the job's training processes use: CPU, waiting for a core, memory; and whether they are stopped."""
+"""What the job's training processes use: CPU, run-queue wait, memory; whether they are stopped or blocked."""
 
 from __future__ import annotations
 
@@ -28,7 +28,13 @@ SLICES = counter("hindmost_process_timeslices_total", "Times the main thread was
 STOPPED = gauge(
     "hindmost_process_stopped", "1 if the process was stopped when sampled, by SIGSTOP or by a debugger, else 0.", *_BY
 )
+BLOCKED = gauge(
+    "hindmost_process_blocked",
+    "1 if the main thread was in an uninterruptible wait when sampled, mostly for storage, else 0.", *_BY,
+)  # fmt: skip
 
+#: State of a thread in an uninterruptible wait.
+_BLOCKED_STATE = b"D"
 #: States of a stopped process: by a signal, and by a debugger.
 _STOPPED_STATES = (b"T", b"t")
 
@@ -61,6 +67,7 @@ def _stat(data: bytes) -> tuple[float, ...]:
         int(fields[17]),
         int(fields[21]) * PAGE,
         float(fields[0] in _STOPPED_STATES),
+        float(fields[0] == _BLOCKED_STATE),
     )
 
 
@@ -73,11 +80,11 @@ def _schedstat(file: File | None) -> tuple[float, ...]:
 
 @register
 class Process(RankFiles):
-    """The ranks of this node, one process each; see `process_threads` for their threads and DataLoader workers."""
+    """The ranks of this node, one process each; see `process_threads` and `process_children`."""
 
     name = "process"
     source = "/proc/PID/{stat,schedstat}"
-    metrics = (CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, STOPPED, RUNQUEUE, SLICES)
+    metrics = (CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, STOPPED, BLOCKED, RUNQUEUE, SLICES)
 
     def watch(self, folder: str) -> Watch:
         return Watch(folder)

@@ -41,7 +41,7 @@ class Watch:
 
 @register
 class ProcessIo(RankFiles):
-    """Reads and writes of the ranks of this node; `process_threads` has those of their DataLoader workers."""
+    """Reads and writes of the ranks of this node; `process_children` has those of their DataLoader workers."""
 
     name = "process_io"
     period = 5.0
