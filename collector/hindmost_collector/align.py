@@ -117,11 +117,36 @@ def _of_meetings(calls: Table, named: tuple[Ints, list[str]]) -> Table | None:
     mask |= rooted.awaited(calls, code, np.array([is_rooted(name) for name in names]), mask)
     if not mask.any():
         return None
-    table = constant.chosen(calls, mask)
+    table = _with_other_waits(calls, mask, code, names)
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
         table = constant.chosen(table, gpu)
     return solitary.set_aside(filled.columns(table, "seq"))
+
+
+#: Calls of two ranks, and the wait for one of them.
+_MESSAGES = frozenset({"send", "recv", "sendrecv", "probe", "wait"})
+
+
+def _messages(names: list[str]) -> Array:
+    """[M] which of these operations are messages."""
+    return np.array([name.replace("_", "") in _MESSAGES for name in names], bool)
+
+
+def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) -> Table:
+    """The rows ``meets`` [N], each with the rank's other collectives since its last one: their self time and waiting.
+
+    A broadcast's root may wait for some of its receivers (DDP's buffers over gloo), and is late for the next meeting by
+    what it waited. Its own work, and that of the rank that it waited for, are what they did outside of both calls.
+    """
+    usable = (calls["flags"] & (NONBLOCKING | ERROR | GPU_TIME)) == 0
+    usable &= ~_messages(names)[code] & (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
+    if not (usable & ~meets).any() or (usable & meets).sum() < meets.sum():
+        return constant.chosen(calls, meets)
+    table, stays = constant.chosen(calls, meets | usable), meets[meets | usable]
+    found = awaited.with_before(table, stays, (*awaited.OWN, "duration_ns"))
+    found["start_ns"] = table["start_ns"] - (found["duration_ns"] - table["duration_ns"])
+    return constant.chosen(found, stays)
 
 
 def _in_cells(table: Table) -> Grid:
@@ -176,7 +201,7 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
     """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
     waited = grid.peer_wait
     code, names = named
-    chosen = np.array([name.replace("_", "") in ("send", "recv", "sendrecv", "probe", "wait") for name in names])
+    chosen = _messages(names)
     if not chosen.any():
         return waited
     held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))

@@ -88,6 +88,13 @@ RECORDINGS = {
     "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
     "gloo-observed-uneven-lengths": Expected(("uneven_workload",), cause="workload", cost_ms=24.0),
     "gloo-observed-unmeasured-rank1": Expected(("insufficient_data",)),
+    # Batch norm under DDP: its buffers' broadcast makes rank 0 wait for rank 1, and others wait for rank 0.
+    **{
+        f"gloo-observed-buffers-slow-input-rank1-of{ranks}": Expected(
+            ("straggler",), (1,), cause="input", since=0, cost_ms=60
+        )
+        for ranks in (2, 3, 4)
+    },
 }
 
 

@@ -159,3 +159,32 @@ def test_collectives_called_by_hand_are_seen(train: Train, tmp_path: Path) -> No
     assert traces[0].count(ring.PHASE)["checkpoint"] >= 1
     assert who_comes_late_waits_less([traces[rank].of(ring.COLLECTIVE, "all_reduce")[3:8] for rank in (0, 1)])
     assert traces[0].open == []
+
+
+def test_the_broadcast_of_buffers_is_a_call_and_no_part_of_forward(train: Train) -> None:
+    """DDP broadcasts batch norm's buffers before each forward: what a rank waits there is no work of its own."""
+    script = (
+        LOOPS
+        + """
+    import time, torch.distributed as dist
+    dist.init_process_group("gloo")
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+    model = nn.parallel.DistributedDataParallel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in DataLoader(data, batch_size=8):
+        time.sleep(0.02 * dist.get_rank())
+        optimizer.zero_grad()
+        criterion(model(x), y).backward()
+        optimizer.step()
+    dist.destroy_process_group()
+    """
+    )
+    traces = train(textwrap.dedent(script))
+    calls = [traces[rank].of(ring.COLLECTIVE, "broadcast")[1:] for rank in (0, 1)]  # the first: of parameters
+    assert [[call.seq for call in mine] for mine in calls] == [list(range(1, 9))] * 2
+    assert {(call.peer, call.value) for mine in calls for call in mine} == {(0, 8 * 4 + 8 * 4 + 8)}
+    assert sum(call.duration_ns for call in calls[0]) > 7 * 15_000_000, "the root waits for the rank that comes late"
+    fold = Fold()
+    fold.feed(traces[0].events)
+    for row in fold.take().steps[1:]:
+        assert row.phases["forward"] < row.phases["sync"]

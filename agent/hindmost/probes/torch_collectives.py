@@ -32,6 +32,7 @@ CALLS = -1
 FUNCTIONS = {
     "all_reduce": ("all_reduce", 2, -1),
     "broadcast": ("broadcast", 2, 1),
+    "_broadcast_coalesced": ("broadcast", 0, 3),  # of many tensors: DDP's of its buffers, in each forward
     "reduce": ("reduce", 3, 1),
     "all_gather": ("all_gather", 2, -1),
     "all_gather_into_tensor": ("all_gather", 2, -1),
@@ -87,6 +88,7 @@ class Calls:
             self._stretches.write(start)
         ring.event(kind, ring.name(op), start, now - start, number, comm, peer if peer >= 0 else NONE16, size, flags)
         if meets:
+            self._recorder.phase("sync", start, now)  # forward's own time is without DDP's broadcast of its buffers
             self._stretches.begins(now)
         else:
             self._stretches.broken()
@@ -158,7 +160,7 @@ def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
         if token is None:
             return original(*args, **kwargs)
         peer = _argument(args, kwargs, peer_place, ("src", "dst"))
-        size = _bytes(args[0] if args else next(iter(kwargs.values()), None))
+        size = _bytes([*args, *kwargs.values(), None, None][group_place == 0])
         try:
             result = original(*args, **kwargs)
         except BaseException:

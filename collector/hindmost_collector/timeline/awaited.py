@@ -14,6 +14,8 @@ from hindmost_collector import coded, constant
 from hindmost_collector.model import ERROR, NONBLOCKING, UNMEASURED
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_collector.align import Array, Ints
     from hindmost_collector.model import Table
 
@@ -101,6 +103,21 @@ def _met(table: Table, before: Table, meets: Array, left: Array) -> Table:
     np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])
     left[targets[~kept]] = False
     return table | {name: sums(before, name, sources, stretch, targets) for name in OWN}
+
+
+def with_before(table: Table, stays: Array, columns: Sequence[str]) -> Table:
+    """The table with these columns of the rows that do not stay added to the rank's next row that does."""
+    order = np.lexsort((table["start_ns"], table["rank"]))
+    kept = stays[order]
+    into = order[kept]
+    stretch = np.cumsum(kept) - kept
+    follows = stretch < len(into)
+    follows[follows] = table["rank"][into[stretch[follows]]] == table["rank"][order[follows]]
+    longer = np.zeros(len(into), bool)
+    longer[stretch[follows & ~kept]] = True
+    held = follows & np.append(longer, False)[stretch]
+    number = (np.cumsum(longer) - 1)[stretch[held]]
+    return table | {name: sums(table, name, order[held], number, into[longer]) for name in columns}
 
 
 def sums(table: Table, name: str, sources: Ints, number: Ints, into: Ints) -> Array:

@@ -14,7 +14,6 @@ from hindmost_collector import coded, constant
 from hindmost_collector.timeline import awaited
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Array
     from hindmost_collector.model import Table
 
 
@@ -31,20 +30,4 @@ def set_aside(table: Table) -> Table:
     if met.all() or not met.any():
         return table
     stays = met[comm]
-    return constant.chosen(_with_time_before(table, stays), stays)
-
-
-def _with_time_before(table: Table, stays: Array) -> Table:
-    """The table with the self time before the removed rows added to the rank's next remaining row."""
-    order = np.lexsort((table["start_ns"], table["rank"]))
-    kept = stays[order]
-    into = order[kept]
-    stretch = np.cumsum(kept) - kept
-    follows = stretch < len(into)
-    follows[follows] = table["rank"][into[stretch[follows]]] == table["rank"][order[follows]]
-    longer = np.zeros(len(into), bool)
-    longer[stretch[follows & ~kept]] = True
-    held = follows & np.append(longer, False)[stretch]
-    number = (np.cumsum(longer) - 1)[stretch[held]]
-    changed = {name: awaited.sums(table, name, order[held], number, into[longer]) for name in awaited.OWN}
-    return table | changed
+    return constant.chosen(awaited.with_before(table, stays, awaited.OWN), stays)
