@@ -177,11 +177,14 @@ class Fold:
                 (own, cpu, queued), gap = gap, None
             elif left_ns != UNMEASURED and not flags & GPU_TIME:
                 own = start - left_ns if start > left_ns else 0
+            op, comm, peer = names[name], comms[comm], UNMEASURED if peer == NONE16 else peer
+            enqueue = UNMEASURED
             if not flags & GPU_TIME:
                 left_ns = start + took
-            peer = UNMEASURED if peer == NONE16 else peer
-            row = (names[name], comms[comm], seq, start, took, value, flags & COLLECTIVE_FLAGS, peer, own, cpu, queued)
-            add(_collective_row(row))
+            else:
+                enqueue = self._launched.pop((op, comm, seq, peer), UNMEASURED)
+            kept = flags & COLLECTIVE_FLAGS
+            add(_collective_row((op, comm, seq, start, took, value, kept, peer, own, cpu, queued, enqueue)))
         self._gap, self._left_ns = gap, left_ns
         self._bound()
 
