@@ -29,6 +29,11 @@ _TITLES = {
 }
 
 
+def title_of(measure: str) -> str:
+    """What the tables call a phase or another measure."""
+    return "self time" if measure == "self" else _TITLES.get(measure, measure.replace("_", " "))
+
+
 def ratio(value: float | None) -> str:
     """A ratio as per cent; a dash where unmeasured."""
     return UNMEASURED if value is None else percent(value)

@@ -11,7 +11,7 @@ from rich.text import Text
 from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import headline
-from hindmost_collector.report.columns import number, ratio
+from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.rendered import doing, of_verdict
 from hindmost_collector.report.text import console, labelled, written
 
@@ -37,7 +37,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     if shown:
         page.print(_table(shown))
         page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
-        page.print(Text("interval: from the scatter of each run's steps; nodes and days add to it", "dim"))
+        page.print(Text("interval: from the scatter of each run's own steps; other nodes or days can differ by more", "dim"))
     return written(page)
 
 
@@ -68,7 +68,7 @@ def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
     if step["changed"] is None:
         return f"{both}; too few steps to call it a change", "bold yellow"
     if not step["changed"]:
-        return _in_part(measures["mean_step"]) or (f"no change: {both}", "bold green")
+        return _in_part(measures["mean_step"]) or (f"no change beyond noise: {both}", "bold green")
     slower = step["change_ms"] > 0
     low, high = sorted((abs(step["low_ms"]), abs(step["high_ms"])))
     by = f"{'slower' if slower else 'faster'} by {ratio(abs(step['change_ms']) / step['a_ms'])}"
@@ -120,7 +120,7 @@ def _table(measures: list[Mapping[str, Any]]) -> Table:
         style = None if not one["changed"] else _WORSE if one["change_ms"] > 0 else _BETTER
         interval = UNMEASURED if one["low_ms"] is None else f"{_signed(one['low_ms'])} to {_signed(one['high_ms'])}"
         cells = (number(one["a_ms"]), number(one["b_ms"]), _signed(one["change_ms"]), interval)
-        shown.add_row(one["name"].replace("_", " "), *cells, style=style)
+        shown.add_row(title_of(one["name"]), *cells, style=style)
     return shown
 
 
