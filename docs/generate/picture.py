@@ -1,4 +1,7 @@
-"""``make picture``: runs the demo and photographs its HTML report, docs/images/report.png. Needs chromium."""
+"""``make picture``: runs the demo and photographs its HTML report, docs/images/report.png. Needs chromium.
+
+python -m docs.generate.picture RUN     # the report of a run directory instead
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
 PICTURE = ROOT / "docs" / "images" / "report.png"
@@ -20,15 +27,16 @@ MEASURE = """<script>addEventListener('load', () => {
 })</script>"""
 
 
-def main() -> int:
-    """Write the picture; 1 where there is no browser."""
+def main(arguments: Sequence[str]) -> int:
+    """Write the picture of a run directory, or of a new run of the demo; 1 where there is no browser."""
     chromium = shutil.which("chromium")
     if chromium is None:
         sys.stderr.write("make picture: needs a browser: apt-get install chromium\n")
         return 1
     with tempfile.TemporaryDirectory() as folder:
-        run, page = f"{folder}/run", Path(folder) / "report.html"
-        subprocess.run(["hindmost", "run", "--no-live", "--out", run, "--", *JOB], cwd=ROOT, check=True)
+        run, page = arguments[0] if arguments else f"{folder}/run", Path(folder) / "report.html"
+        if not arguments:
+            subprocess.run(["hindmost", "run", "--no-live", "--out", run, "--", *JOB], cwd=ROOT, check=True)
         subprocess.run(["hindmost", "report", run, "--format", "html", "-o", str(page)], check=True)
         browser = [chromium, *QUIET, f"--user-data-dir={folder}/profile"]
         height = _height(browser, page)
@@ -53,4 +61,4 @@ def _height(browser: list[str], page: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -195,7 +195,7 @@ def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
 @pytest.mark.parametrize(
     ("files", "says"),
     [
-        ({}, "no driver of NVIDIA's or AMD's"),
+        ({}, "no NVIDIA or AMD GPU driver"),
         ({"dev/kfd": ""}, "an AMD driver, and no GPU visible"),
         ({"dev/kfd": "", f"{KFD}/0/gpu_id": "0\n", f"{KFD}/1/gpu_id": "48213\n"}, "1 AMD GPUs; amdsmi"),
     ],

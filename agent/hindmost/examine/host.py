@@ -41,7 +41,7 @@ def gpu(machine: Machine) -> Finding:
         return _nvidia()
     if (machine.root / "dev/kfd").exists():
         return _amd(machine)
-    return Finding("no", "no driver of NVIDIA's or AMD's GPUs is loaded", GPU_LOST)
+    return Finding("no", "no NVIDIA or AMD GPU driver is loaded", GPU_LOST)
 
 
 def _nvidia() -> Finding:

@@ -33,7 +33,7 @@ ul{margin:0;padding-left:18px}.figures{display:flex;flex-wrap:wrap;gap:12px 40px
 font-size:22px}.figures span{color:var(--soft)}.scroll{overflow-x:auto}table{border-collapse:collapse;
 width:100%;font-variant-numeric:tabular-nums}th,td{text-align:right;padding:5px 10px;
 border-bottom:1px solid var(--line);white-space:nowrap}th{color:var(--soft);font-weight:500}
-tr.named td{color:var(--bad);font-weight:600}.bar{width:220px;height:12px;display:flex;background:var(--line);
+tr.named td{color:var(--bad);font-weight:600}.bar{width:200px;height:12px;display:flex;background:var(--line);
 border-radius:3px;overflow:hidden}.self{background:var(--bar)}.wait{background:var(--odd);opacity:.55}
 code{font:13px ui-monospace,monospace;background:var(--page);padding:1px 4px;border-radius:4px}
 p.note{color:var(--soft);margin:6px 0}@media(max-width:600px){main{padding:12px 8px 32px}
