@@ -33,6 +33,7 @@ PHASES = (
     "gpu_backward",
     "gpu_optimizer",
     "negotiation",
+    "device_wait",
 )
 #: The rest of a step that is known by its phases.
 OTHER = "other"

@@ -19,7 +19,8 @@ pytestmark = pytest.mark.needs("cc")
 
 HEADER = build.SOURCES / "python_abi.h"
 STRUCTS = (
-    "PyObject PyMethodDef PyMemberDef PyGetSetDef PyType_Slot PyType_Spec PyModuleDef_Base PyModuleDef Py_buffer"
+    "PyObject PyDescrObject PyMethodDescrObject PyCFunctionObject "
+    "PyMethodDef PyMemberDef PyGetSetDef PyType_Slot PyType_Spec PyModuleDef_Base PyModuleDef Py_buffer"
 ).split()
 
 #: Run by another interpreter: a training loop's steps, seen by hooks in C and written by a ring in C.

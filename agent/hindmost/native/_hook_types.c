@@ -190,6 +190,7 @@ static PyMemberDef loop_members[] = {
     {"ended", T_LONGLONG, offsetof(Loop, seen.ended), 0, NULL},
     {"train", T_ULONGLONG, offsetof(Loop, seen.numbers[0]), 0, NULL},
     {"eval", T_ULONGLONG, offsetof(Loop, seen.numbers[1]), 0, NULL},
+    {"waits", T_LONGLONG, offsetof(Loop, waits), 0, NULL},
     {"work", T_ULONGLONG, offsetof(Loop, seen.work), 0, NULL},
     {0},
 };
@@ -197,6 +198,9 @@ static PyMemberDef loop_members[] = {
 #define TOLD_METHOD(name) {#name, told_##name, METH_VARARGS, NULL}
 static PyMethodDef loop_methods[] = {
     {"bind", loop_bind, METH_VARARGS, NULL},
+    {"definition", hm_definition, METH_O, NULL},
+    {"watch", hm_watch, METH_VARARGS, NULL},
+    {"unwatch", hm_unwatch, METH_NOARGS, NULL},
     TOLD_METHOD(input_begins),
     TOLD_METHOD(input_ends),
     TOLD_METHOD(input_fails),

@@ -20,6 +20,7 @@ typedef struct {
     long long ticks, mask, thrift; /* of pacing.py: steps with a bit of mask are not measured, of thrift not recorded */
     long long own, due;            /* ns of the training thread that hooks took; when Python wants account of it */
     long long started;             /* when the optimizer's step in progress began */
+    long long waits;               /* the ring's index of a wait's name */
     long long passing;             /* train steps gone by unrecorded, the one in progress included */
     int stepped, optimizing, backwards;
     int skip, fruitless; /* batches that are not searched for a tensor from now on, and after the next without one */
@@ -61,5 +62,10 @@ HM_HIDDEN PyObject *hm_call_step_ends(PyObject *self, PyObject *const *args, siz
 HM_HIDDEN PyObject *hm_enter_function(PyObject *self, PyObject *unused);
 HM_HIDDEN PyObject *hm_leave_function(PyObject *self, PyObject *unused);
 HM_HIDDEN void hm_give_back(Hook *hook);
+
+/* Loop.definition(), Loop.watch() and Loop.unwatch(): see _hook_waits.c. */
+HM_HIDDEN PyObject *hm_definition(PyObject *self, PyObject *function);
+HM_HIDDEN PyObject *hm_watch(PyObject *self, PyObject *args);
+HM_HIDDEN PyObject *hm_unwatch(PyObject *self, PyObject *unused);
 
 #endif

@@ -30,6 +30,26 @@ typedef struct {
     const char *ml_doc;
 } PyMethodDef;
 
+/* Not of the stable ABI, and alike in 3.10 to 3.14: native/_hook_waits.c reads the definition of a function. */
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *d_type;
+    PyObject *d_name, *d_qualname;
+} PyDescrObject;
+
+typedef struct {
+    PyDescrObject d_common;
+    PyMethodDef *d_method;
+    vectorcallfunc vectorcall;
+} PyMethodDescrObject;
+
+typedef struct {
+    PyObject_HEAD
+    PyMethodDef *m_ml;
+    PyObject *m_self, *m_module, *m_weakreflist;
+    vectorcallfunc vectorcall;
+} PyCFunctionObject;
+
 typedef struct {
     const char *name;
     int type;
@@ -88,6 +108,7 @@ enum {
     METH_VARARGS = 0x1,
     METH_KEYWORDS = 0x2,
     METH_NOARGS = 0x4,
+    METH_O = 0x8,
     METH_FASTCALL = 0x80,
     PyBUF_WRITABLE = 0x1,
     READONLY = 1,
@@ -128,6 +149,7 @@ void PyErr_Restore(PyObject *type, PyObject *value, PyObject *trace);
 void PyErr_SetString(PyObject *type, const char *text);
 long long PyLong_AsLongLong(PyObject *value);
 unsigned long long PyLong_AsUnsignedLongLong(PyObject *value);
+PyObject *PyLong_FromUnsignedLongLong(unsigned long long value);
 int PyModule_AddObject(PyObject *module, const char *name, PyObject *value);
 PyObject *PyModule_Create2(PyModuleDef *module, int abi);
 PyObject *PyObject_CallFunction(PyObject *function, const char *format, ...);

@@ -88,7 +88,7 @@ class Calls:
             self._stretches.write(start)
         ring.event(kind, ring.name(op), start, now - start, number, comm, peer if peer >= 0 else NONE16, size, flags)
         if meets:
-            self._recorder.phase("sync", start, now)  # forward's own time is without DDP's broadcast of its buffers
+            self._recorder.phase("sync", start, now)  # DDP's broadcast of its buffers is no part of forward
             self._stretches.begins(now)
         else:
             self._stretches.broken()

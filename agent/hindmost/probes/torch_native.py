@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from hindmost.probes import torch_copies
+from hindmost.probes import torch_copies, torch_waits
 from hindmost.probes.batches import way_to_shape
 from hindmost.probes.guard import guarded, replace, undo
 from hindmost.probes.torch_hooks import SLOT
@@ -37,6 +37,8 @@ class NativeHooks:
         clock = None if recorder.clock is time.monotonic_ns else recorder.clock
         self.loop = module.Loop(_Guarded(self), torch.is_grad_enabled, clock)
         self.loop.on_gpu = gpu is not None
+        if gpu is not None:
+            torch_waits.install(torch, self.loop)
         self.entered: list[Any] = []  # hooks that stand in the functions themselves
         self.step_begins, self.step_ends = self._hook("step_begins"), self._hook("step_ends")
         recorder.follow(self)
@@ -74,6 +76,7 @@ class NativeHooks:
 
     def writes_to(self, ring: Ring) -> None:
         """Whatever is seen from now on goes to this ring, which the training thread has or has had."""
+        self.loop.waits = ring.name("device_wait")
         self.loop.bind(getattr(ring, "native", None), tuple(map(ring.name, NAMES)))
 
     def trains_in(self, thread: int, *, surely: bool) -> None:

@@ -26,6 +26,7 @@ _TITLES = {
     "runqueue": "queue in step",
     "self_blocked": "off CPU",
     "h2d": "copy to GPU",
+    "device_wait": "GPU wait",
 }
 
 
