@@ -24,7 +24,7 @@ def test_a_slow_backward_costs_what_repairing_it_saves(share: float, first: int,
     (verdict,) = judge(job).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (rank,), "compute")
     assert verdict.cost_ms_per_step == pytest.approx((took - calm) / STEPS / 1e6, rel=0.15)
-    assert any("between its first and last collective" in line for line in verdict.evidence)
+    assert any("of the delay is inside backward" in line for line in verdict.evidence)
 
 
 def test_what_is_slow_before_the_first_bucket_has_nothing_more_behind_it() -> None:

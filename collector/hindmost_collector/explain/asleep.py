@@ -51,7 +51,7 @@ class Asleep:
 
     def __str__(self) -> str:
         return (
-            f"its main thread was off the CPU for {ms(self.slept)} per step without waiting for one;"
+            f"its main thread was off the CPU for {ms(self.slept)} per step, and not in the run queue;"
             f" its other threads used {ms(self.others)} of CPU"
         )
 
@@ -195,7 +195,7 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
     """Why a rank that sleeps for so many ns a step costs fewer."""
     if slept < _QUEUED_MEANWHILE * cost:
         return []
-    return [f"it costs {ms(cost)} of these {ms(slept)} per step: meanwhile others wait for a CPU"]
+    return [f"{ms(cost)} of these {ms(slept)} per step cost time: in the rest other ranks use its CPU"]
 
 
 def not_named(queued: list[int], unknown: list[int]) -> str:

@@ -99,7 +99,7 @@ def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
     """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
     found = []
     if cause.unseen > 0:
-        found.append(f"{ms(cause.unseen)} more per step between its first and last collective, hidden from the others")
+        found.append(f"{ms(cause.unseen)} of the delay is inside backward, hidden by overlapped communication")
     if cause.cause in COMPUTED and any(_hidden(blocks, habit) for habit in habits):
         found.append("the cost is a lower bound: the length of its backward is not visible")
     return found

@@ -189,7 +189,7 @@ def _look(at: Place, who: str) -> str:
         tool = f"`hindmost attach --stacks --pid {pid}`" if at.python else f"`gdb -p {pid}` or `strace -f -p {pid}`"
     if at.runs:
         return f"see what {who} {does}{at.on}: {tool}"
-    return f"run it again and see what {who} {does}{at.on}: {tool}"
+    return f"run the job again and see what {who} {does}{at.on}: {tool}"
 
 
 _BETWEEN = "NIC counters (`ethtool -S`), cables, the switch port"

@@ -105,8 +105,12 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
             found.append(against(what + between, who, mine, theirs))
     whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
     accounts = [whose + line for line in shares(habits[0].excess, cause)]
-    if not found:  # what a known cause accounts for decides more than how late the rank is
-        found += accounts[: cause.cause != "unknown"]
+    if not found:
+        if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
+            if cause.unseen > 0:
+                whole = ms(habits[0].excess + cause.unseen)
+                accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
+            found.append(accounts[0])
         found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
     if (
         blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
@@ -225,8 +229,9 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
     """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
-        took = f"computing takes {ms(longer)} longer {per} than on its peers"
-        return [took, f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"]
+        took = [f"computing takes {ms(longer)} longer {per} than on its peers"]
+        shown = f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"
+        return [*took, shown] if longer > _MORE * excess else took
     # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
     # its host's cause looks like from there, and no second one.
     named = cause.cause != "unknown"
@@ -285,9 +290,9 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     count = int(np.count_nonzero(found.stalled >= first))
     often = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps, {most}{ms(found.excess)} each"
     longer = f"each stall makes its step {ms(cost / count)} longer"
-    whose = "it" if len(found.rows) == 1 else "them"
+    has = "has" if len(found.rows) == 1 else "have"
     accounts = shares(found.excess, cause, per="in such a step")
-    return [often, *accounts, longer, f"{percent(found.share)} of all stalls in the job are by {whose}"]
+    return [often, *accounts, longer, f"{who} {has} {percent(found.share)} of all stalls in the job"]
 
 
 def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:

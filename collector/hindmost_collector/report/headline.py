@@ -52,7 +52,8 @@ def bound(report: Mapping[str, Any]) -> str:
     found = report["job"].get("bound")  # reports of earlier versions have none
     if not found or {"input_bound", "host_bound"} & {one["kind"] for one in report["verdicts"]}:
         return ""
-    return f"{_BOUNDS.get(found['by'], found['by'])}, no fault: {found['evidence']}"
+    fault = "" if found["by"] == "unknown" else ", no fault"
+    return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
 
 
 def bound_by(report: Mapping[str, Any]) -> bool:
