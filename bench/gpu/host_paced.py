@@ -8,7 +8,8 @@
 Each job is ``hindmost run -- torchrun … host_paced_job.py`` in a run directory of its own, with what the job's hosts
 logged as ``host_log.json`` and the ground truth as ``truth.json``. A fault's delay is a share of the mean step of the
 undisturbed job of the same regime that ran last; its cost is how much longer its mean step is than those of the
-undisturbed jobs before and after it. The next job starts when the one before has trained, and is being judged.
+undisturbed jobs before and after it. The next job's processes import what they need on the last CPUs while one trains,
+and join when that one has trained and is being judged.
 """
 
 from __future__ import annotations
@@ -42,6 +43,8 @@ STEPS, LATE = 260, 150
 TRAINS_S, JUDGES_S = 90.0, 60.0
 #: A right onset is so many steps off at most; a right cost by so much.
 ONSET, COST = 3, 0.2
+#: CPUs on which processes wait for their turn, where there are twice as many.
+WAITING_CPUS = 6
 #: Bytes of an archive above which another is begun.
 ARCHIVE = 14 << 20
 
@@ -86,23 +89,40 @@ def campaign(again: int = 1) -> list[Case]:
 class Running:
     """One ``hindmost run``, in a process group of its own."""
 
-    def __init__(self, case: Case, delay_ms: float, out: Path, steps: int, ranks: int) -> None:
-        self.case, self.delay_ms = case, delay_ms
+    def __init__(self, case: Case, out: Path, steps: int, ranks: int) -> None:
+        self.case, self.delay_ms = case, 0.0
         self.directory, self.room = out / case.name, out / f".{case.name}"
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.rmtree(self.room, ignore_errors=True)
         self.room.mkdir(parents=True)
         self.ranks = ranks
-        fault = f"--slow-rank {case.rank} --delay-ms {delay_ms} --from-step {case.from_step} --steps {steps}"
+        fault = f"--slow-rank {case.rank} --from-step {case.from_step} --steps {steps}"
         job = [str(JOB), "--model", case.model, "--sync", case.sync, "--room", str(self.room), *fault.split()]
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), *job]
         line = [sys.executable, "-m", "hindmost", "run", "--no-live", "--out", str(self.directory), "--", *launch]
         self.output = (self.room / "output").open("w")
         environ = {**os.environ, "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+        cpus = os.cpu_count() or 1
+        if cpus >= 2 * WAITING_CPUS:
+            line = ["taskset", "-c", f"{cpus - WAITING_CPUS}-{cpus - 1}", *line]
         self.process = subprocess.Popen(
             line, env=environ, stdout=self.output, stderr=self.output, start_new_session=True
         )
         self.began = time.monotonic()
+
+    def go(self, delay_ms: float) -> None:
+        """Let the ranks join, one of them slower by so much a step."""
+        self.delay_ms = delay_ms
+        part = self.room / "go.part"
+        part.write_text(str(delay_ms))
+        part.rename(self.room / "go")
+        self.began = time.monotonic()
+
+    def stop(self) -> None:
+        """Its turn does not come."""
+        os.killpg(self.process.pid, signal.SIGTERM)
+        self.process.wait(JUDGES_S)
+        self.output.close()
 
     def train(self) -> bool:
         """Wait until every rank has written its log."""
@@ -171,23 +191,26 @@ def run(cases: list[Case], out: Path, limit_s: float, steps: int, ranks: int) ->
     """All cases in turn, as long as there is time."""
     began = time.monotonic()
     usual: dict[str, float] = {}
-    with ThreadPoolExecutor(1) as pool:
-        for case in cases:
+    job: Running | None = None
+    with ThreadPoolExecutor(2) as pool:
+        for case, upcoming in zip(cases, [*cases[1:], None], strict=True):
             if time.monotonic() - began > limit_s:
                 print(f"{case.name}: not begun, {limit_s:.0f} s are over", flush=True)
                 continue
-            if case.share and case.regime not in usual:
-                print(f"{case.name}: not begun, no undisturbed job says how long a step is", flush=True)
-                continue
-            job = Running(case, case.share * usual.get(case.regime, 0.0), out, steps, ranks)
-            trained = job.train()
-            print(
-                f"{time.monotonic() - began:5.0f} s  {case.name} took {time.monotonic() - job.began:.1f} s", flush=True
-            )
+            job = job or Running(case, out, steps, ranks)
+            current, job = job, None
+            current.go(case.share * usual.get(case.regime, 0.0))
+            if upcoming and time.monotonic() - began < limit_s - TRAINS_S / 8:
+                job = Running(upcoming, out, steps, ranks)
+            trained = current.train()
+            at = time.monotonic()
+            print(f"{at - began:5.0f} s  {case.name} took {at - current.began:.1f} s", flush=True)
             if trained and not case.share:
-                log = json.loads((job.room / "rank0.json").read_text())
+                log = json.loads((current.room / "rank0.json").read_text())
                 usual[case.regime] = pace([row[0] for row in log["rows"]][WARM:-2])
-            pool.submit(job.finish)
+            pool.submit(current.finish)
+        if job is not None:
+            job.stop()
 
 
 def costs(out: Path) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ without workers prepares 64 images, and its batch norm has DDP broadcast buffers
 the loop reads the loss in every step; the conv net then also copies its batch from pageable memory, as most scripts do.
 With ``--sync none`` no host waits for its GPU.
 
-A fault is more host work: rank ``--slow-rank`` spins ``--delay-ms`` a step, from ``--from-step`` on; the conv net's in
-its data set, the GPT's before forward. Each rank writes what its host did to ``--room``. It imports no hindmost.
+A fault is more host work: rank ``--slow-rank`` spins some ms a step, from ``--from-step`` on; the conv net's in
+its data set, the GPT's before forward. Ranks join when a file ``go`` in ``--room`` says how many, and write there what
+their hosts did. It imports no hindmost.
 """
 
 from __future__ import annotations
@@ -139,11 +140,11 @@ def conv_net() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, 10))
 
 
-def train(args: argparse.Namespace, device: torch.device) -> list[list[int]]:
+def train(args: argparse.Namespace, delay_ms: float, device: torch.device) -> list[list[int]]:
     """The log, a row a step."""
     torch.manual_seed(dist.get_rank())
     gpt, synced = args.model == "gpt", args.sync == "step"
-    fault = Fault(args.delay_ms if dist.get_rank() == args.slow_rank else 0.0)
+    fault = Fault(delay_ms if dist.get_rank() == args.slow_rank else 0.0)
     data = Texts() if gpt else Images(fault)
     loader = DataLoader(data, batch_size=SIZE.sequences if gpt else SIZE.images, sampler=DistributedSampler(data))
     pinned = CUDA and (gpt or not synced)
@@ -182,17 +183,20 @@ def main() -> None:
     parser.add_argument("--model", choices=("gpt", "conv"), default="gpt")
     parser.add_argument("--sync", choices=("none", "step"), default="none")
     parser.add_argument("--slow-rank", type=int, default=-1)
-    parser.add_argument("--delay-ms", type=float, default=0.0)
     parser.add_argument("--from-step", type=int, default=0)
     parser.add_argument("--steps", type=int, default=220)
     parser.add_argument("--room", type=Path, required=True, help="a folder, for what each rank's host did")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    while not (args.room / "go").exists():
+        time.sleep(0.01)
+    delay_ms = float((args.room / "go").read_text())
+    os.sched_setaffinity(0, range(os.cpu_count() or 1))  # it waited on few
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if CUDA else torch.device("cpu")
     if CUDA:
         torch.cuda.set_device(device)
     dist.init_process_group("nccl" if CUDA else "gloo")
-    log = train(args, device)
+    log = train(args, delay_ms, device)
     if CUDA:
         torch.cuda.synchronize()
     (args.room / f"rank{dist.get_rank()}.json").write_text(json.dumps({"columns": COLUMNS, "rows": log}))
