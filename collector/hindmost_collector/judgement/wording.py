@@ -230,8 +230,8 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
         took = [f"computing takes {ms(longer)} longer {per} than on its peers"]
-        shown = f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"
-        return [*took, shown] if longer > _MORE * excess else took
+        rest = f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"
+        return [*took, rest] if longer > _MORE * excess else took
     # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
     # its host's cause looks like from there, and no second one.
     named = cause.cause != "unknown"
