@@ -41,10 +41,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     if chosen["collectives"] is not None and (chosen["collectives"]["duration_ns"] < 0).all():
         notes.append("No file says how long collectives took: which rank waits is not known.")
     if chosen["collectives"] is not None:
-        operations = with_what_others_saw(chosen["collectives"], [run.collectives for run in runs])
-        if "elements" in operations:
-            notes.append("Sizes are element counts, not bytes: the recording does not say what an element is.")
-        chosen["collectives"] = operations
+        chosen["collectives"] = with_what_others_saw(chosen["collectives"], [run.collectives for run in runs])
     run = Run(
         job=_job(path, runs, ranks),
         ranks=ranks,
