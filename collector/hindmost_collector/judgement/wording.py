@@ -101,7 +101,8 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         theirs = float(median(median(blocks.own[others, first:stop], axis=1)))
         between = " between collectives" if blocks.collectives else ""
         what = {NEEDS: "CPU and file time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
-        if mine > theirs:
+        repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
+        if mine > theirs and not repeated:
             found.append(against(what + between, who, mine, theirs))
     whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
     accounts = [whose + line for line in shares(habits[0].excess, cause)]
