@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ from hindmost_collector.judge import judge
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_collector.timeline.blocks import build
+
+from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
@@ -189,3 +192,22 @@ def test_a_stalling_rank_that_becomes_slow_is_slow_since_then_at_each_evaluation
         found = judge(replace(run, steps=steps, collectives=calls)).verdicts
         assert [(one.kind, one.ranks) for one in found] == [("straggler", (3,))]
         assert found[0].since_step == pytest.approx(100, abs=3)
+
+
+@pytest.mark.parametrize(("ranks", "every"), [(2, 25), (3, 33), (4, 33)])
+def test_few_large_stalls_of_one_size_are_reported(ranks: int, every: int) -> None:
+    """Six or eight stops of a rank are more than chance also of two ranks, whose hosts hiccup, too."""
+    faults = [{"rank": 1, "blocked": 250.0, "every": every}, *({"rank": r, "scatter": 4.0} for r in range(ranks))]
+    (verdict,) = judge(make(Load(ranks=ranks, steps=200, compute=80.0, noise=4.0, faults=faults))).verdicts
+    assert (verdict.kind, verdict.ranks) == ("intermittent", (1,))
+    assert verdict.cost_ms_per_step == pytest.approx(250 / every, rel=0.15)
+    assert re.search(r"2[45]\d ms each, every [23]\.\d s$", verdict.evidence[0])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_large_stalls_of_either_of_two_ranks_name_neither(seed: int) -> None:
+    """What stops the host hits the rank that runs then."""
+    random = np.random.default_rng(seed)
+    hit = [{"rank": int(random.integers(2)), "blocked": 250.0, "from": at, "until": at + 1} for at in range(5, 200, 24)]
+    (verdict,) = judge(make(Load(ranks=2, steps=200, compute=80.0, noise=4.0, seed=seed, faults=hit))).verdicts
+    assert verdict.ranks == ()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.stats import rare
 
 from hindmost_collector.detectors import chance, stall_sets
 from hindmost_collector.explain import slow_input
@@ -38,7 +39,8 @@ class Stalls:
     together: bool = False
     most: bool = False
     thick: bool = False
-    #: The share of all stalls that all reported ranks have, where several ranks were looked for at once.
+    #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls
+    #: of one size, how sure it is that they are not chance.
     owned: float = 0.0
 
 
@@ -99,16 +101,22 @@ def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
 
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
-    """Those who own most of the stalls of one size."""
+    """Those who own most of the stalls, however large; else those with some of one size."""
     each, picked = np.ones(len(excess), np.int64), slow_input.throughout(blocks, settings)
-    for size in _SIZES:
-        stalled = excess >= size * settings.stall_effect * blocks.step_ns
-        owners = _owners(stalled, each, settings, picked)
-        found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
-        found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
-        if found:
-            return found
-    return []
+    stalled = excess >= settings.stall_effect * blocks.step_ns
+    owners = _owners(stalled, each, settings, picked)
+    found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
+    found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
+    return found or _of_one_size(excess, settings.stall_effect * blocks.step_ns, settings)
+
+
+def _of_one_size(excess: Floats, least: float, settings: Settings) -> list[Stalls]:
+    """Those whose stalls are few and alike."""
+    found = rare.find(excess, least, settings.min_stalls)
+    return [
+        replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.by_chance)
+        for one in found
+    ]
 
 
 #: A small stall counts if it is this many times the distance from the typical rank's least late tenth to its median:
@@ -173,13 +181,12 @@ def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]
     order = np.argsort(-episodes, kind="stable")
     total = max(int(episodes.sum()), 1)
     for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
-        least, rest = episodes[order[count - 1]], episodes[order[count]]
-        if least < settings.min_stalls:
+        if episodes[order[count - 1]] < settings.min_stalls:
             return
         held = int(episodes[order[:count]].sum())
         accident = chance.by_chance(held, total, count / len(order), comb(len(order), count))
         together = held >= settings.min_stall_share * total and not accident
-        if together and chance.far_more(least, rest) and _not_all_along(stalled, order[:count]):
+        if together and _not_all_along(stalled, order[:count]):
             for row in order[:count].tolist():
                 yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
             return
@@ -238,11 +245,6 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     return large if most and often and chance.apart(late, one.excess, len(one.stalled)) else steps
 
 
-#: Stall sizes tried, in units of `stall_effect`. On a noisy host all ranks have small stalls, some ranks more; one rank
-#: may have all that exceed a step.
-_SIZES = (1.0, 4.0, 15.0, 60.0)
-
-
 def _owners(
     stalled: Array, members: Ints, settings: Settings, picked: Array | None = None
 ) -> Iterator[tuple[int, Ints, float]]:
@@ -256,11 +258,10 @@ def _owners(
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
-        others = np.delete(episodes, row).max()
         accident = chance.by_chance(
             int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row])
         )
-        if share >= settings.min_stall_share and chance.far_more(episodes[row], others) and not accident:
+        if share >= settings.min_stall_share and not accident:
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 

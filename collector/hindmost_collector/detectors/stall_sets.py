@@ -113,7 +113,7 @@ def _owned(late: Floats, found: dict[int, Array], size: float, settings: Setting
     others = chance.episodes(late[rest] - usual >= size / 2)
     own = np.array([chance.episodes(held[None])[0] for held in found.values()])
     total, count = int(own.sum() + others.sum()), len(found)
-    alone = own.sum() >= settings.min_stall_share * total and chance.far_more(int(own.min()), int(others.max()))
+    alone = own.sum() >= settings.min_stall_share * total
     return alone and not chance.by_chance(int(own.sum()), total, count / len(late), comb(len(late), count))
 
 

@@ -14,6 +14,7 @@ from hindmost_collector.robust import median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_collector.align import Ints
     from hindmost_collector.costs.whatif import Change
     from hindmost_collector.detectors.intermittent import Stalls
     from hindmost_collector.detectors.slow_link import SlowLink
@@ -289,11 +290,29 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together," if found.together else "stall in turn"
     most = "up to " if found.together else ""
     count = int(np.count_nonzero(found.stalled >= first))
-    often = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps, {most}{ms(found.excess)} each"
+    pace = _every(blocks, found.stalled)
+    often = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps, {most}{ms(found.excess)} each{pace}"
     longer = f"each stall makes its step {ms(cost / count)} longer"
     has = "has" if len(found.rows) == 1 else "have"
     accounts = shares(found.excess, cause, per="in such a step")
     return [often, *accounts, longer, f"{who} {has} {percent(found.share)} of all stalls in the job"]
+
+
+#: Stalls come at one pace if so many of the times from one to the next are this close to the typical one.
+_REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
+#: At a faster pace than this, steps are what is counted.
+_SECONDS_NS = 0.5e9
+
+
+def _every(blocks: Blocks, stalled: Ints) -> str:
+    """``, every 2.0 s`` where stalls come at one pace; nothing else."""
+    first = stalled[np.diff(stalled, prepend=-2) > 1]
+    gaps = np.diff(np.cumsum(np.nan_to_num(blocks.period))[first])
+    if len(gaps) < _PACED:
+        return ""
+    typical = float(np.median(gaps))
+    regular = np.mean(np.abs(gaps - typical) <= _CLOSE * typical) >= _REGULAR
+    return f", every {typical / 1e9:.2g} s" if regular and typical >= _SECONDS_NS else ""
 
 
 def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:

@@ -1,0 +1,110 @@
+"""Few large events of one rank: a mixture of two states, on time and late by one size.
+
+Hiccups of a healthy host come in all sizes, and hit any rank. What stops one rank again and again makes it late by
+about the same time each time. So few events are enough, if they are alike and nearly all that are as large.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp, lgamma, log
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+#: Events of one size differ by up to this factor; of hiccups this share is as large as one or larger by less. Their
+#: tail is taken to be as heavy as that of a Pareto distribution of index 1, whose mean is infinite.
+ALIKE = 1.2
+_BY_CHANCE_ALIKE = 1 - 1 / ALIKE
+#: Chance that healthy ranks show what is taken for a rank's own, with hiccups of all sizes; and with hiccups of one
+#: size, too. Of fewer than four ranks that is more: one of two has six of six in three jobs of a hundred.
+_CHANCE, _FEW_RANKS, _CHANCE_AMONG_FEW = 0.002, 4, 0.05
+#: Events in a larger share of the steps are not few.
+_SELDOM = 0.2
+
+
+@dataclass(frozen=True)
+class Events:
+    """Events [E] of all rows, in order of time within each: their ``row``, the ``step`` of their largest delay, and
+    that, their ``size``."""
+
+    row: Ints
+    step: Ints
+    size: Floats
+
+
+@dataclass(frozen=True)
+class Rare:
+    """A row whose ``steps`` are late by about ``size``, its ``share`` of all events as large; ``by_chance``: how likely
+    some healthy rank has as many."""
+
+    row: int
+    steps: Ints
+    size: float
+    share: float
+    by_chance: float
+
+
+def events(late: Floats, least: float) -> Events:
+    """The events of each row of ``late`` [R, S], in ns: consecutive steps of at least ``least`` are one."""
+    high = late >= least
+    begins = high & ~np.pad(high[:, :-1], ((0, 0), (1, 0)))
+    row, step = np.nonzero(high)
+    if not len(row):
+        return Events(row, step, np.zeros(0))
+    size, first = late[row, step], np.flatnonzero(begins[row, step])
+    largest = np.maximum.reduceat(size, first)
+    which = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(size))))
+    at = np.flatnonzero(size == largest[which])
+    at = at[np.unique(which[at], return_index=True)[1]]
+    return Events(row[at], step[at], size[at])
+
+
+def find(late: Floats, least: float, fewest: int) -> list[Rare]:
+    """Rows of ``late`` [R, S] (ns) with at least ``fewest`` events of one size, no smaller than ``least`` ns.
+
+    Source: the binomial tail, family-wise over rows and sizes (Bonferroni).
+    """
+    found, ranks = events(late, least), len(late)
+    order = np.sort(found.size)
+    if len(order) < fewest or ranks < 2:
+        return []
+    often = np.bincount(found.row, minlength=ranks)
+    least_likely = _CHANCE if ranks >= _FEW_RANKS else _CHANCE_AMONG_FEW
+    sizes = 1 + log(float(order[-1]) / float(order[0])) / log(ALIKE)
+    rare = []
+    for row in np.flatnonzero((often >= fewest) & (often <= _SELDOM * late.shape[1])).tolist():
+        own = np.sort(found.size[found.row == row])
+        counts = np.searchsorted(own, ALIKE * own, side="right") - np.arange(len(own))
+        larger = len(order) - np.searchsorted(order, own)
+        best = int(np.argmax(larger * _divergence(counts / larger, _BY_CHANCE_ALIKE / ranks)))
+        low, count, as_large = float(own[best]), int(counts[best]), int(larger[best])
+        of_size = int(np.searchsorted(order, ALIKE * low, side="right")) - int(np.searchsorted(order, low))
+        any_size = ranks * sizes * tail(count, as_large, _BY_CHANCE_ALIKE / ranks)
+        one_size = ranks * tail(count, of_size, 1 / ranks)
+        if count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
+            mine = (found.row == row) & (found.size >= low) & (found.size <= ALIKE * low)
+            rare.append(Rare(row, found.step[mine], float(np.median(found.size[mine])), count / as_large, one_size))
+    return rare
+
+
+def _divergence(seen: Floats, chance: float) -> Floats:
+    """Kullback and Leibler's divergence of shares from a chance, where they exceed it: Chernoff's bound of the tail."""
+    rest = np.where(seen < 1, (1 - seen) * np.log(np.maximum(1 - seen, 1e-300) / (1 - chance)), 0.0)
+    return np.asarray(np.where(seen > chance, seen * np.log(seen / chance) + rest, 0.0))
+
+
+def tail(hits: int, of: int, chance: float) -> float:
+    """Probability of so many hits or more of so many, each with this ``chance``: the binomial's tail."""
+    if hits <= 0 or chance >= 1:
+        return 1.0
+    counts = np.arange(hits, of + 1)
+    return float(sum(exp(_ways(of, k) + k * log(chance) + (of - k) * log(1 - chance)) for k in counts.tolist()))
+
+
+def _ways(of: int, hits: int) -> Any:
+    return lgamma(of + 1) - lgamma(hits + 1) - lgamma(of - hits + 1)

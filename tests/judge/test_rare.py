@@ -1,0 +1,64 @@
+"""Few large events of one rank, among the hiccups of healthy hosts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hindmost_judge.stats import rare
+
+STEPS, LEAST, FEWEST = 200, 0.1, 5
+
+
+def _hiccups(ranks: int, seed: int) -> rare.Floats:
+    """Delays, in steps: noise, and in one step of a hundred a hiccup of a heavy-tailed size."""
+    random = np.random.default_rng(seed)
+    late = random.normal(0, 0.02, (ranks, STEPS))
+    return np.asarray(late + (random.random(late.shape) < 0.01) * 0.1 * (1 + random.pareto(1.2, late.shape)))
+
+
+def _named(late: rare.Floats) -> list[int]:
+    return [one.row for one in rare.find(late, LEAST, FEWEST)]
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_six_stalls_of_one_size_name_their_rank(ranks: int) -> None:
+    """However few the ranks are, and though all of them hiccup."""
+    right = 0
+    for seed in range(50):
+        late = _hiccups(ranks, seed)
+        late[1, 20::32] += 3.0
+        right += _named(late) == [1]
+    assert right >= 45
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_hiccups_of_healthy_hosts_name_no_rank(ranks: int) -> None:
+    """They come in all sizes, and hit any rank."""
+    assert [seed for seed in range(200) if _named(_hiccups(ranks, seed))] == []
+
+
+def test_stalls_that_hit_any_of_two_ranks_name_neither() -> None:
+    """A hiccup of one size that hits the host, whichever rank runs then, is no rank's own."""
+    late = np.zeros((2, STEPS))
+    late[0, 10:100:30] = late[1, 100::30] = 3.0
+    assert _named(late) == []
+
+
+def test_a_stall_over_several_steps_is_one() -> None:
+    """It is as large as its largest step, and is in that step."""
+    found = rare.events(np.array([[0.0, 0.2, 0.5, 0.3, 0.0, 0.4], [0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]), LEAST)
+    assert [found.row.tolist(), found.step.tolist(), found.size.tolist()] == [[0, 0, 1], [2, 5, 0], [0.5, 0.4, 0.3]]
+
+
+def test_what_is_found_says_how_many_how_large_and_how_sure() -> None:
+    """Of two ranks one has eight of eight by chance in one job of 128."""
+    late = np.zeros((2, STEPS))
+    late[1, 10::25] = 3.0
+    (one,) = rare.find(late, LEAST, FEWEST)
+    assert (len(one.steps), one.size, one.share) == (8, 3.0, 1.0)
+    assert one.by_chance == pytest.approx(2 / 2**8)
+
+
+def test_the_tail_is_the_binomials() -> None:
+    """Three heads or more of four."""
+    assert rare.tail(3, 4, 0.5) == pytest.approx(5 / 16)
