@@ -133,7 +133,7 @@ def test_the_last_rank_on_shared_cpus_is_the_schedulers_doing() -> None:
     """A delay says nothing there: what ranks need comes first."""
     found = judge(make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))).verdicts[0]
     assert found.kind == "balanced"
-    assert "more CPU and file time than its peers: negligible" in found.evidence[0]
+    assert "more CPU and file I/O time than its peers: negligible" in found.evidence[0]
     assert "the scheduler's doing" in found.evidence[1]
 
 

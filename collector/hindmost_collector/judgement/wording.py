@@ -101,7 +101,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         mine = float(median(blocks.own[rows, first:stop]))
         theirs = float(median(median(blocks.own[others, first:stop], axis=1)))
         between = " between collectives" if blocks.collectives else ""
-        what = {NEEDS: "CPU and file time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
+        what = {NEEDS: "CPU and file I/O time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
         if mine > theirs and not repeated:
             found.append(against(what + between, who, mine, theirs))

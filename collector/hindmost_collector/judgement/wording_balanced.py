@@ -51,7 +51,7 @@ def balanced(
     if needs is not None:
         row, most = _most(needs)
         beyond = most / max(float(median(needs.own)), 1.0)
-        needy = f"rank {int(needs.ranks[row])} needs {percent(beyond)} more CPU and file time than its peers"
+        needy = f"rank {int(needs.ranks[row])} needs {percent(beyond)} more CPU and file I/O time than its peers"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [f"{needy}: negligible", on_shared]
         if beyond >= _FOR_ITS_CPU:
