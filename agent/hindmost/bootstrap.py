@@ -10,11 +10,12 @@ import atexit
 import contextlib
 import os
 import sys
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
-from hindmost.recorder import Recorder
+from hindmost.recorder import MARK, Recorder
 
 if TYPE_CHECKING:
     from hindmost.identity import Identity
@@ -72,7 +73,17 @@ def stop() -> None:
     closing, _writer = _writer, None
     if closing is not None:
         stepping.finish()
+        _say_what_raised(closing)
         closing.close()
+
+
+def _say_what_raised(ring: Writer) -> None:
+    from hindmost import last_error
+
+    with contextlib.suppress(Exception):  # whatever a job has put where Python keeps its last exception
+        said = last_error.described()
+        if said:
+            ring.event(MARK, ring.name(said), time.monotonic_ns(), 0)
 
 
 def move(rank: int, world_size: int, local_rank: int) -> None:

@@ -28,7 +28,17 @@ class Ring(Protocol):
     event: Any
 
     def name(self, text: str) -> int: ...
-    def enter(self, slot: int, kind: int, name: int, start_ns: int, seq: int = ..., comm: int = ...) -> None: ...
+    def enter(
+        self,
+        slot: int,
+        kind: int,
+        name: int,
+        start_ns: int,
+        seq: int = ...,
+        comm: int = ...,
+        peer: int = ...,
+        flags: int = ...,
+    ) -> None: ...
     def leave(self, slot: int) -> None: ...
     def communicator(self, id: int, rank: int, size: int, name: str) -> int: ...  # noqa: A002 - the ring's word
     def set_framework(self, text: str) -> None: ...

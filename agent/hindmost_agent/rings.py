@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from hindmost import ring
 
+from hindmost_agent.ends import End, Ends
 from hindmost_agent.files import File, read_once
 from hindmost_agent.fold import Rows
 from hindmost_agent.open_ring import Mark, OpenRing
@@ -36,6 +37,8 @@ BURST_NS, IDLE_BURST_NS, IDLE_NS = NS // 4, NS // 2, 2 * NS
 GPU_NS = 5 * NS
 #: A ring file is under construction for an instant; one that cannot be opened this many times is reported.
 PATIENCE = 10
+#: How many processes that ended are remembered.
+KEPT_ENDS = 1024
 #: Frameworks from the least telling to the most, where the rings of one process disagree; any other says more.
 LEAST_TELLING = ("", "mpi", "python", "mpi4py")
 
@@ -48,6 +51,8 @@ class Producer:
         self.rings: dict[Path, OpenRing] = {}
         self.progress_ns = now_ns
         self.gone_ns: int | None = None
+        #: How its process ends, as the kernel tells.
+        self.end = End()
         self._stat: File | None = None
         self._gpu_due_ns = now_ns
 
@@ -166,6 +171,9 @@ class Rings:
         self._host = host
         self._unix_ns = unix_ns
         self._producers: dict[tuple[int, int, int], Producer] = {}
+        self.ends = Ends()
+        #: How processes ended whose rings were read and removed: another ring of theirs may be found only now.
+        self._ended: dict[tuple[int, int], End] = {}
         self._known: set[Path] = set()
         self._failed: dict[Path, int] = {}
         self._stamps: dict[Path, int] = {}
@@ -237,6 +245,11 @@ class Rings:
         """Close and delete the rings of a process that has ended and was read to the end."""
         self._lost_before += producer.lost
         del self._producers[producer.key]
+        self.ends.forget(producer.end)
+        if producer.end.ended_ns is not None:
+            self._ended[producer.key[:2]] = producer.end
+            if len(self._ended) > KEPT_ENDS:
+                del self._ended[next(iter(self._ended))]
         for item in producer.rings.values():
             item.reader.close()
             try:
@@ -247,6 +260,9 @@ class Rings:
 
     def close(self) -> None:
         """Close every ring and leave the files."""
+        for producer in self._producers.values():
+            self.ends.forget(producer.end)
+        self.ends.close()
         for producer in self._producers.values():
             for item in producer.rings.values():
                 item.reader.close()
@@ -272,7 +288,13 @@ class Rings:
             for other in self._producers.values():
                 if other.key[:2] == key[:2]:  # this process goes on as another rank
                     other.gone_ns = now_ns
-            self._producers[key] = Producer(_process(header), now_ns)
+            producer = self._producers[key] = Producer(_process(header), now_ns)
+            known = self._ended.get(key[:2])
+            if known is not None:
+                producer.end, producer.gone_ns = known, now_ns
+            else:
+                ticks = header.start_ticks
+                producer.end = self.ends.watch(self._host.proc, header.pid, lambda stat: started(stat) == ticks)
         self._producers[key].add(item)
 
 

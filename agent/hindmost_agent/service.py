@@ -101,6 +101,8 @@ class Service:
             loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
         server = await self._serve()
         shipping = self._ship()
+        ends = self.agent.rings.ends
+        loop.add_reader(ends.fileno(), lambda: ends.collect(self._monotonic_ns()))
         self._tick()
         if self.settings.exit_when_stdin_closes:
             self._watch_stdin(loop)
@@ -110,6 +112,8 @@ class Service:
         gc.freeze()  # what is here now stays: no later collection needs to look through it
         gc.set_threshold(YOUNG)
         reason = await self._leaving
+        ends.collect(self._monotonic_ns())
+        loop.remove_reader(ends.fileno())
         await self._weigh()  # the job is over, or no longer this agent's: what is left is soon done
         if server is not None:
             server.close()

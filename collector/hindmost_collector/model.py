@@ -46,6 +46,10 @@ PROFILED = "profiled"
 GPU_TIME = 1
 NONBLOCKING = 2
 ERROR = 4
+#: Of an operation in flight: it waits until the peer receives, not until it sends.
+SENDS = 32
+#: A peer: whichever rank sends.
+ANY_PEER = -2
 
 RANKS: Mapping[str, Any] = {
     "rank": np.int32,
@@ -101,13 +105,16 @@ INTERVALS: Mapping[str, Any] = {
     "value": np.float64,
 }
 
-#: One row an operation that was entered and not left when last looked at: what locates a hang.
+#: A row an operation that was entered and not left when last looked at, or one for each ``peer`` that it waits for (a
+#: rank in its communicator): what locates a hang. ``flags``: ``SENDS``, or -1.
 IN_FLIGHT: Mapping[str, Any] = {
     "rank": np.int32,
     "kind": np.str_,
     "name": np.str_,
     "comm": np.uint64,
     "seq": np.int64,
+    "peer": np.int32,
+    "flags": np.int32,
     "start_ns": np.int64,
     "observed_ns": np.int64,
 }
@@ -133,13 +140,16 @@ RUNNING, FINISHED, VANISHED = 0, 1, 2
 OF_A_SIGNAL = 128
 
 #: The last known state of each rank. ``life``: running, finished (it closed its ring), or vanished (the process is gone
-#: without having closed it). The store keeps every observation, a run the last one of each rank.
+#: without having closed it). The store keeps every observation, a run the last one of each rank. ``ended_ns`` and
+#: ``exit_status`` (as waitpid has it) are the kernel's; -1: not known.
 RANK_STATES: Mapping[str, Any] = {
     "rank": np.int32,
     "time_ns": np.int64,
     "life": np.int32,
     "events_total": np.int64,
     "events_lost_total": np.int64,
+    "ended_ns": np.int64,
+    "exit_status": np.int64,
 }
 
 #: The operations of a recorded step as a graph needs them: compute and communication of each (dp, stage, tp) worker.

@@ -287,7 +287,7 @@ class IntervalBlock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., name: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("rank", "time_ns", "life", "events_total", "events_lost_total", "in_flight")
+    __slots__ = ("rank", "time_ns", "life", "events_total", "events_lost_total", "in_flight", "ended_ns", "exit_status")
     class Life(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RUNNING: _ClassVar[RankState.Life]
@@ -302,27 +302,35 @@ class RankState(_message.Message):
     EVENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     EVENTS_LOST_TOTAL_FIELD_NUMBER: _ClassVar[int]
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
+    ENDED_NS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_STATUS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     time_ns: int
     life: RankState.Life
     events_total: int
     events_lost_total: int
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
-    def __init__(self, rank: _Optional[int] = ..., time_ns: _Optional[int] = ..., life: _Optional[_Union[RankState.Life, str]] = ..., events_total: _Optional[int] = ..., events_lost_total: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ...) -> None: ...
+    ended_ns: int
+    exit_status: int
+    def __init__(self, rank: _Optional[int] = ..., time_ns: _Optional[int] = ..., life: _Optional[_Union[RankState.Life, str]] = ..., events_total: _Optional[int] = ..., events_lost_total: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., ended_ns: _Optional[int] = ..., exit_status: _Optional[int] = ...) -> None: ...
 
 class InFlight(_message.Message):
-    __slots__ = ("kind", "name", "comm", "seq", "start_ns")
+    __slots__ = ("kind", "name", "comm", "seq", "start_ns", "peer", "flags")
     KIND_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     COMM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     START_NS_FIELD_NUMBER: _ClassVar[int]
+    PEER_FIELD_NUMBER: _ClassVar[int]
+    FLAGS_FIELD_NUMBER: _ClassVar[int]
     kind: str
     name: str
     comm: int
     seq: int
     start_ns: int
-    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., comm: _Optional[int] = ..., seq: _Optional[int] = ..., start_ns: _Optional[int] = ...) -> None: ...
+    peer: int
+    flags: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., comm: _Optional[int] = ..., seq: _Optional[int] = ..., start_ns: _Optional[int] = ..., peer: _Optional[int] = ..., flags: _Optional[int] = ...) -> None: ...
 
 class Attachment(_message.Message):
     __slots__ = ("rank", "time_ns", "name", "content")

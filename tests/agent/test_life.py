@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.life import OPEN_NS, Lives
+from hindmost_agent.life import NS, OPEN_NS, Lives
 from hindmost_agent.rings import Rings
 from hindmost_agent.sampler import Host
 from hindmost_proto import telemetry_pb2 as wire
@@ -54,6 +56,60 @@ def test_a_rank_that_vanished_is_still_where_it_was(producer: Producer) -> None:
     """Its ring outlives it, and says in what it died, however shortly before it had entered that."""
     producer.gone_ns = ENTERED_NS + 2
     assert said(producer, ENTERED_NS + 2) == (wire.RankState.VANISHED, [("all_reduce", 3)])
+
+
+def test_who_tests_in_vain_waits_as_long_as_it_goes_on(tmp_path: Path) -> None:
+    """One that tested and then did something else waits for nobody."""
+    made = ring.Writer.create(tmp_path, Identity("job", 1, 4, 1, "n", "mpi", "a.out"), "mpi")
+    rings = Rings(Host(), [tmp_path])
+    rings.discover(0)
+    (found,), lives, counted = rings, Lives(), []
+    word = (1024 + 16) // 8  # of the open table, where tests are counted
+    for second, tests in enumerate([1, 9, 20, 20, 20]):
+        made.enter(0, ring.P2P, made.name("wait"), ENTERED_NS, 0, made.communicator(77, 1, 4, "w"), 2, ring.POLLS)
+        made._words[word] = tests
+        state = lives.look(found, 5, ENTERED_NS + NS + second * NS)
+        counted.append(None if state is None else [(one.name, one.peer - 1) for one in state.in_flight])
+    assert counted == [[("wait", 2)], None, None, None, []]
+    made.close()
+
+
+def test_each_rank_that_is_waited_for_is_said(producer: Producer, writer: ring.Writer) -> None:
+    """Any rank is none of them."""
+    writer.enter(0, ring.P2P, writer.name("send"), ENTERED_NS, 0, 0, 3, ring.SENDS)
+    writer.enter(1, ring.P2P, writer.name("recv"), ENTERED_NS, 0, 0, ring.ANY16)
+    state = Lives().look(producer, 5, ENTERED_NS + NS)
+    assert state is not None
+    assert [(one.name, one.peer, one.flags) for one in state.in_flight] == [("send", 4, ring.SENDS), ("recv", -1, 0)]
+
+
+def test_a_ring_that_is_found_after_its_process_ended_is_of_a_process_that_has(tmp_path: Path) -> None:
+    """A rank makes a ring for Python and one for MPI; it may die before an agent has seen the second."""
+    script = (
+        "import sys; from hindmost import ring; from hindmost.identity import Identity\n"
+        "who = Identity('job', 1, 4, 1, 'n', 'mpi', 'a.out')\n"
+        "for name in ('py', 'mpi'): ring.Writer.create(sys.argv[1] + '/' + name, who, name); print(flush=True)\n"
+        "sys.stdin.read(); import os; os.kill(os.getpid(), 11)"
+    )
+    argv = [sys.executable, "-c", script, str(tmp_path)]
+    rings = Rings(Host(), [tmp_path / "py"])
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None  # noqa: PT018
+        process.stdout.read(2)
+        rings.discover(0)
+        (found,) = rings
+        found.look(Host().proc, 1)
+        process.stdin.close()
+    rings.ends.collect(5)
+    found.look(Host().proc, 7)
+    rings.remove(found)
+    rings.folders = [tmp_path / "mpi"]
+    rings.discover(8)
+    (late,) = rings
+    state = Lives().look(late, 5, 9)
+    assert state is not None
+    assert (state.life, state.ended_ns, state.exit_status) == (wire.RankState.VANISHED, 5, late.end.status or 0)
+    rings.close()
 
 
 def test_a_rank_that_finished_is_in_nothing(producer: Producer, writer: ring.Writer) -> None:

@@ -42,13 +42,15 @@ def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
     assert run.report["schema"] == "hindmost.report/1"
 
 
-def test_a_rank_that_is_killed_at_step_3(out: Path, tmp_path: Path) -> None:
-    """A rank that dies of SIGKILL takes the job with it, as without us, and the run is reported."""
-    job = script(tmp_path, "if comm.rank == 1: import os; os.kill(os.getpid(), 9)")
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
+def test_a_rank_that_dies_at_step_3(out: Path, tmp_path: Path, name: str) -> None:
+    """It takes the job with it, as without us, and is named as the first that died, by which signal."""
+    job = script(tmp_path, f"if comm.rank == 1: import os, signal; os.kill(os.getpid(), signal.{name})")
     alone = subprocess.run([*MPIRUN, job], env=environ(), capture_output=True, timeout=PATIENCE_S, check=False)
     run = observe(out, *MPIRUN, job)
     assert run.returncode == alone.returncode != 0
-    assert run.report["schema"] == "hindmost.report/1"
+    assert f" died first ({name}), " in run.report["job"]["ended"]
+    assert "rank 1 on " in run.report["job"]["ended"]
 
 
 def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:

@@ -27,8 +27,8 @@ def waiting(definitions: Definitions, life: int = RUNNING) -> Window:
     """Three ranks of four in an all-reduce since second 1, as their agent said in second 2."""
     window = Window()
     ranks = [(rank, 4, rank, "n0", 100 + rank, "", "torch", 0) for rank in range(4)]
-    entered = [(rank, "collective", "all_reduce", 7, 5, SECOND, 2 * SECOND) for rank in range(3)]
-    states = [(rank, 2 * SECOND, life if rank < 3 else RUNNING, 10, 0) for rank in range(4)]
+    entered = [(rank, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 2 * SECOND) for rank in range(3)]
+    states = [(rank, 2 * SECOND, life if rank < 3 else RUNNING, 10, 0, -1, -1) for rank in range(4)]
     plain = {
         "ranks": from_rows("ranks", ranks),
         "communicators": from_rows("communicators", [(7, rank, rank, 4, "world") for rank in range(4)]),
@@ -100,8 +100,8 @@ def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Def
 def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions) -> None:
     """The others wait for it as a matter of course, and where it stands is known."""
     job = standing(definitions)
-    saving = from_rows("in_flight", [(3, "phase", "checkpoint", 0, 0, SECOND, 2 * SECOND)])
-    states = from_rows("rank_states", [(3, 2 * SECOND, RUNNING, 10, 0)])
+    saving = from_rows("in_flight", [(3, "phase", "checkpoint", 0, 0, -1, 0, SECOND, 2 * SECOND)])
+    states = from_rows("rank_states", [(3, 2 * SECOND, RUNNING, 10, 0, -1, -1)])
     job.window.add(Chunk({}, {"in_flight": saving, "rank_states": states}, [], []), definitions)
     heard(job.window, definitions, 5)
     assert job.stall.question(job) is None
@@ -165,8 +165,8 @@ def test_what_is_said_of_a_job_that_may_hang_is_looked_at_with_haste(definitions
 def test_a_rank_that_is_said_to_wait_still_is_heard_of(definitions: Definitions) -> None:
     """Its agent speaks between two samples of its node's metrics, too."""
     job = standing(definitions)
-    again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 5, SECOND, 5 * SECOND)])
-    states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0)])
+    again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 5 * SECOND)])
+    states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0, -1, -1)])
     job.window.add(Chunk({}, {"in_flight": again, "rank_states": states}, [], []), definitions)
     assert job.stall.ripe(job)
 

@@ -21,15 +21,17 @@ pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(200)]
 MESSAGES = 20_000
 
 
-@pytest.fixture(scope="module")
-def reader(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> ring.Reader:
-    """The ring of mpi_messages.c, which makes three calls a message."""
+@pytest.fixture(scope="module", params=[(), ("thread",)], ids=["main", "thread"])
+def reader(installed: Mpi, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> ring.Reader:
+    """The ring of mpi_messages.c, which makes three calls a message, in its main thread or in one that ends."""
     folder: Path = tmp_path_factory.mktemp("messages")
     program = str(folder / "messages")
-    subprocess.run([str(installed.compiler), "-O1", str(HERE / "mpi_messages.c"), "-o", program], check=True)
+    subprocess.run(
+        [str(installed.compiler), "-O1", "-pthread", str(HERE / "mpi_messages.c"), "-o", program], check=True
+    )
     placed = {"RANK": "0", "WORLD_SIZE": "1", "HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / "rings")}
     environ = {**os.environ, **placed, "LD_PRELOAD": str(installed.shim)}
-    subprocess.run([program, str(MESSAGES)], env=environ, check=True, timeout=100)
+    subprocess.run([program, str(MESSAGES), *request.param], env=environ, check=True, timeout=100)
     (path,) = (folder / "rings").glob("*.ring")
     return ring.Reader(path)
 

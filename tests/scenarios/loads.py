@@ -122,6 +122,8 @@ def hang(load: Load, missing: list[int], op: str = "all_reduce", other: str | No
         "name": np.array([name for _, name in inside]),
         "comm": np.full(len(inside), 7, np.uint64),
         "seq": np.full(len(inside), load.steps),
+        "peer": np.full(len(inside), -1, np.int32),
+        "flags": np.zeros(len(inside), np.int32),
         "start_ns": np.full(len(inside), 10**12),
         "observed_ns": np.full(len(inside), 10**12 + int(waited * 1e9)),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement import endings
@@ -21,15 +22,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    import numpy as np
-
 SECOND = 1_000_000_000
 
 
 def ended(lives: Sequence[tuple[int, int]], exit_code: int | None = 137, **tables: Any) -> Run:
     """Three steps of as many ranks as there are ``(life, second of the last look)``."""
     run = loads.make(loads.Load(ranks=len(lives), steps=3))
-    states = [(rank, int(second * SECOND), life, 8, 0) for rank, (life, second) in enumerate(lives)]
+    states = [(rank, int(second * SECOND), life, 8, 0, -1, -1) for rank, (life, second) in enumerate(lives)]
     job = dataclasses.replace(run.job, exit_code=exit_code)
     return dataclasses.replace(run, job=job, rank_states=from_rows("rank_states", states), **tables)
 
@@ -39,7 +38,9 @@ def entered(
 ) -> dict[str, np.ndarray[Any, Any]]:
     """These ranks are in an all-reduce of the communicator of all."""
     comm = int(loads.make(loads.Load(ranks=4, steps=3)).collectives["comm"][0])
-    found = [(rank, "collective", "all_reduce", comm, seq, int(since * SECOND), int(seen * SECOND)) for rank in ranks]
+    found = [
+        (rank, "collective", "all_reduce", comm, seq, -1, 0, int(since * SECOND), int(seen * SECOND)) for rank in ranks
+    ]
     return from_rows("in_flight", found)
 
 
@@ -53,6 +54,37 @@ def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
     """A launcher kills the rest within milliseconds: then the collective that one had not entered tells."""
     run = ended([(VANISHED, 9)] * 4, in_flight=entered([0, 2, 3]))
     assert endings.first_to_die(run) == ([1], ": ranks 0, 2 and 3 waited for it in all_reduce number 3")
+
+
+def told_by_the_kernel(*ends: tuple[float, int], raised: int | None = None) -> Run:
+    """Ranks gone in one check, of which the kernel told when each ended, ms, and with which status."""
+    run = ended([(VANISHED, 9)] * len(ends))
+    states = run.rank_states
+    states["ended_ns"] = np.array([int(ms * 1e6) + 8 * SECOND for ms, _ in ends])
+    states["exit_status"] = np.array([status for _, status in ends])
+    words = [(raised, "raised ValueError at job.py:14", 8 * SECOND - 5, 0, 0.0)] if raised is not None else []
+    return dataclasses.replace(run, rank_states=states, intervals=from_rows("intervals", words))
+
+
+@pytest.mark.parametrize(
+    ("ends", "said"),
+    [
+        ([(3, 15), (0, 9), (3, 15)], "rank 1 on node0 died first (SIGKILL), 3.0 ms before ranks 0 and 2"),
+        ([(3, 15), (0, 139), (3, 15)], "rank 1 on node0 died first (SIGSEGV), 3.0 ms before ranks 0 and 2"),
+        ([(3, 15), (3, 15), (2, 256)], "rank 2 on node0 died first (exit code 1), 1.0 ms before ranks 0 and 1"),
+        ([(2e-6, 15), (0, 11), (1e-6, 15)], "rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2"),
+        ([(0, 15), (1, 15), (2, 9)], "ranks 0, 1 and 2 on node0 were killed or crashed, order unknown"),
+    ],
+)
+def test_the_kernel_s_word_says_who_died_first(ends: list[tuple[float, int]], said: str) -> None:
+    """A launcher ends the rest by SIGTERM, and in any order: which of those came first says nothing."""
+    assert endings.sentence(told_by_the_kernel(*ends)) == f"exit code 137 (SIGKILL); {said}"
+
+
+def test_a_rank_s_exception_comes_before_whatever_it_caused() -> None:
+    """Its process may end after all others: MPI_Abort returns last."""
+    first, how = endings.first_to_die(told_by_the_kernel((1, 15), (2, 15), (30, 256), raised=2))
+    assert (first, how) == ([2], " (raised ValueError at job.py:14), 1.0 ms before ranks 0 and 1")
 
 
 def test_gone_in_one_observation_without_more_is_not_known() -> None:
@@ -160,7 +192,7 @@ def test_one_is_counted_as_one(ranks: int, calls: int, told: str) -> None:
 def recorded(folder: Path, lives: Sequence[tuple[int, int, int]]) -> Run:
     """A run directory with these looks ``(rank, second, life)``; all but rank 1 sat in a collective at second 2."""
     store = ParquetStore(folder, single=True)
-    looks = from_rows("rank_states", [(rank, at * SECOND, life, 8, 0) for rank, at, life in lives])
+    looks = from_rows("rank_states", [(rank, at * SECOND, life, 8, 0, -1, -1) for rank, at, life in lives])
     tables = {"rank_states": looks, "in_flight": entered([0, 2, 3])}
     store.write({("j", name): [arrow(name, part)] for name, part in tables.items()}, {})
     store.close()

@@ -15,6 +15,7 @@ from hindmost_collector.model import FINISHED, RUNNING, VANISHED
 from hindmost_collector.report import text
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.sources import columns
 from hindmost_collector.timeline.blocks import build
 
 from tests.scenarios.loads import Load, make, metrics
@@ -241,7 +242,7 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
             late |= {"comm": late["comm"] + np.uint64(1)}
         joined[table] = {name: np.concatenate([early[name], late[name]]) for name in early}
     life = np.array([VANISHED, FINISHED, FINISHED])
-    states = first.rank_states | {"rank": np.arange(3), "life": life, "time_ns": np.zeros(3, np.int64)}
+    states = columns.table("rank_states", rank=np.arange(3), life=life, time_ns=0)
     steps_, calls = joined["steps"], joined["collectives"]
     report = judge(replace(first, steps=steps_, collectives=calls, rank_states=states))
     assert {(verdict.kind, verdict.ranks) for verdict in report.verdicts} == {

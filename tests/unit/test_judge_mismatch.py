@@ -53,6 +53,8 @@ def stopped(run: Run) -> Run:
         "name": np.array(["all_reduce", "all_reduce"]),
         "comm": np.full(2, c["comm"][0], np.uint64),
         "seq": np.array([last[0] + 1, last[1] + 2], np.int64),
+        "peer": np.full(2, -1, np.int32),
+        "flags": np.zeros(2, np.int32),
         "start_ns": np.full(2, end, np.int64),
         "observed_ns": np.full(2, end + 20 * 10**9, np.int64),
     }

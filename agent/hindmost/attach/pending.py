@@ -42,6 +42,8 @@ def _open(path: Path) -> list[ring.Event]:
 
 def _line(event: ring.Event, now_ns: int) -> str:
     what = event.name if event.kind == ring.P2P else f"{event.name} number {event.seq}"
-    peer = f" with rank {event.peer}" if event.kind == ring.P2P and event.peer >= 0 else ""
+    peer = ""
+    if event.kind == ring.P2P and event.peer != -1:
+        peer = " with any rank" if event.peer == ring.ANY else f" with rank {event.peer}"
     where = f" of communicator {event.comm_id:#x}" if event.comm_id else ""
     return f"waits for {(now_ns - event.start_ns) / 1e9:.1f} s in {what}{where}{peer}"

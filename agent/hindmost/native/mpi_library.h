@@ -24,6 +24,8 @@ struct hm_library {
     HM_HANDLE comm_world, comm_null, request_null, byte;
     int cartesian, graph, dist_graph; /* what MPI_Topo_test says */
     const void *in_place;
+    HM_HANDLE request_empty; /* Open MPI's request of what is complete already */
+    int any_source;
     size_t source_offset; /* of MPI_SOURCE in MPI_Status */
     void *status_ignore;
     void *statuses_ignore;

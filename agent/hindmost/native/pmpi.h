@@ -61,6 +61,8 @@ struct hm_thread {
     uint32_t position; /* calls since the last long gap */
     uint32_t after;    /* what the current gap follows: key into `expected` */
     uint8_t expected[HM_PREDICTIONS]; /* how surely a long gap follows, 0 to 3 */
+    struct hm_communicator *matched; /* of the message that MPI_Mprobe found and no MPI_Mrecv has received; NULL: none */
+    int matched_source;
     uint64_t polled_since, polled;    /* the first and the last test of its polling; 0: it does not poll */
     bool polls_briefly;               /* two of them were less than HM_LONG_NS apart */
     struct hm_clock clock;
@@ -106,8 +108,12 @@ HM_HIDDEN void hm_usage_init(void);
 HM_HIDDEN int hm_take_slot(void);
 HM_HIDDEN void hm_start_agent(void);
 HM_HIDDEN void hm_attach(uint64_t start);
+HM_HIDDEN void hm_leave_job(uint64_t start);
 HM_HIDDEN void hm_detach(uint64_t start);
-HM_HIDDEN void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq);
+/* `flags`, `peer`: of the open operation, HM_SENDS and HM_SEVERAL. */
+HM_HIDDEN void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq,
+                            uint8_t flags, uint16_t peer);
+HM_HIDDEN void hm_begin_fortran_wait(struct hm_call *call, const int *requests, int count);
 HM_HIDDEN void hm_write_folded(struct hm_thread *thread);
 HM_HIDDEN void hm_end_p2p(struct hm_call *call, enum hm_operation op, uint8_t flags, int result, int peer,
                           int64_t bytes);
@@ -128,16 +134,53 @@ static inline struct hm_communicator *hm_comm_of(HM_HANDLE raw) {
     return hm_comm_find(comm);
 }
 
-static inline void hm_open(uint64_t what, uint64_t start, uint64_t where) {
+/* A rank as the other side of a message: where it is any, or none. */
+static inline uint16_t hm_peer(int rank) {
+    if (HM_LIKELY((unsigned)rank < HM_ANY16))
+        return (uint16_t)rank;
+    return rank == hm_library.any_source ? HM_ANY16 : HM_NONE16;
+}
+
+static inline bool hm_has_slot(void) {
     if (!HM_LIKELY(hm_thread.slot != 0))
         hm_thread.slot = hm_take_slot();
-    if (HM_LIKELY(hm_thread.slot > 0))
+    return HM_LIKELY(hm_thread.slot > 0);
+}
+
+static inline void hm_open(uint64_t what, uint64_t start, uint64_t where) {
+    if (hm_has_slot())
         hm_enter(&hm_pmpi.ring, hm_thread.slot - 1, what, start, where);
 }
 
 static inline void hm_shut(void) {
     if (HM_LIKELY(hm_thread.slot > 0))
         hm_leave(&hm_pmpi.ring, hm_thread.slot - 1);
+}
+
+/* A test or a probe found nothing, once more: the open operation counts it. False: none is open yet. */
+static inline bool hm_polls_on(enum hm_operation op) {
+    uint64_t apart = hm_what(0, HM_SENDS | HM_SEVERAL, 0), *word;
+    if (hm_thread.slot <= 0)
+        return hm_thread.slot < 0;
+    word = hm_open_slot(&hm_pmpi.ring, hm_thread.slot - 1);
+    if ((word[0] & ~apart) != (hm_what(HM_P2P, HM_POLLS, (uint16_t)op) | 1))
+        return false;
+    __atomic_store_n(&word[2], word[2] + 1, __ATOMIC_RELAXED);
+    return true;
+}
+
+/* The first one; what is open stands until something is found or another call comes. */
+static inline void hm_polls(enum hm_operation op, uint8_t flags, uint64_t where) {
+    if (!hm_has_slot())
+        return;
+    hm_open_slot(&hm_pmpi.ring, hm_thread.slot - 1)[2] = 0;
+    hm_open(hm_what(HM_P2P, HM_POLLS | flags, (uint16_t)op), hm_time(), where);
+}
+
+/* Whatever was tested is complete. */
+static inline void hm_polled(void) {
+    if (hm_thread.slot > 0)
+        hm_shut();
 }
 
 HM_HIDDEN uint64_t hm_long_stretch(struct hm_thread *thread, uint64_t now);

@@ -16,7 +16,7 @@ static void count_in(const void *made) {
         if (!hm_observed())                                                                                            \
             return real arguments;                                                                                     \
         struct hm_call call;                                                                                           \
-        hm_begin_p2p(&call, NULL, HM_OP_comm_create, 0);                                                               \
+        hm_begin_p2p(&call, NULL, HM_OP_comm_create, 0, 0, HM_NONE16);                                                 \
         int result = real arguments;                                                                                   \
         if (result == HM_MPI_SUCCESS)                                                                                  \
             count_in(made);                                                                                            \

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "pmpi_real.h"
+#include "pmpi_requests.h"
 
 #include <dlfcn.h>
 
@@ -63,7 +64,8 @@ static int64_t sum(I counts, int n) {
         hm_end_collective(&call, HM_OP_##op_, good ? 0 : HM_ERROR, root, good ? (bytes) : 0);                          \
     }
 
-#define POINT_TO_POINT(symbol, op_, flags, peer, bytes, declaration, arguments)                                        \
+/* CALL(symbol, operation, flags, peer, bytes, begin, declaration, arguments) */
+#define CALL(symbol, op_, flags, peer, bytes, begin, declaration, arguments)                                           \
     HM_EXPORT void symbol declaration {                                                                                \
         FORTRAN_REAL(symbol, declaration)                                                                              \
         if (!hm_observed()) {                                                                                          \
@@ -71,11 +73,16 @@ static int64_t sum(I counts, int n) {
             return;                                                                                                    \
         }                                                                                                              \
         struct hm_call call;                                                                                           \
-        hm_begin_p2p(&call, NULL, HM_OP_##op_, 0);                                                                     \
+        begin;                                                                                                         \
         real arguments;                                                                                                \
         int result = error ? *error : HM_MPI_SUCCESS;                                                                  \
         hm_end_p2p(&call, HM_OP_##op_, flags, result, peer, result ? 0 : (bytes));                                     \
     }
+
+#define MESSAGE(op_, way, peer) hm_begin_p2p(&call, communicator(comm), HM_OP_##op_, 0, way, hm_peer(peer))
+#define POSTED(peer, sends)                                                                                            \
+    (hm_message_add((HM_HANDLE)(unsigned)*request, call.comm->index, hm_peer(peer), sends), bytes_of(*n, type))
+#define NO_MESSAGE hm_begin_p2p(&call, NULL, HM_OP_comm_create, 0, 0, HM_NONE16)
 
 #define AT_ROOT (*root == call.comm->rank)
 
@@ -119,26 +126,27 @@ ALL(COLLECTIVE, mpi_alltoallv, all_to_all,
     (void *in, I ns, I places, I type, void *out, I ms, I mplaces, I mtype, I comm, int *error),
     (in, ns, places, type, out, ms, mplaces, mtype, comm, error), -1, bytes_of(sum(ms, call.comm->blocks), mtype))
 
-ALL(POINT_TO_POINT, mpi_send, send, 0, *to, bytes_of(*n, type),
+ALL(CALL, mpi_send, send, 0, *to, bytes_of(*n, type), MESSAGE(send, HM_SENDS, *to),
     (void *buffer, I n, I type, I to, I tag, I comm, int *error), (buffer, n, type, to, tag, comm, error))
-ALL(POINT_TO_POINT, mpi_recv, recv, 0, *from, bytes_of(*n, type),
+ALL(CALL, mpi_recv, recv, 0, *from, bytes_of(*n, type), MESSAGE(recv, 0, *from),
     (void *buffer, I n, I type, I from, I tag, I comm, void *status, int *error),
     (buffer, n, type, from, tag, comm, status, error))
-ALL(POINT_TO_POINT, mpi_isend, send, HM_NONBLOCKING, *to, bytes_of(*n, type),
+ALL(CALL, mpi_isend, send, HM_NONBLOCKING, *to, POSTED(*to, true), MESSAGE(send, HM_SENDS, *to),
     (void *buffer, I n, I type, I to, I tag, I comm, int *request, int *error),
     (buffer, n, type, to, tag, comm, request, error))
-ALL(POINT_TO_POINT, mpi_irecv, recv, HM_NONBLOCKING, *from, bytes_of(*n, type),
+ALL(CALL, mpi_irecv, recv, HM_NONBLOCKING, *from, POSTED(*from, false), MESSAGE(recv, 0, *from),
     (void *buffer, I n, I type, I from, I tag, I comm, int *request, int *error),
     (buffer, n, type, from, tag, comm, request, error))
-ALL(POINT_TO_POINT, mpi_sendrecv, sendrecv, 0, *from, bytes_of(*n, type),
+ALL(CALL, mpi_sendrecv, sendrecv, 0, *from, bytes_of(*n, type), MESSAGE(sendrecv, 0, *from),
     (void *in, I n, I type, I to, I tag, void *out, I m, I mtype, I from, I mtag, I comm, void *status, int *error),
     (in, n, type, to, tag, out, m, mtype, from, mtag, comm, status, error))
-ALL(POINT_TO_POINT, mpi_wait, wait, 0, -1, 0, (int *request, void *status, int *error), (request, status, error))
-ALL(POINT_TO_POINT, mpi_waitall, wait, 0, -1, 0, (I n, int *requests, void *statuses, int *error),
-    (n, requests, statuses, error))
-ALL(POINT_TO_POINT, mpi_comm_dup, comm_create, 0, -1, (communicator(made), 0), (I comm, int *made, int *error),
+ALL(CALL, mpi_wait, wait, 0, -1, 0, hm_begin_fortran_wait(&call, request, 1), (int *request, void *status, int *error),
+    (request, status, error))
+ALL(CALL, mpi_waitall, wait, 0, -1, 0, hm_begin_fortran_wait(&call, requests, *n),
+    (I n, int *requests, void *statuses, int *error), (n, requests, statuses, error))
+ALL(CALL, mpi_comm_dup, comm_create, 0, -1, (communicator(made), 0), NO_MESSAGE, (I comm, int *made, int *error),
     (comm, made, error))
-ALL(POINT_TO_POINT, mpi_comm_split, comm_create, 0, -1, (communicator(made), 0),
+ALL(CALL, mpi_comm_split, comm_create, 0, -1, (communicator(made), 0), NO_MESSAGE,
     (I comm, I color, I key, int *made, int *error), (comm, color, key, made, error))
 
 #define INIT(symbol, declaration, arguments)                                                                           \
@@ -158,7 +166,7 @@ ALL(INIT, mpi_init_thread, (I required, int *provided, int *error), (required, p
     HM_EXPORT void symbol(int *error) {                                                                                \
         FORTRAN_REAL(symbol, (int *))                                                                                  \
         uint64_t start = hm_now();                                                                                     \
-        hm_pmpi.active = false;                                                                                        \
+        hm_leave_job(start);                                                                                           \
         real(error);                                                                                                   \
         hm_detach(start);                                                                                              \
     }

@@ -13,7 +13,7 @@ struct hm_pmpi hm_pmpi;
 __thread struct hm_thread hm_thread __attribute__((tls_model("initial-exec")));
 
 static bool paused;
-static pthread_key_t slot_key;
+static pthread_key_t thread_key;
 static uint32_t slots_taken; /* a bit for each slot of the open table */
 
 static const char *const names[] = {
@@ -26,20 +26,26 @@ static void say(const char *what, const char *why) {
     fprintf(stderr, "hindmost: this rank's MPI calls are not recorded: %s%s%s\n", what, *why ? ": " : "", why);
 }
 
-/* A thread that ends gives its slot back. */
-static void give_slot_back(void *slot) {
-    __atomic_fetch_and(&slots_taken, ~(1u << ((uintptr_t)slot - 1)), __ATOMIC_RELEASE);
+/* A thread that ends writes what it still holds, and gives its slot back, if it has one. */
+static void leave_thread(void *unused) {
+    (void)unused;
+    if (hm_pmpi.active)
+        hm_write_folded(&hm_thread);
+    if (hm_thread.slot <= 0)
+        return;
+    hm_leave(&hm_pmpi.ring, hm_thread.slot - 1);
+    __atomic_fetch_and(&slots_taken, ~(1u << (hm_thread.slot - 1)), __ATOMIC_RELEASE);
+    hm_thread.slot = -1;
 }
 
 int hm_take_slot(void) {
     uint32_t taken = __atomic_load_n(&slots_taken, __ATOMIC_ACQUIRE);
+    pthread_setspecific(thread_key, &hm_thread);
     while (taken != UINT32_MAX) {
         int slot = __builtin_ctz(~taken);
         if (__atomic_compare_exchange_n(&slots_taken, &taken, taken | 1u << slot, false, __ATOMIC_ACQ_REL,
-                                        __ATOMIC_ACQUIRE)) {
-            pthread_setspecific(slot_key, (void *)(uintptr_t)(slot + 1));
+                                        __ATOMIC_ACQUIRE))
             return slot + 1;
-        }
     }
     return -1;
 }
@@ -98,7 +104,7 @@ void hm_attach(uint64_t start) {
     if (hm_pmpi.window_calls > HM_MOST_CALLS)
         hm_pmpi.window_calls = HM_MOST_CALLS;
     hm_pmpi.short_ns = HM_WINDOW_NS / (hm_pmpi.window_calls + 1);
-    if (pthread_key_create(&slot_key, give_slot_back) || pthread_atfork(NULL, NULL, in_child) || !hm_comm_init())
+    if (pthread_key_create(&thread_key, leave_thread) || pthread_atfork(NULL, NULL, in_child) || !hm_comm_init())
         return say("no thread key or communicator attribute left", "");
     hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_init), start, hm_now() - start,
              hm_where(0, HM_NONE16, HM_NONE16), 0);
@@ -127,11 +133,29 @@ HM_EXPORT int MPI_Init_thread(int *argc, char ***argv, int required, int *provid
     return result;
 }
 
+/* Which rank ended the job: its launcher ends the others within milliseconds, and this one maybe last. */
+HM_EXPORT int MPI_Abort(HM_HANDLE comm, int code) {
+    HM_REAL(MPI_Abort, (HM_HANDLE, int))
+    if (hm_pmpi.active)
+        hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_abort), hm_now(), 0, hm_where(0, HM_NONE16, HM_NONE16),
+                 (uint64_t)(uint32_t)code);
+    return real(comm, code);
+}
+
+/* Before MPI_Finalize: nothing more is recorded. Its ranks wait for each other; one that came before the end, as Python
+ * does after an exception, waits there for ever. */
+void hm_leave_job(uint64_t start) {
+    if (hm_pmpi.active)
+        hm_open(hm_what(HM_PHASE, 0, HM_OP_mpi_finalize), start, hm_where(0, HM_NONE16, HM_NONE16));
+    hm_pmpi.active = false;
+}
+
 /* After MPI_Finalize: the last record, and the ring's end. */
 void hm_detach(uint64_t start) {
     if (!hm_pmpi.ring.base || hm_pmpi.pid != getpid())
         return;
     hm_write_folded(&hm_thread);
+    hm_shut();
     hm_event(&hm_pmpi.ring, hm_what(HM_MARK, 0, HM_OP_mpi_finalize), start, hm_now() - start,
              hm_where(0, HM_NONE16, HM_NONE16), 0);
     hm_ring_close(&hm_pmpi.ring);
@@ -141,7 +165,7 @@ void hm_detach(uint64_t start) {
 HM_EXPORT int MPI_Finalize(void) {
     HM_REAL(MPI_Finalize, (void))
     uint64_t start = hm_now();
-    hm_pmpi.active = false;
+    hm_leave_job(start);
     int result = real();
     hm_detach(start);
     return result;

@@ -1,5 +1,6 @@
 /* Point-to-point calls and waits. Their time is not a rank's own: it is taken out of the gap between collectives. */
 #include "pmpi_real.h"
+#include "pmpi_requests.h"
 
 typedef HM_HANDLE H;
 
@@ -10,12 +11,13 @@ struct status {
     int words[16];
 };
 
-void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq) {
+void hm_begin_p2p(struct hm_call *call, struct hm_communicator *comm, enum hm_operation op, uint32_t seq, uint8_t flags,
+                  uint16_t peer) {
     hm_thread.depth = 1;
     call->comm = comm;
     call->seq = seq;
     call->start = hm_stretch_ends(hm_time());
-    hm_open(hm_what(HM_P2P, 0, (uint16_t)op), call->start, hm_where(seq, HM_NONE16, comm ? comm->index : HM_NONE16));
+    hm_open(hm_what(HM_P2P, flags, (uint16_t)op), call->start, hm_where(seq, peer, comm ? comm->index : HM_NONE16));
 }
 
 /* Very many short calls would push the collectives out of the ring, and cost the agent more than they tell. Beyond so
@@ -77,13 +79,33 @@ static int64_t bytes_of(const void *status) {
     return get_count && get_count(status, hm_library.byte, &bytes) == HM_MPI_SUCCESS && bytes > 0 ? bytes : 0;
 }
 
+/* A call that sends and receives waits for two. */
+static uint8_t hm_both(int from, int to) {
+    if (from == to || from < 0 || to < 0 || to >= HM_ANY16 || !hm_has_slot())
+        return 0;
+    struct hm_partners *with = hm_partners_of(&hm_pmpi.ring, hm_thread.slot - 1);
+    with->count = 2;
+    with->more = 0;
+    with->receives = 1;
+    with->sends = 2;
+    with->peers[0] = hm_peer(from);
+    with->peers[1] = (uint16_t)to;
+    return HM_SEVERAL;
+}
+
+/* The message that this thread's MPI_Mrecv, which says no source, is about to receive. */
+static void note_match(struct hm_communicator *comm, const void *status) {
+    hm_thread.matched = comm;
+    hm_thread.matched_source = source_of(status);
+}
+
 #define SEND(symbol, op_, flags, N)                                                                                    \
     HM_EXPORT int symbol(const void *buffer, N n, H type, int peer, int tag, H comm) {                                 \
         HM_REAL(symbol, (const void *, N, H, int, int, H))                                                             \
         if (!hm_observed())                                                                                            \
             return real(buffer, n, type, peer, tag, comm);                                                             \
         struct hm_call call;                                                                                           \
-        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_##op_, 0);                                                         \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_##op_, 0, HM_SENDS, hm_peer(peer));                                \
         int result = real(buffer, n, type, peer, tag, comm);                                                           \
         hm_end_p2p(&call, HM_OP_##op_, flags, result, peer, result ? 0 : hm_type_bytes(n, type));                      \
         return result;                                                                                                 \
@@ -95,9 +117,21 @@ static int64_t bytes_of(const void *status) {
         if (!hm_observed())                                                                                            \
             return real(buffer, n, type, peer, tag, comm, request);                                                    \
         struct hm_call call;                                                                                           \
-        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_##op_, 0);                                                         \
+        uint16_t other = hm_peer(peer);                                                                                \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_##op_, 0, HM_OP_##op_ == HM_OP_send ? HM_SENDS : 0, other);        \
         int result = real(buffer, n, type, peer, tag, comm, request);                                                  \
+        hm_message_add(hm_handle_at(request, 0), call.comm->index, other, HM_OP_##op_ == HM_OP_send);                  \
         hm_end_p2p(&call, HM_OP_##op_, HM_NONBLOCKING, result, peer, result ? 0 : hm_type_bytes(n, type));             \
+        return result;                                                                                                 \
+    }
+
+/* A persistent request: it is started again and again, to the same peer. */
+#define KEEP(symbol, sends, N)                                                                                         \
+    HM_EXPORT int symbol(const void *buffer, N n, H type, int peer, int tag, H comm, H *request) {                     \
+        HM_REAL(symbol, (const void *, N, H, int, int, H, H *))                                                        \
+        int result = real(buffer, n, type, peer, tag, comm, request);                                                  \
+        if (hm_observed() && result == HM_MPI_SUCCESS)                                                                 \
+            hm_message_add(hm_handle_at(request, 0), hm_comm_of(comm)->index, hm_peer(peer), sends);                   \
         return result;                                                                                                 \
     }
 
@@ -109,7 +143,7 @@ static int64_t bytes_of(const void *status) {
         struct hm_call call;                                                                                           \
         struct status own;                                                                                             \
         void *given = status_or(status, &own);                                                                         \
-        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_recv, 0);                                                          \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_recv, 0, 0, hm_peer(source));                                      \
         int result = real(buffer, n, type, source, tag, comm, given);                                                  \
         hm_end_p2p(&call, HM_OP_recv, 0, result, result ? source : source_of(given), result ? 0 : bytes_of(given));    \
         return result;                                                                                                 \
@@ -122,7 +156,7 @@ static int64_t bytes_of(const void *status) {
         if (!hm_observed())                                                                                            \
             return real(in, n, type, to, tag, out, m, mtype, from, mtag, comm, status);                                \
         struct hm_call call;                                                                                           \
-        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_sendrecv, 0);                                                      \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_sendrecv, 0, hm_both(from, to), hm_peer(from));                    \
         int result = real(in, n, type, to, tag, out, m, mtype, from, mtag, comm, status);                              \
         hm_end_p2p(&call, HM_OP_sendrecv, 0, result, from, result ? 0 : hm_type_bytes(n, type));                       \
         return result;                                                                                                 \
@@ -134,7 +168,7 @@ static int64_t bytes_of(const void *status) {
         if (!hm_observed())                                                                                            \
             return real(buffer, n, type, to, tag, from, mtag, comm, status);                                           \
         struct hm_call call;                                                                                           \
-        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_sendrecv, 0);                                                      \
+        hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_sendrecv, 0, hm_both(from, to), hm_peer(from));                    \
         int result = real(buffer, n, type, to, tag, from, mtag, comm, status);                                         \
         hm_end_p2p(&call, HM_OP_sendrecv, 0, result, from, result ? 0 : hm_type_bytes(n, type));                       \
         return result;                                                                                                 \
@@ -148,9 +182,11 @@ static int64_t bytes_of(const void *status) {
         struct hm_call call;                                                                                           \
         struct status own;                                                                                             \
         void *given = status_or(status, &own);                                                                         \
-        hm_begin_p2p(&call, NULL, HM_OP_recv, 0);                                                                      \
+        int source = hm_thread.matched ? hm_thread.matched_source : -1;                                                \
+        hm_begin_p2p(&call, hm_thread.matched, HM_OP_recv, 0, 0, source < 0 ? HM_NONE16 : hm_peer(source));            \
+        hm_thread.matched = NULL;                                                                                      \
         int result = real(buffer, n, type, message, given);                                                            \
-        hm_end_p2p(&call, HM_OP_recv, 0, result, -1, result ? 0 : bytes_of(given));                                    \
+        hm_end_p2p(&call, HM_OP_recv, 0, result, source, result ? 0 : bytes_of(given));                                \
         return result;                                                                                                 \
     }
 
@@ -163,6 +199,11 @@ POST(MPI_Issend, send, int)
 POST(MPI_Ibsend, send, int)
 POST(MPI_Irsend, send, int)
 POST(MPI_Irecv, recv, int)
+KEEP(MPI_Send_init, true, int)
+KEEP(MPI_Ssend_init, true, int)
+KEEP(MPI_Bsend_init, true, int)
+KEEP(MPI_Rsend_init, true, int)
+KEEP(MPI_Recv_init, false, int)
 RECV(MPI_Recv, int)
 MRECV(MPI_Mrecv, int)
 SENDRECV(MPI_Sendrecv, int)
@@ -178,6 +219,11 @@ POST(MPI_Issend_c, send, int64_t)
 POST(MPI_Ibsend_c, send, int64_t)
 POST(MPI_Irsend_c, send, int64_t)
 POST(MPI_Irecv_c, recv, int64_t)
+KEEP(MPI_Send_init_c, true, int64_t)
+KEEP(MPI_Ssend_init_c, true, int64_t)
+KEEP(MPI_Bsend_init_c, true, int64_t)
+KEEP(MPI_Rsend_init_c, true, int64_t)
+KEEP(MPI_Recv_init_c, false, int64_t)
 RECV(MPI_Recv_c, int64_t)
 MRECV(MPI_Mrecv_c, int64_t)
 SENDRECV(MPI_Sendrecv_c, int64_t)
@@ -189,7 +235,7 @@ HM_EXPORT int MPI_Probe(int source, int tag, H comm, void *status) {
     if (!hm_observed())
         return real(source, tag, comm, status);
     struct hm_call call;
-    hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_probe, 0);
+    hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_probe, 0, 0, hm_peer(source));
     int result = real(source, tag, comm, status);
     hm_end_p2p(&call, HM_OP_probe, 0, result, source, 0);
     return result;
@@ -200,8 +246,36 @@ HM_EXPORT int MPI_Mprobe(int source, int tag, H comm, H *message, void *status) 
     if (!hm_observed())
         return real(source, tag, comm, message, status);
     struct hm_call call;
-    hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_probe, 0);
-    int result = real(source, tag, comm, message, status);
+    struct status own;
+    void *given = status_or(status, &own);
+    hm_begin_p2p(&call, hm_comm_of(comm), HM_OP_probe, 0, 0, hm_peer(source));
+    int result = real(source, tag, comm, message, given);
+    if (result == HM_MPI_SUCCESS)
+        note_match(call.comm, given);
     hm_end_p2p(&call, HM_OP_probe, 0, result, source, 0);
     return result;
 }
+
+/* A probe that finds nothing leaves no record. One that comes again and again is how a rank waits. */
+#define PROBES(symbol, declaration, arguments, matches)                                                                \
+    HM_EXPORT int symbol declaration {                                                                                 \
+        HM_REAL(symbol, declaration)                                                                                   \
+        struct status own;                                                                                             \
+        void *given = hm_observed() ? status_or(status, &own) : status;                                                \
+        if (!hm_observed())                                                                                            \
+            return real arguments;                                                                                     \
+        hm_thread.depth = 1;                                                                                           \
+        int result = real arguments;                                                                                   \
+        if (result != HM_MPI_SUCCESS || *flag)                                                                         \
+            hm_polled();                                                                                               \
+        else if (!hm_polls_on(HM_OP_probe))                                                                            \
+            hm_polls(HM_OP_probe, 0, hm_where(0, hm_peer(source), hm_comm_of(comm)->index));                           \
+        if (matches && result == HM_MPI_SUCCESS && *flag)                                                              \
+            note_match(hm_comm_of(comm), given);                                                                       \
+        hm_thread.depth = 0;                                                                                           \
+        return result;                                                                                                 \
+    }
+
+PROBES(MPI_Iprobe, (int source, int tag, H comm, int *flag, void *status), (source, tag, comm, flag, given), false)
+PROBES(MPI_Improbe, (int source, int tag, H comm, int *flag, H *message, void *status),
+       (source, tag, comm, flag, message, given), true)

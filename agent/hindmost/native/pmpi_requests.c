@@ -10,6 +10,7 @@ static HM_HANDLE handles[MOST]; /* 0: free */
 static struct hm_request requests[MOST];
 static int used; /* all places from here on are free */
 uint32_t hm_requests_count;
+uint64_t hm_messages[HM_MESSAGES];
 
 /* A request belongs to one thread at a time, so that its thread needs no lock to find it. Others may change the
  * table meanwhile, under the lock: what is read without it (`used`, `handles`, the count) is stored atomically. */

@@ -42,6 +42,86 @@ static void release(const struct held *held, const void *requests) {
             hm_request_done(held->entries[i].handle, &done);
 }
 
+/* With whom a call that is given these messages' requests waits. */
+struct waited {
+    uint16_t comm, peer;
+    uint8_t flags;
+};
+
+enum { MOST_SEEN = 256 };
+
+/* Add a peer to a list, once; `next` is where it would be if the peers came in the same order again. */
+static bool add_peer(struct hm_partners *with, int *next, uint64_t word) {
+    uint16_t peer = hm_message_peer(word);
+    int at = *next < with->count ? *next : 0, i = at;
+    if (with->count && with->peers[at ? at - 1 : with->count - 1] == peer) /* many messages to one peer, in a row */
+        i = at ? at - 1 : with->count - 1;
+    else if (!with->count || with->peers[at] != peer)
+        for (i = 0; i < with->count && with->peers[i] != peer; i++)
+            ;
+    if (i == HM_PARTNERS)
+        return false;
+    if (i == with->count)
+        with->peers[with->count++] = peer;
+    if (hm_message_flags(word) & HM_SENDS)
+        with->sends |= 1u << i;
+    else
+        with->receives |= 1u << i;
+    *next = i + 1;
+    return true;
+}
+
+/* `fortran`: the requests are Fortran's, integers with any MPI. */
+static struct waited list_peers(const void *requests, int count, bool fortran) {
+    struct hm_partners *with = hm_partners_of(&hm_pmpi.ring, hm_thread.slot - 1);
+    struct waited found = {HM_NONE16, HM_NONE16, HM_SEVERAL};
+    int next = 0, most = count < MOST_SEEN ? count : MOST_SEEN;
+    with->count = 0;
+    with->sends = with->receives = 0;
+    with->more = count > most;
+    for (int i = 0; i < most; i++) {
+        H handle = fortran ? ((const uint32_t *)requests)[i] : hm_handle_at(requests, i);
+        uint64_t word = hm_message_find(handle);
+        if (handle == hm_library.request_null || hm_is_shared(handle) || (word && hm_message_peer(word) == HM_NONE16))
+            continue;
+        if (word && found.comm == HM_NONE16)
+            found.comm = hm_message_comm(word);
+        if (!word || hm_message_comm(word) != found.comm || !add_peer(with, &next, word))
+            with->more = 1;
+    }
+    if (with->count)
+        found.peer = with->peers[0];
+    return found;
+}
+
+static struct waited peers_of(const void *requests, int count) {
+    if (count != 1 && hm_has_slot())
+        return list_peers(requests, count, false);
+    uint64_t word = count == 1 ? hm_message_find(hm_handle_at(requests, 0)) : 0;
+    if (!word)
+        return (struct waited){HM_NONE16, HM_NONE16, 0};
+    return (struct waited){hm_message_comm(word), hm_message_peer(word), hm_message_flags(word)};
+}
+
+static void begin(struct hm_call *call, struct hm_communicator *comm, uint32_t seq, const struct waited *waited) {
+    struct hm_communicator of = {.index = waited->comm};
+    hm_begin_p2p(call, &of, HM_OP_wait, seq, waited->flags, waited->peer);
+    call->comm = comm;
+}
+
+/* A wait begins: for the first collective among its requests, or for messages. */
+static void begin_wait(struct hm_call *call, const struct held *held, const void *requests, int count) {
+    struct hm_request first = first_of(held);
+    struct hm_communicator *comm = first.comm;
+    struct waited waited = comm ? (struct waited){comm->index, HM_NONE16, 0} : peers_of(requests, count);
+    begin(call, comm, first.seq, &waited);
+}
+
+void hm_begin_fortran_wait(struct hm_call *call, const int *requests, int count) {
+    struct waited waited = hm_has_slot() ? list_peers(requests, count, true) : (struct waited){HM_NONE16, HM_NONE16, 0};
+    begin(call, NULL, 0, &waited);
+}
+
 #define WAIT(symbol, declaration, arguments, requests, count)                                                          \
     HM_EXPORT int symbol declaration {                                                                                 \
         HM_REAL(symbol, declaration)                                                                                   \
@@ -50,8 +130,7 @@ static void release(const struct held *held, const void *requests) {
         struct hm_call call;                                                                                           \
         struct held held;                                                                                              \
         hold(&held, requests, count);                                                                                  \
-        struct hm_request first = first_of(&held);                                                                     \
-        hm_begin_p2p(&call, first.comm, HM_OP_wait, first.seq);                                                        \
+        begin_wait(&call, &held, requests, count);                                                                     \
         int result = real arguments;                                                                                   \
         hm_end_p2p(&call, HM_OP_wait, 0, result, -1, 0);                                                               \
         release(&held, requests);                                                                                      \
@@ -131,6 +210,12 @@ static void end_poll(const struct held *held, const struct tested *tested) {
         start = end;
     }
     thread->polled = any ? 0 : end;
+    if (any) {
+        hm_polled();
+    } else if (!hm_polls_on(HM_OP_wait)) {
+        struct hm_request first = first_of(held);
+        hm_polls(HM_OP_wait, 0, hm_where(first.seq, HM_NONE16, first.comm ? first.comm->index : HM_NONE16));
+    }
     if (any || !thread->polls_briefly) {
         hm_stretch_begins(end, (uint32_t)HM_OP_wait * 7u);
     } else {
@@ -140,20 +225,33 @@ static void end_poll(const struct held *held, const struct tested *tested) {
     thread->depth = 0;
 }
 
-/* A test that completes nothing leaves no record, and costs a load where no collective's request is known. */
+/* A test of messages ends: one that completes nothing leaves no record. */
+static void end_test(const struct tested *tested, const void *requests, int count) {
+    if (tested->all || tested->count) /* below 0: there was nothing to complete */
+        return hm_polled();
+    if (hm_polls_on(HM_OP_wait))
+        return;
+    struct waited waited = peers_of(requests, count);
+    hm_polls(HM_OP_wait, waited.flags, hm_where(0, waited.peer, waited.comm));
+}
+
 #define TEST(symbol, declaration, arguments, requests, n, ...)                                                         \
     HM_EXPORT int symbol declaration {                                                                                 \
         HM_REAL(symbol, declaration)                                                                                   \
         struct held held;                                                                                              \
-        held.count = 0;                                                                                                \
-        if (hm_observed())                                                                                             \
-            hold(&held, requests, n);                                                                                  \
-        if (held.count == 0)                                                                                           \
+        if (!hm_observed())                                                                                            \
             return real arguments;                                                                                     \
-        poll();                                                                                                        \
+        hold(&held, requests, n);                                                                                      \
+        if (held.count)                                                                                                \
+            poll();                                                                                                    \
+        hm_thread.depth = 1;                                                                                           \
         int result = real arguments;                                                                                   \
+        hm_thread.depth = 0;                                                                                           \
         struct tested tested = __VA_ARGS__;                                                                            \
-        end_poll(&held, result == HM_MPI_SUCCESS ? &tested : &(struct tested){0});                                     \
+        if (held.count == 0)                                                                                           \
+            end_test(result == HM_MPI_SUCCESS ? &tested : &(struct tested){.all = true}, requests, n);                 \
+        else                                                                                                           \
+            end_poll(&held, result == HM_MPI_SUCCESS ? &tested : &(struct tested){0});                                 \
         if (result != HM_MPI_SUCCESS)                                                                                  \
             release(&held, requests);                                                                                  \
         return result;                                                                                                 \
@@ -184,7 +282,7 @@ static int start_collective(int (*real)(H *), H *request, const struct hm_reques
 
 static int start_other(int (*real)(H *), H *request) {
     struct hm_call call;
-    hm_begin_p2p(&call, NULL, HM_OP_start, 0);
+    hm_begin_p2p(&call, NULL, HM_OP_start, 0, 0, HM_NONE16);
     int result = real(request);
     hm_end_p2p(&call, HM_OP_start, HM_NONBLOCKING, result, -1, 0);
     return result;
@@ -214,7 +312,7 @@ HM_EXPORT int MPI_Startall(int n, H *requests) {
         return result;
     }
     struct hm_call call;
-    hm_begin_p2p(&call, NULL, HM_OP_start, 0);
+    hm_begin_p2p(&call, NULL, HM_OP_start, 0, 0, HM_NONE16);
     int result = real(n, requests);
     hm_end_p2p(&call, HM_OP_start, HM_NONBLOCKING, result, -1, 0);
     return result;

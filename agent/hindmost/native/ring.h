@@ -8,6 +8,7 @@
  *    512 │ head: events ever claimed (its own cache line)                               │
  *    640 │ names_count   704 │ comms_count                                              │
  *   1024 │ open table: 32 records, what has been entered and not left (word 0 = 0: free)│
+ *   2304 │ partners: 32 x 56 bytes, with whom those wait that wait for several          │
  *   4096 ├──────────────────────────────────────────────────────────────────────────────┤
  *        │ names: 448 x char[64], append-only; an entry is valid once names_count > i   │
  *  32768 ├──────────────────────────────────────────────────────────────────────────────┤
@@ -22,6 +23,10 @@
  *   word 2   duration, ns
  *   word 3   seq u32 | peer u16 (0xFFFF none) | comm u16 (index into communicators, 0xFFFF none)
  *   word 4   value: bytes, samples, CPU ns … as the kind says
+ *
+ * In the open table word 3 has the peer that the operation waits for, a rank in its communicator; with HM_SEVERAL the
+ * struct hm_partners of that slot lists them. With HM_POLLS word 2 counts failed tests: the caller waits as long as it
+ * grows.
  *
  * Writing: claim index = head++ (atomic); word 0 = 0; words 1 to 4; word 0 last, with release order. Never waits.
  * Reading: copy [tail, head); read head again; what is older than head - capacity was overwritten and is lost, and
@@ -43,6 +48,8 @@
 #define HM_COMMS_COUNT_OFFSET 704
 #define HM_OPEN_OFFSET 1024
 #define HM_OPEN_SLOTS 32
+#define HM_PARTNERS_OFFSET 2304
+#define HM_PARTNERS 22
 #define HM_NAMES_OFFSET 4096
 #define HM_NAMES 448
 #define HM_NAME_BYTES 64
@@ -53,6 +60,7 @@
 #define HM_DEFAULT_CAPACITY 16384
 #define HM_MPI_CAPACITY 65536 /* a burst of short collectives writes 100,000 records a second */
 #define HM_NONE16 0xFFFF
+#define HM_ANY16 0xFFFE /* a peer: whichever sends */
 
 enum hm_producer { HM_PYTHON = 1, HM_MPI = 2, HM_NCCL = 3 };
 
@@ -77,7 +85,10 @@ enum hm_flag {
     HM_NONBLOCKING = 2,  /* duration brackets an enqueue or a request, not the waiting */
     HM_ERROR = 4,        /* the call returned an error */
     HM_CPU_KNOWN = 8,    /* HM_SELF: value holds */
-    HM_RUNQUEUE_KNOWN = 16 /* HM_SELF: seq holds */
+    HM_RUNQUEUE_KNOWN = 16, /* HM_SELF: seq holds */
+    HM_SENDS = 32,       /* open: waits until the peer receives, not until it sends */
+    HM_SEVERAL = 64,     /* open: for several peers, see struct hm_partners */
+    HM_POLLS = 128       /* open: not inside a call, but testing again and again */
 };
 
 enum hm_life { HM_LIVE = 0, HM_CLOSED = 1 };
@@ -124,8 +135,18 @@ struct hm_comm {
     char name[48];
 };
 
+/* With whom an open operation waits; ranks in its communicator. */
+struct hm_partners {
+    uint16_t count;
+    uint16_t more;           /* 1: others are left out */
+    uint32_t sends, receives; /* bit i: until peers[i] receives, until it sends */
+    uint16_t peers[HM_PARTNERS];
+};
+
 _Static_assert(sizeof(struct hm_record) == HM_RECORD_BYTES, "a record is five words");
 _Static_assert(sizeof(struct hm_header) <= HM_HEAD_OFFSET, "the header ends before head");
+_Static_assert(HM_OPEN_OFFSET + HM_OPEN_SLOTS * HM_RECORD_BYTES == HM_PARTNERS_OFFSET, "after the open table");
+_Static_assert(HM_PARTNERS_OFFSET + HM_OPEN_SLOTS * sizeof(struct hm_partners) <= HM_NAMES_OFFSET, "before the names");
 _Static_assert(sizeof(struct hm_comm) == HM_COMM_BYTES, "a communicator is 64 bytes");
 
 #endif

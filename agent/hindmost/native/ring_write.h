@@ -97,6 +97,10 @@ static inline void hm_leave(struct hm_ring *ring, int slot) {
     __atomic_store_n(hm_open_slot(ring, slot), 0, __ATOMIC_RELEASE);
 }
 
+static inline struct hm_partners *hm_partners_of(struct hm_ring *ring, int slot) {
+    return (struct hm_partners *)(ring->base + HM_PARTNERS_OFFSET) + slot;
+}
+
 /* Count an event that was not written. */
 static inline void hm_refuse(struct hm_ring *ring) {
     __atomic_fetch_add(&((struct hm_header *)ring->base)->refused, 1, __ATOMIC_RELAXED);

@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from hindmost.recorder import Recorder
 
 COLLECTIVE, P2P, SELF = 3, 4, 5  # of ring.h
-NONBLOCKING, ERROR, CPU_KNOWN, RUNQUEUE_KNOWN = 2, 4, 8, 16
-NONE16 = 0xFFFF
+NONBLOCKING, ERROR, CPU_KNOWN, RUNQUEUE_KNOWN, SENDS = 2, 4, 8, 16, 32
+NONE16, ANY16 = 0xFFFF, 0xFFFE
 SLOT = 10  # of the open table
+NOBODY = -1000
 MASK = 0xFFFFFFFFFFFFFFFF
 
 #: Method -> operation, and where its root is among the arguments (-1: it has none). ``I…`` forms are the same.
@@ -95,6 +96,7 @@ class Calls:
 
     def __init__(self, mpi: Any, recorder: Recorder) -> None:
         self._mpi = mpi
+        self.any_source: int = mpi.ANY_SOURCE
         self._recorder = recorder
         self._ring = recorder.ring
         self._clock = recorder.clock
@@ -145,7 +147,8 @@ class Calls:
         if self._busy or not self._recorder.training_thread():
             return call()
         known, name, start = comm.known(self), self._ring.name(op), self._clock()
-        self._ring.enter(SLOT, P2P, name, start, 0, known.place)
+        waits_for = ANY16 if peer == self.any_source else peer if peer >= 0 else NONE16
+        self._ring.enter(SLOT, P2P, name, start, 0, known.place, waits_for, SENDS if op == "send" else 0)
         result, failed = self._guard(call)
         duration = self._clock() - start
         self._ring.leave(SLOT)
@@ -236,7 +239,7 @@ def _add_point_to_point(cls: Any, base: Any, calls: Calls, method: str, op: str,
     buffers = method[0].isupper()
 
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        peer = argument(args, kwargs, place, ("dest", "source"), -1)
+        peer = argument(args, kwargs, place, ("dest", "source"), NOBODY if op == "send" else calls.any_source)
         size = bytes_of(args) if buffers else 0
         return calls.point_to_point(self, op, peer, size, lambda: original(self, *args, **kwargs))
 

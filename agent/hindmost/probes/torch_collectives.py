@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from hindmost.recorder import Recorder
 
 P2P = 4  # of ring.h
-NONBLOCKING, ERROR = 2, 4
+NONBLOCKING, ERROR, SENDS = 2, 4, 32
+ANY16 = 0xFFFE
 SLOT = 12  # of the open table
 #: Operations that were started and not yet waited for, at most: with more, the oldest waits are not recorded.
 STARTED = 256
@@ -61,8 +62,8 @@ class Calls:
         self._started: dict[int, tuple[Any, int, int]] = {}  # by id: a handle's weak reference, communicator, number
         self._depth = 0
 
-    def begins(self, op: str, group: Any) -> tuple[int, int, int] | None:
-        """Start, communicator and number of an outermost call."""
+    def begins(self, op: str, group: Any, peer: int = -1) -> tuple[int, int, int] | None:
+        """Start, communicator and number of an outermost call; ``peer``: of a message, its rank in the group."""
         if self._depth or not self._recorder.training_thread():
             return None
         comm = self._communicator(group)
@@ -73,7 +74,11 @@ class Calls:
         self._depth = 1
         self._stretches.ends()
         now, ring = self._recorder.clock(), self._recorder.ring
-        ring.enter(SLOT, kind, ring.name(op), now, number, comm)
+        if kind == COLLECTIVE:
+            ring.enter(SLOT, kind, ring.name(op), now, number, comm)
+        else:
+            whom = peer if peer >= 0 else ANY16 if op == "recv" else NONE16
+            ring.enter(SLOT, kind, ring.name(op), now, number, comm, whom, SENDS if op == "send" else 0)
         return now, comm, number
 
     def ends(self, op: str, token: tuple[int, int, int], flags: int, peer: int, size: int) -> None:
@@ -119,6 +124,13 @@ class Calls:
     def wait_fails(self, token: tuple[int, int, int], *_: Any) -> None:
         self.wait_ends(token, flags=ERROR)
 
+    def place(self, group: Any, peer: Any) -> int:
+        """A rank of the job as one of the group; -1 where there is none."""
+        if not isinstance(peer, int):
+            return -1
+        known = group is None or group is self._distributed.group.WORLD
+        return peer if known else int(self._distributed.get_group_rank(group, peer))
+
     def _communicator(self, group: Any) -> int:
         distributed = self._distributed
         ranks = distributed.get_process_group_ranks(group)
@@ -153,13 +165,19 @@ def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
     op, group_place, peer_place = FUNCTIONS[name]
     original = getattr(module, name)
     begins, ends, goes_on = guarded(calls.begins), guarded(calls.ends), guarded(calls.goes_on)
+    place, message = guarded(calls.place), op in ("send", "recv")
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        token = begins(op, _argument(args, kwargs, group_place, ("group",)))
+        group = _argument(args, kwargs, group_place, ("group",))
+        peer = _argument(args, kwargs, peer_place, ("src", "dst"))
+        if message:
+            peer = place(group, peer) if peer is not None else kwargs.get("group_src", kwargs.get("group_dst"))
+            token = begins(op, group, _number(peer))
+        else:
+            token = begins(op, group)
         if token is None:
             return original(*args, **kwargs)
-        peer = _argument(args, kwargs, peer_place, ("src", "dst"))
         size = _bytes([*args, *kwargs.values(), None, None][group_place == 0])
         try:
             result = original(*args, **kwargs)

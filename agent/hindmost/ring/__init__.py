@@ -7,6 +7,8 @@ disagree with it. Times are ns of ``CLOCK_MONOTONIC`` unless ``GPU_TIME`` is fla
 from __future__ import annotations
 
 from hindmost.ring.layout import (
+    ANY,
+    ANY16,
     COLLECTIVE,
     COMMS,
     CPU_KNOWN,
@@ -23,9 +25,11 @@ from hindmost.ring.layout import (
     OPEN_SLOTS,
     P2P,
     PHASE,
+    POLLS,
     PRODUCERS,
     RUNQUEUE_KNOWN,
     SELF,
+    SENDS,
     STEP,
     Communicator,
     Event,
@@ -37,6 +41,8 @@ from hindmost.ring.reader import Reader
 from hindmost.ring.writer import IdentityLike, WriteEvent, Writer
 
 __all__ = [
+    "ANY",
+    "ANY16",
     "COLLECTIVE",
     "COMMS",
     "CPU_KNOWN",
@@ -53,9 +59,11 @@ __all__ = [
     "OPEN_SLOTS",
     "P2P",
     "PHASE",
+    "POLLS",
     "PRODUCERS",
     "RUNQUEUE_KNOWN",
     "SELF",
+    "SENDS",
     "STEP",
     "Communicator",
     "Event",

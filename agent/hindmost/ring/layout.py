@@ -19,6 +19,7 @@ NAMES_COUNT_OFFSET = 640
 COMMS_COUNT_OFFSET = 704
 OPEN_OFFSET = 1024
 OPEN_SLOTS = 32
+PARTNERS_OFFSET = 2304
 NAMES_OFFSET = 4096
 NAMES = 448
 NAME_BYTES = 64
@@ -29,16 +30,20 @@ RECORDS_OFFSET = 65536
 DEFAULT_CAPACITY = 16384
 MAX_CAPACITY = 1 << 22
 NONE16 = 0xFFFF
+ANY16 = 0xFFFE
+#: A peer that stands for whichever rank sends.
+ANY = -2
 
 PRODUCERS = {"py": 1, "mpi": 2, "nccl": 3}
 
 STEP, PHASE, COLLECTIVE, P2P, SELF, MARK, IO, LAUNCH = range(1, 9)
-GPU_TIME, NONBLOCKING, ERROR, CPU_KNOWN, RUNQUEUE_KNOWN = 1, 2, 4, 8, 16
+GPU_TIME, NONBLOCKING, ERROR, CPU_KNOWN, RUNQUEUE_KNOWN, SENDS, SEVERAL, POLLS = 1, 2, 4, 8, 16, 32, 64, 128
 LIVE, CLOSED = 0, 1
 
 HEADER = struct.Struct("<QIIIIIiiiQQQQII64s64s32s240s")
 RECORD = struct.Struct("<IBBHQQIHHQ")
 WORDS = struct.Struct("<4xIQQQQ")  # the same: kind, flags, name; start; duration; seq, peer, comm; value
+WITH = struct.Struct("<HHII22H")  # how many, whether there are more, who is sent to and received from, and who
 UNSTAMPED = struct.Struct("<4xBBHQQIHHQ")  # a record whose stamp is 0 yet: it is written last
 COMM = struct.Struct("<Qii48s")
 REFUSED_OFFSET, LIFE_OFFSET, GPU_OFFSET, FRAMEWORK_OFFSET = 64, 72, 144, 208
@@ -50,7 +55,7 @@ class RingError(HindmostError):
 
 
 class Event(NamedTuple):
-    """One record, decoded. ``peer`` -1 and ``comm_id`` 0 mean none; ``name`` is empty where it is not known."""
+    """One record, decoded. ``peer`` -1 and ``comm_id`` 0 mean none, ``ANY`` any; ``name`` is empty if unknown."""
 
     kind: int
     flags: int

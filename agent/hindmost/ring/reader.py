@@ -24,6 +24,18 @@ def _text(raw: bytes) -> str:
     return raw.split(b"\0", 1)[0].decode(errors="replace")
 
 
+def _each(event: layout.Event, partners: bytes, slot: int) -> list[layout.Event]:
+    """An operation that waits for several peers, once for each."""
+    count, more, sends, receives, *peers = layout.WITH.unpack_from(partners, slot * layout.WITH.size)
+    found = [
+        event._replace(peer=layout.ANY if peer == layout.ANY16 else peer, flags=event.flags | flag)
+        for place, peer in enumerate(peers[:count])
+        for flag, ways in ((0, receives), (layout.SENDS, sends))
+        if ways >> place & 1
+    ]
+    return [*found, event._replace(peer=-1)] if more or not found else found
+
+
 class _Entries(dict[int, Any]):
     """Entries of an append-only table by index, read when one is met that is not yet known."""
 
@@ -218,14 +230,28 @@ class Reader:
         return _event((kind, flags, self._names[name], start, took, seq, peer, self._comms[comm], value))
 
     def open_records(self) -> list[layout.Event]:
-        """What has been entered and not left; ``duration_ns`` is 0."""
+        """What has been entered and not left, an event for each peer that it waits for; ``peer`` -1: for one unknown.
+
+        ``duration_ns`` is 0; with ``POLLS``, how often was tested in vain.
+        """
         table = self._read(layout.OPEN_SLOTS * layout.RECORD_BYTES, layout.OPEN_OFFSET)
         if not any(memoryview(table).cast("I")[:: layout.RECORD_BYTES // 4]):
             return []
+        partners = self._read(layout.OPEN_SLOTS * layout.WITH.size, layout.PARTNERS_OFFSET)
         again = self._read(layout.OPEN_SLOTS * layout.RECORD_BYTES, layout.OPEN_OFFSET)
-        slots = range(0, len(table), layout.RECORD_BYTES)
-        steady = (table[i : i + layout.RECORD_BYTES] for i in slots if table[i : i + 8] == again[i : i + 8])
-        return self._decode(b"".join(record for record in steady if record[:4] != bytes(4)))
+        found = []
+        for slot, i in enumerate(range(0, len(table), layout.RECORD_BYTES)):
+            record = table[i : i + layout.RECORD_BYTES]
+            if record[:4] == bytes(4) or record[:16] != again[i : i + 16]:
+                continue
+            for event in self._decode(record):  # none of a slot that says nothing
+                known = event._replace(
+                    flags=event.flags & ~layout.SEVERAL,
+                    duration_ns=event.duration_ns if event.flags & layout.POLLS else 0,
+                    peer=layout.ANY if event.peer == layout.ANY16 else event.peer,
+                )
+                found += _each(known, partners, slot) if event.flags & layout.SEVERAL else [known]
+        return found
 
     def _load_names(self) -> list[str]:
         count = min(self._word(layout.NAMES_COUNT_OFFSET), layout.NAMES)

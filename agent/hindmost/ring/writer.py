@@ -228,14 +228,24 @@ class Writer:
             return False
         return True
 
-    def enter(self, slot: int, kind: int, name: int, start_ns: int, seq: int = 0, comm: int = layout.NONE16) -> None:
+    def enter(
+        self,
+        slot: int,
+        kind: int,
+        name: int,
+        start_ns: int,
+        seq: int = 0,
+        comm: int = layout.NONE16,
+        peer: int = layout.NONE16,
+        flags: int = 0,
+    ) -> None:
         """Say that an operation has begun: it stands in the open table until ``leave(slot)``. 0 <= slot < 32."""
         word = (layout.OPEN_OFFSET + slot * layout.RECORD_BYTES) // 8
         try:
             self._words[word] = 0
             self._words[word + 1] = start_ns
-            self._words[word + 3] = seq & 0xFFFFFFFF | layout.NONE16 << 32 | comm << 48
-            self._words[word] = 1 | kind << 32 | name << 48
+            self._words[word + 3] = seq & 0xFFFFFFFF | peer << 32 | comm << 48
+            self._words[word] = 1 | kind << 32 | flags << 40 | name << 48
         except (ValueError, TypeError):
             self._refuse()
 

@@ -1,8 +1,8 @@
 """Operations that do not end: who did not come, and who came with something else.
 
 Every communicator has a frontier: the lowest sequence number that some member has entered and not left. Members that
-have not entered it are missing; a missing member that itself waits in another communicator is a victim, so the search
-goes on there. Different operations at one sequence number are a divergence.
+have not entered it are missing; who is in a message waits for its peer. ``hindmost_judge.detect.stops`` walks from
+those that wait to those that wait for nobody. Different operations at one sequence number are a divergence.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.detect.stops import Edge, Way, walk
 
 from hindmost_collector.coded import codes
 from hindmost_collector.detectors.mismatch import MEET
-from hindmost_collector.model import UNMEASURED, Job, Run, has_launches, rows
+from hindmost_collector.model import ANY_PEER, SENDS, UNMEASURED, Job, Run, has_launches, rows
 from hindmost_collector.timeline.phases import training
 
 if TYPE_CHECKING:
@@ -26,8 +27,21 @@ _COLLECTIVE = {"collective", "p2p"}
 
 
 @dataclass(frozen=True)
+class Wait:
+    """What one rank waits in: a message to or from ``peers`` (none: unknown), or a collective of number ``seq``."""
+
+    rank: int
+    op: str
+    peers: tuple[int, ...]
+    seq: int = -1
+
+
+@dataclass(frozen=True)
 class Hang:
-    """A stop: ``kind`` is hang or desync. ``doing`` is what each culprit was inside, or ran instead, where known."""
+    """A stop: ``kind`` is hang or desync. ``doing`` is what each culprit was inside, or ran instead, where known.
+
+    ``seq`` is -1 where ranks wait in messages: ``waits`` has those, of a ``deadlock`` each rank's in its order.
+    """
 
     kind: str
     ranks: tuple[int, ...]
@@ -40,6 +54,10 @@ class Hang:
     seen: bool = True  # false: what was open was not seen, only that nothing moved any more
     #: Members whose open operations are unknown: the culprits themselves or, where there are none, suspects.
     unproven: tuple[int, ...] = ()
+    #: When the last of those that wait for the culprits began to, ns.
+    entered_ns: int = 0
+    waits: tuple[Wait, ...] = ()
+    deadlock: bool = False
 
     @property
     def confidence(self) -> float:
@@ -59,14 +77,34 @@ class _Open:
     start: int
 
 
+@dataclass(frozen=True)
+class _Message:
+    """A message that a rank waits in: with whom (``None``: unknown), and whether they have to receive it."""
+
+    rank: int
+    name: str
+    comm: int
+    peer: int | None
+    sends: bool
+    waited: int
+    start: int
+
+    @property
+    def edge(self) -> Edge | None:
+        return None if self.peer is None else Edge(self.rank, self.peer, Way.RECEIVE if self.sends else Way.SEND)
+
+
 def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     """The run's hang or divergence, ``None`` if every open operation is young. ``step_ns`` is the p99 step time."""
     limit = settings.patience_ns(step_ns)
-    waiting = _open_operations(run)
+    waiting, messages = _open_operations(run), _messages(run)
     stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
-    if not stuck:
-        return _of_no_age(run, waiting) if waiting else _silence(run, limit)
-    found = _divergence(stuck) or _left_behind(run, waiting, stuck)
+    late = [one for one in messages if one.waited >= limit]
+    seen = _last_seen(run) if late else {}
+    late = [one for one in late if one.peer is None or seen.get(one.peer, 0) <= one.start + limit]
+    if not stuck and not late:
+        return _of_no_age(run, waiting) if waiting else None if messages else _silence(run, limit)
+    found = _divergence(stuck) or _left_behind(run, waiting, stuck, messages, late)
     patience = settings.hang_checkpoint_seconds * 1e9
     return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
 
@@ -118,7 +156,7 @@ def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
     parted = _divergence(together)
     if parted is not None and run.job.source != Job.source and _never_ran(run, parted):
         return replace(parted, waited_ns=UNMEASURED)  # no moment of a job at work shows that
-    found = _left_behind(run, waiting, stuck) if stuck else None
+    found = _left_behind(run, waiting, stuck, [], []) if stuck else None
     known = set(run.ranks["rank"].tolist())
     named = (
         found is not None
@@ -145,19 +183,39 @@ def of_a_moment(run: Run) -> Hang | None:
     return _of_no_age(ageless, _open_operations(ageless))
 
 
-def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, list[_Open]]) -> Hang:
-    """The ranks that did not come, upstream of every waiting rank; or ranks that ran an operation that no other rank
-    ran."""
-    blocked = {one.rank for held in waiting.values() for one in held}
-    missing = {comm: _missing(run, comm, held) for comm, held in stuck.items()}
-    absent = sorted({rank for ranks in missing.values() for rank in ranks if rank not in blocked})
-    crossed = None if absent else _crossed(run, stuck, missing)
+def _left_behind(
+    run: Run,
+    waiting: dict[int, list[_Open]],
+    stuck: dict[int, list[_Open]],
+    messages: list[_Message],
+    late: list[_Message],
+) -> Hang:
+    """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
+    other; or ranks that ran an operation that no other rank ran."""
+    blocked = {one.rank for held in waiting.values() for one in held} | {one.rank for one in messages}
+    missing = {comm: _missing(run, comm, held) for comm, held in waiting.items()}
+    node = {comm: -1 - place for place, comm in enumerate(waiting)}
+    edges = [Edge(one.rank, node[comm]) for comm, held in waiting.items() for one in held]
+    edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
+    edges += [one.edge for one in messages if one.edge is not None]
+    starts = {node[comm] for comm in stuck} | {one.rank for one in late}
+    found = walk(blocked | {*node.values()}, edges, starts)
+    if {one.rank for one in messages}.intersection(found.cycle):
+        return _deadlock(found.cycle, waiting, missing, messages, blocked)
+    crossed = _crossed(run, stuck, missing) if stuck and not found.roots else None
     if crossed is not None:
         return crossed
-    since = {rank: max(one.start for one in stuck[comm]) for comm, ranks in missing.items() for rank in ranks}
-    culprits, unproven = _culprits(run, absent, blocked, since)
-    comm = next((comm for comm in stuck if set(missing[comm]) & {*culprits, *unproven}), next(iter(stuck)))
-    held = stuck[comm]
+    since: dict[int, int] = {}
+    held_up = [(rank, one.start) for comm, held in waiting.items() for one in held for rank in missing[comm]]
+    for rank, start in [*held_up, *((one.peer, one.start) for one in messages if one.peer is not None)]:
+        since[rank] = max(since.get(rank, 0), start)
+    culprits, unproven = _culprits(run, [*found.roots], blocked, since)
+    comm = next((comm for comm in (*stuck, *waiting) if {*missing[comm]} & {*culprits, *unproven}), None)
+    if comm is None and stuck and not (culprits or unproven):
+        comm = next(iter(stuck))
+    if comm is None:
+        return _of_messages(run, culprits, unproven, blocked, messages, late)
+    held = waiting[comm]
     entered = {one.rank for one in held}
     others = _other_operations(run, comm, sorted(members(run, comm) - entered), entered)
     return Hang(
@@ -170,6 +228,69 @@ def _left_behind(run: Run, waiting: dict[int, list[_Open]], stuck: dict[int, lis
         waited_ns=max(one.waited for one in held),
         doing=others or _doing(run, culprits),
         unproven=() if others else tuple(unproven),
+        entered_ns=max(one.start for one in held),
+    )
+
+
+def _of_messages(
+    run: Run,
+    culprits: list[int],
+    unproven: list[int],
+    blocked: set[int],
+    messages: list[_Message],
+    late: list[_Message],
+) -> Hang:
+    """A stop of ranks that wait in messages: for the culprits or, where there are none, for whom they name."""
+    direct = [one for one in messages if one.peer in {*culprits, *unproven}] or late
+    return Hang(
+        kind="hang",
+        ranks=tuple(culprits),
+        victims=tuple(sorted(blocked - {*culprits})),
+        comm=direct[0].comm,
+        seq=-1,
+        op=direct[0].name,
+        waited_ns=max(one.waited for one in direct),
+        doing=_doing(run, culprits),
+        unproven=tuple(unproven),
+        entered_ns=max(one.start for one in direct),
+        waits=tuple(Wait(one.rank, one.name, () if one.peer is None else (one.peer,)) for one in direct),
+    )
+
+
+def _deadlock(
+    cycle: tuple[int, ...],
+    waiting: dict[int, list[_Open]],
+    missing: dict[int, list[int]],
+    messages: list[_Message],
+    blocked: set[int],
+) -> Hang:
+    """Ranks each of which waits for the next, and the last for the first.
+
+    Where some are in a collective and others in messages, one side took another way: the smaller one.
+    """
+    waits, of = [], list[_Message | _Open]()
+    entered = {one.rank for comm, held in waiting.items() for one in held if {*missing[comm]} & {*cycle}}
+    parted = not {*cycle} <= {one.rank for one in messages}
+    sides = sorted((entered, blocked - entered), key=len) if parted else []
+    odd = sides[0] if parted and len(sides[0]) < len(sides[1]) else set[int]()
+    for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+        message = next((one for one in messages if (one.rank, one.peer) == (rank, after)), None)
+        inside = (one for comm, held in waiting.items() for one in held if one.rank == rank and after in missing[comm])
+        found = message or next(inside)
+        of.append(found)
+        waits.append(Wait(rank, found.name, (after,), found.seq if isinstance(found, _Open) else -1))
+    return Hang(
+        kind="desync" if parted else "hang",
+        ranks=tuple(sorted(odd if parted else cycle)),
+        victims=tuple(sorted(blocked - (odd if parted else {*cycle}))),
+        comm=next(one.comm for one in messages if one.rank in cycle),
+        seq=-1,
+        op=waits[0].op,
+        waited_ns=min(one.waited for one in of),
+        doing={},
+        entered_ns=max(one.start for one in of),
+        waits=tuple(waits),
+        deadlock=not parted,
     )
 
 
@@ -241,6 +362,7 @@ def _parted(comm: int, common: list[_Open], odd: list[_Open], tell: bool = True)
         seq=common[0].seq,
         op=common[0].name,
         waited_ns=max(one.waited for one in (*common, *odd)),
+        entered_ns=max(one.start for one in (*common, *odd)),
         doing={one.rank: one.name for one in odd},
     )
 
@@ -295,19 +417,68 @@ def _silence(run: Run, limit: float) -> Hang | None:
 
 
 def _open_operations(run: Run) -> dict[int, list[_Open]]:
-    """Communicator to its lowest unfinished operations."""
+    """Communicator to its lowest unfinished operations, without messages."""
     table = run.in_flight
     found: dict[int, list[_Open]] = {}
-    killed = run.job.ended_ns if run.killed_by is not None else None
-    for i in range(rows(table)):
-        if str(table["kind"][i]) not in _COLLECTIVE:
-            continue
-        seen = max(int(table["observed_ns"][i]), killed or UNMEASURED)
-        waited = seen - int(table["start_ns"][i]) if seen != UNMEASURED else UNMEASURED
-        start = int(table["start_ns"][i])
-        one = _Open(int(table["rank"][i]), str(table["name"][i]), int(table["seq"][i]), waited, start)
-        found.setdefault(int(table["comm"][i]), []).append(one)
+    waited = _waited(run)
+    for i in np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & ~_in_message(run)).tolist():
+        rank, seq, start = (int(table[name][i]) for name in ("rank", "seq", "start_ns"))
+        found.setdefault(int(table["comm"][i]), []).append(_Open(rank, str(table["name"][i]), seq, waited[i], start))
     return {comm: _frontier(held) for comm, held in found.items()}
+
+
+def _waited(run: Run) -> list[int]:
+    """For how long each operation in flight has been open, ns; -1 where that was not recorded."""
+    table = run.in_flight
+    killed = run.job.ended_ns if run.killed_by is not None else None
+    seen = np.maximum(table["observed_ns"], killed or UNMEASURED)
+    return np.where(seen != UNMEASURED, seen - table["start_ns"], UNMEASURED).tolist()  # type: ignore[no-any-return]
+
+
+def _in_message(run: Run) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which operations in flight are messages; a wait for a collective, which has a number, is none."""
+    table = run.in_flight
+    if "peer" not in table:
+        return np.zeros(rows(table), bool)
+    known = table["peer"] != UNMEASURED
+    if run.job.source == Job.source:
+        known |= (table["name"] != "wait") | (table["comm"] == 0)
+    return np.asarray((table["kind"] == "p2p") & known)
+
+
+def _messages(run: Run) -> list[_Message]:
+    """The messages that ranks wait in, one for each peer."""
+    table, waited = run.in_flight, _waited(run)
+    found = []
+    for i in np.flatnonzero(_in_message(run)).tolist():
+        rank, comm, start = (int(table[name][i]) for name in ("rank", "comm", "start_ns"))
+        sends = table["flags"][i] > 0 and bool(table["flags"][i] & SENDS)
+        peers = _peers(run, rank, comm, int(table["peer"][i]))
+        found += [_Message(rank, str(table["name"][i]), comm, peer, sends, waited[i], start) for peer in peers]
+    return found
+
+
+def _peers(run: Run, rank: int, comm: int, peer: int) -> list[int | None]:
+    """The ranks of the job that a rank of a communicator stands for; ``None``: not known."""
+    table = run.communicators
+    here = table["comm"] == comm
+    if peer == ANY_PEER:
+        return [one for one in sorted(members(run, comm)) if one != rank] or [None]
+    found = table["rank"][here & (table["rank_in"] == peer)].tolist()
+    whole = run.job.world_size is not None and (table["size"][here] == run.job.world_size).any()
+    return found[:1] or [peer if whole and peer >= 0 else None]
+
+
+def _last_seen(run: Run) -> dict[int, int]:
+    """When each rank last began an operation or a step."""
+    latest: dict[int, int] = {}
+    for table in (run.collectives, run.steps):
+        order = np.argsort(table["start_ns"], kind="stable")
+        for rank, start in dict(
+            zip(table["rank"][order].tolist(), table["start_ns"][order].tolist(), strict=True)
+        ).items():
+            latest[rank] = max(latest.get(rank, 0), start)
+    return latest
 
 
 def _frontier(held: list[_Open]) -> list[_Open]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections import Counter
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hindmost_collector.coded import codes
 from hindmost_collector.detectors import hang
 from hindmost_collector.explain.telemetry import Metrics
 from hindmost_collector.judgement.wording import names
@@ -58,9 +60,21 @@ def _gone(run: Run) -> list[int]:
 def first_to_die(run: Run) -> tuple[list[int], str]:
     """The ranks that died before the rest, and what shows it; none where nothing does.
 
-    Either an agent missed them earlier than the others, or all were gone in one check and only these had not entered
-    what the others were waiting in. After a long wait that is a hang that was ended, not a death.
+    The kernel tells agents of each end at once, and a rank's own last words come before its end.
     """
+    found = sorted(_ends(run), key=lambda one: one.time_ns)
+    if not found or not (found[0].words or found[0].status not in _TOLD):
+        return _missed_first(run)
+    first, *rest = found
+    words = first.words or _status(first.status)
+    others = names([one.rank for one in rest])
+    after = f", {_apart(rest[0].time_ns - first.time_ns)} before {others}" if rest else ""
+    return [first.rank], (f" ({words})" if words else "") + after
+
+
+def _missed_first(run: Run) -> tuple[list[int], str]:
+    """The ranks that an agent missed earlier than the others; of those that were gone in one check, the ones that had
+    not entered what the others were waiting in. After a long wait that is a hang that was ended, not a death."""
     gone = _gone(run)
     if not gone:
         return [], ""
@@ -73,12 +87,72 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
     if len(gone) == 1:
         return gone, ""
     stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))
-    if stop is not None and stop.ranks and set(stop.ranks) <= set(gone):
-        if stop.waited_ns >= DEFAULT.patience_ns(float("nan")):
-            return [], f" while {names(stop.victims)} waited for {names(stop.ranks)}"
-        whom = "it" if len(stop.ranks) == 1 else "them"
-        return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {stop.op} number {stop.seq}"
-    return [], ""
+    if stop is None or not stop.ranks or not set(stop.ranks) <= set(gone):
+        return [], ""
+    if stop.waited_ns >= DEFAULT.patience_ns(float("nan")):
+        return [], f" while {names(stop.victims)} waited for {names(stop.ranks)}"
+    whom = "it" if len(stop.ranks) == 1 else "them"
+    where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else stop.op
+    return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {where}"
+
+
+#: Signals by which launchers and people end a process: which of several got one first says nothing.
+_TOLD = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Last words that a probe writes as it is left: what is recorded as an interval of no length.
+RAISED, ABORTED = "raised ", "mpi_abort"
+
+
+class _End(NamedTuple):
+    """How one rank ended: when, in its own words, and with which status (as waitpid has it)."""
+
+    rank: int
+    time_ns: int
+    words: str
+    status: int | None
+
+
+def _ends(run: Run) -> list[_End]:
+    """Ranks that did not end in order, of which it is known when they did."""
+    said = last_words(run)
+    table = run.rank_states
+    columns = (table[name].tolist() for name in ("rank", "life", "ended_ns", "exit_status"))
+    found = []
+    for rank, life, ended_ns, status in zip(*columns, strict=True):
+        time_ns, words = said.get(rank, (ended_ns, ""))
+        known = status if status >= 0 else None
+        if time_ns >= 0 and (words or life == VANISHED or known):
+            found.append(_End(rank, min(time_ns, ended_ns) if ended_ns >= 0 else time_ns, words, known))
+    return found
+
+
+def last_words(run: Run) -> dict[int, tuple[int, str]]:
+    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88``."""
+    table, found = run.intervals, dict[int, tuple[int, str]]()
+    code, words = codes(table["name"])
+    last = [place for place, word in enumerate(words) if word.startswith(RAISED) or word == ABORTED]
+    wanted = np.flatnonzero(np.isin(code, last))
+    for i in wanted[np.argsort(table["start_ns"][wanted], kind="stable")].tolist():
+        word = words[int(code[i])]
+        how = "called MPI_Abort" if word == ABORTED else word
+        found.setdefault(int(table["rank"][i]), (int(table["start_ns"][i]), how))
+    return found
+
+
+def _status(status: int | None) -> str:
+    """``SIGSEGV``, ``exit code 3``; empty if unknown."""
+    if status is None:
+        return ""
+    number = os.waitstatus_to_exitcode(status & ~0x80)  # without the mark of a core dump
+    return f"exit code {number}" if number >= 0 else signal_name(-number)
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``; ``signal 60`` of one without a name."""
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+
+
+def _apart(ns: int) -> str:
+    return f"{ns / 1e9:.1f} s" if ns >= 1e8 else f"{ns / 1e6:.1f} ms" if ns >= 1e5 else "a moment"
 
 
 def _who(run: Run, ranks: Sequence[int]) -> str:

@@ -22,11 +22,12 @@ def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     if halted and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
         ranks = tuple(sorted(halted))
         stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in halted))
+    cause = "stopped" if stop.ranks and halted.keys() >= set(stop.ranks) else "unknown"
     return Verdict(
         kind=stop.kind,
         ranks=stop.ranks,
         victims=stop.victims,
-        cause="stopped" if stop.ranks and halted.keys() >= set(stop.ranks) else "unknown",
+        cause="deadlock" if stop.deadlock else cause,
         since_step=since_step(stop, run, blocks),
         confidence=stop.confidence,
         evidence=tuple(wording_stop.hang(stop, run)),

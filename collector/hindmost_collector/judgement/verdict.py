@@ -42,6 +42,7 @@ CAUSES = (
     "memory",
     "io",
     "stopped",
+    "deadlock",
     "workload",
     "unknown",
 )

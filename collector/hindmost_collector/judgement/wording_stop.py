@@ -9,6 +9,7 @@ from hindmost.attach.stacks import UNREAD
 
 from hindmost_collector.explain.stopped import during
 from hindmost_collector.judgement.advice import of_stopped, place, with_gpus
+from hindmost_collector.judgement.endings import RAISED, last_words
 from hindmost_collector.judgement.wording import names, stopped, whole_nodes
 from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job
 
@@ -23,39 +24,106 @@ _RANKS = 8
 
 def hang(stop: Hang, run: Run) -> list[str]:
     """Evidence for a stop, first who waits for whom in what."""
-    where = f"{stop.op} number {stop.seq}"
+    where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else _call(stop.op, run)
     group = f"communicator {stop.comm:#x}"
     if not stop.seen:
         return [
             f"no progress for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
             f"the last operation was {where} of {group}; which were open then was not recorded",
         ]
+    stacks = stacks_of(run)
+    if stop.deadlock:
+        lines = [_standing(rank, stacks[rank]) for rank in stop.ranks[:_RANKS] if rank in stacks]
+        return [f"deadlock: {_waits(stop, run)}", *_for_long(stop, run), *lines, *_end(run, stop)]
     if stop.kind == "desync":
-        instead = sorted(stop.doing.items())[:_RANKS]
-        found = [f"rank {rank} entered {name} there instead{_called_from(rank, stop, run)}" for rank, name in instead]
-        found = [_waited(stop, run, f"{where} of {group}"), *found]
+        called = [(rank, _called_from(rank, stop, run)) for rank in sorted(stop.doing)]
+        found = [f"rank {rank} entered {stop.doing[rank]} there{line}" for rank, line in called[:_RANKS] if line]
+        inside = "" if stop.waits else f"{where} of {group}"
+        found = [_instead(stop, run), _waited(stop, run, inside), *found]
+        found += [_standing(rank, text) for rank, text in stacks.items() if rank in stop.ranks and not found[2:]]
         return found if stop.ranks else [*found, *_either(stop, run)]
-    waited, seconds = _waited(stop, run, where), halted(stop, run)
-    found = [f"{waited}; {_absent(stop, run)}"]
+    waited, seconds = _waited(stop, run, where if stop.seq >= 0 else ""), halted(stop, run)
+    found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
         found = [f"{stopped(seconds)}; {waited}"]
     elif seconds:
         found.append(stopped(seconds))
-    found += [f"rank {rank} is in {name}" for rank, name in sorted(stop.doing.items())]
+    said = {rank: f"rank {rank} {words}" for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
+    doing = {rank: f"rank {rank} is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
+    left = [line for rank, line in doing.items() if stop.doing[rank] == FINALIZE and rank not in said]
+    found = [*said.values(), *left, *found, *(line for line in doing.values() if line not in left)]
     found += _gone(stop, run)
-    stacks = stacks_of(run)
-    found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks]
-    return [*found, *_end(run, stop), f"the operation is of {group}", *whole_nodes(run, stop.ranks)]
+    found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said]
+    told = [] if stop.waits else [f"the operation is of {group}"]
+    return [*found, *_end(run, stop), *told, *whole_nodes(run, stop.ranks)]
+
+
+FINALIZE = "mpi_finalize"
+#: What MPI calls an operation that a ring names.
+_MPI = {
+    "send": "MPI_Send",
+    "recv": "MPI_Recv",
+    "sendrecv": "MPI_Sendrecv",
+    "probe": "MPI_Probe",
+    "wait": "MPI_Wait",
+    FINALIZE: "MPI_Finalize: it has left its loop",
+}
+
+
+def _call(op: str, run: Run) -> str:
+    return _MPI.get(op, op) if _with_mpi(run) else op
+
+
+def _with_mpi(run: Run) -> bool:
+    return any(str(name).startswith("MPI_COMM") for name in run.communicators["name"].tolist())
+
+
+def _waits(stop: Hang, run: Run) -> str:
+    """``rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv``."""
+    said = []
+    for one in stop.waits[:_RANKS]:
+        if stop.kind == "desync" and one.seq >= 0:
+            said.append(f"rank {one.rank} is in {one.op}")
+            continue
+        whom = f"for {names(one.peers)}" if one.peers else "for an unknown rank"
+        said.append(
+            f"rank {one.rank} waits {whom} in {f'{one.op} number {one.seq}' if one.seq >= 0 else _call(one.op, run)}"
+        )
+    more = len(stop.waits) - len(said)
+    return ", ".join(said) + (f", and {more} more" if more else "")
+
+
+def _for_long(stop: Hang, run: Run) -> list[str]:
+    """For how long ranks have waited for each other, and who waits for them."""
+    others = [f"{names(stop.victims)} {'waits' if len(stop.victims) == 1 else 'wait'} for them"] if stop.victims else []
+    if stop.waited_ns < 0:
+        return others
+    return [f"they {'have ' if _at_work(run) else ''}waited {stop.waited_ns / 1e9:.1f} s", *others]
+
+
+def _instead(stop: Hang, run: Run) -> str:
+    """``rank 1 is in all_gather, the others are in all_reduce``."""
+    if stop.waits:
+        return _waits(stop, run)
+    table = run.in_flight
+    open_now = set(zip(table["rank"].tolist(), table["name"].tolist(), strict=True))
+    ranks: dict[tuple[str, str], list[int]] = {}
+    for rank, op in sorted(stop.doing.items()):
+        ranks.setdefault((op, "in" if (rank, op) in open_now else "ran"), []).append(rank)
+    said = [
+        f"{names(who)} {'ran' if way == 'ran' else 'is in' if len(who) == 1 else 'are in'} {op}"
+        for (op, way), who in ranks.items()
+    ]
+    rest = [rank for rank in stop.victims if rank not in stop.doing]
+    others = names(rest) if len(rest) == 1 or not stop.ranks else "the others"
+    return ", ".join([*said, f"{others} {'is' if len(rest) == 1 else 'are'} in {stop.op}"])
 
 
 def halted(stop: Hang, run: Run) -> dict[int, float]:
     """Rank to the seconds in which its process was stopped, of the ranks stopped for most of the wait."""
-    table = run.in_flight
-    waits = (table["comm"] == stop.comm) & (table["seq"] == stop.seq)
-    if stop.kind != "hang" or stop.waited_ns < 0 or not waits.any():
+    if stop.kind != "hang" or stop.waited_ns < 0 or not stop.entered_ns:
         return {}
-    since = int(table["start_ns"][waits].max())
-    return during(run, since, since + stop.waited_ns)
+    return during(run, stop.entered_ns, stop.entered_ns + stop.waited_ns)
 
 
 def _either(stop: Hang, run: Run) -> list[str]:
@@ -74,15 +142,13 @@ def _called_from(rank: int, stop: Hang, run: Run) -> str:
 
 
 def _waited(stop: Hang, run: Run, where: str) -> str:
-    """How long the others waited."""
-    one = len(stop.victims) == 1
+    """How long the others waited; ``where``: in what, or nothing."""
+    one, inside = len(stop.victims) == 1, f" in {where}" if where else ""
     waited = "1 rank" if one else f"{len(stop.victims)} ranks"
     if stop.waited_ns < 0:
-        return f"{waited} {'waits' if one else 'wait'} in {where} (time not recorded)"
-    seconds = f"{stop.waited_ns / 1e9:.1f} s"
-    if _at_work(run):
-        return f"{waited} {'has' if one else 'have'} waited {seconds} in {where}"
-    return f"{waited} waited {seconds} in {where}"
+        return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
+    have = f"{'has' if one else 'have'} " if _at_work(run) else ""
+    return f"{waited} {have}waited {stop.waited_ns / 1e9:.1f} s{inside}"
 
 
 def _end(run: Run, stop: Hang) -> list[str]:
@@ -169,11 +235,15 @@ def source_line(stack: str) -> str:
 
 def hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
-    if stop.kind == "desync":
-        return [branch_of(stop.ranks)]
+    if stop.kind == "desync" or stop.deadlock:
+        return [_break(stop) if stop.deadlock else branch_of(stop.ranks)]
     if not stop.ranks:
         return [_advice_on_all(stop, run)]
     who = names(stop.ranks)
+    raised = [rank for rank, (_, words) in last_words(run).items() if rank in stop.ranks and words.startswith(RAISED)]
+    if raised:
+        ends = ": with `python -m mpi4py` before the script, an exception ends the job" if _with_mpi(run) else ""
+        return [f"see the traceback that {names(raised)} printed{ends}"]
     look = _look(stop, run)
     there = f"on the node{'' if len(stop.ranks) == 1 else 's'}"
     gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone"
@@ -186,6 +256,10 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
 
 
+def _break(stop: Hang) -> str:
+    return f"let one of {names(stop.ranks)} send before it receives, or use nonblocking calls for both"
+
+
 def branch_of(ranks: tuple[int, ...]) -> str:
     """What to do where these ranks, or unknown ones, ran another operation than the rest."""
     who = f"{names(ranks)} took and the others did not" if ranks else "only some ranks took"
@@ -196,19 +270,19 @@ _ATTACH = "`hindmost attach --stacks --job {job}`"
 
 
 def _advice_on_all(stop: Hang, run: Run) -> str:
-    own = run.job.source == Job.source
+    own, silent = run.job.source == Job.source, names(stop.unproven) if stop.unproven else ""
     if stop.unproven and own:
-        if len(stop.unproven) == 1:
-            return f"check the node of {names(stop.unproven)}: its agent sends nothing, or cannot be reached"
-        return f"check the nodes of {names(stop.unproven)}: their agents send nothing, or cannot be reached"
+        nodes, agents = ("node", "its agent sends") if len(stop.unproven) == 1 else ("nodes", "their agents send")
+        return f"check the {nodes} of {silent}: {agents} nothing, or cannot be reached"
     if stop.unproven:
-        return f"see what {names(stop.unproven)} did last"
+        return f"see what {silent} did last"
+    if stop.waits:
+        return f"see whether tags and sizes of the messages of {names(stop.victims)} fit, then check the network"
     if stop.seen:
         where = "the network and the GPUs" if with_gpus(run) or not own else "the network"
         return f"check {where}, not the script: all ranks are in the operation"
-    if own:
-        return f"next time, while it hangs, see where each rank waits: {_ATTACH.format(job=run.job.id)}"
-    return "run it with `hindmost run`: in a hang that writes every rank's stack"
+    look = f"next time, while it hangs, see where each rank waits: {_ATTACH.format(job=run.job.id)}"
+    return look if own else "run it with `hindmost run`: in a hang that writes every rank's stack"
 
 
 def _look(stop: Hang, run: Run) -> list[str]:

@@ -37,9 +37,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     if shown:
         page.print(_table(shown))
         page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
-        page.print(
-            Text("interval: from the scatter of each run's own steps; nodes and days can differ by more", "dim")
-        )
+        page.print(Text("interval: from the scatter of each run's own steps; nodes and days can differ by more", "dim"))
     return written(page)
 
 

@@ -85,6 +85,8 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
     else:
         head, what = _HEADS[kind](one, _who(report, one))
     why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
+    if why and what.endswith(why[0]):  # the head says it already
+        why = why[1:]
     return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do)
 
 
@@ -174,6 +176,8 @@ def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
     if one.get("cause") == "stopped":
         return "HUNG", f"{step}{who} {'was' if len(one['ranks']) == 1 else 'were'} {_DOING['stopped']}"
+    if one.get("cause") == "deadlock":
+        return "HUNG", f"{step}{one['evidence'][0]}"
     if not one["victims"]:
         return "HUNG", f"{step}no rank makes progress"
     if not who:
@@ -184,7 +188,8 @@ def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 def _diverged(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     step = f"in step {one['since_step']}: " if one.get("since_step") is not None else ""
-    return "DESYNC", f"{step}{who or 'ranks'} ran {'another operation than the rest' if who else 'unlike operations'}"
+    ran = f"{who or 'ranks'} ran {'another operation than the rest' if who else 'unlike operations'}"
+    return "DESYNC", f"{step}{next(iter(one['evidence']), ran)}"
 
 
 def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:

@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 from hindmost.errors import HindmostError, UsageError
 
-from hindmost_collector.model import UNMEASURED, Run, Table, rows
+from hindmost_collector.model import Run, Table, rows
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.draws import draw
 from hindmost_collector.simulate.record import pieces
 from hindmost_collector.simulate.traces import trace_folder
+from hindmost_collector.sources.columns import table
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import ParquetStore
 
@@ -72,6 +73,4 @@ def _arrow(name: str, part: Table) -> pa.Table:
 def _states(run: Run) -> Table:
     """The ranks still ran when their operations in flight were last looked at."""
     rank, first = np.unique(run.in_flight["rank"], return_index=True)
-    unknown = np.full(len(rank), UNMEASURED)
-    seen = run.in_flight["observed_ns"][first]
-    return {"rank": rank, "time_ns": seen, "life": unknown * 0, "events_total": unknown, "events_lost_total": unknown}
+    return table("rank_states", rank=rank, time_ns=run.in_flight["observed_ns"][first], life=0)

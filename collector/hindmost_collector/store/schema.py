@@ -64,7 +64,12 @@ LEVEL: Mapping[str, Any] = {
 FILED: Mapping[str, Mapping[str, Any]] = {**STORED, **dict.fromkeys(LEVELS, LEVEL)}
 
 #: Columns that a table did not have from the beginning: segments of older runs lack them.
-ADDED: Mapping[str, tuple[str, ...]] = {"steps": ("negotiation_ns", "device_wait_ns"), "collectives": ("enqueue_ns",)}
+ADDED: Mapping[str, tuple[str, ...]] = {
+    "steps": ("negotiation_ns", "device_wait_ns"),
+    "collectives": ("enqueue_ns",),
+    "in_flight": ("peer", "flags"),
+    "rank_states": ("ended_ns", "exit_status"),
+}
 
 #: Columns that order a segment's rows: neighbours alike compress best and are read together.
 ORDER: Mapping[str, tuple[str, ...]] = {

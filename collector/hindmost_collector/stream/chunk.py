@@ -96,7 +96,6 @@ def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:
 #: The order in which rows of the small tables are gathered, where it is not the stored one.
 _GATHERED: Mapping[str, tuple[str, ...]] = {
     "communicators": ("comm", "rank", "rank_in", "size", "name"),
-    "in_flight": ("rank", "kind", "name", "comm", "seq", "start_ns", "observed_ns"),
 }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.model import GPU_TIME, PHASES
+from hindmost_collector.model import ANY_PEER, GPU_TIME, PHASES
 from hindmost_collector.stream.columns import Builder, Malformed, Owners, Words, bounded
 from hindmost_collector.stream.metric_rows import MetricRows, Origin, origin
 from hindmost_collector.stream.packed import IntervalBlock, cut, eights, first, signed, varint_count, varints
@@ -80,8 +80,8 @@ class JobRows:
     steps: Builder = field(default_factory=_steps_table)
     collectives: Builder = field(default_factory=_collectives_table)
     intervals: Builder = field(default_factory=_intervals_table)
-    in_flight: list[tuple[int, str, str, int, int, int, int]] = field(default_factory=list)
-    rank_states: list[tuple[int, int, int, int, int]] = field(default_factory=list)
+    in_flight: list[tuple[int, str, str, int, int, int, int, int, int]] = field(default_factory=list)
+    rank_states: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
     ranks: list[tuple[Any, ...]] = field(default_factory=list)
     communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
@@ -129,6 +129,8 @@ class Decoder:
         self._jobs: dict[str, JobRows] = {}
         self._origins: dict[str, dict[int, Origin]] = defaultdict(dict)
         self._newest: dict[str, int] = {}  # job time of each node's newest sample
+        #: When each process was last said to run: a clock that is known better since does not put its end before that.
+        self._observed: dict[int, int] = {}
         self.malformed = 0
         self.samples = 0
 
@@ -236,12 +238,19 @@ class Decoder:
     def _state(self, state: Any, clock: NodeClock) -> None:
         rank = self._definitions.rank(state.rank)
         rows, offset = self.job(rank.job), clock.offset(state.time_ns)
-        observed = bounded(state.time_ns + offset)
+        observed = max(bounded(state.time_ns + offset), self._observed.get(state.rank, 0))
+        if state.life:
+            self._observed.pop(state.rank, None)
+        else:
+            self._observed[state.rank] = observed
         totals = bounded(state.events_total), bounded(state.events_lost_total)
-        rows.rank_states.append((rank.rank, observed, state.life, *totals))
+        ended = bounded(state.ended_ns + offset) if state.ended_ns else -1
+        status = state.exit_status if state.HasField("exit_status") else -1
+        rows.rank_states.append((rank.rank, observed, state.life, *totals, ended, status))
         for one in state.in_flight:
             kind, name, start = one.kind[:NAME_LIMIT], one.name[:NAME_LIMIT], bounded(one.start_ns + offset)
-            rows.in_flight.append((rank.rank, kind, name, one.comm, one.seq, start, observed))
+            peer = ANY_PEER if one.peer < 0 else one.peer - 1
+            rows.in_flight.append((rank.rank, kind, name, one.comm, one.seq, peer, one.flags & 0xFF, start, observed))
 
     def _metrics(self, blocks: Iterable[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
         """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""

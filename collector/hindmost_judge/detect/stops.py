@@ -49,9 +49,10 @@ class Walk:
     meet: tuple[tuple[int, int], ...] = ()
 
 
-def walk(blocked: Collection[int], edges: Iterable[Edge]) -> Walk:
-    """Follow the waits of ``blocked`` ranks, of which ``edges`` are known; one without an edge waits for an unknown.
+def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int] | None = None) -> Walk:
+    """Follow the waits of ``blocked`` nodes, of which ``edges`` are known; one without an edge waits for an unknown.
 
+    ``starts``: those that waited for too long, from which alone it is walked; all of ``blocked`` unless given.
     An operation needs all of its targets. A rank with one target needs that; one with several was waiting for some of
     them, it is not known which, so only chains of certain waits are a deadlock while any other rank is a root.
     """
@@ -62,12 +63,25 @@ def walk(blocked: Collection[int], edges: Iterable[Edge]) -> Walk:
     for waiter, target, _ in given:
         if (waiter, target) not in meet and (target, waiter) not in meet:
             targets.setdefault(waiter, set()).add(target)
-    waiters = targets.keys() | {one.waiter for one in given}
+    targets = _reached(blocked if starts is None else starts, targets)
+    waiters = {*blocked} | {one.waiter for one in given}
     certain = {node: found for node, found in targets.items() if node < 0 or len(found) == 1}
     reached = {target for found in targets.values() for target in found if target >= 0}
     roots = tuple(sorted(reached - waiters))
     cycle = _cycle(certain) or (() if roots else _cycle(targets))
     return Walk(roots, cycle, tuple(sorted(meet)))
+
+
+def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[int, set[int]]:
+    """The waits that lead on from these nodes."""
+    found: dict[int, set[int]] = {}
+    queue = [*starts]
+    while queue:
+        node = queue.pop()
+        if node in targets and node not in found:
+            found[node] = targets[node]
+            queue.extend(targets[node])
+    return found
 
 
 def _cycle(targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:

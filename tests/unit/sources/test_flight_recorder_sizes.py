@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
+from hindmost_collector.sources.operations import operation
 
 from tests.unit.sources.dumps import dump_of, write
 
@@ -41,8 +42,9 @@ def test_an_operation_of_another_size_is_another_operation(tmp_path: Path, kind:
     _waiting(tmp_path, f"nccl:{kind}", [2048, 2048, 7, 2048])
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (2,), (0, 1, 3))
-    assert "(4,096 elements of BFloat16) number 5 of" in verdict.evidence[0]
-    assert "(14 elements of BFloat16) there instead" in verdict.evidence[1]
+    inside, others = (f"{operation(f'nccl:{kind}')} ({count} elements of BFloat16)" for count in ("14", "4,096"))
+    assert verdict.evidence[0] == f"rank 2 is in {inside}, the others are in {others}"
+    assert f"{others} number 5 of" in verdict.evidence[1]
 
 
 @pytest.mark.parametrize(("sizes", "odd", "told"), [([8, 8, 7], 2, ()), ([8, 7], 0, ("rank 1",))])
@@ -60,7 +62,7 @@ def test_a_desync_quotes_the_line_of_the_odd_call(
     evidence = judge(load(tmp_path)).verdicts[0].evidence
     lines = [line for line in evidence if "called from step (train.py:" in line]
     assert [line.split(" entered")[0] for line in lines] == [f"rank {odd}", *told]
-    assert lines[0].endswith(f"there instead, called from step (train.py:{100 + odd})")
+    assert lines[0].endswith(f"there, called from step (train.py:{100 + odd})")
 
 
 @pytest.mark.parametrize("name", ["nccl:all_to_all", "nccl:all_gather", "nccl:reduce_scatter", "nccl:gather", "alike"])
@@ -79,7 +81,7 @@ def test_another_size_needs_no_length_of_the_wait(tmp_path: Path) -> None:
         os.utime(tmp_path / f"nccl_trace_rank_{rank}", ns=(0, 10**18 + 10**9))
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))
-    assert "(time not recorded)" in verdict.evidence[0]
+    assert "(time not recorded)" in verdict.evidence[1]
 
 
 def test_with_as_many_sizes_as_ranks_no_rank_is_named(tmp_path: Path) -> None:

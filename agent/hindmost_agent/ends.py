@@ -1,0 +1,112 @@
+"""When each process ends, in which order, and how: the kernel tells at once through a pidfd.
+
+A launcher ends the other ranks within milliseconds of the first; a look once a second would not see which was first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import struct
+from typing import TYPE_CHECKING
+
+from hindmost_agent.files import File
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+#: struct pidfd_info of linux/pidfd.h: its mask, and its exit code at the end of its first version.
+_INFO = struct.Struct("<Q52xi")
+_GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
+_HAS_EXIT = 1 << 3
+
+
+class End:
+    """How one process ends. ``ended_ns``: CLOCK_MONOTONIC, ``None`` while it runs or where the kernel cannot tell."""
+
+    def __init__(self, pidfd: int = -1, stat: File | None = None) -> None:
+        self.ended_ns: int | None = None
+        self._status: int | None = None
+        self._pidfd = pidfd
+        self._stat = stat
+
+    @property
+    def status(self) -> int | None:
+        """As waitpid has it; ``None`` while the process runs and where it is unknown (before Linux 6.15, once its
+        parent has asked)."""
+        if self._status is None and self.ended_ns is not None and self._stat is not None:
+            self._status = self._read(self._stat)
+        return self._status
+
+    def _read(self, stat: File) -> int | None:
+        with contextlib.suppress(OSError, ValueError, IndexError):  # its parent has not asked yet
+            return int(stat.read().rpartition(b")")[2].split()[49])
+        info = bytearray(_INFO.size)
+        _INFO.pack_into(info, 0, _HAS_EXIT, 0)
+        with contextlib.suppress(OSError):
+            fcntl.ioctl(self._pidfd, _GET_INFO, info)
+            mask, status = _INFO.unpack(info)
+            return int(status) if mask & _HAS_EXIT else None
+        return None
+
+    def close(self) -> None:
+        """Keep the status, and close what is open; safe to repeat."""
+        self._status = self.status
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._stat is not None:
+            self._stat.close()
+            self._stat = None
+
+
+class Ends:
+    """Watches processes; its descriptor is readable when one has ended."""
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._watched: dict[int, End] = {}
+
+    def fileno(self) -> int:
+        """What an event loop waits for."""
+        return self._epoll.fileno()
+
+    def watch(self, proc: Path, pid: int, is_it: Callable[[bytes], bool]) -> End:
+        """Tell when the process ends, if it still runs and ``is_it`` says of its stat that it is the one meant."""
+        pidfd = -1
+        try:
+            pidfd = os.pidfd_open(pid)
+            stat = File(proc / str(pid) / "stat")
+            if is_it(stat.read()):
+                self._epoll.register(pidfd, select.EPOLLIN)
+                end = self._watched[pidfd] = End(pidfd, stat)
+                return end
+            stat.close()
+        except OSError:  # it has ended, is out of reach, or the kernel is older than 5.3
+            pass
+        if pidfd >= 0:
+            os.close(pidfd)
+        return End()
+
+    def collect(self, now_ns: int) -> None:
+        """Note which processes have ended. epoll reports them in the order in which they did: so are their times."""
+        for after, (pidfd, _) in enumerate(self._epoll.poll(0, max(len(self._watched), 1))):
+            self._epoll.unregister(pidfd)
+            self._watched.pop(pidfd).ended_ns = now_ns + after
+
+    def forget(self, end: End) -> None:
+        """Close what is open for it."""
+        for pidfd in [one for one, watched in self._watched.items() if watched is end]:
+            self._epoll.unregister(pidfd)
+            del self._watched[pidfd]
+        end.close()
+
+    def close(self) -> None:
+        """Close everything."""
+        for end in list(self._watched.values()):
+            end.close()
+        self._watched.clear()
+        self._epoll.close()

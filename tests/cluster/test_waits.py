@@ -1,0 +1,69 @@
+"""A job that stops in messages has a verdict on whoever the others wait for, while it stands."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.cluster.jobs import HINDMOST, MPIRUN, environ, job_of, wait_until_gone
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(500)]
+
+PROGRAM = str(Path(__file__).with_name("waiting.py"))
+#: Generous: the machine may be busy with much else. A quiet one needs about ten seconds.
+PATIENCE_S = 150.0
+
+
+def stop_of(out: Path, how: str, wanted: str) -> dict[str, Any]:
+    """The first live verdict on the stop of which a line has ``wanted``; then the job is ended."""
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *MPIRUN, PROGRAM, how]
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    process = subprocess.Popen(argv, env=environ(), start_new_session=True, **pipes)  # type: ignore[call-overload]
+    try:
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline and process.poll() is None:
+            found = [one for one in verdicts(out / "verdicts.jsonl") if wanted in "\n".join(one["evidence"])]
+            if found:
+                return found[0]
+            time.sleep(0.25)
+        raise AssertionError(f"not said in time: {wanted}; said: {list(verdicts(out / 'verdicts.jsonl'))}")
+    finally:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(PATIENCE_S)
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+        assert not wait_until_gone(job_of(out))
+
+
+def verdicts(path: Path) -> Sequence[dict[str, Any]]:
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [json.loads(line)["verdict"] for line in lines if line.endswith("}")]
+
+
+@pytest.mark.parametrize(
+    ("how", "kind", "cause", "ranks", "wanted"),
+    [
+        ("ring", "hang", "unknown", [2], "rank 2 is at read_shard (waiting.py:"),
+        ("deadlock", "hang", "deadlock", [0, 1], "rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0"),
+        ("raise", "hang", "unknown", [2], "rank 2 raised ValueError at waiting.py:"),
+        ("parted", "desync", "unknown", [1], "rank 1 is in all_gather, the others are in all_reduce"),
+    ],
+)
+def test_a_stop_names_whom_the_others_wait_for(
+    out: Path, how: str, kind: str, cause: str, ranks: list[int], wanted: str
+) -> None:
+    """By the peers of their messages, with the line, the exception or the operation that shows why."""
+    verdict = stop_of(out, how, wanted)
+    assert (verdict["kind"], verdict["cause"], verdict["ranks"]) == (kind, cause, ranks)

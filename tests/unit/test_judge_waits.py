@@ -1,0 +1,113 @@
+"""Jobs that stop in messages: whom the ranks wait for in the end, and ranks that wait for each other."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.model import ANY_PEER, SENDS
+from hindmost_collector.sources.columns import table
+
+from tests.scenarios.loads import Load, make
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+
+SECOND = 10**9
+WORLD, PAIR = 7, 9
+#: What one rank is inside of: rank, operation, its peer in the communicator, whether the peer has to receive.
+Message = tuple[int, str, int, bool]
+
+
+def standing(*messages: Message, ranks: int = 4, in_collective: tuple[int, ...] = (), comm: int = WORLD) -> Run:
+    """A job whose ranks have been for 30 s in these messages, or in the next all-reduce."""
+    run = make(Load(ranks=ranks, steps=40))
+    held = [(rank, "p2p", op, comm, 0, peer, SENDS * sends) for rank, op, peer, sends in messages]
+    held += [(rank, "collective", "all_reduce", WORLD, 40, -1, 0) for rank in in_collective]
+    columns = dict(zip(("rank", "kind", "name", "comm", "seq", "peer", "flags"), zip(*held, strict=True), strict=True))
+    began = int(run.collectives["start_ns"].max()) + SECOND
+    in_flight = table(
+        "in_flight",
+        **{name: list(values) for name, values in columns.items()},
+        start_ns=np.full(len(held), began),
+        observed_ns=np.full(len(held), began + 30 * SECOND),
+    )
+    world = table(
+        "communicators", comm=WORLD, rank=range(ranks), rank_in=range(ranks), size=ranks, name="MPI_COMM_WORLD"
+    )
+    return replace(run, in_flight=in_flight, communicators=world)
+
+
+def first(run: Run) -> Verdict:
+    return judge(run).verdicts[0]
+
+
+def test_a_ring_that_stands_names_the_rank_that_is_in_no_message() -> None:
+    """MPI_Wait is local: the peer of its request says who is waited for."""
+    verdict = first(standing((3, "wait", 2, False), (0, "send", 1, True), (1, "send", 2, True)))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (2,), (0, 1, 3))
+    assert verdict.evidence[0].startswith(
+        "rank 3 waits for rank 2 in MPI_Wait, rank 1 waits for rank 2 in MPI_Send; 3 ranks have waited 30.0 s"
+    )
+
+
+def test_ranks_that_receive_from_each_other_are_a_deadlock() -> None:
+    """It is shown as one, with who waits for whom; others wait for them."""
+    run = standing((0, "recv", 1, False), (1, "recv", 0, False), (2, "recv", 1, False), in_collective=(3,))
+    verdict = first(run)
+    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.victims) == ("hang", "deadlock", (0, 1), (2, 3))
+    told = "deadlock: rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv"
+    assert verdict.evidence[0] == told
+    assert told in judge(run).to_dict()["verdicts"][0]["evidence"]
+
+
+def test_a_collective_of_messages_names_who_entered_none() -> None:
+    """A pickled all-reduce is messages and a broadcast inside: rank 2 raised, rank 0 waits for its part."""
+    verdict = first(standing((0, "recv", 2, False), in_collective=(1, 3)))
+    assert (verdict.kind, verdict.ranks) == ("hang", (2,))
+
+
+def test_one_in_a_collective_and_the_others_in_messages_have_parted() -> None:
+    """Rank 1 called another collective than the rest, which is made of messages."""
+    verdict = first(standing((0, "recv", 1, False), (2, "recv", 0, False), (3, "recv", 2, False), in_collective=(1,)))
+    assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (1,), (0, 2, 3))
+    assert verdict.evidence[0] == "rank 0 waits for rank 1 in MPI_Recv, rank 1 is in all_reduce"
+
+
+def test_a_receive_whose_send_was_called_accuses_no_rank() -> None:
+    """Both came: the message is missing, or has another tag."""
+    verdict = first(standing((0, "recv", 1, False), (1, "send", 0, True), in_collective=(2, 3)))
+    assert (verdict.kind, verdict.cause, verdict.ranks) == ("hang", "unknown", ())
+
+
+@pytest.mark.parametrize("peer", [-1, 3])
+def test_a_message_with_an_unknown_rank_accuses_no_other(peer: int) -> None:
+    """Recordings of earlier versions have no peers; and not every member of a communicator may be known."""
+    run = standing((0, "recv", peer, False), (1, "recv", peer, False), ranks=3, comm=WORLD if peer < 0 else PAIR)
+    assert first(run).ranks == ()
+
+
+def test_a_rank_of_a_communicator_is_found_by_its_place_in_it() -> None:
+    """Rank 0 of a communicator of ranks 2 and 3 is rank 2."""
+    run = standing((3, "recv", 0, False), comm=PAIR)
+    pair = table("communicators", comm=PAIR, rank=[2, 3], rank_in=[0, 1], size=2, name="")
+    both = {name: np.concatenate([run.communicators[name], pair[name]]) for name in pair}
+    assert first(replace(run, communicators=both)).ranks == (2,)
+
+
+def test_who_receives_from_any_rank_waits_for_those_at_work() -> None:
+    """Of three ranks that could send, two wait for rank 0 themselves."""
+    messages = [(0, "recv", ANY_PEER, False), (1, "recv", 0, False), (3, "recv", 0, False)]
+    assert first(standing(*messages)).ranks == (2,)
+
+
+def test_a_rank_that_waits_for_one_at_work_has_not_stopped() -> None:
+    """A server that receives its next order waits for as long as there is none: the others go on."""
+    run = standing((3, "recv", 0, False))
+    late = {name: column.copy() for name, column in run.in_flight.items()}
+    late["start_ns"] -= 3600 * SECOND
+    assert all(one.kind != "hang" for one in judge(replace(run, in_flight=late)).verdicts)
