@@ -72,6 +72,7 @@ RECORDINGS = {
     "inspector-ddp-clean": Expected(("balanced",)),
     "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
     "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
+    "kineto-gloo-buffers-slow-rank1": Expected(("straggler",), (1,), since=0, cost_ms=60),  # 4 ranks, no steps marked
     "ddp-observed-clean": Expected(("balanced",)),
     "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=0.6),
     "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), cause="input", since=120, cost_ms=400),
