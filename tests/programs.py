@@ -61,11 +61,11 @@ def install() -> int:
         return _end(0, "Everything that tests use is installed.")
     if not shutil.which("apt-get"):
         return _end(1, f"This system has no apt-get. Install with its own package manager: {', '.join(lacking)}.")
-    apt = ["apt-get"] if os.geteuid() == 0 else ["sudo", "apt-get"]
-    subprocess.run([*apt, "update", "-qq"], check=False)
+    root = [] if os.geteuid() == 0 else ["sudo"]
+    subprocess.run([*root, "apt-get", "update", "-qq"], check=False)
     known = [package for package in wanted if _candidate(package)]
-    with _no_service_starts():
-        line = [*apt, "install", "-y", "-qq", "--no-install-recommends", *known]
+    with _no_service_starts(root):
+        line = [*root, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *known]
         code = subprocess.run(line, check=False, stdout=subprocess.DEVNULL).returncode
     unknown = sorted(set(wanted) - set(known))
     if code or unknown:
@@ -97,17 +97,17 @@ def _candidate(package: str) -> bool:
 
 
 @contextmanager
-def _no_service_starts() -> Iterator[None]:
-    """Keep apt from starting the services that it installs."""
-    ours = os.geteuid() == 0 and not POLICY.exists()
-    if ours:
-        POLICY.write_text("#!/bin/sh\nexit 101\n")
-        POLICY.chmod(0o755)
+def _no_service_starts(root: list[str]) -> Iterator[None]:
+    """Keep apt from starting the services that it installs; ``root`` goes before what only root may do."""
+    if POLICY.exists():  # of the machine's own
+        yield
+        return
+    refuse = f"printf '#!/bin/sh\\nexit 101\\n' >{POLICY} && chmod 755 {POLICY}"
+    subprocess.run([*root, "sh", "-c", refuse], check=True)
     try:
         yield
     finally:
-        if ours:
-            POLICY.unlink()
+        subprocess.run([*root, "rm", "-f", str(POLICY)], check=True)
 
 
 if __name__ == "__main__":

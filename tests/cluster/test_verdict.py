@@ -1,6 +1,6 @@
 """A newcomer's first use: mpirun behind ``hindmost run --``, and a report of what its ranks did.
 
-Which verdict such jobs get is shown by recordings of them (tests/scenarios), how often by bench/verdict_repeat.py.
+Which verdict small faults get is shown by recordings of them (tests/scenarios), how often by bench/verdict_repeat.py.
 """
 
 from __future__ import annotations
@@ -31,3 +31,12 @@ def test_a_first_run_reports_every_rank_and_step(out: Path) -> None:
     assert ranks[2]["self_ms"] > 4.0  # it computes for so long, whatever else this machine does
     assert report["verdicts"]
     assert "rank" in run.stderr
+
+
+def test_a_large_fault_is_named(out: Path) -> None:
+    """A rank that computes several times as long as the others is named with its cause, whatever else runs here."""
+    run = observe(out, *MPIRUN, TRAIN_MPI, "--steps", "120", "--slow-rank", "2", "--slow-ms", "40")
+    worst = run.report["verdicts"][0]
+    assert (worst["kind"], worst["ranks"]) == ("straggler", [2]), run.stderr
+    assert worst["cost_ms_per_step"] > 15
+    assert "SLOW   rank 2" in run.stderr

@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import sys
+import threading
 
 import pytest
 from hindmost_collector import serving
@@ -99,10 +100,15 @@ def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
 
 def test_stdin_may_end_after_the_collector_has(monkeypatch):
     """Its loop is closed then: the thread that reads stdin ends without a traceback."""
-    loop = asyncio.new_event_loop()
+    loop, ends = asyncio.new_event_loop(), (asyncio.Event(), asyncio.Event())
     loop.close()
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
-    serving._follow_stdin(collector=None, loop=loop, at_the_end=(asyncio.Event(), asyncio.Event()))
+    failed = []
+    monkeypatch.setattr(threading, "excepthook", failed.append)
+    thread = threading.Thread(target=serving._follow_stdin, args=(None, loop, ends))
+    thread.start()
+    thread.join(60)
+    assert (thread.is_alive(), failed) == (False, [])
 
 
 @pytest.mark.parametrize(("signalled", "reason"), [(True, "the collector is stopping"), (False, keeping.JOB_OVER)])

@@ -35,4 +35,4 @@ def test_a_rank_that_computes_either_runs_or_waits_for_a_cpu(installed: Mpi, obs
             pytest.skip("needs a kernel that says how long a thread waits for a CPU")
         own, ran_ns, queued = (sum(e.duration_ns for e in gaps), sum(e.value for e in gaps), sum(e.seq for e in gaps))
         # A hypervisor may take the CPU away, which is neither; without the queue's time 3/4 would be missing.
-        assert own - ran_ns - queued * 1000 < 0.5 * own
+        assert own - ran_ns - queued * 1000 < 0.2 * own

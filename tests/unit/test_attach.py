@@ -226,6 +226,7 @@ LAUNCHED = {
     21: (20, b"", b"python\0train.py\0", "python3.12"),
     30: (1, b"", b"mpirun\0-np\x002\0solver\0", "mpirun"),
     31: (30, b"OMPI_COMM_WORLD_RANK=0\0", b"solver\0", "solver"),
+    40: (1, b"", b"python\0/v/bin/torchrun\0train.py\0", "python3.12"),
 }
 
 
@@ -256,6 +257,8 @@ def test_the_ranks_below_a_launcher_are_looked_into(
     assert [(one.rank, one.pid) for one in target.by_pids(pids, tmp_path)] == found
     with pytest.raises(UsageError, match="--pid 30: neither it nor a process that it started"):
         target.by_pid(30, tmp_path)
+    with pytest.raises(UsageError, match="--pid 40: this launcher has started no rank yet"):
+        target.by_pid(40, tmp_path)
 
 
 def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:
