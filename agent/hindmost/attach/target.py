@@ -43,13 +43,16 @@ def by_pid(pid: int, proc: Path = Path("/proc")) -> list[Target]:
         if owner != os.geteuid():
             raise UsageError(f"--pid {pid}: belongs to user {owner}; attach works on your own processes only")
         environ, argv = _environ(folder), _argv(folder)
-        itself = None if identity.is_launcher(argv) else _describe(folder, environ)
+        launches = identity.is_launcher(argv)
+        itself = None if launches else _describe(folder, environ)
     except OSError as error:
         raise UsageError(f"--pid {pid}: {_refusal(error)}") from None
     if itself is not None and itself.rank >= 0:
         return [itself]
     below = _below(pid, proc)
     ranks = [target for target in below if target.rank >= 0] or ([itself] if itself is not None else below)
+    if not ranks and launches:
+        raise UsageError(f"--pid {pid}: this launcher has started no rank yet; try again once ranks run")
     if not ranks:
         raise UsageError(f"--pid {pid}: neither it nor a process that it started runs a Python 3 interpreter here")
     return sorted(ranks, key=lambda target: (target.rank, target.pid))
