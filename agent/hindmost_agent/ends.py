@@ -1,6 +1,6 @@
 """When each process ends, in which order, and how: the kernel tells at once through a pidfd.
 
-A launcher ends the other ranks within milliseconds of the first; a look once a second would not see which was first.
+A launcher ends the other ranks within milliseconds of the first; a check once a second would not see which was first.
 """
 
 from __future__ import annotations

@@ -69,7 +69,7 @@ def test_an_end_has_its_status(ends: Ends, command: str, status: int) -> None:
 
 
 def test_another_process_with_its_pid_is_not_watched(ends: Ends) -> None:
-    """Nor one that is gone: of both nothing is told."""
+    """Nor one that is gone: of both nothing is reported."""
     assert ends.watch(PROC, os.getpid(), lambda _: False).ended_ns is None
     assert ends.watch(PROC, 1 << 30, lambda _: True).ended_ns is None
     ends.collect(7)

@@ -59,7 +59,7 @@ def test_a_rank_that_vanished_is_still_where_it_was(producer: Producer) -> None:
 
 
 def test_who_tests_in_vain_waits_as_long_as_it_goes_on(tmp_path: Path) -> None:
-    """One that tested and then did something else waits for nobody."""
+    """One that tested and then did something else waits for no other."""
     made = ring.Writer.create(tmp_path, Identity("job", 1, 4, 1, "n", "mpi", "a.out"), "mpi")
     rings = Rings(Host(), [tmp_path])
     rings.discover(0)

@@ -1,4 +1,4 @@
-"""A job that stops in messages has a verdict on whoever the others wait for, while it stands."""
+"""A job that stops in messages has a verdict on the rank that the others wait for, while it stands."""
 
 from __future__ import annotations
 

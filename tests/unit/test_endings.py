@@ -57,7 +57,7 @@ def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
 
 
 def told_by_the_kernel(*ends: tuple[float, int], raised: int | None = None) -> Run:
-    """Ranks gone in one check, of which the kernel told when each ended, ms, and with which status."""
+    """Ranks gone in one check, of which the kernel reported when each ended, ms, and with which status."""
     run = ended([(VANISHED, 9)] * len(ends))
     states = run.rank_states
     states["ended_ns"] = np.array([int(ms * 1e6) + 8 * SECOND for ms, _ in ends])

@@ -2,7 +2,7 @@
 
 Every communicator has a frontier: the lowest sequence number that some member has entered and not left. Members that
 have not entered it are missing; who is in a message waits for its peer. ``hindmost_judge.detect.stops`` walks from
-those that wait to those that wait for nobody. Different operations at one sequence number are a divergence.
+those that wait to those that wait for no other. Different operations at one sequence number are a divergence.
 """
 
 from __future__ import annotations
