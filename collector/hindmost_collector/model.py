@@ -34,6 +34,7 @@ PHASES = (
     "gpu_optimizer",
     "negotiation",
     "device_wait",
+    "device_copy",
 )
 #: The rest of a step that is known by its phases.
 OTHER = "other"

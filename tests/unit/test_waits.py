@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.native import build
+from hindmost.probes.torch_waits import ANY, COPIES, OF_TENSOR
 from hindmost.ring import native
 
 if TYPE_CHECKING:
@@ -41,10 +42,10 @@ def loop(writer: ring.Writer) -> Iterator[Any]:
     module: Any = native.load()
     made = module.Loop(Rare(), lambda: True)
     made.thread = threading.get_ident()
-    made.waits = writer.name("device_wait")
+    made.waits, made.copies = writer.name("device_wait"), writer.name("device_copy")
     names = ("input", "forward", "backward", "optimizer", "train", "eval")
     made.bind(writer.native, tuple(map(writer.name, names)))
-    assert made.watch(time.sleep, False)
+    assert made.watch(time.sleep, ANY)
     yield made
     made.unwatch()
 
@@ -65,7 +66,7 @@ def test_a_wait_is_a_phase_of_its_own(loop: Any, writer: ring.Writer) -> None:
 def test_a_call_that_hardly_waits_leaves_no_record(loop: Any, writer: ring.Writer) -> None:
     """Most calls find the GPU done: they would fill the ring."""
     before = time.perf_counter_ns()
-    assert loop.watch(time.perf_counter_ns, False)
+    assert loop.watch(time.perf_counter_ns, ANY)
     assert time.perf_counter_ns() > before
     assert waits(writer) == []
 
@@ -89,9 +90,40 @@ def test_an_error_passes(loop: Any, writer: ring.Writer) -> None:
 def test_a_tensor_of_the_host_waits_for_no_gpu(loop: Any, writer: ring.Writer) -> None:
     """Of a method of tensors, only those on a GPU count: the module of ``sleep`` is on none."""
     loop.unwatch()
-    assert loop.watch(time.sleep, True)
+    assert loop.watch(time.sleep, OF_TENSOR)
     time.sleep(0.002)
     assert waits(writer) == []
+
+
+@pytest.mark.parametrize(
+    ("device", "to", "expected"),
+    [
+        ("cpu", "cpu", []),
+        ("cpu", "gpu", ["device_copy"]),
+        ("gpu", "cpu", ["device_wait"]),
+        ("gpu", "gpu", ["device_wait"]),
+    ],
+)
+def test_a_copy_to_the_gpu_is_told_from_a_wait_for_it(
+    loop: Any, writer: ring.Writer, device: str, to: str, expected: list[str]
+) -> None:
+    """What is copied from the GPU has to be computed first; a copy to it takes time of its own."""
+
+    class Result:
+        is_cuda = to == "gpu"
+
+    class Tensor:
+        is_cuda = device == "gpu"
+
+        def __reduce__(self) -> Any:  # which object's own method, in C, calls and returns
+            until = time.monotonic_ns() + 100_000
+            while time.monotonic_ns() < until:
+                pass
+            return Result()
+
+    assert loop.watch(object.__reduce_ex__, COPIES)
+    assert isinstance(Tensor().__reduce_ex__(2), Result)
+    assert [event.name for event in ring.Reader(writer.path).poll()] == expected
 
 
 def test_functions_are_given_back(loop: Any, writer: ring.Writer) -> None:
@@ -104,5 +136,5 @@ def test_functions_are_given_back(loop: Any, writer: ring.Writer) -> None:
 def test_what_is_no_function_in_c_is_left(loop: Any) -> None:
     """A build of torch may have any of them in Python."""
     assert loop.definition(waits) is None
-    assert not loop.watch(waits, False)
-    assert not loop.watch(None, False)
+    assert not loop.watch(waits, ANY)
+    assert not loop.watch(None, ANY)

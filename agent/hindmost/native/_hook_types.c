@@ -191,6 +191,7 @@ static PyMemberDef loop_members[] = {
     {"train", T_ULONGLONG, offsetof(Loop, seen.numbers[0]), 0, NULL},
     {"eval", T_ULONGLONG, offsetof(Loop, seen.numbers[1]), 0, NULL},
     {"waits", T_LONGLONG, offsetof(Loop, waits), 0, NULL},
+    {"copies", T_LONGLONG, offsetof(Loop, copies), 0, NULL},
     {"work", T_ULONGLONG, offsetof(Loop, seen.work), 0, NULL},
     {0},
 };

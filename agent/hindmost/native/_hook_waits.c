@@ -1,4 +1,5 @@
-/* Waits of the training thread for its GPU, seen in the C functions of torch that may wait: `item`, `synchronize` …
+/* Waits of the training thread for its GPU, seen in the C functions of torch that may wait: `item`, `synchronize` …, and
+ * calls that copy a tensor from the host to the GPU, which wait, too, unless the host's memory is pinned.
  *
  * Python finds such a function by its definition (PyMethodDef), whose pointer to the C function is replaced here, and
  * given back by unwatch(). Nothing that a script, a tracer or a compiler can see changes: the function, its name and its
@@ -7,6 +8,8 @@
 #include "_hooks.h"
 
 enum { WATCHED = 16, SHORT_NS = 20000 };
+/* What tells whether a call waited: nothing else does; the tensor, which is on the GPU; or what it was copied to. */
+enum { ANY, OF_TENSOR, COPIES };
 
 extern PyTypeObject PyMethodDescr_Type, PyCFunction_Type;
 typedef PyObject *(*with_keywords)(PyObject *, PyObject *, PyObject *);
@@ -14,7 +17,7 @@ typedef PyObject *(*with_keywords)(PyObject *, PyObject *, PyObject *);
 static struct {
     PyMethodDef *definition; /* NULL: this place is free */
     PyCFunction original;
-    bool of_tensor;
+    int how;
 } watched[WATCHED];
 static Loop *watching;
 static bool inside; /* the training thread is in one of them: what that calls in turn is part of it */
@@ -44,9 +47,11 @@ static PyObject *ends(int which, int64_t start, PyObject *self, PyObject *result
     Loop *loop = watching;
     if (took < SHORT_NS || !result || !loop || !loop->seen.ring || !loop->seen.ring->base)
         return result;
-    if (!watched[which].of_tensor || on_gpu(self))
-        hm_event(loop->seen.ring, hm_what(HM_PHASE, 0, (uint16_t)loop->waits), (uint64_t)start, (uint64_t)took,
-                 hm_where(0, HM_NONE16, HM_NONE16), 0);
+    int how = watched[which].how;
+    bool waited = how == ANY || on_gpu(self), copied = !waited && how == COPIES && on_gpu(result);
+    if (waited || copied)
+        hm_event(loop->seen.ring, hm_what(HM_PHASE, 0, (uint16_t)(copied ? loop->copies : loop->waits)), (uint64_t)start,
+                 (uint64_t)took, hm_where(0, HM_NONE16, HM_NONE16), 0);
     return result;
 }
 
@@ -79,12 +84,12 @@ PyObject *hm_definition(PyObject *self, PyObject *function) {
     return found ? PyLong_FromUnsignedLongLong((unsigned long long)(uintptr_t)found) : Py_NewRef(Py_None);
 }
 
-/* watch(function, of_tensor): whether its waits are seen from now on. The caller knows that its definition may be
- * written to, and that it stays. */
+/* watch(function, how): whether its waits are seen from now on. The caller knows that its definition may be written to,
+ * and that it stays. */
 PyObject *hm_watch(PyObject *self, PyObject *args) {
     PyObject *function;
-    int of_tensor, place = 0;
-    if (!PyArg_ParseTuple(args, "Op", &function, &of_tensor))
+    int how, place = 0;
+    if (!PyArg_ParseTuple(args, "Oi", &function, &how))
         return NULL;
     PyMethodDef *found = definition_of(function);
     while (place < WATCHED && watched[place].definition)
@@ -101,7 +106,7 @@ PyObject *hm_watch(PyObject *self, PyObject *args) {
     if (!watching)
         watching = (Loop *)Py_NewRef(self);
     watched[place].original = found->ml_meth;
-    watched[place].of_tensor = of_tensor;
+    watched[place].how = how;
     watched[place].definition = found;
     __atomic_store_n(&found->ml_meth, ours, __ATOMIC_RELEASE);
     return Py_NewRef(Py_True);

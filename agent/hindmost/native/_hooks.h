@@ -20,7 +20,7 @@ typedef struct {
     long long ticks, mask, thrift; /* of pacing.py: steps with a bit of mask are not measured, of thrift not recorded */
     long long own, due;            /* ns of the training thread that hooks took; when Python wants account of it */
     long long started;             /* when the optimizer's step in progress began */
-    long long waits;               /* the ring's index of a wait's name */
+    long long waits, copies;       /* the ring's indices of the names of waits for the GPU, and of copies to it */
     long long passing;             /* train steps gone by unrecorded, the one in progress included */
     int stepped, optimizing, backwards;
     int skip, fruitless; /* batches that are not searched for a tensor from now on, and after the next without one */

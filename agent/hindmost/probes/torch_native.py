@@ -76,7 +76,7 @@ class NativeHooks:
 
     def writes_to(self, ring: Ring) -> None:
         """Whatever is seen from now on goes to this ring, which the training thread has or has had."""
-        self.loop.waits = ring.name("device_wait")
+        self.loop.waits, self.loop.copies = ring.name("device_wait"), ring.name("device_copy")
         self.loop.bind(getattr(ring, "native", None), tuple(map(ring.name, NAMES)))
 
     def trains_in(self, thread: int, *, surely: bool) -> None:

@@ -1,6 +1,7 @@
 """Where the training thread waits for its GPU, as phase ``device_wait``: ``item``, ``cpu``, ``synchronize`` …
 
-A host that is ahead of its GPU waits in one of these, once it needs a value; what it waits is no work of its own. The C
+A host that is ahead of its GPU waits in one of these, once it needs a value; what it waits is no work of its own. A
+call that copies to the GPU waits, too, unless memory is pinned: its time is phase ``device_copy``, copying included. The C
 functions themselves are watched (``native/_hook_waits.c``): nothing that a script or ``torch.compile`` can see changes,
 and a call costs two readings of the clock. Without the hooks in C no wait is recorded.
 
@@ -18,8 +19,11 @@ from hindmost.probes.guard import guarded, undo
 if TYPE_CHECKING:
     from types import ModuleType
 
-#: Methods of tensors. ``to`` waits where it copies from the GPU to the host.
-TENSOR = ("item", "cpu", "tolist", "to", "__bool__", "__float__", "__int__", "__index__")
+#: How a call is known to wait, in ``native/_hook_waits.c``: always, of a tensor on the GPU, or of a copy to it as well.
+ANY, OF_TENSOR, COPIES = range(3)
+#: Methods of tensors.
+TENSOR = dict.fromkeys(("item", "cpu", "tolist", "__bool__", "__float__", "__int__", "__index__"), OF_TENSOR)
+TENSOR |= dict.fromkeys(("to", "cuda"), COPIES)
 #: Classes and functions of ``torch._C`` that wait whatever they are called with.
 ALWAYS = (("_cuda_synchronize",), ("_CudaStreamBase", "synchronize"), ("_CudaEventBase", "synchronize"))
 DEFINITION_BYTES = 32
@@ -31,18 +35,18 @@ def install(torch: ModuleType, loop: Any) -> None:
 
 
 def _install(torch: Any, loop: Any) -> None:
-    found = [(getattr(torch._C.TensorBase, name, None), True) for name in TENSOR]
+    found = [(getattr(torch._C.TensorBase, name, None), how) for name, how in TENSOR.items()]
     for path in ALWAYS:
         function = torch._C
         for name in path:
             function = getattr(function, name, None)
-        found.append((function, False))
+        found.append((function, ANY))
     writable = _writable()
     undo.append(loop.unwatch)
-    for function, of_tensor in found:
+    for function, how in found:
         place = loop.definition(function)
         if place is not None and any(start <= place and place + DEFINITION_BYTES <= end for start, end in writable):
-            loop.watch(function, of_tensor)
+            loop.watch(function, how)
 
 
 def _writable() -> list[tuple[int, int]]:

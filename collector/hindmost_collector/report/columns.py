@@ -27,6 +27,7 @@ _TITLES = {
     "self_blocked": "off CPU",
     "h2d": "copy to GPU",
     "device_wait": "GPU wait",
+    "device_copy": "copy call",
 }
 
 

@@ -65,7 +65,7 @@ FILED: Mapping[str, Mapping[str, Any]] = {**STORED, **dict.fromkeys(LEVELS, LEVE
 
 #: Columns that a table did not have from the beginning: segments of older runs lack them.
 ADDED: Mapping[str, tuple[str, ...]] = {
-    "steps": ("negotiation_ns", "device_wait_ns"),
+    "steps": ("negotiation_ns", "device_wait_ns", "device_copy_ns"),
     "collectives": ("enqueue_ns",),
     "in_flight": ("peer", "flags"),
     "rank_states": ("ended_ns", "exit_status"),

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
 
 #: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
-_MAY_WAIT = {"backward", "sync", "device_wait", "gpu_backward"}
+_MAY_WAIT = {"backward", "sync", "device_wait", "device_copy", "gpu_backward"}
 #: Columns of the phases.
 _COLUMNS = tuple(f"{name}_ns" for name in PHASES)
 
