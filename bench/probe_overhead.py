@@ -22,6 +22,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import timeit
 from functools import partial
@@ -34,6 +35,8 @@ sys.path.insert(0, str(ROOT / "agent"))
 
 from hindmost import ring  # noqa: E402
 from hindmost.native import build  # noqa: E402
+from hindmost.probes import torch_waits  # noqa: E402
+from hindmost.ring import native  # noqa: E402
 
 CROWDED = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
 FIRST_STEP, LAST_STEP = 100, 600
@@ -101,6 +104,26 @@ def _ring_module() -> str:
     except build.BuildError as error:
         print(f"no C writer: {error}", file=sys.stderr)
         return ""
+
+
+def waits(_directory: Path) -> dict[str, Any]:
+    """CPU ns that watching a C function for waits adds to a call of it, over 200 pairs of blocks of 10,000.
+
+    It is the training thread's call, and hardly waits: ``list.clear`` of an empty list, called as ``item`` is.
+    """
+    os.environ["HINDMOST_RING_MODULE"] = _ring_module()
+    module: Any = native.load()
+    rare = dict.fromkeys(("first", "tick", "closes", "gpu", "account", "way"))  # it asks for none of them here
+    loop = module.Loop(SimpleNamespace(**rare), lambda: True)
+    loop.thread = threading.get_ident()
+    took: dict[bool, list[float]] = {True: [], False: []}
+    timed = partial(timeit.timeit, "clear()", number=10000, timer=time.thread_time, globals={"clear": [].clear})
+    for watched in [True, False] * 200:
+        if watched:
+            loop.watch(list.clear, torch_waits.OF_TENSOR)
+        took[watched].append(timed() / 10000 * 1e9)
+        loop.unwatch()
+    return compared(took[True], took[False])
 
 
 def calls(directory: Path, kind: str = "") -> dict[str, Any]:
@@ -175,6 +198,7 @@ PARTS = {
     "calls": calls,
     "polls": partial(calls, kind="polled"),
     "messages": partial(calls, kind="messages"),
+    "waits": waits,
     "steps": steps,
 }
 #: How the compared ones are printed: what, and its unit.
@@ -182,6 +206,7 @@ TOLD = {
     "calls": ("MPI call, added by the shim", "ns"),
     "polls": ("MPI_Iallreduce, MPI_Test, each", "ns"),
     "messages": ("MPI_Isend, MPI_Irecv, each", "ns"),
+    "waits": ("call watched for waits, added", "ns"),
     "steps": ("training step, added", "ms"),
 }
 

@@ -1,8 +1,8 @@
 """Where the training thread waits for its GPU, as phase ``device_wait``: ``item``, ``cpu``, ``synchronize`` …
 
 A host that is ahead of its GPU waits in one of these, once it needs a value; what it waits is no work of its own. A
-call that copies to the GPU waits, too, unless memory is pinned: its time is phase ``device_copy``, copying included. The C
-functions themselves are watched (``native/_hook_waits.c``): nothing that a script or ``torch.compile`` can see changes,
+call that copies to the GPU waits, too, unless memory is pinned: its time, copying included, is phase ``device_copy``.
+The C functions themselves are watched (``native/_hook_waits.c``): a script or ``torch.compile`` sees no change,
 and a call costs two readings of the clock. Without the hooks in C no wait is recorded.
 
 Not seen are waits inside of calls that launch work: where the queue of launches is full, and where the allocator frees
