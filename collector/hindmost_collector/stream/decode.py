@@ -350,6 +350,7 @@ def _host_offset(block: Any, clock: NodeClock) -> int:
         of_the_gpu = varints(flags) & GPU_TIME
         place = int(np.argmin(of_the_gpu))
         if of_the_gpu[place]:
-            known = [one for one in eights(block.enqueue_ns, _I64)[:1].tolist() if one != -1]
-            return clock.offset(known[0]) if known else 0
+            launched = eights(block.enqueue_ns, _I64)
+            known = launched[launched != -1]
+            return clock.offset(int(known[0])) if len(known) else 0
     return clock.offset(first(starts[place * 8 :])) if place * 8 < len(starts) else 0
