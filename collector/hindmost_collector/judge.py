@@ -10,7 +10,7 @@ import numpy as np
 
 from hindmost_collector import detector, detectors
 from hindmost_collector.costs import pipeline, planned, traded, wasted, whatif
-from hindmost_collector.detectors import hang, intermittent, mismatch, of_three, slow_link, straggler, uneven
+from hindmost_collector.detectors import hang, host_work, intermittent, mismatch, of_three, slow_link, straggler, uneven
 from hindmost_collector.explain import crowded, fed, hidden_input, horovod, sharing, stopped, telemetry
 from hindmost_collector.judgement import (
     advice,
@@ -47,7 +47,7 @@ from hindmost_collector.judgement.verdicts import of_habits, of_links
 from hindmost_collector.model import RUNNING, Run, rows
 from hindmost_collector.robust import percentile
 from hindmost_collector.settings import DEFAULT, Settings
-from hindmost_collector.timeline import apart, counting, membership, phases, profiled
+from hindmost_collector.timeline import apart, counting, lanes, membership, phases, profiled
 from hindmost_collector.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned
     blocks = blocks_of.build(run, settings)
     if blocks is None:
         return None, [], []
-    blocks, aside, notes = planned.aside(fed.late_by_hosts(blocks, run), run.steps, settings)
+    by_work = lanes.by_work(blocks, settings)
+    by_work = by_work if by_work.lanes is not None else fed.late_by_hosts(blocks, run)
+    blocks, aside, notes = planned.aside(by_work, run.steps, settings)
     return of_three.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
 
 
@@ -243,6 +245,8 @@ def _late(
     blocks: Blocks, settings: Settings, shared: sharing.Sharing | None
 ) -> tuple[list[Verdict], list[str], list[Habit]]:
     """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
+    if blocks.lanes is not None and shared is None:
+        return _hosts(blocks, settings)
     timed = uneven.uncounted(blocks, settings)
     even = uneven.levelled(blocks, settings, timed)
     habits = straggler.find(even, settings, shared=shared is not None)
@@ -263,6 +267,17 @@ def _late(
     named = {rank for one in found for rank in one.ranks}
     told = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
     return [*found, *of_stalls(stalls, blocks, settings, habits=told)], notes, by_chance
+
+
+def _hosts(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
+    """The same of a job whose hosts set the pace, by their work."""
+    habits = host_work.find(blocks, settings)
+    found, notes = of_habits(habits, blocks, settings)
+    named = {habit.row for habit in habits}
+    stalls = [one for one in intermittent.find(blocks, settings, habits) if named.isdisjoint(one.rows)]
+    stalling = of_stalls(stalls, blocks, settings, habits=habits)
+    least = settings.effect(len(blocks.ranks))  # hosts differ by less from step to step
+    return [*found, *(one for one in stalling if (one.cost_ratio or 0.0) >= least)], notes, []
 
 
 def _uncounted(

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.whatif import replay
 
 from hindmost_collector.robust import alike, median, median_error
 from hindmost_collector.timeline import blocks as blocks_of
@@ -33,6 +34,9 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
     for habit in habits:
         held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
+        if habit.phase is not None:
+            fixed[habit.row, held] -= habit.excess
+            continue
         level = _levels(own[habit.row], segment_step, place, habit)
         fixed[habit.row, held] -= level[place[held]]
         _take_stalls(fixed[habit.row], segment_step, habit)
@@ -45,7 +49,7 @@ def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
     That one is ahead only of its late peer, and no longer once that is fixed: whichever of the two comes later by
     chance then is what a fix leaves.
     """
-    if len(blocks.ranks) != 2:
+    if len(blocks.ranks) != 2 or blocks.lanes is not None:  # by its lanes each one's own work is known
         return blocks
     segments: Floats = blocks.segments.copy()
     for habit in habits:
@@ -271,6 +275,8 @@ def stretched(blocks: Blocks, segments: Floats) -> Floats:
     """
     if blocks.pipeline is not None:
         return blocks.pipeline.stretched(segments)
+    if blocks.lanes is not None:
+        return replay.stretched(blocks.lanes, segments)
     if blocks.group.shape[1] == 1:
         worst = segments.max(axis=0)
         return np.bincount(blocks.segment_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)

@@ -49,7 +49,8 @@ def verdicts(case: Case) -> list[Verdict]:
             calm[slice(*on_top.span(one, case.blocks))] = False
     bound = find(case.blocks, case.settings, np.flatnonzero(calm))
     stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
-    if bound is not None and stalled and bound.idle - stalled <= 1 - case.settings.host_bound_busy:
+    paced = case.blocks.lanes is not None
+    if bound is not None and not paced and stalled and bound.idle - stalled <= 1 - case.settings.host_bound_busy:
         return []  # the GPU was without work in those stalls
     return of_hosts(bound, case.blocks)
 
@@ -74,13 +75,14 @@ def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostB
         return None
     latest = np.unique(np.argmin(blocks.wait[:, columns], axis=0), return_counts=True)
     row = int(latest[0][np.argmax(latest[1])])
-    if float(median(blocks.excess[row, columns])) > settings.host_bound_late * blocks.step_ns:
+    if blocks.lanes is None and float(median(blocks.excess[row, columns])) > settings.host_bound_late * blocks.step_ns:
         return None
     whole = len(columns) == len(blocks.steps)
     busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
     idles, follows = resident < settings.host_bound_busy, _follows(blocks, settings, columns)
-    if not (idles and follows if short else idles if follows is None else follows):
+    paced = blocks.lanes is not None or (idles and follows if short else idles if follows is None else follows)
+    if not paced:
         return None
     return HostBound(launching, float("nan") if short else queued, 1 - resident)
 

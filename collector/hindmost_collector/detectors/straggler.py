@@ -44,7 +44,7 @@ class Habit:
 
     A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
     top of its ``outer`` one, whose segments ``inner`` contain it. ``stalls`` are steps (by index) in which the same
-    cause made it far later still, with their ns.
+    cause made it far later still, with their ns. ``phase``: in which the rank's host works longer.
     """
 
     row: int
@@ -58,6 +58,7 @@ class Habit:
     inner: tuple[tuple[int, int], ...] = ()
     outer: Habit | None = None
     stalls: tuple[tuple[int, float], ...] = ()
+    phase: str | None = None
 
     def steps(self) -> Ints:
         """Indices of the steps that show this slowdown and nothing on top of it."""

@@ -143,7 +143,7 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
     """Cause to ns a step of the delay that its measurement accounts for; files for what nothing else does."""
     late = average(blocks.excess[row, columns])
-    idle = idle_gpu.of(blocks, row, columns)
+    idle = idle_gpu.of(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
     found = idle_gpu.charged(_measured(blocks, row, columns, settings, between), idle, late)
     moved = pressure.of_its_own(blocks, row, columns, found.get("idle", 0.0), settings)
     if moved is not None:

@@ -19,7 +19,7 @@ import numpy as np
 from hindmost_collector.explain import launching, unmarked
 from hindmost_collector.model import has_launches
 from hindmost_collector.robust import median, median_error, peers_median, sums_by_step
-from hindmost_collector.timeline import roles
+from hindmost_collector.timeline import launches, roles
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Array, Floats, Ints
@@ -49,6 +49,8 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = waits_for_host(blocks)
     if fed is None or not has_launches(run.collectives):
         return blocks
+    if blocks.joined is not None and launches.waits_for_each(blocks.joined):
+        return blocks  # no host is ahead
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return unmarked.late_by_hosts(blocks, run.collectives, fed)

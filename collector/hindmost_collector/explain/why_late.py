@@ -9,6 +9,7 @@ import numpy as np
 
 from hindmost_collector.explain import backward, causes, interrupted, taking_turns
 from hindmost_collector.judgement.wording import ms
+from hindmost_collector.timeline import lanes
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats
@@ -23,6 +24,8 @@ _HIDDEN = ("input", "h2d")
 
 def of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     """The cause of a slowdown."""
+    if habit.phase is not None:
+        return causes.explain(lanes.of_phase(blocks, habit.phase), habit.row, habit.steps(), settings)
     seen = backward.of_habit(blocks, habit, settings)
     why = causes.explain(_on_top(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
     if seen.turn > 0 and "compute" in (why.cause, why.partial if why.remark else None):

@@ -158,7 +158,8 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     inputs = blocks.parts.get("input")
     if inputs is None:
         return []
-    blamed = [rank for one in named if one.cause == "input" for rank in one.ranks]
+    alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
+    blamed = [rank for one in named if one.cause == "input" and alike for rank in one.ranks]
     inputs = inputs[~np.isin(blocks.ranks, blamed)]
     if np.isnan(inputs).all():
         return []
@@ -192,6 +193,6 @@ def input_share(inputs: Floats, blocks: Blocks) -> float:
     if gpu:  # what the GPU still had queued covers the input
         idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
         shown = np.minimum(shown, np.maximum(idle, 0.0))
-    elif blocks.joined is not None and blocks.joined.gpu_time:
+    elif blocks.joined is not None and blocks.joined.gpu_time and blocks.lanes is None:
         return float("nan")
     return float(median(shown) / blocks.step_ns)

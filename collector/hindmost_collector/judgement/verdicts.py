@@ -205,6 +205,7 @@ def _straggler(
             *slow_input.told_of_stalls(habits, cause),
             *wording.victims(victims, ranks),
             *told,
+            *_ranged(habits, before, blocks),
             *wording.left_by_batches(habits[0].excess, cost, uneven=work_due.differs(blocks, even)),
         ),
         causes=tuple(wording.together(habits[0].excess, cause)),
@@ -232,6 +233,23 @@ def _cost(
     elif (given := clocks.given_away(blocks, habits, columns, group[0][1], cost)) is not None:
         cost, taken_back = cost - given.ns, [clocks.told(given)]
     return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost), *taken_back]
+
+
+def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[str]:
+    """What the fix of hosts saves at least and at most, with waits of the others at their longest and shortest."""
+    lanes, rows = blocks.lanes, [habit.row for habit in habits]
+    if lanes is None or lanes.wait is None or not lanes.doubt.any():
+        return []
+    doubt = lanes.doubt[:, None] * ~np.isin(np.arange(len(lanes.doubt)), rows)[:, None]
+    saved = []
+    for sign in (1.0, -1.0):
+        phase, host = lanes.wait.phase, lanes.host.copy()
+        host[phase] = np.clip(host[phase] + sign * doubt, lanes.least[phase], lanes.most[phase])
+        pace = lanes.pace + (host - lanes.host).sum(axis=0)
+        varied = replace(blocks, lanes=replace(lanes, host=host, pace=pace))
+        added = _saving(varied, [*before, *habits]) - _saving(varied, before)
+        saved.append(float(added[_span(habits)].mean()))
+    return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))
 
 
 def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:

@@ -14,7 +14,7 @@ from hindmost_collector.robust import median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.align import Ints
+    from hindmost_collector.align import Array, Ints
     from hindmost_collector.costs.whatif import Change
     from hindmost_collector.detectors.intermittent import Stalls
     from hindmost_collector.detectors.slow_link import SlowLink
@@ -95,13 +95,16 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     delay = float(median(blocks.excess[rows, first:stop]))
     parts = _part(blocks, rows, slice(first, stop), cause, delay)
+    if habits[0].phase is not None:
+        parts = [_on_host(blocks, rows, others, slice(first, stop), habits[0].phase)]
     shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
     found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
     if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
         mine = float(median(blocks.own[rows, first:stop]))
         theirs = float(median(median(blocks.own[others, first:stop], axis=1)))
-        between = " between collectives" if blocks.collectives else ""
+        between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
         what = {NEEDS: "CPU and file I/O time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
+        what = HOST_WORK if blocks.lanes is not None else what
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
         if mine > theirs and not repeated:
             found.append(against(what + between, who, mine, theirs))
@@ -126,6 +129,37 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         found = [f"two causes at once: {two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
+
+
+#: What the host of a rank does in a step, less its waits.
+HOST_WORK = "work of its CPU per step"
+#: Where the CPU does it, by phase.
+_ON_HOST = {
+    "input": "waiting for input",
+    "forward": "forward on its CPU",
+    "backward": "backward on its CPU",
+    "optimizer": "optimizer on its CPU",
+    "between": "time between steps",
+    OTHER: "time in no phase (logging, metrics, .item())",
+}
+
+
+def _on_host(blocks: Blocks, rows: list[int], others: Array, span: slice, phase: str) -> tuple[str, float, float]:
+    """What hosts do in a phase, ns a step of these ranks and of the others."""
+    assert blocks.lanes is not None  # noqa: S101 - phases of slowdowns come from these
+    own = blocks.lanes.host[blocks.lanes.phases.index(phase)][:, span]
+    return _ON_HOST.get(phase, phase), float(median(own[rows])), float(median(median(own[others], axis=1)))
+
+
+def ranged(low: float, high: float) -> list[str]:
+    """Between what a cost lies, ns a step, where that is not sure: what hosts that are ahead work is known in part."""
+    if high - low <= _UNSURE * high:
+        return []
+    return [f"fixing it saves {ms(low)} to {ms(high)} per step: how long the other CPUs waited was not recorded"]
+
+
+#: A cost that may be off by less than this share of it, in all, is taken as it is.
+_UNSURE = 0.2
 
 
 def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: float) -> list[tuple[str, float, float]]:

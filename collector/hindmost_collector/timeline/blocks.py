@@ -31,6 +31,8 @@ from hindmost_collector.timeline.awaited import SAMPLED_FROM_NS
 from hindmost_collector.timeline.numbered import found_in
 
 if TYPE_CHECKING:
+    from hindmost_judge.types import Lanes
+
     from hindmost_collector.align import Array, Floats, Grid, Ints
     from hindmost_collector.costs.bubbles import Bubbles
     from hindmost_collector.costs.work_due import Due
@@ -56,7 +58,7 @@ class Blocks:
     launched late.
     ``due`` is the full delay in the segments due to uneven work, where only a part of it shows; ``even`` [R, K] are
     the segments with work of one size, where known. ``unsure`` [R] is ns a step by which a rank may be late, or the
-    others ahead.
+    others ahead. Where hosts set the pace, their work is in ``lanes``, and delays are how much more of it a rank has.
     """
 
     ranks: Ints
@@ -92,6 +94,7 @@ class Blocks:
     due: Due | None = None
     even: Floats | None = None
     unsure: Floats | None = None
+    lanes: Lanes | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] in these steps (indices), or all: :class:`hindmost_collector.explain.sampled.Samples`."""

@@ -9,6 +9,7 @@ import numpy as np
 
 from hindmost_collector.align import QUEUED_NS
 from hindmost_collector.robust import median, peers_median
+from hindmost_collector.timeline import launches
 
 if TYPE_CHECKING:
     from hindmost_collector.align import Floats, Grid, Ints
@@ -22,6 +23,8 @@ def find(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: Floats | 
     rank with more ``work`` [R, S] in a step is late for all of its collectives either way.
     """
     if not joined.gpu_time or joined.group.shape[1] > 1 or len(np.unique(joined.group)) > 1:
+        return False
+    if launches.waits_for_each(joined):
         return False
     if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
         return True

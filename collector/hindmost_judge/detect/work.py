@@ -1,0 +1,81 @@
+"""Hosts that persistently work longer in a phase than their cohort: tested on work, never on who waits for whom."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hindmost_judge.graph.cohorts import paces
+from hindmost_judge.stats import segmentation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_judge.types import Floats, Lanes
+
+#: A level is real from so many standard errors on: of some hundred ranks, phases and segments one in a thousand jobs
+#: has such a one by chance.
+_SURE = 4.5
+#: A segment whose level is at least this share of the one next to it is part of the same delay.
+_SAME = 0.5
+#: Steps that a delay lasts at least, and the least share of all unless it is large: hosts wander for tens of steps.
+_SHORTEST, _LASTING = 10, 0.125
+#: With fewer steps than this only what is large is known from what hosts wander.
+_FEW = 40
+
+
+class Delay(NamedTuple):
+    """A host that takes ``level`` ns a step longer in ``phase`` than its cohort in steps [first, stop) by index.
+
+    ``z`` is the level in standard errors."""
+
+    row: int
+    phase: int
+    first: int
+    stop: int
+    level: float
+    z: float
+
+
+def find(lanes: Lanes, least: float, large: float) -> list[Delay]:
+    """Delays of at least so many ns a step, largest first; from what is ``large`` on a few steps are enough."""
+    found: list[Delay] = []
+    least = max(least, large) if lanes.host.shape[2] < _FEW else least
+    for phase, own in enumerate(lanes.host):
+        beyond, doubt = own - paces(own, lanes.cohort)[0], np.zeros(len(own))
+        if lanes.wait is not None and lanes.wait.phase == phase:
+            beyond, doubt = (beyond - own + lanes.least[phase] if lanes.wait.lag == 0 else beyond), lanes.doubt
+        for row in np.flatnonzero(_levels(beyond).max(axis=1) >= least + doubt).tolist():
+            found += _of_rank(beyond[row], row, phase, least + float(doubt[row]), large)
+    return sorted(found, key=lambda one: -one.level * (one.stop - one.first))
+
+
+def _levels(beyond: Floats) -> Floats:
+    """[R, B] means of parts of the run: whether a rank may be late at all."""
+    starts = np.arange(0, max(beyond.shape[1] - _SHORTEST // 2, 1), _SHORTEST)
+    return np.asarray(np.add.reduceat(beyond, starts, axis=1) / np.diff(np.append(starts, beyond.shape[1])))
+
+
+def _of_rank(beyond: Floats, row: int, phase: int, least: float, large: float) -> Iterator[Delay]:
+    """The delays of one rank in one phase."""
+    series = segmentation.clipped(beyond)
+    sigma = max(segmentation.noise(series), 1.0)
+    bounds = _joined(series, segmentation.segments(series, sigma))
+    for first, stop in itertools.pairwise(bounds):
+        level = float(series[first:stop].mean())
+        z = level * float(np.sqrt(stop - first)) / sigma
+        shortest = _SHORTEST if level >= large else max(_SHORTEST, _LASTING * len(series))
+        if level >= least and z >= _SURE and stop - first >= shortest:
+            yield Delay(row, phase, first, stop, level, z)
+
+
+def _joined(series: Floats, bounds: list[int]) -> list[int]:
+    """The bounds without those between segments of one delay that is now larger and now smaller."""
+    kept = bounds[:1]
+    for at in range(1, len(bounds) - 1):
+        before, after = (float(series[a:b].mean()) for a, b in ((kept[-1], bounds[at]), (bounds[at], bounds[at + 1])))
+        if min(before, after) < _SAME * max(before, after):
+            kept.append(bounds[at])
+    return [*kept, bounds[-1]]

@@ -1,0 +1,56 @@
+"""The steps of a job replayed: how long they take with given work in the lanes of its hosts and GPUs.
+
+Max-plus recurrence over steps (Baccelli et al., Synchronization and Linearity, 1992): a lane goes on as soon as what it
+needs is there, a collective ends for all when the last rank has come.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hindmost_judge.types import Floats, Lanes
+
+
+def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
+    """[S] ns at which each step's last collective ends, with this work of the hosts [P, R, S], or their own.
+
+    Before the first step all lanes are level.
+    """
+    host = lanes.host if host is None else host
+    phases, ranks, steps = host.shape
+    cut = lanes.wait.phase + 1 if lanes.wait is not None else phases
+    lag, after = (lanes.wait.lag, lanes.wait.after) if lanes.wait is not None else (steps, np.zeros(ranks))
+    launched = lanes.launched + 1
+    # What lies between two points at which a lane may wait is one sum: to the wait, or to the launch.
+    first, second = min(cut, launched), max(cut, launched)
+    sums = [part.sum(axis=0).T.copy() for part in (host[:first], host[first:second], host[second:])]  # each [S, R]
+    gate = np.full((steps + lag + 1, ranks), -np.inf)  # when the wait of a step is over
+    found, now, end = np.empty(steps), np.zeros(ranks), 0.0
+    waits_first = lag > 0 and cut <= launched
+    for step in range(steps):
+        now = now + sums[0][step]
+        if waits_first:
+            now = np.maximum(now, gate[step])
+            now = now + sums[1][step]
+        arrived = np.maximum(now + lanes.tail, end + lanes.gpu)
+        end = float(arrived.max()) + lanes.transfer[step]
+        found[step] = end
+        gate[step + lag] = end + after
+        if not waits_first:
+            now = now + sums[1][step]
+            now = np.maximum(now, gate[step])
+        now = now + sums[2][step]
+    return found
+
+
+def stretched(lanes: Lanes, delays: Floats) -> Floats:
+    """[S] ns by which each step is longer with hosts so much slower than their peers [R, S] than with all alike."""
+    return np.diff(ends(lanes, _work(lanes, lanes.pace + delays)) - ends(lanes, _work(lanes, lanes.even)), prepend=0.0)
+
+
+def _work(lanes: Lanes, total: Floats) -> Floats:
+    """[P, R, S] work of hosts that do so much in a step [R, S], in the phases in which they work."""
+    return np.asarray(lanes.host * np.maximum(total / np.maximum(lanes.host.sum(axis=0), 1.0), 0.0))

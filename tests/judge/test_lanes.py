@@ -1,0 +1,94 @@
+"""Own work of hosts, and what it costs, from marks that hold waiting."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hindmost_judge.detect import work as host_work
+from hindmost_judge.graph import lanes
+from hindmost_judge.whatif import replay
+
+from .timelines import MS, PHASES, run, work
+
+INPUT, FORWARD, BACKWARD, OTHER = (PHASES.index(name) for name in ("input", "forward", "backward", "other"))
+WAITS = {"step": (OTHER, 0), "before": (FORWARD, 1)}
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_hosts_that_are_ahead_wait_where_no_mark_precedes_the_gpu(waits: str) -> None:
+    """The place is found from the marks alone, wherever the program waits for its GPU."""
+    own = work(4, 120)
+    own[INPUT, 2] += 6.0
+    found = lanes.build(run(own, 5.0, waits=waits)).wait
+    assert found is not None
+    assert (found.phase, found.lag) == WAITS[waits]
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
+    """Three hosts are 6 ms a step ahead and wait for that: their work is known within 2 % all the same."""
+    own = work(4, 120)
+    own[INPUT, 2] += 6.0
+    timeline = run(own, 5.0, waits=waits)
+    found = lanes.build(timeline)
+    assert (timeline.spent.sum(axis=0).mean(axis=1) / MS) == pytest.approx([45.0] * 4, rel=0.03)
+    assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.02)
+    assert (found.least <= found.host + 1).all()
+    assert (found.host <= found.most + 1).all()
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str) -> None:
+    """Replayed with all it takes the observed time; with the slow host at its peers' pace, what such a job takes."""
+    own = work(4, 120)
+    slow = own.copy()
+    slow[INPUT, 2] += 6.0
+    timeline, without = run(slow, 5.0, waits=waits), run(own, 5.0, waits=waits)
+    found = lanes.build(timeline)
+    observed, true = (np.diff(one.left[0]).mean() for one in (timeline, without))
+    late = found.host.sum(axis=0) - found.pace
+    fixed = late.copy()
+    fixed[2] -= 6.0 * MS
+    assert np.diff(replay.ends(found)).mean() == pytest.approx(observed, rel=0.01)
+    saved = (replay.stretched(found, late) - replay.stretched(found, fixed)).mean()
+    assert saved == pytest.approx(observed - true, rel=0.1)
+
+
+def test_a_slower_host_behind_a_busy_gpu_costs_nothing() -> None:
+    """GPUs need 60 ms a step: no host paces them."""
+    own = work(4, 120)
+    own[INPUT, 2] += 6.0
+    timeline = run(own, 60.0, waits="before")
+    assert not lanes.paced_by_hosts(timeline, lanes.build(timeline))
+
+
+@pytest.mark.parametrize("launches", [True, False])
+def test_hosts_pace_gpus_that_idle(launches: bool) -> None:
+    """With and without the times of launches; GPUs of hosts that are ahead show how little these have to do."""
+    own = work(4, 120)
+    own[INPUT, 2] += 6.0
+    timeline = run(own, 5.0, waits="before", launches=launches)
+    assert lanes.paced_by_hosts(timeline, lanes.build(timeline))
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
+    """Rank 1's forward takes 5 ms longer from step 60 on; of nobody else anything."""
+    own = work(4, 160, noise=0.05)
+    own[FORWARD, 1, 60:] += 5.0
+    (found,) = host_work.find(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
+    assert (found.row, found.phase, found.stop) == (1, FORWARD, 160)
+    assert abs(found.first - 60) <= 3
+    assert found.level == pytest.approx(5.0 * MS, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("waits", WAITS)
+def test_nobody_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
+    """Two hosts with noise that goes on from step to step."""
+    own = work(2, 200, seed=seed)
+    drift = np.random.default_rng(seed).standard_normal((2, 200))
+    for step in range(1, 200):
+        drift[:, step] = 0.8 * drift[:, step - 1] + 0.6 * drift[:, step]
+    own[INPUT] += drift
+    assert host_work.find(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS) == []
