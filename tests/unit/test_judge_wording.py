@@ -268,12 +268,13 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
         evidence="collectives",
         pipeline=None,
         overlapped=True,
+        lanes=None,
         own=np.full((4, 8), np.nan),
         excess=np.full((4, 8), 1e6),
         parts={},
         caused=np.eye(4)[:, [3, 0, 0, 0, 0, 1, 1, 1]],
     )
-    habit: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None)
+    habit: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None, phase=None)
     waited = "others wait longest for rank 3 in 4 of 8 steps"
     assert why(blocks, [habit], Cause("unknown"))[0] == "rank 3 arrives 1.0 ms later than the other ranks per step"
     assert waited not in why(blocks, [habit], Cause("unknown"))

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
+#: Phases that are waiting, whatever is left of it.
+_WAITS = ("sync", "device_wait")
+
 
 def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     """Persistent slowdowns of hosts, largest first; empty where hosts do not set the pace."""
@@ -34,4 +37,5 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
             phase=blocks.lanes.phases[one.phase],
         )
         for one in delays
+        if blocks.lanes.phases[one.phase] not in _WAITS
     ]

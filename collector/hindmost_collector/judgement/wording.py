@@ -136,6 +136,7 @@ HOST_WORK = "work of its CPU per step"
 #: Where the CPU does it, by phase.
 _ON_HOST = {
     "input": "waiting for input",
+    "device_copy": "copying to the GPU",
     "forward": "forward on its CPU",
     "backward": "backward on its CPU",
     "optimizer": "optimizer on its CPU",

@@ -10,7 +10,7 @@ from hindmost_judge.graph import cohorts, lanes
 from hindmost_judge.types import Timeline
 from hindmost_judge.whatif import replay
 
-from hindmost_collector.model import AMOUNTS, OTHER, PHASES
+from hindmost_collector.model import OTHER
 from hindmost_collector.robust import median
 from hindmost_collector.timeline import launches
 
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 _CLOCKS_NS = 4e6
 #: The phase in which a step's last collective is launched.
 _LAUNCHING = "backward"
+#: What hosts do in a step, in the order of a usual loop; GPUs are waited for mostly at its end, as by ``.item()``.
+_IN_ORDER = ("input", "device_copy", "forward", "backward", "sync", "optimizer", "checkpoint", "device_wait")
 #: The time from one step to the next.
 BETWEEN = "between"
 #: Steps by which the begin of a step's collectives may be numbered too late or too early.
@@ -164,11 +166,7 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
         marks = [began, began + np.nan_to_num(blocks.parts["input"]), first, last, blocks.ended]
         spent = np.diff(np.maximum.accumulate(np.stack(marks), axis=0), axis=0)
         return ["input", "forward", _LAUNCHING, OTHER, BETWEEN], np.stack([*spent, between])
-    names = [
-        name
-        for name in PHASES
-        if name in blocks.parts and name not in AMOUNTS and name not in ("gc", "h2d") and not name.startswith("gpu_")
-    ]
+    names = [name for name in _IN_ORDER if name in blocks.parts]
     parts = [np.nan_to_num(blocks.parts[name]) for name in names]
     rest = np.maximum(blocks.took - np.sum(parts, axis=0), 0.0)
     return [*names, OTHER, BETWEEN], np.stack([*parts, rest, between])
