@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from hindmost_judge.stats import rare
@@ -62,3 +64,13 @@ def test_what_is_found_says_how_many_how_large_and_how_sure() -> None:
 def test_the_tail_is_the_binomials() -> None:
     """Three heads or more of four."""
     assert rare.tail(3, 4, 0.5) == pytest.approx(5 / 16)
+    assert rare.tail(9, 9, 0.25) == pytest.approx(0.25**9)
+    assert rare.tail(2, 4, 0.5) == 1.0
+
+
+def test_a_large_job_whose_ranks_scatter_takes_no_time() -> None:
+    """8,192 ranks with some events each are looked at in less than the time that a window has."""
+    late = np.random.default_rng(0).normal(0, 0.05, (8192, 150))
+    began = time.process_time()
+    assert _named(late) == []
+    assert time.process_time() - began < 5

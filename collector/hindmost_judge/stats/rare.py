@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, lgamma, log
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +22,11 @@ _BY_CHANCE_ALIKE = 1 - 1 / ALIKE
 #: Chance that healthy ranks show what is taken for a rank's own, with hiccups of all sizes; and with hiccups of one
 #: size, too. Of fewer than four ranks that is more: one of two has six of six in three jobs of a hundred.
 _CHANCE, _FEW_RANKS, _CHANCE_AMONG_FEW = 0.002, 4, 0.05
-#: Events in a larger share of the steps are not few.
-_SELDOM = 0.2
+#: A sum is known once the next term is this part of it.
+_SMALL = 1e-9
+#: Events as large as these in a larger share of the steps are not few; with more events of the next smaller size, for
+#: each of these, they are the tail of a rank that scatters.
+_SELDOM, _BETWEEN = 0.2, 0.2
 
 
 @dataclass(frozen=True)
@@ -73,12 +75,13 @@ def find(late: Floats, least: float, fewest: int) -> list[Rare]:
     order = np.sort(found.size)
     if len(order) < fewest or ranks < 2:
         return []
-    often = np.bincount(found.row, minlength=ranks)
+    bounds = np.searchsorted(found.row, np.arange(ranks + 1))
     least_likely = _CHANCE if ranks >= _FEW_RANKS else _CHANCE_AMONG_FEW
     sizes = 1 + log(float(order[-1]) / float(order[0])) / log(ALIKE)
     rare = []
-    for row in np.flatnonzero((often >= fewest) & (often <= _SELDOM * late.shape[1])).tolist():
-        own = np.sort(found.size[found.row == row])
+    for row in np.flatnonzero(np.diff(bounds) >= fewest).tolist():
+        held = slice(bounds[row], bounds[row + 1])
+        own = np.sort(found.size[held])
         counts = np.searchsorted(own, ALIKE * own, side="right") - np.arange(len(own))
         larger = len(order) - np.searchsorted(order, own)
         best = int(np.argmax(larger * _divergence(counts / larger, _BY_CHANCE_ALIKE / ranks)))
@@ -86,9 +89,13 @@ def find(late: Floats, least: float, fewest: int) -> list[Rare]:
         of_size = int(np.searchsorted(order, ALIKE * low, side="right")) - int(np.searchsorted(order, low))
         any_size = ranks * sizes * tail(count, as_large, _BY_CHANCE_ALIKE / ranks)
         one_size = ranks * tail(count, of_size, 1 / ranks)
-        if count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
-            mine = (found.row == row) & (found.size >= low) & (found.size <= ALIKE * low)
-            rare.append(Rare(row, found.step[mine], float(np.median(found.size[mine])), count / as_large, one_size))
+        as_large_own = len(own) - best
+        between = int(np.diff(np.searchsorted(own, [low / ALIKE**2, low / ALIKE]))[0])
+        two_states = between <= _BETWEEN * as_large_own <= _BETWEEN * _SELDOM * late.shape[1]
+        if two_states and count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
+            mine = found.size[held] >= low / ALIKE
+            typical = float(np.median(found.size[held][mine]))
+            rare.append(Rare(row, found.step[held][mine], typical, count / as_large, one_size))
     return rare
 
 
@@ -99,12 +106,14 @@ def _divergence(seen: Floats, chance: float) -> Floats:
 
 
 def tail(hits: int, of: int, chance: float) -> float:
-    """Probability of so many hits or more of so many, each with this ``chance``: the binomial's tail."""
-    if hits <= 0 or chance >= 1:
+    """Chance of so many hits or more of so many, each with this ``chance``: the binomial's tail. 1 up to its mean."""
+    if hits <= of * chance:
         return 1.0
-    counts = np.arange(hits, of + 1)
-    return float(sum(exp(_ways(of, k) + k * log(chance) + (of - k) * log(1 - chance)) for k in counts.tolist()))
-
-
-def _ways(of: int, hits: int) -> Any:
-    return lgamma(of + 1) - lgamma(hits + 1) - lgamma(of - hits + 1)
+    ways = lgamma(of + 1) - lgamma(hits + 1) - lgamma(of - hits + 1)
+    term = exp(ways + hits * log(chance) + (of - hits) * log(1 - chance))
+    total, odds = 0.0, chance / (1 - chance)
+    while term > _SMALL * total:  # beyond the mean each term is smaller than the one before
+        total += term
+        term *= odds * (of - hits) / (hits + 1)
+        hits += 1
+    return total
