@@ -17,10 +17,12 @@ import sys
 import time
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "tests/fixtures/recordings"
@@ -81,24 +83,28 @@ def recordings(folders: list[Path]) -> dict[str, Path]:
 
 def decisions(path: Path) -> list[Decision]:
     """What is decided on one recording, in the order of the report; an exception is a decision too, and never right."""
+    from hindmost_collector.sources import load  # noqa: PLC0415 - its formats need packages that judging does not
+
     try:
         report = judge(load(path))
     except Exception as error:  # noqa: BLE001 - one recording that fails must not hide the others
         return [{"kind": f"raised {type(error).__name__}: {error}"[:200], "ranks": []}]
-    return [
-        {
-            "kind": one.kind,
-            "ranks": list(one.ranks),
-            "victims": list(one.victims),
-            "cause": one.cause,
-            "since": one.since_step,
-            "until": one.until_step,
-            "cost_ms": None if one.cost_ms_per_step is None else round(one.cost_ms_per_step, 4),
-            "cost_ratio": None if one.cost_ratio is None else round(one.cost_ratio, 4),
-            "confidence": None if one.confidence is None else round(one.confidence, 3),
-        }
-        for one in report.verdicts
-    ]
+    return [as_decision(one) for one in report.verdicts]
+
+
+def as_decision(one: Verdict) -> Decision:
+    """What a verdict decides, without its sentences."""
+    return {
+        "kind": one.kind,
+        "ranks": list(one.ranks),
+        "victims": list(one.victims),
+        "cause": one.cause,
+        "since": one.since_step,
+        "until": one.until_step,
+        "cost_ms": None if one.cost_ms_per_step is None else round(one.cost_ms_per_step, 4),
+        "cost_ratio": None if one.cost_ratio is None else round(one.cost_ratio, 4),
+        "confidence": None if one.confidence is None else round(one.confidence, 3),
+    }
 
 
 def differences(before: dict[str, list[Decision]], after: dict[str, list[Decision]]) -> list[str]:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from hindmost_collector.judge import judge
 from hindmost_collector.model import IN_FLIGHT, STACKS, Run, Table, empty
-from hindmost_collector.sources import load
 from two_lanes.grade import compared
 from two_lanes.job import Fault, Truth
 
@@ -98,6 +97,8 @@ def clean(name: str) -> Clean:
     """The recording of a source, its first step and what came before left out."""
     source = next(one for one in SOURCES if one.name == name)
     path = next(folder / f"{name}.tar.xz" for folder in (OURS, CORPUS) if (folder / f"{name}.tar.xz").exists())
+    from hindmost_collector.sources import load  # noqa: PLC0415 - its formats need packages that judging does not
+
     run = load(path)
     table = run.collectives
     ranks = np.unique(table["rank"])
@@ -302,8 +303,8 @@ def without(run: Run, loss: str, random: np.random.Generator, rank: int) -> Run:
     return run
 
 
-def grade(family: str, seed: int) -> dict[str, Any]:
-    """One recording with one fault or none, judged."""
+def made(family: str, seed: int) -> tuple[Run, Any, Truth]:
+    """One recording with one fault or none, what was asked for, and what is true of it."""
     random = np.random.default_rng([seed, 0x494E4A])
     source = next(one for one in SOURCES if one.name == family)
     whole = clean(family)
@@ -320,20 +321,28 @@ def grade(family: str, seed: int) -> dict[str, Any]:
     if fault is not None:
         run, cost = injected(one, source, fault)
         active = int((_delays(one, fault) > 0).any(axis=0).sum())
-    begun = time.perf_counter()
-    verdicts = judge(without(run, loss, random, lost)).verdicts
-    took = time.perf_counter() - begun
     total = float(one.leaves[-1] - one.leaves[0]) / MS
     unnumbered = int(one.steps[0]) if len(one.run.steps["rank"]) == 0 else 0  # steps are counted from the first one on
     last = int(one.steps[-1]) + 1 - unnumbered
     clean_ms = total * last / len(one.steps)  # steps that were left out count as long as these
     faults = (replace(fault, onset=fault.onset - unnumbered),) if fault is not None else ()
     truth = Truth(clean_ms + cost / MS, clean_ms, (clean_ms,) * len(faults), (active,) * len(faults))
-    asked: Any = SimpleNamespace(faults=faults, ranks=len(one.ranks), steps=last, written=loss)
+    asked = SimpleNamespace(faults=faults, ranks=len(one.ranks), steps=last, written=loss, kind=kind)
+    return without(run, loss, random, lost), asked, truth
+
+
+def grade(family: str, seed: int) -> dict[str, Any]:
+    """One recording with one fault or none, judged."""
+    run, asked, truth = made(family, seed)
+    begun = time.perf_counter()
+    verdicts = judge(run).verdicts
+    took = time.perf_counter() - begun
     found = compared(asked, truth, verdicts)
-    if loss in ("half", "rows", "steps") and found["named"] == []:
+    if asked.written in ("half", "rows", "steps") and found["named"] == []:
         found["exact"] = True  # with a part of the evidence lost no name is right, too
-    return found | {"family": family, "seed": seed, "judge_seconds": took, "kind": kind, "steps": len(one.steps)}
+    if asked.ranks == 4 and family.startswith("mpi"):
+        found["cost"] = None  # four ranks on two cores: what one computes more also slows those that compute with it
+    return found | {"family": family, "seed": seed, "judge_seconds": took, "kind": asked.kind}
 
 
 def _fault(

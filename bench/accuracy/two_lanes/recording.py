@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_collector.model import GPU_TIME, Run
 from hindmost_collector.model import Job as RecordedJob
-from hindmost_collector.sources import load
 from hindmost_collector.sources.columns import concatenate, table
 
 from two_lanes import programs
@@ -57,6 +56,8 @@ def recorded(job: Job, history: History, work: Array) -> Run:
     """The run as hindmost reads it; ``work`` [S, R] is counted in samples."""
     if job.written == "run":
         return _rows(job, history, work)
+    from hindmost_collector.sources import load  # noqa: PLC0415 - its formats need packages that judging does not
+
     with tempfile.TemporaryDirectory() as folder:
         _traces(job, history, Path(folder))
         return load(folder)

@@ -1,0 +1,473 @@
+"""What decides what: each gate and threshold of the judge switched off, doubled or halved, over recordings and benches.
+
+    python bench/ablation.py collect --out runs.pkl [--corpus DIR]...
+    python bench/ablation.py ablate runs.pkl --out ablation.json [--jobs N] [--minutes M]
+    python bench/ablation.py table ablation.json
+
+``ablate`` goes on where it stopped.
+
+``collect`` reads every recording and makes a few runs of each family of ``bench/accuracy``. ``ablate`` imports the
+judge with a switch at every gate in its source. Switched off, an ``if`` never holds; what a comprehension asks for, or
+a function returns as one of several conditions, always does. Numbers that a module names are doubled and halved, and so
+are the settings. A change is tried on runs in which it can make a difference: the gate was shut, the number was read.
+``table`` says how many decisions each of them changed, and of known truths how many for the better.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import importlib.abc
+import importlib.machinery
+import json
+import logging
+import multiprocessing
+import pickle
+import random
+import signal
+import sys
+import time
+from collections import Counter, defaultdict
+from dataclasses import fields, replace
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "bench/accuracy")]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from types import CodeType, ModuleType
+
+JUDGE = ROOT / "collector/hindmost_collector"
+#: What decides, and not what words it.
+FOLDERS = ("detectors", "explain", "judgement", "timeline", "costs")
+FILES = ("align.py", "robust.py", "judge.py", "detector.py", "lag.py")
+WORDS = ("wording", "advice", "summary", "rank_rows", "compare", "verdict.py")
+#: At most so many runs show what a change does.
+TRIED = 20
+#: Runs of each family of the benches.
+EACH = {"cohorts": 3, "lanes": 4, "injected": 6}
+#: Seconds after which judging a run has no end: a loop without its gate.
+LONGEST = 8.0
+EXITS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+
+
+# --- the judge with switches ------------------------------------------------------------------------------------------
+
+
+class Switches:
+    """Every gate and number of the judge by its place in the source; which were shut or read since :meth:`clear`."""
+
+    def __init__(self) -> None:
+        self.places: list[str] = []
+        self.off: list[Any] = []
+        self.changed, self.factor = -1, 1.0
+        self.used: set[int] = set()
+
+    def add(self, place: str, off: Any) -> int:
+        """The number of a new switch."""
+        self.places.append(place)
+        self.off.append(off)
+        return len(self.places) - 1
+
+    def gate(self, number: int, value: Any) -> Any:
+        """A condition, or what it is without its gate."""
+        if number == self.changed:
+            return self.off[number]
+        if number not in self.used and _truth(value) is not self.off[number]:
+            self.used.add(number)
+        return value
+
+    def number(self, number: int, value: Any) -> Any:
+        """A number, or that times the factor."""
+        self.used.add(number)
+        if number != self.changed:
+            return value
+        return type(value)(max(round(value * self.factor), 1)) if isinstance(value, int) else value * self.factor
+
+
+def _truth(value: Any) -> bool | None:
+    """Whether a condition holds; ``None`` of an array, in which it may for some."""
+    try:
+        return bool(value)
+    except ValueError:
+        return None
+
+
+SWITCHES = Switches()
+
+
+class Switched(ast.NodeTransformer):
+    """Puts a switch at each gate and named number of a module."""
+
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self.name = name
+        self.numbers = {
+            target.id
+            for one in tree.body
+            if isinstance(one, (ast.Assign, ast.AnnAssign))
+            for target in _names(one)
+            if target.id.isupper()
+        }
+        self.switches: dict[str, int] = {}
+        self.inside = False
+
+    def _gate(self, node: ast.expr, text: str, what: str, off: bool) -> ast.expr:
+        number = SWITCHES.add(f"{self.name}:{node.lineno} {what} {text}", off)
+        return _call("_gate_", number, node)
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        outer, self.inside = self.inside, True
+        node.body = [self.visit(one) for one in node.body]
+        self.inside = outer
+        return node
+
+    def visit_If(self, node: ast.If) -> ast.AST:
+        text = ast.unparse(node.test)
+        self.generic_visit(node)
+        if self.inside and not _for_types(node.test):
+            leaves = isinstance(node.body[-1], EXITS)
+            node.test = self._gate(node.test, text, "leaves if" if leaves else "if", off=False)
+        return node
+
+    def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
+        texts = [ast.unparse(one) for one in node.ifs]
+        self.generic_visit(node)
+        if self.inside:
+            pairs = zip(node.ifs, texts, strict=True)
+            node.ifs = [self._gate(one, text, "only where", off=True) for one, text in pairs]
+        return node
+
+    def visit_Return(self, node: ast.Return) -> ast.AST:
+        conditions = node.value.values if isinstance(node.value, ast.BoolOp) else []
+        texts = [ast.unparse(one) for one in conditions]
+        self.generic_visit(node)
+        if isinstance(node.value, ast.BoolOp) and isinstance(node.value.op, ast.And):
+            pairs = zip(node.value.values, texts, strict=True)
+            node.value.values = [self._gate(one, text, "and", off=True) for one, text in pairs]
+        return node
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        if not self.inside or node.id not in self.numbers or not isinstance(node.ctx, ast.Load):
+            return node
+        if node.id not in self.switches:
+            self.switches[node.id] = SWITCHES.add(f"{self.name} {node.id}", None)
+        return _call("_number_", self.switches[node.id], node)
+
+
+def _names(one: ast.Assign | ast.AnnAssign) -> Iterator[ast.Name]:
+    """Names that are numbers, also of a tuple of them."""
+    targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+    for target in targets:
+        pairs = [(target, one.value)]
+        if isinstance(target, ast.Tuple) and isinstance(one.value, ast.Tuple):
+            pairs = list(zip(target.elts, one.value.elts, strict=False))
+        for name, value in pairs:
+            if isinstance(name, ast.Name) and value is not None and _is_number(value):
+                yield name
+
+
+def _is_number(node: ast.expr) -> bool:
+    known = (ast.Constant, ast.BinOp, ast.UnaryOp, ast.operator, ast.unaryop)
+    constants = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant)]
+    whole = all(isinstance(one, known) for one in ast.walk(node))
+    return whole and bool(constants) and all(type(one) in (int, float) for one in constants)
+
+
+def _for_types(test: ast.expr) -> bool:
+    return isinstance(test, ast.Name) and test.id == "TYPE_CHECKING"
+
+
+def _call(name: str, number: int, node: ast.expr) -> ast.expr:
+    made = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), node], [])
+    return ast.fix_missing_locations(ast.copy_location(made, node))
+
+
+class Loader(importlib.machinery.SourceFileLoader):
+    """Compiles a module of the judge with its switches."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        """Never from a cache, which has no switches."""
+        path = Path(self.get_filename(fullname))
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        switched = Switched(path.relative_to(JUDGE).as_posix(), tree).visit(tree)
+        code: CodeType = compile(switched, str(path), "exec", dont_inherit=True)
+        return code
+
+    def exec_module(self, module: ModuleType) -> None:
+        """With what its switches call."""
+        vars(module).update(_gate_=SWITCHES.gate, _number_=SWITCHES.number)
+        super().exec_module(module)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Finds modules that decide."""
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
+        """As the path finder does, with another loader."""
+        if not fullname.startswith("hindmost_collector."):
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+            return None
+        place = Path(spec.origin).relative_to(JUDGE)
+        decides = place.parts[0] in FOLDERS or place.as_posix() in FILES
+        if decides and not place.name.startswith(WORDS) and place.name != "__init__.py":
+            spec.loader = Loader(fullname, spec.origin)
+        return spec
+
+
+# --- runs -------------------------------------------------------------------------------------------------------------
+
+
+def collect(folders: list[Path], out: Path, only: str) -> None:
+    """Every recording, and a few runs of each family of the benches, with what is true of them where that is known."""
+    import injected  # noqa: PLC0415 - bench/accuracy, where it is asked for
+    import numpy as np  # noqa: PLC0415
+    import suite  # noqa: PLC0415
+    from hindmost_collector.simulate import simulate  # noqa: PLC0415
+    from hindmost_collector.sources import load  # noqa: PLC0415
+    from two_lanes import families  # noqa: PLC0415
+    from two_lanes import simulate as two_lanes  # noqa: PLC0415
+
+    from bench.golden import OURS, recordings  # noqa: PLC0415
+
+    found: list[tuple[str, Any, Any]] = []
+    for name, path in recordings([OURS, *folders]).items():
+        if f"recording {name}".startswith(only):
+            found.append((f"recording {name}", load(path), None))
+    with np.errstate(all="ignore"):
+        for family, share in suite.SHARES.items():
+            asked = share and family != "large" and f"cohorts {family}".startswith(only)
+            for seed in range(1000, 1000 + EACH["cohorts"]) if asked else ():
+                job = suite.scenario(family, seed)
+                if job.ranks <= 64:
+                    made = simulate(job)
+                    truth = sorted({rank for fault in job.faults for rank in fault.ranks})
+                    found.append((f"cohorts {family} {seed}", made.run, truth if family not in NOBODY else []))
+        for family in families.FAMILIES:
+            for seed in range(1000, 1000 + EACH["lanes"]) if f"lanes {family}".startswith(only) else ():
+                lanes = families.job(family, seed)
+                both = two_lanes(lanes)
+                found.append((f"lanes {family} {seed}", both.run, (lanes, both.truth)))
+        for family in injected.FAMILIES:
+            for seed in range(1000, 1000 + EACH["injected"]) if f"injected {family}".startswith(only) else ():
+                run, given, truth = injected.made(family, seed)
+                found.append((f"injected {family} {seed}", run, (given, truth)))
+    with out.open("wb") as stream:
+        pickle.dump(found, stream, protocol=5)
+    print(f"{len(found)} runs, {out.stat().st_size >> 20} MiB")
+
+
+#: Families of the first simulator in which no rank is named.
+NOBODY = ("clean", "hidden", "link", "network", "stages")
+
+#: What workers share: set before they start.
+RUNS: list[tuple[str, Any, Any]] = []
+
+
+def _decided(index: int, settings: Any = None) -> tuple[list[dict[str, Any]], bool | None]:
+    """The decisions on a run, and whether they are right where that is known."""
+    import numpy as np  # noqa: PLC0415
+    from hindmost_collector.judge import judge  # noqa: PLC0415
+    from hindmost_collector.settings import DEFAULT  # noqa: PLC0415
+    from two_lanes.grade import compared  # noqa: PLC0415
+
+    from bench.golden import as_decision  # noqa: PLC0415
+
+    _, run, truth = RUNS[index]
+    for cached in _cached():
+        cached.cache_clear()
+    signal.setitimer(signal.ITIMER_REAL, LONGEST, LONGEST)
+    try:
+        with np.errstate(all="ignore"):
+            verdicts = judge(run, settings or DEFAULT).verdicts
+        right = None
+        if isinstance(truth, list):
+            right = sorted({rank for one in verdicts if one.kind in NAMING for rank in one.ranks}) == truth
+        elif truth is not None:
+            right = bool(compared(truth[0], truth[1], verdicts)["exact"])
+    except (Exception, NoEndError) as error:  # noqa: BLE001 - a judge without a gate may fail: it decides that
+        return [{"kind": f"raised {type(error).__name__}", "ranks": []}], None if truth is None else False
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+    return [as_decision(one) for one in verdicts], right
+
+
+NAMING = ("straggler", "intermittent", "hang", "desync")
+
+
+@cache
+def _cached() -> list[Any]:
+    """Functions of the judge that remember results: of another change these are wrong."""
+    modules = [module for name, module in sys.modules.items() if name.startswith("hindmost_collector.")]
+    return [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
+
+
+def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[int], list[str]]:
+    """A run as it is: decisions, and the switches and settings that it uses."""
+    from hindmost_collector.settings import Settings  # noqa: PLC0415
+
+    names, read = {one.name for one in fields(Settings)}, set[str]()
+
+    class Read(Settings):
+        def told(self) -> None:
+            """Nothing, for which all would be read."""
+
+        def __getattribute__(self, name: str) -> Any:
+            if name in names:
+                read.add(name)
+            return super().__getattribute__(name)
+
+    SWITCHES.used.clear()
+    found, right = _decided(index, Read())
+    return index, found, right, sorted(SWITCHES.used), sorted(read)
+
+
+def _changed(change: tuple[str, int, float, list[int]]) -> tuple[str, float, list[tuple[int, bool | None]], int]:
+    """A change, and the runs whose decisions it changes."""
+    from hindmost_collector.settings import DEFAULT  # noqa: PLC0415
+
+    from bench.golden import differences  # noqa: PLC0415
+
+    name, number, factor, runs = change
+    settings = None
+    if number < 0:
+        value = getattr(DEFAULT, name)
+        other = type(value)(value * factor) if factor else type(value)(0)
+        settings = replace(DEFAULT, **{name: other})
+    SWITCHES.changed, SWITCHES.factor = number, factor
+    found = []
+    for index in runs:
+        before, _ = BEFORE[index]
+        now, right = _decided(index, settings)
+        if differences({"a": before}, {"a": now}):
+            found.append((index, right))
+        if now and now[0]["kind"] == f"raised {NoEndError.__name__}":
+            break
+    SWITCHES.changed = -1
+    return name, factor, found, len(runs)
+
+
+BEFORE: dict[int, tuple[list[dict[str, Any]], bool | None]] = {}
+
+
+def ablate(path: Path, out: Path, jobs: int, minutes: float, only: str) -> None:
+    """All changes, each on the runs in which it can make a difference."""
+    sys.meta_path.insert(0, Finder())
+    from hindmost_collector.settings import Settings  # noqa: PLC0415
+
+    begun = time.monotonic()
+    logging.disable()
+    signal.signal(signal.SIGALRM, _no_end)
+    with path.open("rb") as stream:
+        RUNS.extend(one for one in pickle.load(stream) if one[0].startswith(only))  # noqa: S301 - our own
+    _decided(0)  # imports what is imported where it is used
+    uses: dict[int, list[int]] = defaultdict(list)
+    read: dict[str, list[int]] = defaultdict(list)
+    context = multiprocessing.get_context("fork")
+    with context.Pool(jobs) as pool:
+        for index, found, right, used, named in pool.imap_unordered(_first, range(len(RUNS))):
+            BEFORE[index] = (found, right)
+            for number in used:
+                uses[number].append(index)
+            for name in named:
+                read[name].append(index)
+    print(f"{time.monotonic() - begun:.0f} s: {len(RUNS)} runs judged, {len(SWITCHES.places)} switches", flush=True)
+    changes = [(SWITCHES.places[n], n, f, _some(uses[n])) for n in uses for f in _factors(n)]
+    changes += [(one.name, -1, f, _some(read[one.name])) for one in fields(Settings) for f in (0.0, 0.5, 2.0)]
+    random.Random(1).shuffle(changes)  # noqa: S311 - an order
+    results: dict[str, Any] = json.loads(out.read_text())["results"] if out.exists() else {}
+    changes = [one for one in changes if f"{one[0]} | {one[2]:g}" not in results]
+    with context.Pool(jobs) as pool:
+        done = pool.imap_unordered(_changed, changes)
+        with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
+            while True:
+                name, factor, other, tried = done.next(timeout=max(begun + 60 * minutes - time.monotonic(), 0.01))
+                results[f"{name} | {factor:g}"] = {
+                    "tried": tried,
+                    "changed": [RUNS[index][0] for index, _ in other],
+                    "better": sum(now is True and BEFORE[index][1] is False for index, now in other),
+                    "worse": sum(now is False and BEFORE[index][1] is True for index, now in other),
+                }
+    unused = [place for n, place in enumerate(SWITCHES.places) if n not in uses]
+    graded = Counter(str(one) for _, one in BEFORE.values())
+    whole: dict[str, Any] = {
+        "runs": len(RUNS),
+        "right": graded,
+        "changes": len(changes),
+        "results": results,
+        "unused": unused,
+    }
+    whole["before"] = {RUNS[index][0]: judged for index, judged in sorted(BEFORE.items())}
+    out.write_text(json.dumps(whole, indent=0))
+    print(
+        f"{time.monotonic() - begun:.0f} s: {len(results)} of {len(changes)} changes, {len(unused)} switches never used"
+    )
+
+
+class NoEndError(BaseException):
+    """Judging a run has no end; not what detectors catch."""
+
+
+def _no_end(*_: object) -> None:
+    raise NoEndError
+
+
+def _factors(number: int) -> tuple[float, ...]:
+    return (0.0,) if SWITCHES.off[number] is not None else (0.5, 2.0)
+
+
+def _some(runs: Sequence[int]) -> list[int]:
+    """At most :data:`TRIED` of these, alike in each ablation, spread over them all."""
+    return sorted(random.Random(1).sample(list(runs), min(TRIED, len(runs))))  # noqa: S311 - a sample
+
+
+def table(path: Path) -> None:
+    """A line a gate and number, those that change nothing last."""
+    whole = json.loads(path.read_text())
+    by: dict[str, list[SimpleNamespace]] = defaultdict(list)
+    for name, found in whole["results"].items():
+        by[name.rsplit(" | ", 1)[0]].append(SimpleNamespace(**found))
+    rows = []
+    for name, found in by.items():
+        changed = {one for each in found for one in each.changed}
+        worse, better = sum(one.worse for one in found), sum(one.better for one in found)
+        rows.append((-len(changed), name, max(one.tried for one in found), len(changed), worse, better))
+    print("| gate or number | runs tried | decisions changed | worse | better |\n| --- | --- | --- | --- | --- |")
+    for _, name, tried, count, worse, better in sorted(rows):
+        print(f"| `{name}` | {tried} | {count} | {worse} | {better} |")
+    print(f"\nNever shut or read in {whole['runs']} runs: {len(whole['unused'])}")
+
+
+def main() -> None:
+    """Collect, ablate or print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    collecting = commands.add_parser("collect", help="write the runs")
+    collecting.add_argument("--out", type=Path, required=True)
+    collecting.add_argument("--corpus", type=Path, action="append", default=[])
+    collecting.add_argument("--only", default="", help="runs whose name begins so, such as 'lanes host-bound'")
+    ablating = commands.add_parser("ablate", help="try all changes")
+    ablating.add_argument("runs", type=Path)
+    ablating.add_argument("--out", type=Path, required=True)
+    ablating.add_argument("--jobs", type=int, default=1)
+    ablating.add_argument("--minutes", type=float, default=60.0)
+    ablating.add_argument("--only", default="", help="runs whose name begins so")
+    printing = commands.add_parser("table", help="print the results")
+    printing.add_argument("results", type=Path)
+    args = parser.parse_args()
+    if args.command == "collect":
+        collect(args.corpus, args.out, args.only)
+    elif args.command == "ablate":
+        ablate(args.runs, args.out, args.jobs, args.minutes, args.only)
+    else:
+        table(args.results)
+
+
+if __name__ == "__main__":
+    main()
