@@ -1,4 +1,4 @@
-"""When each process ends, in which order, and how: the kernel tells at once through a pidfd.
+"""When each process ends, in which order, and how: the kernel reports it at once through a pidfd.
 
 A launcher ends the other ranks within milliseconds of the first; a check once a second would not see which was first.
 """

@@ -84,6 +84,10 @@ RECORDINGS = {
         f"mpi-observed-{meets}-rank1": Expected(("straggler",), (1,), cause="unknown", since=0, cost_ms=4.9)
         for meets in ("awaited", "polled", "gathered", "twice")
     },
+    "mpi-observed-raised-rank2": Expected(("hang",), (2,), victims=(0, 1, 3), since=60),
+    "mpi-observed-ring-asleep-rank2": Expected(("hang",), (2,), victims=(0, 1, 3)),
+    "mpi-observed-deadlock-ranks0-1": Expected(("hang",), (0, 1), victims=(2, 3), cause="deadlock"),
+    "mpi-observed-parted-rank1": Expected(("desync",), (1,), victims=(0, 2, 3), since=60),
     "mpi-observed-asleep-rank1": Expected(("straggler",), (1,), cause="unknown", cost_ms=1.4),
     "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
     "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
@@ -151,6 +155,18 @@ def test_a_hang_is_reported_with_the_culprit_s_line() -> None:
     """The stack dump of the rank that did not come is part of the evidence."""
     report = judged(OURS / "ddp-hang-rank1.tar.xz")
     assert any("data (corpus.py:49)" in line for line in report.verdicts[0].evidence)
+
+
+def test_a_rank_that_raised_is_reported_with_its_exception() -> None:
+    """The others wait in a pickled all-reduce, and it in MPI_Finalize, for ever."""
+    evidence = judge(load(OURS / "mpi-observed-raised-rank2.tar.xz")).verdicts[0].evidence
+    assert evidence[0] == "rank 2 raised ValueError at lower.py:14"
+
+
+def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
+    """Its launcher ended the others 0.3 s later, and the agent saw all of them gone at once."""
+    ended = judge(load(OURS / "mpi-observed-died-rank1.tar.xz")).to_dict()["job"]["ended"]
+    assert ended.endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
 
 
 def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:

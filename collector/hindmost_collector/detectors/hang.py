@@ -268,17 +268,21 @@ def _deadlock(
 
     Where some are in a collective and others in messages, one side took another way: the smaller one.
     """
-    waits, of = [], list[_Message | _Open]()
-    entered = {one.rank for comm, held in waiting.items() for one in held if {*missing[comm]} & {*cycle}}
-    parted = not {*cycle} <= {one.rank for one in messages}
-    sides = sorted((entered, blocked - entered), key=len) if parted else []
-    odd = sides[0] if parted and len(sides[0]) < len(sides[1]) else set[int]()
+    waits, of, entered = [], list[_Message | _Open](), set[int]()
     for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
         message = next((one for one in messages if (one.rank, one.peer) == (rank, after)), None)
-        inside = (one for comm, held in waiting.items() for one in held if one.rank == rank and after in missing[comm])
-        found = message or next(inside)
+        comms = (
+            comm for comm, held in waiting.items() if after in missing[comm] and rank in {one.rank for one in held}
+        )
+        inside = [] if message is not None else waiting[next(comms)]
+        found = message or next(one for one in inside if one.rank == rank)
+        entered |= {one.rank for one in inside}
         of.append(found)
         waits.append(Wait(rank, found.name, (after,), found.seq if isinstance(found, _Open) else -1))
+    sides = sorted((entered, blocked - entered), key=len)
+    odd = sides[0] if len(sides[0]) < len(sides[1]) else set[int]()
+    parted = bool(entered)
+    waits.sort(key=lambda one: one.seq < 0 and parted)
     return Hang(
         kind="desync" if parted else "hang",
         ranks=tuple(sorted(odd if parted else cycle)),
