@@ -1,4 +1,4 @@
-"""When hosts enqueued the GPU's operations: a time of the host's clock, beside starts of the GPU's."""
+"""When hosts enqueued the GPU's operations: a time of the host's clock, next to starts of the GPU's."""
 
 from __future__ import annotations
 

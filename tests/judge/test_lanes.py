@@ -73,7 +73,7 @@ def test_hosts_pace_gpus_that_idle(launches: bool) -> None:
 
 @pytest.mark.parametrize("waits", WAITS)
 def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
-    """Rank 1's forward takes 5 ms longer from step 60 on; of nobody else anything."""
+    """Rank 1's forward takes 5 ms longer from step 60 on; no other rank changes."""
     own = work(4, 160, noise=0.05)
     own[FORWARD, 1, 60:] += 5.0
     (found,) = host_work.find(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)

@@ -174,6 +174,7 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
     verdicts = judge(recorded(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
     (named,) = (one for one in verdicts if one.kind == "straggler")
     assert "on its CPU" in named.evidence[0]
+    assert "nvidia-smi" not in named.advice[0]
     assert "host_bound" in [one.kind for one in verdicts]
 
 

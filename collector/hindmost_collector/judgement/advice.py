@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 #: Nodes, and processes, that an advice lists.
 _NAMED, _PIDS = 4, 4
+#: Computing on a rank's CPU that its GPU waits for: what to do differs from that about a slow GPU.
+ON_HOST = "host"
 #: Kinds of verdicts on ranks that are late.
 _LATE = ("straggler", "intermittent")
 #: Frameworks whose ranks load batches by torch's DataLoader.
@@ -123,8 +125,8 @@ def on(found: Verdict, run: Run) -> Verdict:
 def of_cause(cause: str, at: Place) -> str:
     """What to do about ranks that are late for this cause."""
     who, single = names(at.ranks), len(at.ranks) == 1
-    if cause == "compute":
-        return _compare(at, who)
+    if cause in ("compute", ON_HOST):
+        return _compare(at, who) if cause == "compute" else _compare_hosts(at, who)
     if cause == "unknown":
         return _look(at, who)
     if cause == "input":
@@ -174,6 +176,13 @@ def _compare(at: Place, who: str) -> str:
         return f"run {who} on another core or node; {stays}"
     check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
     return f"{check}; then run {who} on another GPU: {stays}"
+
+
+def _compare_hosts(at: Place, who: str) -> str:
+    """The same where it is the CPU that is slow, in a job that may have GPUs."""
+    does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
+    job = at.job if at.runs else "ID"
+    return f"run {who} on another core or node; if {does}: `hindmost attach --job {job}`{at.on}"
 
 
 def _look(at: Place, who: str) -> str:

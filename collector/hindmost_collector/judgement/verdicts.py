@@ -11,6 +11,7 @@ from hindmost_collector.costs import clocks, passing, whatif, work_due
 from hindmost_collector.costs.whatif import repaired, stretched, waste
 from hindmost_collector.explain import backward, handover, slow_input, starving, why_late
 from hindmost_collector.judgement import confidence, wording
+from hindmost_collector.judgement.advice import ON_HOST
 from hindmost_collector.judgement.job_verdicts import since, until
 from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.robust import average, median, peers_median
@@ -208,8 +209,13 @@ def _straggler(
             *_ranged(habits, before, blocks),
             *wording.left_by_batches(habits[0].excess, cost, uneven=work_due.differs(blocks, even)),
         ),
-        causes=tuple(wording.together(habits[0].excess, cause)),
+        causes=(ON_HOST,) if _computes_on_host(habits[0], cause) else tuple(wording.together(habits[0].excess, cause)),
     )
+
+
+def _computes_on_host(habit: Habit, cause: Cause) -> bool:
+    """Whether it is the rank's CPU that computes longer, and not its GPU."""
+    return habit.phase is not None and cause.cause == "compute"
 
 
 def _cost(
