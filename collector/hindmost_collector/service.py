@@ -13,7 +13,7 @@ from hindmost.full_cores import FullCores
 from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
 from hindmost_collector.lag import Lag
 from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.judging import Judging, share_of
+from hindmost_collector.running.judging import STARTING_S, Judging, share_of
 from hindmost_collector.running.sealing import finish as seal
 from hindmost_collector.running.sealing import note
 from hindmost_collector.running.watching import Watch
@@ -47,7 +47,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5
 #: How long agents may take to flush and say Goodbye once asked to stop.
 GOODBYE_S = 12.0
-#: Ticks and flushes are so much further apart while cores are full; agents keep what is not written.
+#: Ticks and flushes are so much further apart while cores are full; agents keep what is not written. While ranks start
+#: it is not known yet whether they fill the cores.
 FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 10
 #: Jobs that are watched live at one time.
 JOB_LIMIT = 1000
@@ -92,6 +93,7 @@ class Collector:
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self.ready = False
+        self._began = time.monotonic()
 
     def _remote_write(self) -> RemoteWrite | None:
         if not self.options.remote_write:
@@ -150,7 +152,8 @@ class Collector:
                 self.definitions.forget()
 
     def _flush_due(self) -> bool:
-        period = self.options.flush_period * (FULL_CORES_FLUSH if self.cores_are_full() else 1)
+        starting = self.options.exit_when_stdin_closes and time.monotonic() - self._began < STARTING_S
+        period = self.options.flush_period * (FULL_CORES_FLUSH if starting or self.cores_are_full() else 1)
         overdue = time.monotonic() - self.recorder.last_flush - period
         if overdue >= 0:
             return overdue >= WAIT_S or not self.judging.busy

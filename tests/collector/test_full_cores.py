@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import sys
+import time
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import pytest
 from hindmost import priority
 from hindmost_collector import serving
+from hindmost_collector.options import Options
+from hindmost_collector.service import Collector
 
 from tests.collector.pacing import Paced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
 
 def times(paced: Paced, seconds: float) -> list[float]:
@@ -81,3 +84,18 @@ def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> 
     assert times(paced, 1.5) == []
     full[0] = True
     assert times(paced, 9.0) == []
+
+
+@pytest.mark.parametrize(
+    ("began_s", "full", "due"), [(1.5, False, False), (2.5, False, True), (2.5, True, False), (15.0, True, True)]
+)
+def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float, full: bool, due: bool) -> None:
+    """Agents keep what is not written: a second's rows are worth no time of a rank, ten seconds' are."""
+
+    async def scenario() -> bool:
+        collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)
+        collector.cores_are_full = lambda: full
+        collector._began = collector.recorder.last_flush = time.monotonic() - began_s
+        return collector._flush_due()
+
+    assert asyncio.run(scenario()) is due
