@@ -76,17 +76,18 @@ def late(cause: str, *, gpus: bool, framework: str, running: bool = False) -> st
     return " ".join(advice.on(Verdict("straggler", ranks=(2,), cause=cause), run).advice)
 
 
+#: A deadlock is of a hang, which has its own advice.
+CAUSES_OF_RANKS = [*(cause for cause in CAUSES if cause not in ("network", "deadlock")), advice.ON_HOST]
+
+
 @pytest.mark.parametrize("gpus", [False, True])
-@pytest.mark.parametrize("cause", [cause for cause in CAUSES if cause != "network"])
+@pytest.mark.parametrize("cause", CAUSES_OF_RANKS)
 def test_advice_on_several_ranks_speaks_of_several(cause: str, gpus: bool) -> None:
     """No "ranks 2 and 5 reads", and nothing that is "its"."""
     run = at(["n0"] * 8, gpus=gpus)
     (said,) = advice.on(Verdict("straggler", ranks=(2, 5), cause=cause), run).advice
     assert not re.search(r"ranks 2 and 5 (reads|waits|runs|writes)|\bits\b|\bit stays\b|5's GPU\b|move it\b", said)
     assert not re.search(r"\b(GPU|link) of ranks", said)
-
-
-CAUSES_OF_RANKS = [cause for cause in CAUSES if cause != "network"]
 
 
 @pytest.mark.parametrize(
