@@ -90,6 +90,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     if blocks is not None:
         settings = profiled.of_few(blocks, run.steps, settings)
         found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), sharing.find(run)))
+        found = _still_matter(found)
         notes += told
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
@@ -125,6 +126,12 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned
     by_work = by_work if by_work.lanes is not None else fed.late_by_hosts(blocks, run)
     blocks, aside, notes = planned.aside(by_work, run.steps, settings)
     return of_three.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
+
+
+def _still_matter(found: list[Verdict]) -> list[Verdict]:
+    """A job that stopped, or computes what is wrong, is not about ranks that were slow for a while before."""
+    stopped = any(one.kind in STOPS for one in found)
+    return [one for one in found if not stopped or one.kind in STOPS or one.until_step is None]
 
 
 def _ended(

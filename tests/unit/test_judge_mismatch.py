@@ -35,6 +35,15 @@ def test_a_rank_that_runs_another_operation_than_the_rest_is_named() -> None:
     assert "at 4 places" in verdict.evidence[1]
 
 
+def test_a_rank_that_was_slow_before_is_not_named_next_to_it() -> None:
+    """Another rank was late in the first steps: that is over, and what the job computes is wrong."""
+    run = make(Load(ranks=4, steps=80, faults=[{"rank": 2, "compute": 4.0, "until": 16}]))
+    assert kinds(replace(run, collectives=run.collectives | {"op": differing([1], 40).collectives["op"]})) == [
+        ("desync", (1,))
+    ]
+    assert kinds(run) == [("straggler", (2,))]
+
+
 def test_where_it_is_unknown_who_is_wrong_no_rank_is_named() -> None:
     """Two against two; numbers that never agreed; a recorder whose numbers may count something else."""
     for run in (differing([1, 2], 40), differing([1], 5), differing([1], 40, source="elsewhere")):
