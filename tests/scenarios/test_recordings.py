@@ -91,6 +91,7 @@ RECORDINGS = {
     "mpi-observed-asleep-rank1": Expected(("straggler",), (1,), cause="unknown", cost_ms=1.4),
     "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
     "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
+    "gloo-observed-stopped-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=24.0),
     "gloo-observed-uneven-lengths": Expected(("uneven_workload",), cause="workload", cost_ms=24.0),
     "gloo-observed-unmeasured-rank1": Expected(("insufficient_data",)),
     # Batch norm under DDP: its buffers' broadcast makes rank 0 wait for rank 1, and others wait for rank 0.
@@ -149,6 +150,12 @@ def test_stalls_are_not_reported_again_as_waiting_for_hosts() -> None:
     """Its GPU has no work while a rank waits for its input now and then: that is all there is to tell."""
     (verdict,) = judged(OURS / "fsdp-stalled-input-rank0.tar.xz").verdicts
     assert verdict.kind == "intermittent"
+
+
+def test_stalls_at_one_pace_are_reported_with_it() -> None:
+    """Rank 1 was stopped for 250 ms every 2 s, on a machine whose other work holds up both ranks by up to 150 ms."""
+    (verdict,) = judged(OURS / "gloo-observed-stopped-now-and-then-rank1.tar.xz").verdicts
+    assert verdict.evidence[0] == "rank 1 stalls in 13 of 133 steps, 246 ms each, every 2 s"
 
 
 def test_a_hang_is_reported_with_the_culprit_s_line() -> None:
