@@ -1,0 +1,199 @@
+"""Verdicts on public programs that are disturbed from outside, and what was done to them.
+
+    python bench/strangers --programs DIR run --runs DIR [--only miniFE] [--seconds 270]
+    python bench/strangers --programs DIR table --runs DIR --write
+
+``run`` starts each program under each disturbance, undisturbed ones three times, and keeps the run directories. It
+goes on where it was stopped, and stops itself after ``--seconds``. ``table`` judges all of them with the code as it
+is, prints what is right, and with ``--write`` stores it in ``bench/results/strangers.json`` and in
+``docs/explanation/accuracy.md``. Rank 1 of two is disturbed; other work on the machine meanwhile is given in cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import re
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from disturbances import DISTURBANCES, Disturbance, Job
+from page import DOCUMENT, RESULTS, document, printed, results
+from programs import PROGRAMS, Program
+from truth import graded
+
+#: Undisturbed runs of each program, and the longest that a run may take.
+CLEAN, LONGEST_S = 3, 90.0
+#: What launchers call a process's rank.
+RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)(?=\0|$)")
+SHELLS = {"sh", "bash", "dash"}
+ENVIRON = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMP_NUM_THREADS": "1",
+    "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+}
+
+
+def main() -> int:
+    """Run what has not run, or judge what has."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--programs", type=Path, required=True, help="folder of the programs that no package has")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for name in ("run", "table"):
+        command = commands.add_parser(name)
+        command.add_argument("--runs", type=Path, required=True, help="folder of the run directories")
+        command.add_argument("--only", action="append", choices=PROGRAMS, help="only this program")
+    commands.choices["run"].add_argument("--disturbance", action="append", choices=DISTURBANCES)
+    commands.choices["run"].add_argument("--seconds", type=float, default=float("inf"), help="stop after so long")
+    commands.choices["table"].add_argument("--write", action="store_true", help="to the results file and the document")
+    args = parser.parse_args()
+    programs = args.programs.resolve()
+    missing: dict[str, str] = {}
+    for name, program in PROGRAMS.items():
+        why = program.lacks(programs)
+        missing |= {name: why} if why else {}
+    chosen = [PROGRAMS[name] for name in args.only or PROGRAMS if name not in missing]
+    if args.command == "run":
+        print("".join(f"missing: {name}: {why}\n" for name, why in missing.items()), end="")
+        return _run_all(chosen, args.disturbance or list(DISTURBANCES), programs, args.runs.resolve(), args.seconds)
+    rows = [row for one in chosen for row in _judged(one, args.runs.resolve())]
+    found = results(rows, missing)
+    print(printed(found))
+    if args.write:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        DOCUMENT.write_text(document(found, DOCUMENT.read_text()))
+    return 0
+
+
+def _cases(program: Program, names: list[str]) -> list[tuple[Disturbance, int]]:
+    disturbances = [DISTURBANCES[name] for name in names if DISTURBANCES[name].applies_to(program)]
+    return [(one, number) for one in disturbances for number in range(CLEAN if one.name == "none" else 1)]
+
+
+def _folder(runs: Path, program: Program, disturbance: Disturbance, number: int) -> Path:
+    return runs / f"{program.name}-{disturbance.name.replace(' ', '-').replace('/', '-')}-{number}"
+
+
+def _run_all(programs: list[Program], names: list[str], files: Path, runs: Path, seconds: float) -> int:
+    began = time.monotonic()
+    for program in programs:
+        for disturbance, number in _cases(program, names):
+            folder = _folder(runs, program, disturbance, number)
+            if (folder / "truth.json").exists() or disturbance.lacks():
+                continue
+            if time.monotonic() - began > seconds:
+                print("more is left: run again")
+                return 1
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            truth = run(program, disturbance, files, folder)
+            (folder / "truth.json").write_text(json.dumps(truth) + "\n")
+            print(f"{folder.name}: {truth['wall_s']:.0f} s, exit code {truth['exit_code']}", flush=True)
+    return 0
+
+
+def run(program: Program, disturbance: Disturbance, files: Path, folder: Path) -> dict[str, Any]:
+    """One job under ``hindmost run``, disturbed; what was done and how it went."""
+    command = [*disturbance.before, *program.command(files, folder)]
+    line = [sys.executable, "-m", "hindmost", "run", "--no-live", "--out", str(folder / "run"), "--", *command]
+    began, busy, used = time.monotonic(), _busy_s(), _children_s()
+    with (folder / "output.txt").open("w") as output:
+        process = subprocess.Popen(
+            line, cwd=folder, env=os.environ | ENVIRON, stdout=output, stderr=output, start_new_session=True
+        )
+        job = Job({}, folder, lambda: process.poll() is None, lambda: os.killpg(process.pid, signal.SIGINT))
+        try:
+            _disturb(job, program, disturbance, process.pid)
+            process.wait(max(LONGEST_S - (time.monotonic() - began), 1.0))
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGINT)
+        finally:
+            _end(process, job)
+    wall = time.monotonic() - began
+    foreign = (_busy_s() - busy - (_children_s() - used)) / wall
+    return {"exit_code": process.returncode, "wall_s": round(wall, 1), "other_work_cores": round(max(foreign, 0.0), 2)}
+
+
+def _disturb(job: Job, program: Program, disturbance: Disturbance, root: int) -> None:
+    while job.runs() and len(job.ranks) < 2:
+        time.sleep(0.05)
+        job.ranks = ranks_below(root)
+    if not job.runs():
+        return
+    with disturbance.start(job) if disturbance.start else contextlib.nullcontext():
+        began = time.monotonic()
+        if disturbance.act is not None:
+            time.sleep(program.after)
+            disturbance.act(job)
+        while job.runs() and time.monotonic() - began < LONGEST_S:
+            time.sleep(0.05)
+
+
+def _end(process: subprocess.Popen[bytes], job: Job) -> None:
+    """End what is left of the job, after the time in which it should have written its report."""
+    try:
+        process.wait(20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for processes in job.ranks.values():
+        for one in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, signal.SIGKILL)
+
+
+def ranks_below(root: int) -> dict[int, list[int]]:
+    """The processes of each rank below this process, the uppermost first; shells are none."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(folder.name))
+    found: dict[int, list[int]] = {}
+    left = [root]
+    while left:
+        one = left.pop(0)
+        left += sorted(children.get(one, []))
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{one}/comm").read_text().strip()
+            rank = RANK.search(Path(f"/proc/{one}/environ").read_bytes())
+            if rank and name not in SHELLS:
+                found.setdefault(int(rank[1]), []).append(one)
+    return found
+
+
+def _busy_s() -> float:
+    """CPU seconds that all processors have worked."""
+    fields = [int(one) for one in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+    return (sum(fields[:3]) + sum(fields[5:8])) / os.sysconf("SC_CLK_TCK")
+
+
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _judged(program: Program, runs: Path) -> list[dict[str, Any]]:
+    found = []
+    for disturbance, number in _cases(program, list(DISTURBANCES)):
+        folder = _folder(runs, program, disturbance, number)
+        row = {"program": program.name, "disturbance": disturbance.name}
+        why = disturbance.lacks()
+        if not (folder / "truth.json").exists():
+            found.append(row | {"missing": why or "not run"})
+            continue
+        found.append(row | json.loads((folder / "truth.json").read_text()) | graded(disturbance, folder / "run"))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""The results as a file, and as a table in the page on accuracy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "bench/accuracy"))
+
+from intervals import wilson  # noqa: E402 - lies next to the script that it was written for
+
+RESULTS = ROOT / "bench/results/strangers.json"
+DOCUMENT = ROOT / "docs/explanation/accuracy.md"
+BEGIN, END = "<!-- public programs: written by the bench -->", "<!-- end of public programs -->"
+
+
+def results(rows: list[dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
+    """All rows, what is missing, and how many are right."""
+    ran = [row for row in rows if "missing" not in row]
+    commit = subprocess.run(
+        ["git", "describe", "--always", "--dirty"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    clean = [row for row in ran if row["disturbance"] == "none"]
+    return {
+        "commit": commit.stdout.strip(),
+        "combinations": len({(row["program"], row["disturbance"]) for row in ran}),
+        "runs": len(ran),
+        "names_right": sum(row["names_right"] for row in ran),
+        "causes_right": sum(row["names_right"] and row["cause_right"] for row in ran),
+        "undisturbed": len(clean),
+        "undisturbed_named": sum(not row["names_right"] for row in clean),
+        "missing": missing,
+        "rows": rows,
+    }
+
+
+def _verdict(row: dict[str, Any]) -> str:
+    said = [
+        f"{one['kind']} {', '.join(map(str, one['ranks']))} {one['cause'] or ''}".replace("  ", " ").strip()
+        for one in row["verdicts"]
+    ]
+    died = [row["said"]] if row["said"] else []
+    return "; ".join([*died, *said])
+
+
+def _lines(found: dict[str, Any]) -> list[str]:
+    head = [
+        f"{found['combinations']} combinations, {found['runs']} runs, commit {found['commit']}.",
+        "",
+        f"- names right: {wilson(found['names_right'], found['runs'])}",
+        f"- names and causes right, or the cause unknown: {wilson(found['causes_right'], found['runs'])}",
+        f"- undisturbed runs with a rank named: {found['undisturbed_named']} of {found['undisturbed']}",
+        "",
+        "| program | disturbance | verdict | other work, cores | names | cause |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in found["rows"]:
+        first = f"| {row['program']} | {row['disturbance']} | "
+        if "missing" in row:
+            head.append(f"{first}missing: {row['missing']} | | | |")
+            continue
+        names, cause = ("yes" if row[key] else "**no**" for key in ("names_right", "cause_right"))
+        head.append(f"{first}{_verdict(row)} | {row['other_work_cores']} | {names} | {cause} |")
+    return [*head, *(f"| {name} | | missing: {why} | | | |" for name, why in found["missing"].items())]
+
+
+def printed(found: dict[str, Any]) -> str:
+    """The table, for a terminal."""
+    return "\n".join(_lines(found))
+
+
+def document(found: dict[str, Any], text: str) -> str:
+    """The page with the table in it, between its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    after = rest.partition(END)[2]
+    return "\n".join([f"{before.rstrip()}\n", BEGIN, *_lines(found), f"{END}{after}"])

@@ -1,0 +1,48 @@
+"""The bench of public programs: what is graded right, and the table in the page."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "bench/strangers"))
+
+from disturbances import DISTURBANCES  # noqa: E402 - lies in bench
+from page import BEGIN, END, document, results  # noqa: E402
+from truth import graded  # noqa: E402
+
+RECORDINGS = ROOT / "tests/fixtures/recordings"
+
+
+@pytest.mark.parametrize(
+    ("recording", "disturbance", "right"),
+    [
+        ("gloo-observed-stopped-now-and-then-rank1", "stopped 250 ms every 2 s", True),
+        ("gloo-observed-stopped-now-and-then-rank1", "none", False),
+        ("mpi-observed-even-1", "none", True),
+        ("mpi-observed-even-1", "half a core by quota", False),
+        ("mpi-observed-died-rank1", "killed", True),
+        ("mpi-observed-even-1", "killed", False),
+    ],
+)
+def test_a_run_is_right_if_who_was_disturbed_is_named(recording: str, disturbance: str, right: bool) -> None:
+    """And if none is, in one that was not."""
+    assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["names_right"] is right
+
+
+def test_the_table_stands_between_its_marks_and_lists_what_is_missing() -> None:
+    """What is around it stays; a second time replaces the first."""
+    row: dict[str, Any] = {"program": "hpcc", "disturbance": "none", "verdicts": [], "said": None}
+    ran = row | {"names_right": True, "cause_right": True, "other_work_cores": 0.5}
+    found = results([ran, {"program": "hpcc", "disturbance": "killed", "missing": "not run"}], {"lammps": "no lmp"})
+    text = document(found, f"# Page\n\n{BEGIN}\nold\n{END}\n\nmore\n")
+    assert text.startswith("# Page")
+    assert text.endswith(f"{END}\n\nmore\n")
+    assert "old" not in text
+    assert "| lammps | | missing: no lmp |" in text
+    assert "| hpcc | killed | missing: not run |" in text
+    assert document(found, text) == text
