@@ -116,6 +116,7 @@ def _of_one_size(excess: Floats, least: float, settings: Settings) -> list[Stall
     return [
         replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.by_chance)
         for one in found
+        if one.share >= settings.min_stall_share
     ]
 
 

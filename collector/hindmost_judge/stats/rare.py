@@ -95,7 +95,8 @@ def find(late: Floats, least: float, fewest: int) -> list[Rare]:
         if two_states and count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
             mine = found.size[held] >= low / ALIKE
             typical = float(np.median(found.size[held][mine]))
-            rare.append(Rare(row, found.step[held][mine], typical, count / as_large, one_size))
+            share = np.count_nonzero(mine) / np.count_nonzero(found.size >= low / ALIKE)
+            rare.append(Rare(row, found.step[held][mine], typical, share, one_size))
     return rare
 
 
