@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.rendered import OVERLAP, rendered
+from hindmost_collector.report.rendered import overlap, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -47,8 +47,8 @@ def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(headline.title(report))
     verdicts = rendered(report)
-    overlap = f'<p class="note">{OVERLAP}</p>' if sum(bool(one.cost) for one in verdicts) > 1 else ""
-    body = _ended(report) + "".join(map(_verdict, verdicts)) + overlap + _figures(report) + _lines(report)
+    overlapping = f'<p class="note">{overlap(verdicts)}</p>' if overlap(verdicts) else ""
+    body = _ended(report) + "".join(map(_verdict, verdicts)) + overlapping + _figures(report) + _lines(report)
     body += _ranks(report) + _notes(report)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{title}</title>'

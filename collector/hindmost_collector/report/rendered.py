@@ -19,8 +19,6 @@ _ADVICE = 3
 _LIKELY = 0.75
 #: A measurement that explains so much of a delay is named though it is not the cause; from the second on alone.
 _MUCH, _NEARLY_ALL = 0.5, 0.8
-#: What is said below several costs.
-OVERLAP = "the costs overlap: do not add them"
 #: Nodes that a head line lists.
 _NODES = 2
 
@@ -61,7 +59,13 @@ def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:
 def with_rendered(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report as a page shows it: with its title, and its verdicts in words."""
     words = {"title": headline.title(report), "bound": headline.bound(report), "waste": headline.waste(report)}
-    return {**report, **words, "rendered": [asdict(one) for one in (*_over(report), *rendered(report))]}
+    shown = [*_over(report), *rendered(report)]
+    return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(shown)}
+
+
+def overlap(shown: Sequence[RenderedVerdict]) -> str:
+    """What is said below several costs; empty where there is one."""
+    return "the costs overlap: do not add them" if sum(bool(one.cost) for one in shown) > 1 else ""
 
 
 def _over(report: Mapping[str, Any]) -> list[RenderedVerdict]:

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.rendered import OVERLAP, rendered
+from hindmost_collector.report.rendered import overlap, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,8 +60,8 @@ def render(
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
     for one in shown:
         page.print(_verdict(one, page.width, explain))
-    if sum(bool(one.cost) for one in shown) > 1:
-        page.print(labelled("NOTE", OVERLAP, "dim"))
+    if overlapping := overlap(shown):
+        page.print(labelled("NOTE", overlapping, "dim"))
     if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
         page.print(labelled("BOUND", bound))
     waste = headline.waste(report)

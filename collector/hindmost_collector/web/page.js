@@ -199,7 +199,8 @@ function show(report) {
   find("verdicts").replaceChildren(...report.rendered.slice(0, 5).map(verdictCard));
   const ended = job.ended ? ["Ended: " + job.ended] : [];
   const bound = report.bound ? ["Bound by " + report.bound] : [];
-  find("notes").replaceChildren(...[...ended, ...bound, ...(report.notes || [])].map(sentence));
+  const overlap = report.overlap ? [report.overlap] : [];
+  find("notes").replaceChildren(...[...overlap, ...ended, ...bound, ...(report.notes || [])].map(sentence));
   find("alarm").hidden = !report.recording;
   find("alarm").textContent = report.recording ? "Recording stopped: " + report.recording : "";
   showFacts(report);
