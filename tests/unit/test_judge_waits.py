@@ -93,6 +93,17 @@ def test_one_in_a_collective_and_the_others_in_messages_have_parted() -> None:
     assert verdict.evidence[0] == "rank 1 is in all_reduce, rank 0 waits for rank 1 in MPI_Recv"
 
 
+@pytest.mark.parametrize(("after", "told"), [(0, True), (29, False)])
+def test_a_rank_in_finalize_has_left_its_loop_unless_the_job_was_ended(after: int, told: bool) -> None:
+    """After a Ctrl-C Python finalizes MPI, too: that is no reason for the wait before."""
+    run = standing((0, "recv", 2, False), (1, "recv", 2, False), (3, "recv", 2, False))
+    last = {name: column[:1].copy() for name, column in run.in_flight.items()}
+    last |= {"rank": np.array([2]), "kind": np.array(["phase"]), "name": np.array(["mpi_finalize"])}
+    last |= {"peer": np.array([-1]), "start_ns": last["start_ns"] + after * SECOND}
+    verdict = first(replace(run, in_flight={name: np.concatenate([run.in_flight[name], last[name]]) for name in last}))
+    assert ("rank 2 is in MPI_Finalize: it has left its loop" in verdict.evidence) == told
+
+
 def test_a_receive_whose_send_was_called_accuses_no_rank() -> None:
     """Both came: the message is missing, or has another tag."""
     verdict = first(standing((0, "recv", 1, False), (1, "send", 0, True), in_collective=(2, 3)))

@@ -28,12 +28,19 @@ _COLLECTIVE = {"collective", "p2p"}
 
 @dataclass(frozen=True)
 class Wait:
-    """What one rank waits in: a message to or from ``peers`` (none: unknown), or a collective of number ``seq``."""
+    """What one rank is in, since when and for how long (ns): collective number ``seq``, or, -1, a message.
+
+    ``peer`` is whom it waits for (``None``: not one known rank), who has to receive if it ``sends``.
+    """
 
     rank: int
     op: str
-    peers: tuple[int, ...]
+    comm: int
+    start: int
+    waited: int
     seq: int = -1
+    peer: int | None = None
+    sends: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,32 +73,6 @@ class Hang:
             return 0.6
         sure = 0.99 if self.waited_ns >= 0 else 0.8
         return sure - 0.2 if self.unproven else sure
-
-
-@dataclass(frozen=True)
-class _Open:
-    rank: int
-    name: str
-    seq: int
-    waited: int
-    start: int
-
-
-@dataclass(frozen=True)
-class _Message:
-    """A message that a rank waits in: with whom (``None``: unknown), and whether they have to receive it."""
-
-    rank: int
-    name: str
-    comm: int
-    peer: int | None
-    sends: bool
-    waited: int
-    start: int
-
-    @property
-    def edge(self) -> Edge | None:
-        return None if self.peer is None else Edge(self.rank, self.peer, Way.RECEIVE if self.sends else Way.SEND)
 
 
 def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
@@ -145,7 +126,7 @@ def _after_patterns(blocks: Blocks) -> int:
     return last if counts[-1] < np.median(counts) else last + 1
 
 
-def _of_no_age(run: Run, waiting: dict[int, list[_Open]]) -> Hang | None:
+def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
     """The ranks that did not come to what the others wait in, where the waiting time is unknown.
 
     Only that distinguishes a stop from a moment of a running job, in which operations are open too."""
@@ -185,10 +166,10 @@ def of_a_moment(run: Run) -> Hang | None:
 
 def _left_behind(
     run: Run,
-    waiting: dict[int, list[_Open]],
-    stuck: dict[int, list[_Open]],
-    messages: list[_Message],
-    late: list[_Message],
+    waiting: dict[int, list[Wait]],
+    stuck: dict[int, list[Wait]],
+    messages: list[Wait],
+    late: list[Wait],
 ) -> Hang:
     """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
     other; or ranks that ran an operation that no other rank ran."""
@@ -197,7 +178,8 @@ def _left_behind(
     node = {comm: -1 - place for place, comm in enumerate(waiting)}
     edges = [Edge(one.rank, node[comm]) for comm, held in waiting.items() for one in held]
     edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
-    edges += [one.edge for one in messages if one.edge is not None]
+    ways = {True: Way.RECEIVE, False: Way.SEND}
+    edges += [Edge(one.rank, one.peer, ways[one.sends]) for one in messages if one.peer is not None]
     starts = {node[comm] for comm in stuck} | {one.rank for one in late}
     found = walk(blocked | {*node.values()}, edges, starts)
     if {one.rank for one in messages}.intersection(found.cycle):
@@ -224,9 +206,9 @@ def _left_behind(
         victims=tuple(sorted(blocked - set(others or culprits))),
         comm=comm,
         seq=min(one.seq for one in held),
-        op=held[0].name,
+        op=held[0].op,
         waited_ns=max(one.waited for one in held),
-        doing=others or _doing(run, culprits),
+        doing=others or _doing(run, culprits, held),
         unproven=() if others else tuple(unproven),
         entered_ns=max(one.start for one in held),
     )
@@ -237,8 +219,8 @@ def _of_messages(
     culprits: list[int],
     unproven: list[int],
     blocked: set[int],
-    messages: list[_Message],
-    late: list[_Message],
+    messages: list[Wait],
+    late: list[Wait],
 ) -> Hang:
     """A stop of ranks that wait in messages: for the culprits or, where there are none, for whom they name."""
     direct = [one for one in messages if one.peer in {*culprits, *unproven}] or late
@@ -248,37 +230,35 @@ def _of_messages(
         victims=tuple(sorted(blocked - {*culprits})),
         comm=direct[0].comm,
         seq=-1,
-        op=direct[0].name,
+        op=direct[0].op,
         waited_ns=max(one.waited for one in direct),
-        doing=_doing(run, culprits),
+        doing=_doing(run, culprits, direct),
         unproven=tuple(unproven),
         entered_ns=max(one.start for one in direct),
-        waits=tuple(Wait(one.rank, one.name, () if one.peer is None else (one.peer,)) for one in direct),
+        waits=tuple(direct),
     )
 
 
 def _deadlock(
     cycle: tuple[int, ...],
-    waiting: dict[int, list[_Open]],
+    waiting: dict[int, list[Wait]],
     missing: dict[int, list[int]],
-    messages: list[_Message],
+    messages: list[Wait],
     blocked: set[int],
 ) -> Hang:
     """Ranks each of which waits for the next, and the last for the first.
 
     Where some are in a collective and others in messages, one side took another way: the smaller one.
     """
-    waits, of, entered = [], list[_Message | _Open](), set[int]()
+    waits, entered = list[Wait](), set[int]()
     for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
         message = next((one for one in messages if (one.rank, one.peer) == (rank, after)), None)
         comms = (
             comm for comm, held in waiting.items() if after in missing[comm] and rank in {one.rank for one in held}
         )
         inside = [] if message is not None else waiting[next(comms)]
-        found = message or next(one for one in inside if one.rank == rank)
+        waits.append(message or replace(next(one for one in inside if one.rank == rank), peer=after))
         entered |= {one.rank for one in inside}
-        of.append(found)
-        waits.append(Wait(rank, found.name, (after,), found.seq if isinstance(found, _Open) else -1))
     sides = sorted((entered, blocked - entered), key=len)
     odd = sides[0] if len(sides[0]) < len(sides[1]) else set[int]()
     parted = bool(entered)
@@ -290,9 +270,9 @@ def _deadlock(
         comm=next(one.comm for one in messages if one.rank in cycle),
         seq=-1,
         op=waits[0].op,
-        waited_ns=min(one.waited for one in of),
+        waited_ns=min(one.waited for one in waits),
         doing={},
-        entered_ns=max(one.start for one in of),
+        entered_ns=max(one.start for one in waits),
         waits=tuple(waits),
         deadlock=not parted,
     )
@@ -341,7 +321,7 @@ def _recorded(run: Run) -> set[int]:
     return {*np.unique(run.collectives["rank"]).tolist(), *stated.tolist()}
 
 
-def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[int]]) -> Hang | None:
+def _crossed(run: Run, stuck: dict[int, list[Wait]], missing: dict[int, list[int]]) -> Hang | None:
     """Ranks that wait for each other in different communicators, as where one calls all_reduce itself and the others'
     DDP does.
 
@@ -355,7 +335,7 @@ def _crossed(run: Run, stuck: dict[int, list[_Open]], missing: dict[int, list[in
     return _parted(comm, stuck[comm], [one for _, one in met], tell=alike)
 
 
-def _parted(comm: int, common: list[_Open], odd: list[_Open], tell: bool = True) -> Hang:
+def _parted(comm: int, common: list[Wait], odd: list[Wait], tell: bool = True) -> Hang:
     """The divergence of the ``odd`` from what the others entered; of two equal halves neither is the odd one."""
     named = odd if tell and len(odd) < len(common) else []
     return Hang(
@@ -364,10 +344,10 @@ def _parted(comm: int, common: list[_Open], odd: list[_Open], tell: bool = True)
         victims=tuple(sorted(one.rank for one in common)),
         comm=comm,
         seq=common[0].seq,
-        op=common[0].name,
+        op=common[0].op,
         waited_ns=max(one.waited for one in (*common, *odd)),
         entered_ns=max(one.start for one in (*common, *odd)),
-        doing={one.rank: one.name for one in odd},
+        doing={one.rank: one.op for one in odd},
     )
 
 
@@ -420,14 +400,14 @@ def _silence(run: Run, limit: float) -> Hang | None:
     )
 
 
-def _open_operations(run: Run) -> dict[int, list[_Open]]:
+def _open_operations(run: Run) -> dict[int, list[Wait]]:
     """Communicator to its lowest unfinished operations, without messages."""
     table = run.in_flight
-    found: dict[int, list[_Open]] = {}
+    found: dict[int, list[Wait]] = {}
     waited = _waited(run)
     for i in np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & ~_in_message(run)).tolist():
-        rank, seq, start = (int(table[name][i]) for name in ("rank", "seq", "start_ns"))
-        found.setdefault(int(table["comm"][i]), []).append(_Open(rank, str(table["name"][i]), seq, waited[i], start))
+        rank, comm, start, seq = (int(table[name][i]) for name in ("rank", "comm", "start_ns", "seq"))
+        found.setdefault(comm, []).append(Wait(rank, str(table["name"][i]), comm, start, waited[i], seq))
     return {comm: _frontier(held) for comm, held in found.items()}
 
 
@@ -450,7 +430,7 @@ def _in_message(run: Run) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     return np.asarray((table["kind"] == "p2p") & known)
 
 
-def _messages(run: Run) -> list[_Message]:
+def _messages(run: Run) -> list[Wait]:
     """The messages that ranks wait in, one for each peer."""
     table, waited = run.in_flight, _waited(run)
     found = []
@@ -458,7 +438,8 @@ def _messages(run: Run) -> list[_Message]:
         rank, comm, start = (int(table[name][i]) for name in ("rank", "comm", "start_ns"))
         sends = table["flags"][i] > 0 and bool(table["flags"][i] & SENDS)
         peers = _peers(run, rank, comm, int(table["peer"][i]))
-        found += [_Message(rank, str(table["name"][i]), comm, peer, sends, waited[i], start) for peer in peers]
+        op = str(table["name"][i])
+        found += [Wait(rank, op, comm, start, waited[i], peer=peer, sends=sends) for peer in peers]
     return found
 
 
@@ -485,33 +466,33 @@ def _last_seen(run: Run) -> dict[int, int]:
     return latest
 
 
-def _frontier(held: list[_Open]) -> list[_Open]:
+def _frontier(held: list[Wait]) -> list[Wait]:
     """Each rank's lowest open sequence, and of those the ones at the communicator's lowest."""
-    lowest: dict[int, _Open] = {}
+    lowest: dict[int, Wait] = {}
     for one in sorted(held, key=lambda one: one.seq):
         lowest.setdefault(one.rank, one)
     first = min(one.seq for one in lowest.values())
     return [one for one in lowest.values() if one.seq == first]
 
 
-def _divergence(stuck: dict[int, list[_Open]]) -> Hang | None:
+def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
     for comm, held in stuck.items():
-        names = [one.name for one in held]
+        names = [one.op for one in held]
         if len(set(names)) < 2 or MEET.issuperset(names):
             continue
         common = max(sorted(set(names)), key=names.count)
-        return _parted(comm, [one for one in held if one.name == common], [one for one in held if one.name != common])
+        return _parted(comm, [one for one in held if one.op == common], [one for one in held if one.op != common])
     return None
 
 
-def _missing(run: Run, comm: int, held: list[_Open]) -> list[int]:
+def _missing(run: Run, comm: int, held: list[Wait]) -> list[int]:
     """Members of the communicator that have neither finished nor entered its frontier."""
     seq = held[0].seq
     entered = {one.rank for one in held}
     table = run.collectives
     passed = (table["comm"] == comm) & (table["seq"] >= seq)
     if _numbered_by_operation(table, comm):
-        passed &= table["op"] == held[0].name
+        passed &= table["op"] == held[0].op
     return sorted(members(run, comm) - entered - set(table["rank"][passed].tolist()))
 
 
@@ -533,12 +514,17 @@ def members(run: Run, comm: int) -> set[int]:
     return set(defined) | seen or set(run.ranks["rank"].tolist())
 
 
-def _doing(run: Run, ranks: list[int]) -> dict[int, str]:
-    """The innermost open phase of each rank, where its probe said so."""
+def _doing(run: Run, ranks: list[int], waits: list[Wait]) -> dict[int, str]:
+    """The innermost open phase of each rank, where its probe said so: what it began before most of the others' wait.
+
+    What came later is no reason for it, as is MPI_Finalize after a Ctrl-C.
+    """
     table = run.in_flight
+    until = max(one.start + max(one.waited, 0) // 2 for one in waits)
     found: dict[int, tuple[int, str]] = {}
     for i in range(rows(table)):
         rank, start = int(table["rank"][i]), int(table["start_ns"][i])
-        if rank in ranks and str(table["kind"][i]) == "phase" and start >= found.get(rank, (start, ""))[0]:
+        known = rank in ranks and str(table["kind"][i]) == "phase" and (start <= until or waits[0].waited < 0)
+        if known and start >= found.get(rank, (start, ""))[0]:
             found[rank] = (start, str(table["name"][i]))
     return {rank: name for rank, (_, name) in found.items()}

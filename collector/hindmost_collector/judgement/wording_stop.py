@@ -85,7 +85,7 @@ def _waits(stop: Hang, run: Run) -> str:
         if stop.kind == "desync" and one.seq >= 0:
             said.append(f"rank {one.rank} is in {one.op}")
             continue
-        whom = f"for {names(one.peers)}" if one.peers else "for an unknown rank"
+        whom = "for an unknown rank" if one.peer is None else f"for rank {one.peer}"
         said.append(
             f"rank {one.rank} waits {whom} in {f'{one.op} number {one.seq}' if one.seq >= 0 else _call(one.op, run)}"
         )
