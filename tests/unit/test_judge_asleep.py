@@ -203,6 +203,16 @@ def test_a_rank_that_sleeps_now_and_then_is_named_at_what_it_costs() -> None:
     assert costs == [pytest.approx(6 / 4, abs=0.1), pytest.approx(3 / 4, abs=0.1)]
 
 
+def test_a_rank_that_sleeps_long_a_few_times_is_named() -> None:
+    """Seven stops of 250 ms are more than turns of a scheduler."""
+    run = make(
+        Load(steps=180, compute=2.0, transfer=40.0, jostle=4.0, faults=[{"rank": 1, "blocked": 250.0, "every": 25}])
+    )
+    report = judge(replace(run, metrics=_threads_rest()))
+    assert said(report) == [("intermittent", (1,), "unknown")]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(250 / 25, rel=0.15)
+
+
 def test_who_sleeps_while_all_others_queue_is_not_named() -> None:
     """No rank waits for it: its sleep is no more than a note."""
     faults = [{"rank": 1, "blocked": 6.0}, *({"rank": rank, "runqueue": 9.0} for rank in (0, 2, 3))]

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 #: Threads that used less than this part of the rank's fair share of CPUs while it was late were not runnable.
 _GIVEN = 0.5
-#: Least steps with that measurement.
-_ENOUGH = 10
+#: Least steps with that measurement: of five stalls the median holds even if two have another cause.
+_ENOUGH = 5
 #: Causes that do not tell what a rank did while it was off the CPU.
 _UNTOLD = ("cpu_contention", "unknown", "compute")
 #: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
