@@ -25,6 +25,8 @@ ROUNDS, STARTS, TIMED = 9, 10, 5
 POLLING, NAPPING, COMPUTING = (0, 1, 2, 4), (1, 2), 3
 #: After a nap of 4 ms a rank that waits for a CPU for less than this does not seem to have had work to do meanwhile.
 CALM_NS = 3_000_000
+#: Ranks that wait for rank 1; and how often the program is run at most to have one of them calm at each place.
+WAITING, RUNS = (0, 2, 3), 4
 
 
 class Polled(NamedTuple):
@@ -54,8 +56,12 @@ def ran(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Job:
     flags = ["-DHM_PERSISTENT"] if installed.persistent else []
     command = [str(installed.compiler), "-O1", *flags, str(HERE / "mpi_polls.c"), "-o", str(folder / "polls")]
     subprocess.run(command, check=True)
-    environ = {**os.environ, "HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / "rings")}
-    return told(launch(installed, environ, str(folder / "polls")))
+    for run in range(RUNS):
+        environ = {**os.environ, "HINDMOST_JOB_ID": "job-1", "HINDMOST_RING_DIR": str(folder / f"rings-{run}")}
+        job = told(launch(installed, environ, str(folder / "polls")))
+        if all(any(job.calm(rank, place) for rank in WAITING) for place in POLLING):
+            break
+    return job
 
 
 def told(done: Ran) -> Job:
@@ -98,7 +104,7 @@ def test_each_polled_collective_has_one_wait(installed: Mpi, ran: Job) -> None:
 def test_a_poll_waits_from_its_first_test_to_the_one_that_succeeds(ran: Job, place: int) -> None:
     """Rank 1 is late, and others wait for as long as the program itself says: none of that is their self time."""
     waits, owns = [], []
-    for rank in (0, 2, 3):
+    for rank in WAITING:
         wait, own = waited(ran.events[rank], place), own_after(ran.events[rank], place)
         for at in ran.calm(rank, place):
             waits.append(wait[at] / ran.polled[rank][place][at].ns)
@@ -125,7 +131,7 @@ def test_what_is_polled_for_together_is_waited_for_once(ran: Job) -> None:
 
 def test_who_computes_long_between_two_tests_does_not_wait(ran: Job) -> None:
     """5 ms of computing between two tests is the rank's self time, however often it loses the CPU."""
-    for rank in (0, 2, 3):
+    for rank in WAITING:
         polled = [one.ns for one in ran.polled[rank][COMPUTING]]
         wait, own = waited(ran.events[rank], COMPUTING), own_after(ran.events[rank], COMPUTING)
         assert statistics.median(ns / all_ns for ns, all_ns in zip(wait, polled, strict=True)) < 0.2
