@@ -48,7 +48,7 @@ neighbor 0.3 bin
 neigh_modify delay 0 every 1 check yes
 fix 1 all nve
 thermo 100
-run 500
+run 1500
 """
 
 

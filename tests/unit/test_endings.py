@@ -87,6 +87,23 @@ def test_a_rank_s_exception_comes_before_whatever_it_caused() -> None:
     assert (first, how) == ([2], " (raised ValueError at job.py:14), 1.0 ms before ranks 0 and 1")
 
 
+@pytest.mark.parametrize("status", [9, 139])
+def test_an_exception_of_a_rank_whose_peer_was_killed_comes_after_that(status: int) -> None:
+    """It saw the connection closed before the agent saw the process gone, and left after it."""
+    first, how = endings.first_to_die(told_by_the_kernel((300, 15), (20, status), raised=0))
+    assert first == [1]
+    assert "SIG" in how
+
+
+def test_a_rank_that_died_alone_is_reported() -> None:
+    """No other rank's end is known."""
+    run = told_by_the_kernel((0, 139), (0, 0))
+    run.rank_states["ended_ns"][1] = -1
+    run.rank_states["exit_status"][1] = -1
+    run.rank_states["life"][1] = FINISHED
+    assert endings.first_to_die(run) == ([0], " (SIGSEGV)")
+
+
 def test_gone_in_one_observation_without_more_is_not_known() -> None:
     """No rank is named by guessing."""
     said = endings.sentence(ended([(VANISHED, 9)] * 4))

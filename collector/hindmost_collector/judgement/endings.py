@@ -62,14 +62,27 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
 
     The kernel tells agents of each end at once, and a rank's own last words come before its end.
     """
-    found = sorted(_ends(run), key=lambda one: one.time_ns)
+    ends = _ends(run)
+    found = sorted(ends, key=lambda one: (not _was_killed_first(one, ends), one.time_ns))
     if not found or not (found[0].words or found[0].status not in _TOLD):
         return _missed_first(run)
     first, *rest = found
     words = first.words or _status(first.status)
-    others = names([one.rank for one in rest])
-    after = f", {_apart(rest[0].time_ns - first.time_ns)} before {others}" if rest else ""
+    others = [one.rank for one in rest]
+    after = f", {_apart(rest[0].time_ns - first.time_ns)} before {names(others)}" if rest else ""
     return [first.rank], (f" ({words})" if words else "") + after
+
+
+def _was_killed_first(one: _End, ends: list[_End]) -> bool:
+    """Whether a rank crashed or was killed before any that raised had left: these raised because their peer was gone.
+
+    No launcher ends the others before the one that raised has left, unless that one asked for it.
+    """
+    raised = [each for each in ends if each.words]
+    killed = one.status is not None and os.WIFSIGNALED(one.status) and os.WTERMSIG(one.status) not in _TOLD
+    asked = any(each.words.startswith(ABORTED) for each in raised)
+    left_ns = min((each.left_ns for each in raised), default=-1)
+    return killed and not one.words and not asked and one.time_ns <= left_ns
 
 
 def _missed_first(run: Run) -> tuple[list[int], str]:
@@ -109,6 +122,7 @@ class _End(NamedTuple):
     time_ns: int
     words: str
     status: int | None
+    left_ns: float
 
 
 def _ends(run: Run) -> list[_End]:
@@ -121,7 +135,8 @@ def _ends(run: Run) -> list[_End]:
         time_ns, words = said.get(rank, (ended_ns, ""))
         known = status if status >= 0 else None
         if time_ns >= 0 and (words or life == VANISHED or known):
-            found.append(_End(rank, min(time_ns, ended_ns) if ended_ns >= 0 else time_ns, words, known))
+            began = min(time_ns, ended_ns) if ended_ns >= 0 else time_ns
+            found.append(_End(rank, began, words, known, ended_ns if ended_ns >= 0 else float("inf")))
     return found
 
 
