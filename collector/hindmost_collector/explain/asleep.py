@@ -51,7 +51,7 @@ class Asleep:
 
     def __str__(self) -> str:
         return (
-            f"its main thread was off the CPU for {ms(self.slept)} per step, and not in the run queue;"
+            f"its main thread slept or was blocked for {ms(self.slept)} per step;"
             f" its other threads used {ms(self.others)} of CPU"
         )
 
