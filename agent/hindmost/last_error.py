@@ -9,13 +9,13 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 #: Where libraries lie: an exception raised there is reported from where the job's own code called them.
-_FOREIGN = ("site-packages", "dist-packages", "/lib/python", "<frozen")
+_FOREIGN = ("site-packages", "dist-packages", "/lib/python", "<frozen", __file__.rpartition("/")[0])
 
 
 def described() -> str | None:
-    """``raised ValueError at train.py:88``; ``None`` where nothing did, or it was a Ctrl-C."""
+    """``raised ValueError at train.py:88``; ``None`` where nothing did. All ranks together show whose a Ctrl-C was."""
     error = getattr(sys, "last_value", None)
-    if not isinstance(error, Exception):
+    if not isinstance(error, (Exception, KeyboardInterrupt)):
         return None
     place = _place(getattr(sys, "last_traceback", None))
     return f"raised {type(error).__name__}" + (f" at {place}" if place else "")

@@ -56,14 +56,16 @@ def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
     assert endings.first_to_die(run) == ([1], ": ranks 0, 2 and 3 waited for it in all_reduce number 3")
 
 
-def told_by_the_kernel(*ends: tuple[float, int], raised: int | None = None) -> Run:
+def told_by_the_kernel(
+    *ends: tuple[float, int], raised: int | None = None, words: str = "raised ValueError at job.py:14"
+) -> Run:
     """Ranks gone in one check, of which the kernel reported when each ended, ms, and with which status."""
     run = ended([(VANISHED, 9)] * len(ends))
     states = run.rank_states
     states["ended_ns"] = np.array([int(ms * 1e6) + 8 * SECOND for ms, _ in ends])
     states["exit_status"] = np.array([status for _, status in ends])
-    words = [(raised, "raised ValueError at job.py:14", 8 * SECOND - 5, 0, 0.0)] if raised is not None else []
-    return dataclasses.replace(run, rank_states=states, intervals=from_rows("intervals", words))
+    said = [(rank, words, 8 * SECOND - 5, 0, 0.0) for rank in range(len(ends)) if raised in (rank, -1)]
+    return dataclasses.replace(run, rank_states=states, intervals=from_rows("intervals", said))
 
 
 @pytest.mark.parametrize(
@@ -93,6 +95,19 @@ def test_an_exception_of_a_rank_whose_peer_was_killed_comes_after_that(status: i
     first, how = endings.first_to_die(told_by_the_kernel((300, 15), (20, status), raised=0))
     assert first == [1]
     assert "SIG" in how
+
+
+def test_a_rank_that_asked_for_the_end_of_the_others_is_first() -> None:
+    """MPI_Abort kills them before it returns."""
+    run = told_by_the_kernel((300, 15), (20, 9), raised=0, words="mpi_abort")
+    assert endings.first_to_die(run)[0] == [0]
+
+
+def test_an_interrupt_of_one_rank_is_its_own_and_of_all_the_jobs() -> None:
+    """A Ctrl-C reaches all ranks, and whichever is first says nothing."""
+    words = "raised KeyboardInterrupt at train.py:3"
+    assert endings.first_to_die(told_by_the_kernel((30, 2), (20, 15), raised=0, words=words))[0] == [0]
+    assert endings.first_to_die(told_by_the_kernel((30, 2), (20, 2), raised=-1, words=words))[0] == []
 
 
 def test_a_rank_that_died_alone_is_reported() -> None:

@@ -20,12 +20,12 @@ if TYPE_CHECKING:
         ("raise ValueError('x')", ["raised ValueError at job.py:2"]),
         ("__import__('json').loads('{')", ["raised JSONDecodeError at job.py:2"]),
         ("__import__('sys').exit(3)", []),
-        ("raise KeyboardInterrupt", []),
+        ("raise KeyboardInterrupt", ["raised KeyboardInterrupt at job.py:2"]),
         ("try: 1 / 0\nexcept ZeroDivisionError: pass", []),
     ],
 )
 def test_an_exception_is_told_with_the_job_s_own_line(tmp_path: Path, body: str, said: list[str]) -> None:
-    """Also where a library raised it; an exit, a Ctrl-C and what was caught are no exception."""
+    """Also where a library raised it; an exit and what was caught are no exception."""
     (tmp_path / "job.py").write_text(f"import hindmost.bootstrap; hindmost.bootstrap.start()\n{body}\n")
     placed = {"RANK": "0", "WORLD_SIZE": "2", "HINDMOST_JOB_ID": "j", "HINDMOST_RING_DIR": str(tmp_path / "rings")}
     environ = {**os.environ, **placed}

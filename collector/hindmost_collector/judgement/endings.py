@@ -80,7 +80,7 @@ def _was_killed_first(one: _End, ends: list[_End]) -> bool:
     """
     raised = [each for each in ends if each.words]
     killed = one.status is not None and os.WIFSIGNALED(one.status) and os.WTERMSIG(one.status) not in _TOLD
-    asked = any(each.words.startswith(ABORTED) for each in raised)
+    asked = any(each.words == ASKED for each in raised)
     left_ns = min((each.left_ns for each in raised), default=-1)
     return killed and not one.words and not asked and one.time_ns <= left_ns
 
@@ -113,6 +113,7 @@ def _missed_first(run: Run) -> tuple[list[int], str]:
 _TOLD = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Last words that a probe writes as it is left: what is recorded as an interval of no length.
 RAISED, ABORTED = "raised ", "mpi_abort"
+INTERRUPTED, ASKED = "raised KeyboardInterrupt", "called MPI_Abort"
 
 
 class _End(NamedTuple):
@@ -141,16 +142,20 @@ def _ends(run: Run) -> list[_End]:
 
 
 def last_words(run: Run) -> dict[int, tuple[int, str]]:
-    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88``."""
+    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88``.
+
+    An interrupt of several ranks was the job's own, a Ctrl-C or a launcher's.
+    """
     table, found = run.intervals, dict[int, tuple[int, str]]()
     code, words = codes(table["name"])
     last = [place for place, word in enumerate(words) if word.startswith(RAISED) or word == ABORTED]
     wanted = np.flatnonzero(np.isin(code, last))
     for i in wanted[np.argsort(table["start_ns"][wanted], kind="stable")].tolist():
         word = words[int(code[i])]
-        how = "called MPI_Abort" if word == ABORTED else word
+        how = ASKED if word == ABORTED else word
         found.setdefault(int(table["rank"][i]), (int(table["start_ns"][i]), how))
-    return found
+    interrupted = [rank for rank, (_, how) in found.items() if how.startswith(INTERRUPTED)]
+    return found if len(interrupted) == 1 else {rank: found[rank] for rank in found if rank not in interrupted}
 
 
 def _status(status: int | None) -> str:
