@@ -11,13 +11,14 @@ import numpy as np
 from hindmost_collector import detector, detectors
 from hindmost_collector.costs import pipeline, planned, traded, wasted, whatif
 from hindmost_collector.detectors import hang, host_work, intermittent, mismatch, of_three, slow_link, straggler, uneven
-from hindmost_collector.explain import crowded, fed, hidden_input, horovod, sharing, stopped, telemetry
+from hindmost_collector.explain import crowded, fed, hidden_input, horovod, loading, sharing, stopped, telemetry
 from hindmost_collector.judgement import (
     advice,
     bound,
     fell_silent,
     hosts_unseen,
     majority,
+    oversubscribed,
     partly_read,
     slowed,
     steps_alone,
@@ -89,9 +90,12 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
     if blocks is not None:
         settings = profiled.of_few(blocks, run.steps, settings)
+        crowded_out, blocks = oversubscribed.judged(run, blocks, settings)
+        found = [*found, *crowded_out]
         found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), sharing.find(run)))
         found = _still_matter(found)
         notes += told
+        notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod.notes(run)]
     found = steps_alone.without_doubtful(beside_exchanges(found, run, blocks), run, blocks)
@@ -102,6 +106,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     slower = slowed.find(blocks, found) if blocks is not None and stop is None else None
     found = slowed.beside(found, slower)
     found = partly_read.judged(found, run, blocks)
+    if blocks is not None:
+        found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
     notes += slowed.note(slower, found)
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))

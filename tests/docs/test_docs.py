@@ -164,10 +164,10 @@ def test_every_message_of_the_protocol_is_explained() -> None:
 
 def test_every_column_of_the_table_of_ranks_is_defined() -> None:
     """Each title that a report can print over its ranks is in the table that says what it is."""
-    phases = dict.fromkeys((*PHASES, OTHER, "self_cpu", "self_runqueue", "self_blocked"), 50.0)
+    phases = dict.fromkeys((*PHASES, OTHER, "self_cpu", "self_runqueue", "self_blocked", "storage"), 50.0)
     figures = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
     both = [{"rank": rank, "node": f"n{rank}", "phases_ms": phases, **dict.fromkeys(figures, 1.0)} for rank in (0, 1)]
-    titles, _ = of_ranks.table(both, deciding=("CPU queue", "queue in step", "off CPU"))
+    titles, _ = of_ranks.table(both, deciding=("CPU queue", "queue in step", "off CPU", "storage wait"))
     rows = re.findall(
         r"^\| (`.*?) \|", section_of("reference/reading-a-verdict.md", "## The columns of the table"), re.MULTILINE
     )

@@ -134,6 +134,8 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     if one.cause == "network":
         return {}
     columns, named = np.arange(*on_top.span(one, blocks)), np.isin(blocks.ranks, one.ranks)
+    if named.all():  # no peers to be longer than
+        return {}
     on_gpu = one.cause in _ON_GPU and "gpu_forward" in blocks.parts
     wanted = [name for name in (_OF_GPU if on_gpu else _OF_HOST) if name in blocks.parts]
     if not wanted or not named.any() or not len(columns):

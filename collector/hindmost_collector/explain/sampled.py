@@ -30,11 +30,14 @@ def scattered(columns: Array) -> bool:
 
 @dataclass(frozen=True)
 class Source:
-    """Where a quantity comes from: a metric, whether it counts up, and labels that its series must have."""
+    """Where a quantity comes from: a metric, whether it counts up, and labels that its series must have.
+
+    Of a gauge the level is the median, or the mean where ``averaged``: of a state that holds now and then."""
 
     metric: str
     counter: bool = False
     labels: tuple[tuple[str, str], ...] = ()
+    averaged: bool = False
 
 
 #: Quantities that causes ask for. Gauges as they are, counters as their rate per second.
@@ -56,9 +59,15 @@ SOURCES: Mapping[str, Source] = {
     "own_memory": Source("hindmost_gpu_process_memory_used_bytes"),
 }
 
-#: Quantities that are asked for one by one: what a job is bound by, and whether a rank's process was stopped.
+#: Quantities that are asked for one by one: what a job is bound by, what its workers do, who was stopped.
 LEVELS: Mapping[str, Source] = {
     "stopped": Source("hindmost_process_stopped"),
+    "blocked": Source("hindmost_process_blocked", averaged=True),
+    "children": Source("hindmost_process_children", averaged=True),
+    "children_blocked": Source("hindmost_process_children_blocked", averaged=True),
+    "children_cpu": Source("hindmost_process_children_cpu_seconds_total", counter=True),
+    "children_runqueue": Source("hindmost_process_children_runqueue_seconds_total", counter=True),
+    "children_read": Source("hindmost_process_children_read_bytes_total", counter=True),
     "sm_activity": Source("hindmost_gpu_sm_activity_ratio"),
     "dram_activity": Source("hindmost_gpu_dram_activity_ratio"),
     "tensor_activity": Source("hindmost_gpu_tensor_activity_ratio"),
@@ -81,9 +90,10 @@ class Column:
     time: Array
     value: Floats
     seconds: Floats | None = None
+    averaged: bool = False
 
     def level(self, ranks: int, held: Array) -> Floats:
-        """[R] median of a gauge, or rate of a rank's counters together, over the samples ``held`` [N]; else NaN."""
+        """[R] median or mean of a gauge, or rate of a rank's counters together, over the samples ``held`` [N]."""
         row, value = self.row[held], self.value[held]
         out = np.full(ranks, np.nan)
         if self.seconds is not None:
@@ -91,6 +101,9 @@ class Column:
             rates = np.bincount(which, value, len(series)) / np.bincount(which, self.seconds[held], len(series))
             sums, known = np.bincount(row[first], rates, ranks), np.bincount(row[first], minlength=ranks) > 0
             return np.where(known, sums, np.nan)
+        if self.averaged:
+            count = np.bincount(row, minlength=ranks)
+            return np.where(count > 0, np.bincount(row, value, ranks) / np.maximum(count, 1), np.nan)
         order = np.lexsort((value, row))
         row, value = row[order], value[order]
         found, first, count = np.unique(row, return_index=True, return_counts=True)
@@ -128,8 +141,26 @@ class Samples:
 
     def typical(self, name: str) -> Floats | None:
         """[R] one quantity over all steps, without reading the others; ``None`` where no rank has it."""
+        return self.level(name, None)
+
+    def level(self, name: str, steps: Array | None) -> Floats | None:
+        """[R] the same over these steps (indices); of ranks without a sample in them over all."""
         column = self._column(name)
-        return None if column is None else column.level(len(self._ranks), self._inside(column.time, None))
+        if column is None:
+            return None
+        inside, over_all = (column.level(len(self._ranks), self._inside(column.time, held)) for held in (steps, None))
+        return np.where(np.isnan(inside), over_all, inside)
+
+    def mount(self, row: int) -> tuple[str, str] | None:
+        """Device and mount point whose files a rank, or its workers, waited for at most samples; ``None``: at none."""
+        self._metrics = self._metrics or Metrics.of(self._run)
+        seen = {
+            (one.labels["device"], one.labels["mountpoint"]): float(np.nansum(one.values))
+            for one in self._metrics.series("hindmost_process_mount_blocked")
+            if one.labels.get("rank") == str(self._ranks[row])
+        }
+        most = max(seen, key=lambda one: seen[one], default=None)
+        return most if most is not None and seen[most] > 0 else None
 
     def taken(self, name: str, steps: Array) -> tuple[Ints, Floats] | None:
         """Row [N] and value [N] of a gauge's samples taken in these steps (indices); ``None`` where no rank has any."""
@@ -220,7 +251,7 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     if not len(at):
         return None
     columns = np.repeat(row, count), np.repeat(np.arange(len(number)), count), time[at], value[at]
-    return Column(*columns, seconds[at] if source.counter else None)
+    return Column(*columns, seconds[at] if source.counter else None, source.averaged)
 
 
 def _rises(series: Ints, time: Array, value: Floats) -> tuple[Ints, Array, Floats, Floats]:

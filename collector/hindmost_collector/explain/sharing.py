@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.causes import oversubscription
 
 from hindmost_collector.coded import codes
 from hindmost_collector.explain import off_cpu
@@ -36,7 +37,7 @@ _MEASURED = 0.5
 
 @dataclass(frozen=True)
 class Sharing:
-    """The node whose ranks share its CPUs most: how many ranks, how many CPUs."""
+    """Ranks of a node that share fewer CPUs than they are: how many ranks, how many CPUs."""
 
     node: str
     ranks: int
@@ -46,17 +47,83 @@ class Sharing:
         return f"{self.ranks} ranks share the {self.cpus} CPU{'s' if self.cpus > 1 else ''} of {self.node}"
 
 
+@dataclass(frozen=True)
+class Bound(Sharing):
+    """The ranks ``members`` are bound to CPUs, ``listed`` as the kernel does, or by a quota (empty), though their node
+    has ``of`` CPUs. A quota stopped them for ``throttled`` s per s."""
+
+    members: tuple[int, ...]
+    listed: str
+    of: int
+    throttled: float = 0.0
+
+    def __str__(self) -> str:
+        cpus = f"CPU{'s' if self.cpus > 1 else ''}"
+        where = f"CPU{'s' if self.cpus > 1 else ''} {self.listed}" if self.listed else f"a quota of {self.cpus} {cpus}"
+        return f"{self.ranks} ranks share {where}, of {self.of} CPUs on {self.node}"
+
+
 def find(run: Run) -> Sharing | None:
-    """The most oversubscribed node of a run; ``None`` where no node has more ranks than CPUs, or the counts are
-    unknown."""
+    """The node or the binding that all ranks suffer from, of several the most oversubscribed one.
+
+    ``None`` where ranks have a CPU each, or some have, or the counts are unknown.
+    """
+    shared = list(bound(run))
+    everyone = {rank for one in shared for rank in one.members} >= set(run.ranks["rank"].tolist())
+    crowded = [Sharing(node, ranks, cpus) for node, (ranks, cpus) in _nodes(run).items() if 0 < cpus < ranks]
+    return max([*crowded, *(shared if everyone else ())], key=lambda one: one.ranks / one.cpus, default=None)
+
+
+def bound(run: Run) -> list[Bound]:
+    """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
+    allowed: dict[str, dict[int, frozenset[int]]] = {}
+    listed: dict[frozenset[int], str] = {}
+    metrics, ours = Metrics.of(run), set(run.ranks["rank"].tolist())
+    for series in sorted(metrics.series("hindmost_process_affinity_info"), key=lambda one: int(one.times[-1])):
+        rank, text = series.labels.get("rank", ""), series.labels.get("cpus", "")
+        if rank.isdigit() and int(rank) in ours:  # the last one holds: a rank may bind itself after its start
+            cpus = oversubscription.cpus(text)
+            allowed.setdefault(series.node, {})[int(rank)] = cpus
+            listed[cpus] = text
+    nodes, found = _nodes(run), list[Bound]()
+    for node, of_ranks in allowed.items():
+        _, of = nodes.get(node, (0, 0))
+        found += [
+            Bound(node, len(one.ranks), len(one.cpus), one.ranks, listed[one.cpus], of)
+            for one in oversubscription.crowds(of_ranks)
+            if len(one.cpus) < of
+        ]
+    return [*found, *_by_quota(run, metrics, nodes, {one.node for one in found})]
+
+
+def _nodes(run: Run) -> dict[str, tuple[int, int]]:
+    """Each node's ranks and CPUs, where both are known."""
     code, nodes = codes(run.ranks["node"])
     ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
-    crowded = [
-        Sharing(series.node, ranks[series.node], int(typical([series])))
-        for series in Metrics.of(run).series("hindmost_node_cpus")
-        if series.node in ranks and 0 < typical([series]) < ranks[series.node]
-    ]
-    return max(crowded, key=lambda one: one.ranks / one.cpus, default=None)
+    counts = {series.node: typical([series]) for series in Metrics.of(run).series("hindmost_node_cpus")}
+    return {node: (ranks[node], int(count)) for node, count in counts.items() if node in ranks and count > 0}
+
+
+def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[Bound]:
+    """Nodes all of whose ranks are in a control group with a quota of fewer CPUs than they are."""
+    groups: dict[str, set[str]] = {}
+    stopped: dict[tuple[str, str], float] = {}
+    for what in ("memory_used_bytes", "processes", "cpu_throttled_seconds_total"):
+        for series in metrics.series(f"hindmost_node_cgroup_{what}"):
+            groups.setdefault(series.node, set()).add(series.labels.get("cgroup", ""))
+            seconds = float(np.ptp(series.times)) / 1e9
+            if what.startswith("cpu") and seconds > 0:
+                stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
+    found = []
+    for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
+        node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
+        ranks, of = nodes.get(node, (0, 0))
+        if node in known or not 0 < limit < min(ranks, of):
+            continue
+        if all(one == group or one.startswith(group.rstrip("/") + "/") for one in groups.get(node, set())):
+            members = tuple(sorted(run.ranks["rank"][run.ranks["node"] == node].tolist()))
+            found.append(Bound(node, ranks, max(int(limit), 1), members, "", of, stopped.get((node, group), 0.0)))
+    return found
 
 
 def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:

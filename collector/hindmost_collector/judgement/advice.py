@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hindmost.isolation import INTERPRETER
 from hindmost.script import START_PYTHON, split
+from hindmost_judge.causes import oversubscription
 
 from hindmost_collector.judgement.wording import names
 from hindmost_collector.model import GPU_TIME, RUNNING, Job, rows
@@ -19,6 +20,7 @@ from hindmost_collector.model import GPU_TIME, RUNNING, Job, rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_collector.explain.sharing import Bound
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.model import Run
 
@@ -199,6 +201,49 @@ def _look(at: Place, who: str) -> str:
     if at.runs:
         return f"see what {who} {does}{at.on}: {tool}"
     return f"run the job again and see what {who} {does}{at.on}: {tool}"
+
+
+#: How launchers give each rank a CPU of its own.
+_BINDING = {
+    "srun": "`srun --cpus-per-task=1 --cpu-bind=cores`",
+    "horovodrun": '`horovodrun --mpi-args="--map-by core --bind-to core"`',
+    "mpirun": "`mpirun --map-by core --bind-to core`",
+    "mpiexec": "`mpiexec --map-by core --bind-to core`",
+}
+#: Programs that bind what they start.
+_BINDERS = ("taskset", "numactl")
+
+
+def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
+    """How to give a CPU of its own to each of the ranks that share too few: in the command, and of running ones."""
+    first, words = bound[0], split(run.job.command or "")
+    programs = [word.rpartition("/")[2] for word in words]
+    if not first.listed:
+        return (f"raise the CPU quota of the job on {first.node} to {first.ranks} CPUs (`docker --cpus`, limits.cpu)",)
+    found = _moves(run, first) if len(bound) == 1 else []
+    binder = next((at for at, word in enumerate(programs) if word in _BINDERS), None)
+    launcher = next((_BINDING[word] for word in programs if word in _BINDING), None)
+    own = f"{launcher} gives each rank a CPU of its own" if launcher else ""
+    if binder is not None:
+        mask = next((at for at in range(binder + 1, len(words)) if not words[at].startswith("-")), binder)
+        given = " ".join(words[binder : mask + 1]) if programs[binder] == "taskset" else programs[binder]
+        return (*found, f"start it without `{given}`" + (f"; {own}" if own else ""))
+    if own:
+        return (*found, f"{own}; if none is free there, the job's shell or allocation is bound: `taskset -cp $$`")
+    return (*found, "find what binds the ranks: taskset, numactl, os.sched_setaffinity, a cpuset (`taskset -cp $$`)")
+
+
+def _moves(run: Run, one: Bound) -> list[str]:
+    """The commands that move running ranks to free CPUs, where all of a node's ranks are bound to the same ones."""
+    at, own = place(run, one.members), oversubscription.cpus(one.listed)
+    free = [cpu for cpu in range(one.of) if cpu not in own]
+    pid = dict(zip(run.ranks["rank"].tolist(), run.ranks["pid"].tolist(), strict=True))
+    more = [pid[rank] for rank in one.members[one.cpus :]]
+    alone = one.ranks == int((run.ranks["node"] == one.node).sum())
+    if not at.runs or not alone or len(more) > min(len(free), _PIDS) or min(more) <= 0:
+        return []
+    each = " and ".join(f"`taskset -cp {cpu} {pid}`" for cpu, pid in zip(free, more, strict=False))
+    return [f"at once, on {one.node}: {each}"]
 
 
 _BETWEEN = "NIC counters (`ethtool -S`), cables, the switch port"

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.explain import queueing
 from hindmost_collector.explain.telemetry import POWER_CAP
 from hindmost_collector.judgement.verdict import Bound
 from hindmost_collector.judgement.wording import percent
-from hindmost_collector.robust import median
+from hindmost_collector.robust import average, median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,12 +41,27 @@ def find(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) ->
             return Bound(by, kinds[kind].evidence[0])
     if any(one.kind == "intermittent" and (one.cost_ratio or 0.0) >= _MOSTLY_STALLS for one in named):
         return None
-    return _of_transfers(blocks, settings) or _of_gpus(blocks, settings)
+    if "oversubscribed" in kinds:
+        return Bound("cpu", kinds["oversubscribed"].evidence[0])
+    queued = queueing.of_collectives(blocks) / average(blocks.period)
+    found = _of_queue(blocks, settings) or _of_transfers(blocks, settings, queued)
+    return found or _of_gpus(blocks, settings)
 
 
-def _of_transfers(blocks: Blocks, settings: Settings) -> Bound | None:
-    """Transfers that computing waits for; with overlap, those that outlast what could hide them."""
-    share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns
+def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
+    """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
+    rates = blocks.gauge("runqueue")
+    if rates is None or queueing.on_gpus(blocks) or not np.min(rates) >= settings.bound_transfer:
+        return None
+    return Bound("cpu", f"every rank waits for a CPU for at least {percent(float(np.min(rates)))} of the time")
+
+
+def _of_transfers(blocks: Blocks, settings: Settings, queued: float) -> Bound | None:
+    """Transfers that computing waits for; with overlap, those that outlast what could hide them.
+
+    Without the share of the step for which ranks ``queued`` for a CPU in them.
+    """
+    share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns - queued
     least = settings.bound_transfer_beside if blocks.overlapped else settings.bound_transfer
     if not share >= least:  # NaN too
         return None

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.explain import loading
 from hindmost_collector.judgement import wording_balanced
 from hindmost_collector.judgement.verdict import UNSURE, Verdict
 from hindmost_collector.judgement.wording import ms, names, percent
@@ -15,10 +16,11 @@ from hindmost_collector.robust import average, lower_median, median
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from hindmost_collector.align import Floats
+    from hindmost_collector.align import Floats, Ints
     from hindmost_collector.detectors.host_bound import HostBound
     from hindmost_collector.detectors.uneven import Uneven
     from hindmost_collector.detectors.uneven_stages import UnevenStages
+    from hindmost_collector.explain.loading import Loading
     from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
@@ -158,9 +160,14 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     inputs = blocks.parts.get("input")
     if inputs is None:
         return []
+    made = loading.of(blocks)
+    if made is not None:  # no loader shortens what the scheduler makes of it
+        queued = [made.shares(row).get("cpu_contention", 0.0) for row in range(len(blocks.ranks))]
+        inputs = inputs * (1.0 - np.array(queued)[:, None])
     alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
     blamed = [rank for one in named if one.cause == "input" and alike for rank in one.ranks]
-    inputs = inputs[~np.isin(blocks.ranks, blamed)]
+    left = ~np.isin(blocks.ranks, blamed)
+    inputs = inputs[left]
     if np.isnan(inputs).all():
         return []
     typical = input_share(inputs, blocks)
@@ -177,10 +184,22 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
             cost_ratio=typical,
             confidence=0.9,
             explained=1.0,
-            evidence=(f"waiting for input: {ms(cost)} of {ms(step)} per step on the typical rank",),
+            evidence=(
+                f"waiting for input: {ms(cost)} of {ms(step)} per step on the typical rank",
+                *_of_storage(made, blocks, np.flatnonzero(left)),
+            ),
             advice=("use more DataLoader workers (num_workers), faster storage, or a local copy of the data",),
         )
     ]
+
+
+def _of_storage(made: Loading | None, blocks: Blocks, rows: Ints) -> list[str]:
+    """That storage is what most of these ranks' input waits for, by the one that waits most."""
+    if made is None:
+        return []
+    by_storage = [row for row in rows.tolist() if made.cause(row)[0] == "io"]
+    most = max(by_storage, key=lambda row: float(made.storage[row]), default=None)
+    return [made.told(blocks, most)] if most is not None and 2 * len(by_storage) > len(rows) else []
 
 
 def input_share(inputs: Floats, blocks: Blocks) -> float:

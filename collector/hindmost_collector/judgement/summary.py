@@ -8,6 +8,7 @@ import numpy as np
 
 from hindmost_collector.coded import codes
 from hindmost_collector.costs import wasted, whatif
+from hindmost_collector.explain import loading
 from hindmost_collector.judgement import endings
 from hindmost_collector.judgement.rank_rows import RankRows, by_row
 from hindmost_collector.judgement.verdict import JobSummary, RankRow, WhatIf
@@ -118,6 +119,9 @@ def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
     for name, block in blocks.parts.items():
         seen = _measured(run, blocks, name)
         found[name] = median(block if seen is None else np.where(seen, block, np.nan), axis=1) / 1e6
+    made = loading.of(blocks)
+    if made is not None and not np.isnan(made.storage).all():
+        found["storage"] = made.storage * average(blocks.period) / 1e6
     rest = unnamed(blocks.parts, blocks.took) if blocks.took is not None else None
     if rest is not None:
         found[OTHER] = median(rest, axis=1) / 1e6

@@ -22,6 +22,7 @@ KINDS = (
     "input_bound",
     "host_bound",
     "uneven_workload",
+    "oversubscribed",
     "balanced",
     "insufficient_data",
 )
@@ -47,7 +48,7 @@ CAUSES = (
     "unknown",
 )
 #: What a job may be bound by; ``unknown``: by none of the others, as far as it was measured.
-BOUNDS = ("input", "host", "gpu_compute", "gpu_memory", "communication", "unknown")
+BOUNDS = ("input", "host", "cpu", "gpu_compute", "gpu_memory", "communication", "unknown")
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ _TITLES = {
     "h2d": "copy to GPU",
     "device_wait": "GPU wait",
     "device_copy": "copy call",
+    "storage": "storage wait",
 }
 
 
@@ -83,6 +84,7 @@ _EXPLAINED = {
     "CPU queue": "ready to run, no free CPU",
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time not on a CPU",
+    "storage wait": "in state D, all loading processes",
     "other": "in no marked phase",
     "CPUs": "cores in use",
     "GPU backward": "with waits for other ranks",
@@ -113,6 +115,7 @@ _DECIDING = {
     "workload": (("gpu_forward",), ("self_cpu",), ("self",), ("forward",)),
     "cpu_contention": (("self_runqueue",), ("runqueue",)),
     "network": (("transfer",),),
+    "io": (("storage", "input"),),
     "stopped": (("self_blocked",), ("self",)),
     "unknown": (("self_blocked",), ("self",)),
 }

@@ -40,6 +40,7 @@ def title(report: Mapping[str, Any]) -> str:
 _BOUNDS = {
     "input": "input",
     "host": "CPUs, which launch too slowly",
+    "cpu": "too few free CPUs",
     "gpu_compute": "GPU computing",
     "gpu_memory": "GPU memory bandwidth",
     "unknown": "not known",
@@ -50,9 +51,9 @@ def bound(report: Mapping[str, Any]) -> str:
     """``GPU computing, no fault: SMs active 92 % of the time, …``;
     empty where a verdict says it, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
-    if not found or {"input_bound", "host_bound"} & {one["kind"] for one in report["verdicts"]}:
+    if not found or {"input_bound", "host_bound", "oversubscribed"} & {one["kind"] for one in report["verdicts"]}:
         return ""
-    fault = "" if found["by"] == "unknown" else ", no fault"
+    fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
     return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
 
 

@@ -212,6 +212,7 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_later(one)}"),
     "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_later(one)}"),
     "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
+    "oversubscribed": lambda one, who: ("SLOW", f"{who}: too few CPUs for them{_later(one)}"),
     "balanced": _balanced,
     "insufficient_data": lambda *_: ("UNSURE", "cannot say whether a rank is slow"),
 }

@@ -1,0 +1,1 @@
+"""Causes: what a measured feature explains of a delay."""

@@ -1,0 +1,97 @@
+"""An input that waits for storage, or for a CPU, is no slow loader."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+
+from tests.scenarios.loads import Load, make, metrics
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+
+
+def sampled(run: Run, *, workers: int, rank: int, **rates: float) -> Run:
+    """The same job with so many workers a rank; of ``rank``'s these rates, s per s, the others' idle."""
+    samples: list[tuple[str, str, int, float]] = []
+    for each in range(run.job.world_size or 0):
+        own = rates if each == rank else {}
+        labels = {"job": "made", "rank": str(each)}
+        gauges = {
+            "children": float(workers),
+            "children_blocked": own.get("storage", 0.0) if workers else 0.0,
+            "blocked": 0.0 if workers else own.get("storage", 0.0),
+        }
+        counters = (
+            {"children_cpu": own.get("cpu", 0.02), "children_runqueue": own.get("queued", 0.0)} if workers else {}
+        )
+        counters = {f"{name}_seconds": rate for name, rate in counters.items()}
+        counters["children_read_bytes" if workers else "read_bytes"] = own.get("read", 50e6)
+        for second in (0, 1, 2):
+            text = json.dumps(labels)
+            samples += [(f"hindmost_process_{name}", text, second, value) for name, value in gauges.items()]
+            samples += [
+                (f"hindmost_process_{name}_total", text, second, rate * second) for name, rate in counters.items()
+            ]
+        if own.get("storage"):
+            mount = json.dumps(labels | {"device": "nas:/data", "mountpoint": "/data"})
+            samples.append(("hindmost_process_mount_blocked", mount, 1, 1.0))
+    return replace(run, metrics=metrics(samples))
+
+
+def late(**load: object) -> Run:
+    """Rank 1's input takes 12 ms more."""
+    return make(Load(kind="torch", ranks=2, steps=150, faults=[{"rank": 1, "input": 12.0}], **load))  # type: ignore[arg-type]
+
+
+def told(run: Run) -> Verdict:
+    (found,) = judge(run).verdicts
+    return found
+
+
+@pytest.mark.parametrize(("workers", "storage"), [(0, 0.55), (2, 1.1)])
+def test_input_that_waits_for_storage_is_file_io(workers: int, storage: float) -> None:
+    """The rank itself, or its workers, in state D; the evidence has their seconds, MB/s and the mount."""
+    found = told(sampled(late(), workers=workers, rank=1, storage=storage, read=12e6))
+    assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "io")
+    assert "blocked by storage (state D)" in found.evidence[0]
+    assert "12.0 MB/s, others 50.0 MB/s; nas:/data, mounted on /data" in found.evidence[0]
+    assert "disk or mount" in found.advice[0]
+
+
+@pytest.mark.parametrize("rates", [{"cpu": 1.0}, {"storage": 0.1}, {}])
+def test_input_stays_input_where_storage_does_not_explain_it(rates: dict[str, float]) -> None:
+    """Workers that compute, that are hardly blocked, or that sleep, as on a web server."""
+    assert told(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
+
+
+def test_workers_without_a_cpu_are_contention() -> None:
+    """They are in the run queue for most of the time for which their rank waits."""
+    found = told(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))
+    assert found.cause == "cpu_contention"
+    assert "waiting for a CPU: workers of rank 1" in found.evidence[0]
+
+
+def all_wait(**parts: float) -> Run:
+    """Every rank's input takes most of each step."""
+    return make(Load(kind="torch", ranks=4, steps=150, faults=[{"rank": rank, "input": 30.0} for rank in range(4)]))
+
+
+def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
+    """Loaders that run are the input; loaders that queue are the node's want of CPUs."""
+    run, kinds = all_wait(), []
+    for queued in (0.0, 0.7):
+        made = run
+        for rank in range(4):
+            one = sampled(run, workers=2, rank=rank, cpu=0.1, queued=queued).metrics
+            mine = [f'"rank": "{rank}"' in label for label in one["labels"].tolist()]
+            parts = {name: values[mine] for name, values in one.items()}
+            made = replace(made, metrics={name: np.concatenate([made.metrics[name], parts[name]]) for name in parts})
+        kinds.append(judge(made).verdicts[0].kind)
+    assert kinds == ["input_bound", "balanced"]

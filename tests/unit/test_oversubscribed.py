@@ -1,0 +1,122 @@
+"""Ranks bound to too few CPUs: a verdict with its cost and the command that helps; none of them is slow."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.report import text
+
+from tests.scenarios.loads import Load, make, metrics
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.model import Run
+
+QUEUE = "hindmost_process_runqueue_seconds_total"
+CPU = "hindmost_process_cpu_seconds_total"
+
+
+def bound(run: Run, cpus: dict[int, str], of: int = 8, used: float = 0.5, command: str = "mpirun -np 2 x") -> Run:
+    """The same job on a node of so many CPUs, each of these ranks bound to some; each queues for half of the time."""
+    samples: list[tuple[str, str, int, float]] = [("hindmost_node_cpus", "{}", 1000, float(of))]
+    for rank, listed in cpus.items():
+        who = {"job": "made", "rank": str(rank)}
+        labels = json.dumps(who | {"cpus": listed})
+        samples.append(("hindmost_process_affinity_info", labels, 1000, 1.0))
+        for name, rate in ((QUEUE, 0.5), (CPU, used)):
+            samples += [(name, json.dumps(who), second, rate * second) for second in (0, 1, 2)]
+    return replace(run, metrics=metrics(samples), job=replace(run.job, command=command))
+
+
+def shared(ranks: int = 2, *crowded: int, **load: float) -> Run:
+    """Ranks that compute for 8 ms; those that share a CPU queue for as long."""
+    faults = [{"rank": rank, "runqueue": 8.0} for rank in crowded]
+    return make(Load(ranks=ranks, steps=150, faults=faults, **load))  # type: ignore[arg-type]
+
+
+def of_kind(run: Run, kind: str) -> list[Verdict]:
+    return [one for one in judge(run).verdicts if one.kind == kind]
+
+
+def test_two_ranks_on_one_cpu_are_told_with_their_cost() -> None:
+    """Both queue for as long as they compute: with a CPU each a step takes half as long. No rank is slow."""
+    (found,) = judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).verdicts
+    assert (found.kind, found.ranks, found.cause) == ("oversubscribed", (0, 1), "cpu_contention")
+    assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
+    assert "2 ranks share CPU 0, of 8 CPUs on node0" in found.evidence[0]
+
+
+def test_ranks_with_a_cpu_each_are_not() -> None:
+    """However long they queue, for other processes: the job's bindings are not why."""
+    assert not of_kind(bound(shared(2, 0, 1), {0: "0", 1: "1"}), "oversubscribed")
+
+
+def test_a_node_without_more_cpus_has_nothing_to_bind() -> None:
+    """Two ranks on a node of one CPU: that they share it is known, and no binding helps."""
+    assert not of_kind(bound(shared(2, 0, 1), {0: "0", 1: "0"}, of=1), "oversubscribed")
+
+
+def test_of_some_ranks_on_one_cpu_none_is_the_straggler() -> None:
+    """Ranks 0 and 1 are late for their binding; rank 5 is slow for its own work."""
+    free = {rank: str(rank) for rank in range(2, 8)}
+    run = bound(shared(8, 0, 1), {0: "0", 1: "0"} | free)
+    assert [(one.kind, one.ranks) for one in judge(run).verdicts] == [("oversubscribed", (0, 1))]
+    slow = make(
+        Load(ranks=8, steps=150, faults=[*({"rank": r, "runqueue": 8.0} for r in (0, 1)), {"rank": 5, "compute": 5.0}])
+    )
+    found = judge(bound(slow, {0: "0", 1: "0"} | free)).verdicts
+    assert {(one.kind, one.ranks, one.cause) for one in found} == {
+        ("oversubscribed", (0, 1), "cpu_contention"),
+        ("straggler", (5,), "compute"),
+    }
+
+
+def test_what_others_use_of_the_cpu_is_no_cost_of_the_binding() -> None:
+    """A sibling that runs for a tenth of the time held a rank up for no longer, though it queued for half of it."""
+    (found,) = of_kind(bound(shared(2, 0, 1), {0: "0", 1: "0"}, used=0.1), "oversubscribed")
+    assert found.cost_ms_per_step == pytest.approx(8.0 / 5, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("command", "do"),
+    [
+        ("taskset -c 0 mpirun -np 2 ./a", "start it without `taskset -c 0`; `mpirun --map-by core --bind-to core`"),
+        ("mpirun -np 2 ./a", "`mpirun --map-by core --bind-to core` gives each rank a CPU of its own"),
+        ("srun -n 2 ./a", "`srun --cpus-per-task=1 --cpu-bind=cores` gives each rank"),
+        ("numactl -C 0 torchrun x.py", "start it without `numactl`"),
+        ("torchrun x.py", "find what binds the ranks: taskset, numactl, os.sched_setaffinity"),
+    ],
+)
+def test_what_to_do_is_the_launcher_s_own_option(command: str, do: str) -> None:
+    """The command that is true for how the job was started; torchrun has none."""
+    (found,) = of_kind(bound(shared(2, 0, 1), {0: "0", 1: "0"}, command=command), "oversubscribed")
+    assert found.advice[-1].startswith(do)
+
+
+def test_a_quota_of_fewer_cpus_than_ranks_is_told_as_one() -> None:
+    """A container's --cpus: affinity names every CPU. What the quota did not stop it did not cost."""
+    told = {}
+    for stopped in (0.0, 0.5):
+        run = bound(shared(2, 0, 1), {0: "0-7", 1: "0-7"})
+        quota = [("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0)]
+        name = "hindmost_node_cgroup_cpu_throttled_seconds_total"
+        quota += [(name, '{"cgroup":"/job"}', second, stopped * second) for second in (0, 2)]
+        more = metrics(quota)
+        run = replace(run, metrics={name: np.concatenate([run.metrics[name], more[name]]) for name in more})
+        told[stopped] = of_kind(run, "oversubscribed")
+    assert not told[0.0]
+    (found,) = told[0.5]
+    assert "2 ranks share a quota of 1 CPU" in found.evidence[0]
+    assert found.advice[0].startswith("raise the CPU quota")
+
+
+def test_the_report_reads_as_one_finding() -> None:
+    """Head line, cost, the CPUs; and no line that calls it communication."""
+    page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)
+    assert "SLOW   ranks 0 and 1 on node0: too few CPUs for them" in page
+    assert "BOUND" not in page
