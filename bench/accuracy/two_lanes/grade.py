@@ -52,9 +52,9 @@ def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str,
     faults = [rank for fault in asked.faults for rank in fault.ranks]
     must = {rank for fault, effect in zip(asked.faults, effects, strict=True) for rank in fault.ranks if effect >= MUST}
     whole = (truth.total - truth.repaired) / max(max(truth.active, default=1), 1) / clean
-    may = set(faults) if whole >= HIDDEN else set()
+    may = (set(faults) if whole >= HIDDEN else set()) | set(getattr(asked, "slower", ()))
     named = {rank for one in naming for rank in one.ranks}
-    right = [one for one in naming if set(one.ranks) <= may]
+    right = [one for one in naming if set(one.ranks) <= may & set(faults)]
     return {
         "ranks": asked.ranks,
         "steps": asked.steps,
