@@ -191,7 +191,11 @@ def _judged(program: Program, runs: Path) -> list[dict[str, Any]]:
         if not (folder / "truth.json").exists():
             found.append(row | {"missing": why or "not run"})
             continue
-        found.append(row | json.loads((folder / "truth.json").read_text()) | graded(disturbance, folder / "run"))
+        truth = json.loads((folder / "truth.json").read_text())
+        if disturbance.ended and truth["exit_code"] == 0:
+            found.append(row | {"missing": "the job went on"})
+            continue
+        found.append(row | truth | graded(disturbance, folder / "run"))
     return found
 
 
