@@ -179,6 +179,12 @@ def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
     assert ended.endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
 
 
+def test_a_rank_that_was_killed_is_reported_before_the_one_that_lost_its_peer() -> None:
+    """That one raised 15 ms before the agent saw the process gone, and left 0.3 s later."""
+    ended = judge(load(OURS / "gloo-observed-killed-rank1.tar.xz")).to_dict()["job"]["ended"]
+    assert "rank 1 on vm died first after step 53 (SIGKILL)" in ended
+
+
 def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:
     """A job without a fault whose hosts launched late: a late rank is reported for work of its CPU, of no GPU."""
     verdicts = judge(recorded(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
