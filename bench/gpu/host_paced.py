@@ -358,6 +358,10 @@ def made_by() -> str:
     return f"bench/gpu/host_paced.py on {on}, PyTorch {version('torch')}, {time.strftime('%Y-%m-%d', time.gmtime())}"
 
 
+def judged_again(graded: list[dict[str, Any]]) -> str:
+    return f"bench/gpu/host_paced.py --grade, {len(graded)} recordings, {time.strftime('%Y-%m-%d', time.gmtime())}"
+
+
 def archive(out: Path, target: Path) -> None:
     """Every run directory, packed alone, in as many files as keep each one small."""
     with ThreadPoolExecutor(os.cpu_count()) as pool:
@@ -403,7 +407,7 @@ def main() -> int:
     graded = [
         grade(truth, json.loads((args.out / truth["name"] / "report.json").read_text())) for truth in costs(args.out)
     ]
-    result = {"made_by": made_by(), **summary(graded), "jobs": graded}
+    result = {"made_by": judged_again(graded) if args.grade else made_by(), **summary(graded), "jobs": graded}
     (args.grade or args.out / "host_paced.json").write_text(json.dumps(result, indent=1) + "\n")
     print(table(graded))
     print(", ".join(f"{key} {value}" for key, value in summary(graded).items()))
