@@ -14,6 +14,7 @@ from hindmost_collector.detectors import hang, host_work, intermittent, mismatch
 from hindmost_collector.explain import crowded, fed, hidden_input, horovod, loading, sharing, stopped, telemetry
 from hindmost_collector.judgement import (
     advice,
+    ahead,
     bound,
     fell_silent,
     hosts_unseen,
@@ -109,6 +110,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     if blocks is not None:
         found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
     notes += slowed.note(slower, found)
+    notes += ahead.notes(blocks, found) if blocks is not None and stop is None else []
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
     notes += stopped.note(run, found, stalls)
@@ -282,15 +284,19 @@ def _late(
     return [*found, *of_stalls(stalls, blocks, settings, habits=told)], notes, by_chance
 
 
+#: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
+_RARE = 0.125
+
+
 def _hosts(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
     """The same of a job whose hosts set the pace, by their work."""
     habits = host_work.find(blocks, settings)
     found, notes = of_habits(habits, blocks, settings)
     named = {habit.row for habit in habits}
+    most = _RARE * len(blocks.steps)
     stalls = [one for one in intermittent.find(blocks, settings, habits) if named.isdisjoint(one.rows)]
-    stalling = of_stalls(stalls, blocks, settings, habits=habits)
-    least = settings.effect(len(blocks.ranks))  # hosts differ by less from step to step
-    return [*found, *(one for one in stalling if (one.cost_ratio or 0.0) >= least)], notes, []
+    stalls = [one for one in stalls if len(one.stalled) <= most]
+    return [*found, *of_stalls(stalls, blocks, settings, habits=habits)], notes, []
 
 
 def _uncounted(

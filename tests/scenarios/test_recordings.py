@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
@@ -141,6 +142,22 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
         assert abs((verdict.since_step or 0) - expected.since) <= 3
     if expected.cost_ms is not None:
         assert verdict.cost_ms_per_step == pytest.approx(expected.cost_ms, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    "name", [*RECORDINGS, "ddp-observed-late-hosts", "hostbound-live-clean", "inputbound-live-clean"]
+)
+def test_the_verdict_explains_the_table(name: str) -> None:
+    """A rank that is last in most collectives, with the others waiting 5 % of a step, is in a verdict or a sentence."""
+    report = judged(_recording(name))
+    for row in report.ranks:
+        others = [other.wait_ms or 0.0 for other in report.ranks if other.rank != row.rank]
+        waited = sum(others) / max(len(others), 1)
+        if (row.share_last or 0.0) <= 0.5 or waited < 0.05 * (row.step_ms or np.inf):
+            continue
+        named = {rank for one in report.verdicts for rank in (*one.ranks, *one.victims)}
+        said = [line for one in report.verdicts for line in one.evidence] + list(report.notes)
+        assert row.rank in named or any(f"rank {row.rank} " in f"{line} " for line in said)
 
 
 def test_a_slow_stage_of_one_rank_is_reported_with_its_rank() -> None:

@@ -65,6 +65,8 @@ def by_work(blocks: Blocks, settings: Settings) -> Blocks:
 
 #: Most ranks of which the cost of being late is replayed: who comes last in most collectives is among the first.
 _ASKED = 16
+#: Less of the waits than this share of the most is no rank's doing.
+_LITTLE = 0.05
 
 
 def _caused(blocks: Blocks, built: Lanes, excess: Floats) -> Floats:
@@ -77,7 +79,7 @@ def _caused(blocks: Blocks, built: Lanes, excess: Floats) -> Floats:
     as_it_was = replay.stretched(built, excess)
     for row in np.argsort(-waits, kind="stable")[:_ASKED].tolist():
         level = float(median(excess[row]))
-        if level > 0 and waits[row] > 0:
+        if level > 0 and waits[row] > _LITTLE * waits.max():
             less = excess.copy()
             less[row] -= level
             saved = float((as_it_was - replay.stretched(built, less)).mean())
