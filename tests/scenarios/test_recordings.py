@@ -151,8 +151,8 @@ def test_the_verdict_explains_the_table(name: str) -> None:
     """A rank that is last in most collectives, with the others waiting 5 % of a step, is in a verdict or a sentence."""
     report = judged(_recording(name))
     for row in report.ranks:
-        others = [other.wait_ms or 0.0 for other in report.ranks if other.rank != row.rank]
-        waited = sum(others) / max(len(others), 1)
+        waited = min((other.wait_ms or 0.0 for other in report.ranks if other.rank != row.rank), default=0.0)
+        waited = max(waited, row.caused_wait_ms or 0.0)
         if (row.share_last or 0.0) <= 0.5 or waited < 0.05 * (row.step_ms or np.inf):
             continue
         named = {rank for one in report.verdicts for rank in (*one.ranks, *one.victims)}

@@ -1,0 +1,44 @@
+"""Why a rank that comes last is not named: its own work says so, or the others' CPUs are ahead and wait for nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.judgement.wording import ms, percent
+from hindmost_collector.robust import mean
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_collector.timeline.blocks import Blocks
+
+#: A rank is seen in the table that comes last in this share of the collectives, while all others wait for this share
+#: of a step or it makes them wait so long. Of the latest so many are explained.
+_LAST, _WAITED, _MOST = 0.5, 0.05, 3
+
+
+def notes(blocks: Blocks, found: Sequence[Verdict]) -> list[str]:
+    """A sentence on each rank that comes last in most collectives and is in no verdict."""
+    if blocks.joined is None or len(blocks.ranks) < 2:
+        return []
+    named = [rank for one in found for rank in (*one.ranks, *one.victims)]
+    often, caused = mean(blocks.last), np.nan_to_num(mean(blocks.caused))
+    rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
+    rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
+    least = _WAITED * blocks.step_ns
+    waits = np.nan_to_num(mean(blocks.wait))
+    seen = [row for row in rows.tolist() if caused[row] >= least or np.delete(waits, row).min() >= least]
+    return [_sentence(blocks, row, float(often[row]), float(caused[row])) for row in seen]
+
+
+def _sentence(blocks: Blocks, row: int, often: float, caused: float) -> str:
+    longer = float(np.nan_to_num(np.nanmean(blocks.excess[row]))) if not np.isnan(blocks.excess[row]).all() else 0.0
+    last = f"rank {int(blocks.ranks[row])} comes last in {percent(often)} of the collectives"
+    much = f"{ms(longer)} longer per step than that of its peers" if longer > 0 else "no longer than that of its peers"
+    if blocks.lanes is None:
+        return f"{last}: its own work is {much}"
+    costs = f", which costs {ms(caused)}" if longer > 0 else ""
+    return f"{last}, for the CPUs of the others are ahead: the work of its own is {much}{costs}"
