@@ -84,7 +84,7 @@ def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
 
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("waits", WAITS)
-def test_nobody_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
+def test_no_rank_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
     """Two hosts with noise that goes on from step to step."""
     own = work(2, 200, seed=seed)
     drift = np.random.default_rng(seed).standard_normal((2, 200))

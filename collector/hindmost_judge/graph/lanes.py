@@ -32,8 +32,8 @@ _OFF = 0.02
 _ENOUGH = 5
 #: A host that waits in nearly all steps takes less than in all but this share of them.
 _LEAST = 0.05
-#: Hosts that are ahead in most steps, and how many of them show where else they wait.
-_MOSTLY, _SEVERAL = 0.5, 2
+#: Hosts that are ahead in most steps, how many of them show where else they wait, and of how many that is asked.
+_MOSTLY, _SEVERAL, _SAMPLE = 0.5, 2, 16
 #: Places at which a host is held up are as near to its GPU as the nearest, but for this factor.
 _HELD = 1.5
 #: Most steps that a host is taken to be ahead by.
@@ -64,6 +64,7 @@ def _elsewhere(timeline: Timeline, wait: Wait) -> float:
     """
     ahead, usual = _ahead(timeline), np.arange(len(timeline.phases)) != wait.phase
     rows = np.flatnonzero(ahead.mean(axis=1) > _MOSTLY)
+    rows = rows[:: len(rows) // _SAMPLE + 1]
     if len(rows) < _SEVERAL or not (~ahead).any():
         return 0.0
     paced = _median(timeline.spent[:, ~ahead])

@@ -1,0 +1,44 @@
+"""The lanes of a recorded job: which jobs have them, and what the report says of ranks that come last in these."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hindmost_collector.judge import judge
+from hindmost_collector.judgement import coming_last
+from hindmost_collector.settings import DEFAULT
+from hindmost_collector.sources import load
+from hindmost_collector.timeline import blocks, lanes
+
+RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
+
+
+@pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-host-bound"])
+def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> None:
+    """So are those that gather parameters: hosts wait in many places there."""
+    found = blocks.build(load(RECORDINGS / f"{name}.tar.xz"), DEFAULT)
+    assert found is not None
+    assert lanes.by_work(found, DEFAULT) is found
+
+
+def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
+    """It says what the rank's own work is longer by, and what that costs, as the table does."""
+    built = blocks.build(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
+    assert built is not None
+    found = lanes.by_work(built, DEFAULT)
+    assert found.lanes is not None
+    last = np.zeros(found.last.shape)
+    last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)
+    (told,) = coming_last.notes(replace(found, last=last, wait=wait), [])
+    assert told.startswith("rank 2 comes last in 100 % of the collectives")
+    assert "the work of its own" in told
+
+
+def test_what_a_rank_makes_others_wait_is_what_its_work_costs() -> None:
+    """No rank causes longer waits than it was waited for, and all together not more than the steps have."""
+    report = judge(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"))
+    caused = [row.caused_wait_ms or 0.0 for row in report.ranks]
+    assert 0.0 <= sum(caused) < 0.5 * (report.job.step_ms["mean"] or 0.0)
