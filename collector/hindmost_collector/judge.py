@@ -110,7 +110,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     if blocks is not None:
         found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
     notes += slowed.note(slower, found)
-    notes += coming_last.notes(blocks, found) if blocks is not None and stop is None else []
+    notes += coming_last.notes(blocks, found, notes) if blocks is not None and stop is None else []
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
     notes += stopped.note(run, found, stalls)

@@ -20,13 +20,15 @@ if TYPE_CHECKING:
 _LAST, _WAITED, _MOST = 0.5, 0.05, 3
 
 
-def notes(blocks: Blocks, found: Sequence[Verdict]) -> list[str]:
-    """A sentence on each rank that comes last in most collectives and is in no verdict."""
+def notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) -> list[str]:
+    """A sentence on each rank that comes last in most collectives and is in no verdict and not ``told`` of yet."""
     if blocks.joined is None or len(blocks.ranks) < 2:
         return []
     named = [rank for one in found for rank in (*one.ranks, *one.victims)]
     often, caused = mean(blocks.last), np.nan_to_num(mean(blocks.caused))
     rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
+    lines = [f"{line} " for line in (*told, *(line for one in found for line in one.evidence))]
+    rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
     rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
     least = _WAITED * blocks.step_ns
     waits = np.nan_to_num(mean(blocks.wait))
