@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -117,6 +118,12 @@ def test_a_rank_that_died_alone_is_reported() -> None:
     run.rank_states["exit_status"][1] = -1
     run.rank_states["life"][1] = FINISHED
     assert endings.first_to_die(run) == ([0], " (SIGSEGV)")
+
+
+def test_an_exception_that_a_death_caused_is_not_taken_for_the_first() -> None:
+    """A killed rank's peers lose their connection to it before an agent knows of its end."""
+    first, how = endings.first_to_die(told_by_the_kernel((900, 256), (69, 9), (900, 256), raised=0))
+    assert (first, how) == ([1], " (SIGKILL), a moment before ranks 0 and 2")
 
 
 def test_gone_in_one_observation_without_more_is_not_known() -> None:
@@ -249,6 +256,22 @@ def test_what_ranks_have_left_is_not_kept(tmp_path: Path) -> None:
     """A later look without it, or the end of the script, ends a wait."""
     looks = [(0, 2, RUNNING), (0, 3, RUNNING), (0, 60, VANISHED), (2, 2, RUNNING), (2, 60, FINISHED), (3, 2, RUNNING)]
     assert recorded(tmp_path, looks).in_flight["rank"].tolist() == [3]
+
+
+@pytest.mark.parametrize(
+    ("end", "kept"),
+    [({"exit_code": 0}, []), ({"interrupted_by": "SIGINT", "exit_code": 1}, [0, 2, 3]), ({"exit_code": 1}, [0, 2, 3])],
+)
+def test_who_finishes_because_of_a_ctrl_c_had_not_left_what_it_waited_in(
+    tmp_path: Path, end: dict[str, Any], kept: list[int]
+) -> None:
+    """Python closes its ring in order after a Ctrl-C or a time-out's exception: it counts until last seen."""
+    looks = [(rank, at, life) for rank in range(4) for at, life in ((2, RUNNING), (60, FINISHED))]
+    recorded(tmp_path, looks)
+    (tmp_path / "meta.json").write_text(json.dumps({"schema": "hindmost.run/1", "job_id": "j", **end}))
+    run = read_run(tmp_path)
+    assert run.in_flight["rank"].tolist() == kept
+    assert (run.in_flight["observed_ns"] == 2 * SECOND).all()
 
 
 def test_a_long_wait_that_was_ended_is_a_hang_and_no_death() -> None:

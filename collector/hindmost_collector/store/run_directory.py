@@ -116,7 +116,8 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     shown: dict[str, Any] = {name: tables[name] for name in TABLES}
     shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
     shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
-    shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states)
+    failed = bool(meta.get("interrupted_by") or meta.get("exit_code"))
+    shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states, failed=failed)
     shown["rank_states"] = states
     said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]))
     return incarnations.judged(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
@@ -166,10 +167,11 @@ def _last_by(table: Table, keys: tuple[str, ...], newest: str | None) -> Table:
     return {name: column[order[last]] for name, column in table.items()}
 
 
-def _still_in_flight(in_flight: Table, looks: Table, last: Table) -> Table:
+def _still_in_flight(in_flight: Table, looks: Table, last: Table, *, failed: bool) -> Table:
     """What each rank had entered and not left when it was last looked at; nothing for a rank that finished.
 
-    A rank that vanished had not left it until then: what was seen of it while it still ran, or after, is kept.
+    A rank that vanished had not left it until then: what was seen of it while it still ran, or after, is kept. Of a
+    job that failed or was interrupted, ranks finish because they have to: their waits count until that was seen.
     """
     if not rows(in_flight):
         return in_flight
@@ -183,9 +185,9 @@ def _still_in_flight(in_flight: Table, looks: Table, last: Table) -> Table:
     for rank, (time, life) in ends.items():
         mine = in_flight["rank"] == rank
         seen = in_flight["observed_ns"][mine].max(initial=-1)
-        if life != FINISHED and seen in (time, alive.get(rank)):
+        if (life != FINISHED or failed) and seen in (time, alive.get(rank)):
             keep |= mine & (in_flight["observed_ns"] == seen)
-            observed[mine] = time
+            observed[mine] = time if life != FINISHED else seen
     return {name: column[keep] for name, column in (in_flight | {"observed_ns": observed}).items()}
 
 
