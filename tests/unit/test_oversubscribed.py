@@ -115,6 +115,21 @@ def test_a_quota_of_fewer_cpus_than_ranks_is_told_as_one() -> None:
     assert found.advice[0].startswith("raise the CPU quota")
 
 
+def test_a_quota_that_the_ranks_exceed_is_not_of_all_of_them() -> None:
+    """One rank of two has it, under a name that other controllers' groups have, too."""
+    run = bound(shared(2, 0, 1), {0: "0-7", 1: "0-7"})
+    rows = [("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0)]
+    rows += [("hindmost_node_cgroup_cpu_throttled_seconds_total", '{"cgroup":"/job"}', s, 0.5 * s) for s in (0, 2)]
+    rows += [
+        ("hindmost_process_cpu_seconds_total", f'{{"job":"made","rank":"{rank}"}}', s, rate * s)
+        for rank, rate in enumerate((0.9, 0.5))
+        for s in (0, 2)
+    ]
+    more = metrics(rows)
+    run = replace(run, metrics={name: np.concatenate([run.metrics[name], more[name]]) for name in more})
+    assert not of_kind(run, "oversubscribed")
+
+
 def test_the_report_reads_as_one_finding() -> None:
     """Head line, cost, the CPUs; and no line that calls it communication."""
     page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)

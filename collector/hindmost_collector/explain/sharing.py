@@ -118,12 +118,26 @@ def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], kno
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
         node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
         ranks, of = nodes.get(node, (0, 0))
-        if node in known or not 0 < limit < min(ranks, of):
+        if node in known or not 0 < limit < min(ranks, of) or _used(metrics, node) > _AT_MOST * limit:
             continue
         if all(one == group or one.startswith(group.rstrip("/") + "/") for one in groups.get(node, set())):
             members = tuple(sorted(run.ranks["rank"][run.ranks["node"] == node].tolist()))
             found.append(Bound(node, ranks, max(int(limit), 1), members, "", of, stopped.get((node, group), 0.0)))
     return found
+
+
+#: Processes in a control group use this many times its quota at most: a quota is of periods, a sample of its own time.
+_AT_MOST = 1.1
+
+
+def _used(metrics: Metrics, node: str) -> float:
+    """Cores that a node's ranks used together: more than a quota where that is of some of them only."""
+    used = 0.0
+    for series in metrics.series("hindmost_process_cpu_seconds_total"):
+        seconds = float(np.ptp(series.times)) / 1e9
+        if series.node == node and series.labels.get("rank", "").isdigit() and seconds > 0:
+            used += float(np.ptp(series.values)) / seconds
+    return used
 
 
 def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
