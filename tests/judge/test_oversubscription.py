@@ -52,6 +52,7 @@ def test_a_collective_is_held_up_by_the_rank_that_queues_least_in_it() -> None:
 
 def test_a_wait_is_made_of_what_those_waited_for_do() -> None:
     """Workers that are blocked for most of it; those that sleep for most of it leave most of it unexplained."""
-    assert shares(0.8, {"io": 1.6, "cpu": 0.4}) == {"io": 0.8, "cpu": 0.2}
-    assert shares(0.8, {"io": 0.2, "cpu": 0.0}) == {"io": 0.25, "cpu": 0.0}
-    assert shares(0.0, {}) == {}
+    waited, storage, cpu = np.array([0.8, 0.8, 0.0]), np.array([1.6, 0.2, 0.0]), np.array([0.4, np.nan, 0.0])
+    found = shares(waited, {"io": storage, "cpu": cpu})
+    assert found["io"].tolist() == [0.8, 0.25, 0.0]
+    assert found["cpu"].tolist() == [0.2, 0.0, 0.0]

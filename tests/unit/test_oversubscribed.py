@@ -98,6 +98,17 @@ def test_what_to_do_is_the_launcher_s_own_option(command: str, do: str) -> None:
     assert found.advice[-1].startswith(do)
 
 
+def test_running_ranks_can_be_moved_at_once() -> None:
+    """While they run: the command for the rank that has to leave, with its PID and a CPU that is free."""
+    run = bound(shared(2, 0, 1), {0: "0", 1: "0"})
+    run = replace(run, ranks={**run.ranks, "pid": np.array([70, 71])})
+    (found,) = of_kind(run, "oversubscribed")
+    assert found.advice[0] == "at once, on node0: `taskset -cp 1 71`"
+    ended = replace(run, job=replace(run.job, exit_code=0))
+    (found,) = of_kind(ended, "oversubscribed")
+    assert not any("at once" in one for one in found.advice)
+
+
 def test_a_quota_of_fewer_cpus_than_ranks_is_told_as_one() -> None:
     """A container's --cpus: affinity names every CPU. What the quota did not stop it did not cost."""
     told = {}

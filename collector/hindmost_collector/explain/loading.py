@@ -7,6 +7,7 @@ not show. The agent samples both. An input phase is storage's or the scheduler's
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -44,17 +45,17 @@ class Loading:
     read: Floats
     seconds: float
 
-    def shares(self, row: int) -> dict[str, float]:
-        """Cause to its share of a rank's wait for input; empty where nothing of it was measured."""
-        activity = {"io": self.storage[row], "cpu_contention": self.queued[row], "input": self.cpu[row]}
-        known = {name: float(rate) for name, rate in activity.items() if not np.isnan(rate)}
-        return awaited.shares(float(np.nan_to_num(self.waited[row])), known)
+    @cached_property
+    def shares(self) -> dict[str, Floats]:
+        """Cause to its share [R] of each rank's wait for input; 0 where nothing of it was measured."""
+        activity = {"io": self.storage, "cpu_contention": self.queued, "input": self.cpu}
+        return awaited.shares(self.waited, activity)
 
     def cause(self, row: int) -> tuple[str, float]:
         """What explains most of a rank's wait, and its share; ``input`` where nothing does."""
-        shares = self.shares(row)
-        name = max(shares, key=lambda one: shares[one], default="input")
-        return (name, shares[name]) if name != "input" and shares[name] >= _MOST else ("input", 1.0)
+        name = max(self.shares, key=lambda one: float(self.shares[one][row]))
+        share = float(self.shares[name][row])
+        return (name, share) if name != "input" and share >= _MOST else ("input", 1.0)
 
     def told(self, blocks: Blocks, row: int) -> str:
         """What shows that storage, or the run queue, is what a rank's input waits for."""

@@ -8,6 +8,7 @@ files.
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -74,8 +75,19 @@ def find(run: Run) -> Sharing | None:
     return max([*crowded, *(shared if everyone else ())], key=lambda one: one.ranks / one.cpus, default=None)
 
 
+#: What was found of a run, by its id for as long as that lives: a judgement asks several times.
+_BOUND: dict[int, list[Bound]] = {}
+
+
 def bound(run: Run) -> list[Bound]:
     """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
+    if id(run) not in _BOUND:
+        _BOUND[id(run)] = _bound(run)
+        weakref.finalize(run, _BOUND.pop, id(run), None)
+    return _BOUND[id(run)]
+
+
+def _bound(run: Run) -> list[Bound]:
     allowed: dict[str, dict[int, frozenset[int]]] = {}
     listed: dict[frozenset[int], str] = {}
     metrics, ours = Metrics.of(run), set(run.ranks["rank"].tolist())

@@ -162,8 +162,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
         return []
     made = loading.of(blocks)
     if made is not None:  # no loader shortens what the scheduler makes of it
-        queued = [made.shares(row).get("cpu_contention", 0.0) for row in range(len(blocks.ranks))]
-        inputs = inputs * (1.0 - np.array(queued)[:, None])
+        inputs = inputs * (1.0 - made.shares["cpu_contention"][:, None])
     alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
     blamed = [rank for one in named if one.cause == "input" and alike for rank in one.ranks]
     left = ~np.isin(blocks.ranks, blamed)

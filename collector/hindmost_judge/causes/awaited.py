@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from numpy.typing import NDArray
 
-def shares(waited: float, activity: Mapping[str, float]) -> dict[str, float]:
-    """Name to the share of a wait, 0 to 1, that each ``activity`` of those waited for explains.
+    Floats = NDArray[np.float64]
 
-    ``waited`` and the activities are s per s, of all threads together: on a CPU, in the run queue, blocked in storage.
-    They may do more than is waited for, since they work ahead; what they do less is unexplained, as a sleep is.
+
+def shares(waited: Floats, activity: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Name to the share [R] of each rank's wait, 0 to 1, that each ``activity`` of those waited for explains.
+
+    ``waited`` [R] and the activities [R] are s per s, of all threads together: on a CPU, in the run queue, blocked in
+    storage; NaN, unmeasured, explains nothing. They may do more than is waited for, since they work ahead. What they
+    do less is unexplained, as a sleep is.
     """
-    whole = max(waited, sum(activity.values()))
-    return {name: rate / whole for name, rate in activity.items()} if whole > 0 else {}
+    known = {name: np.nan_to_num(rate) for name, rate in activity.items()}
+    whole = np.maximum(np.nan_to_num(waited), sum(known.values(), np.zeros_like(waited)))
+    return {name: np.divide(rate, whole, out=np.zeros_like(whole), where=whole > 0) for name, rate in known.items()}
