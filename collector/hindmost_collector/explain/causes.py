@@ -307,6 +307,8 @@ def _computing(blocks: Blocks) -> list[Floats]:
     parts = blocks.parts
     if blocks.computing is not None:  # phases of a pipeline's step wait for other stages inside
         return [blocks.computing]
+    if blocks.lanes is not None:  # of these phases the waits are taken out
+        return [parts[name] for name in ("forward", "backward", "optimizer") if name in parts]
     on_gpu = [parts[name] for name in ("gpu_forward", "gpu_optimizer") if name in parts]
     if on_gpu:
         return on_gpu

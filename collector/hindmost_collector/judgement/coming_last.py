@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 #: A rank is seen in the table that comes last in this share of the collectives, while all others wait for this share
 #: of a step or it makes them wait so long. Of the latest so many are explained.
 _LAST, _WAITED, _MOST = 0.5, 0.05, 3
+#: Work is no longer than that of the peers if it is so by less than this share of a step.
+_NOTHING = 0.001
 
 
 def notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) -> list[str]:
@@ -38,9 +40,9 @@ def notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) ->
 
 def _sentence(blocks: Blocks, row: int, often: float, caused: float) -> str:
     longer = float(np.nan_to_num(np.nanmean(blocks.excess[row]))) if not np.isnan(blocks.excess[row]).all() else 0.0
-    last = f"rank {int(blocks.ranks[row])} comes last in {percent(often)} of the collectives"
-    much = f"{ms(longer)} longer per step than that of its peers" if longer > 0 else "no longer than that of its peers"
+    more = longer > _NOTHING * blocks.step_ns
+    much = f"its work is {ms(longer)} longer" if more else "its work is no longer than theirs"
+    last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"
     if blocks.lanes is None:
-        return f"{last}: its own work is {much}"
-    costs = f", which costs {ms(caused)}" if longer > 0 else ""
-    return f"{last}, for the CPUs of the others are ahead: the work of its own is {much}{costs}"
+        return f"{last}: {much}" if more else f"{last}: its work is no longer than its peers'"
+    return f"{last} as its peers' CPUs are ahead: {much}{f', which costs {ms(caused)}' if more else ''}"
