@@ -51,7 +51,7 @@ WORDS = ("wording", "advice", "summary", "rank_rows", "compare", "verdict.py")
 TRIED = 20
 #: Runs of each family of the benches.
 EACH = {"cohorts": 3, "lanes": 4, "injected": 6}
-#: Seconds after which judging a run has no end: a loop without its gate.
+#: CPU seconds after which judging a run has no end: a loop without its gate.
 LONGEST = 8.0
 EXITS = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 
@@ -282,7 +282,7 @@ def _decided(index: int, settings: Any = None) -> tuple[list[dict[str, Any]], bo
     _, run, truth = RUNS[index]
     for cached in _cached():
         cached.cache_clear()
-    signal.setitimer(signal.ITIMER_REAL, LONGEST, LONGEST)
+    signal.setitimer(signal.ITIMER_PROF, LONGEST, LONGEST)
     try:
         with np.errstate(all="ignore"):
             verdicts = judge(run, settings or DEFAULT).verdicts
@@ -294,7 +294,7 @@ def _decided(index: int, settings: Any = None) -> tuple[list[dict[str, Any]], bo
     except (Exception, NoEndError) as error:  # noqa: BLE001 - a judge without a gate may fail: it decides that
         return [{"kind": f"raised {type(error).__name__}", "ranks": []}], None if truth is None else False
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.setitimer(signal.ITIMER_PROF, 0)
     return [as_decision(one) for one in verdicts], right
 
 
@@ -363,7 +363,7 @@ def ablate(path: Path, out: Path, jobs: int, minutes: float, only: str) -> None:
 
     begun = time.monotonic()
     logging.disable()
-    signal.signal(signal.SIGALRM, _no_end)
+    signal.signal(signal.SIGPROF, _no_end)
     with path.open("rb") as stream:
         RUNS.extend(one for one in pickle.load(stream) if one[0].startswith(only))  # noqa: S301 - our own
     _decided(0)  # imports what is imported where it is used
