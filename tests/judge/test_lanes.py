@@ -82,6 +82,15 @@ def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
     assert found.level == pytest.approx(5.0 * MS, rel=0.1)
 
 
+def test_a_slow_host_is_found_once() -> None:
+    """What makes its forward 5 ms longer makes its backward 1.5 ms longer, too."""
+    own = work(4, 160, noise=0.05)
+    own[FORWARD, 1, 60:] += 5.0
+    own[BACKWARD, 1, 60:] += 1.5
+    (found,) = host_work.find(lanes.build(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    assert (found.row, found.phase) == (1, FORWARD)
+
+
 @pytest.mark.parametrize("seed", range(5))
 @pytest.mark.parametrize("waits", WAITS)
 def test_no_rank_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:

@@ -49,7 +49,17 @@ def find(lanes: Lanes, least: float, large: float) -> list[Delay]:
             beyond, doubt = (beyond - own + lanes.least[phase] if lanes.wait.lag == 0 else beyond), lanes.doubt
         for row in np.flatnonzero(_levels(beyond).max(axis=1) >= least + doubt).tolist():
             found += _of_rank(beyond[row], row, phase, least + float(doubt[row]), large)
-    return sorted(found, key=lambda one: -one.level * (one.stop - one.first))
+    return _without_traces(sorted(found, key=lambda one: -one.level * (one.stop - one.first)))
+
+
+def _without_traces(found: list[Delay]) -> list[Delay]:
+    """The delays without those of a host that works far longer in another phase in these steps: it is slow once."""
+    kept: list[Delay] = []
+    for one in found:
+        larger = [other for other in kept if other.row == one.row and one.level < _SAME * other.level]
+        if not any(other.first < one.stop and one.first < other.stop for other in larger):
+            kept.append(one)
+    return kept
 
 
 def _levels(beyond: Floats) -> Floats:
