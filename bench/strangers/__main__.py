@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from disturbances import DISTURBANCES, Disturbance, Job
-from page import DOCUMENT, RESULTS, document, printed, results
+from page import DOCUMENT, NOT_RUN, RESULTS, document, printed, results
 from programs import PROGRAMS, Program
 from truth import graded
 
@@ -189,7 +189,7 @@ def _judged(program: Program, runs: Path) -> list[dict[str, Any]]:
         row = {"program": program.name, "disturbance": disturbance.name}
         why = disturbance.lacks()
         if not (folder / "truth.json").exists():
-            found.append(row | {"missing": why or "not run"})
+            found.append(row | {"missing": why or NOT_RUN})
             continue
         truth = json.loads((folder / "truth.json").read_text())
         if disturbance.ended and truth["exit_code"] == 0:

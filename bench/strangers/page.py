@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ from intervals import wilson  # noqa: E402 - lies next to the script that it was
 
 RESULTS = ROOT / "bench/results/strangers.json"
 DOCUMENT = ROOT / "docs/explanation/accuracy.md"
+NOT_RUN = "not run"
 BEGIN, END = "<!-- public programs: written by the bench -->", "<!-- end of public programs -->"
 
 
@@ -42,8 +44,18 @@ def _verdict(row: dict[str, Any]) -> str:
         f"{one['kind']} {', '.join(map(str, one['ranks']))} {one['cause'] or ''}".replace("  ", " ").strip()
         for one in row["verdicts"]
     ]
-    died = [row["said"]] if row["said"] else []
+    first = re.search(r"(rank \d+) on \S+ died first", row["said"] or "")
+    died = [f"{first[1]} died first"] if first else []
     return "; ".join([*died, *said])
+
+
+def _left(rows: list[dict[str, Any]]) -> list[str]:
+    """What was not run of each program."""
+    left: dict[str, list[str]] = {}
+    for row in rows:
+        if row.get("missing") == NOT_RUN:
+            left.setdefault(row["program"], []).append(row["disturbance"])
+    return [f"- not run yet, {name}: {', '.join(dict.fromkeys(what))}" for name, what in left.items()]
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
@@ -53,11 +65,14 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"- names right: {wilson(found['names_right'], found['runs'])}",
         f"- names and causes right, or the cause unknown: {wilson(found['causes_right'], found['runs'])}",
         f"- undisturbed runs with a rank named: {found['undisturbed_named']} of {found['undisturbed']}",
+        *_left(found["rows"]),
         "",
         "| program | disturbance | verdict | other work, cores | names | cause |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in found["rows"]:
+        if row.get("missing") == NOT_RUN:
+            continue
         first = f"| {row['program']} | {row['disturbance']} | "
         if "missing" in row:
             head.append(f"{first}missing: {row['missing']} | | | |")
