@@ -36,6 +36,8 @@ _LEAST = 0.05
 _MOSTLY, _SEVERAL, _SAMPLE = 0.5, 2, 16
 #: Places at which a host is held up are as near to its GPU as the nearest, but for this factor.
 _HELD = 1.5
+#: Fewer hosts than this may all become slow at once, which those that are ahead do not show.
+_MANY = 4
 #: Most steps that a host is taken to be ahead by.
 _FARTHEST = 8
 
@@ -222,9 +224,10 @@ def _ahead_of_all(free: Floats, spent: Floats, cohort: Ints) -> tuple[Floats, Fl
         if len(paced):
             half = (len(paced) - 1) // 2
             typical = _median(free[paced])
-            differ = float(np.sort(typical - np.nanquantile(free[paced], _LEAST, axis=1))[half])
+            above = np.sort(typical - np.nanquantile(free[paced], _LEAST, axis=1))
+            differ = float(above[half])
             usual[cohort == one] = np.minimum(usual[cohort == one] + differ, np.sort(typical)[half])
-            doubt[cohort == one] = differ
+            doubt[cohort == one] = differ if np.sum(cohort == one) >= _MANY else float(above[-1])
     return usual, doubt
 
 
