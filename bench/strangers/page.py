@@ -22,9 +22,7 @@ BEGIN, END = "<!-- public programs: written by the bench -->", "<!-- end of publ
 def results(rows: list[dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
     """All rows, what is missing, and how many are right."""
     ran = [row for row in rows if "missing" not in row]
-    commit = subprocess.run(
-        ["git", "describe", "--always"], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    commit = subprocess.run(["git", "describe", "--always"], cwd=ROOT, capture_output=True, text=True, check=False)
     clean = [row for row in ran if row["disturbance"] == "none"]
     return {
         "commit": commit.stdout.strip(),
