@@ -119,7 +119,8 @@ def _group(controller: str, job: Job, **limits: str) -> Iterator[None]:
         for name, value in limits.items():
             (group / f"{controller}.{name.replace('__', '.')}").write_text(value)
         for process in job.ranks[1]:
-            (group / "cgroup.procs").write_text(str(process))
+            with contextlib.suppress(ProcessLookupError):  # one that has ended meanwhile
+                (group / "cgroup.procs").write_text(str(process))
         yield
     finally:
         for left in (group / "cgroup.procs").read_text().split():
