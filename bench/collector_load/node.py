@@ -21,8 +21,8 @@ class Source(NamedTuple):
     of: str = "node"
 
 
-#: 340 samples a second together. As the agent has them (tests/agent/fake_node.py and the periods of its samplers),
-#: without what it reads of each core of a large host.
+#: About 340 samples a second together. As the agent has them (tests/agent/fake_node.py and the periods of its
+#: samplers), without what it reads of each core of a large host.
 SOURCES = (
     Source("cpu", 1, 16),
     Source("memory", 1, 15),

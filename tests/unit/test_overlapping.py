@@ -116,8 +116,10 @@ def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
     duration = 0.3 * MS + waited
     start = np.cumsum(duration + gap, axis=1) - duration - gap
     columns = np.arange(STEPS * PLACES)
+    lead = np.minimum(columns * MS, ahead)  # no host is ahead from the first launch on
     joined: Any = SimpleNamespace(
-        enqueue=start - ahead,
+        ranks=np.arange(RANKS),
+        enqueue=start - lead,
         gpu_time=True,
         group=np.zeros((RANKS, 1), np.int64),
         gathers=np.ones(len(columns), bool),

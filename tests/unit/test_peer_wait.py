@@ -19,12 +19,12 @@ MS = 1_000_000
 def _waited(transfers: list[tuple[str, int, int]]) -> Floats:
     """[2, 3] what both ranks waited; rank 0 is in these (operation, start, duration) before the last collective."""
     rows = [
-        (rank, 7, seq, "all_reduce", start * MS, 2 * MS, 8, 0, -1, -1, -1, -1, -1)
+        (rank, 7, seq, "all_reduce", start * MS, 2 * MS, 8, 0, -1, -1, -1, -1, -1, -1)
         for rank in (0, 1)
         for seq, start in enumerate((0, 20, 100))
     ]
     rows += [
-        (0, 9, seq, op, start * MS, took * MS, 8, 0, 1, -1, -1, -1, -1)
+        (0, 9, seq, op, start * MS, took * MS, 8, 0, 1, -1, -1, -1, -1, -1)
         for seq, (op, start, took) in enumerate(transfers)
     ]
     grid = align.grid(Run(Job(id="made"), collectives=from_rows("collectives", rows)))

@@ -148,7 +148,7 @@ def test_where_a_rank_is_late_by_as_much_the_network_is_not_to_blame(seed: int) 
     step = table["seq"]
     table["start_ns"] = table["start_ns"] + np.maximum(step - ONSET, 0) * 5_000_000
     table["duration_ns"] = table["duration_ns"] + np.where(step >= ONSET, 5_000_000, 0)
-    assert [one.kind for one in judge(replace(run, collectives=table)).verdicts] == ["balanced"]
+    assert not links(replace(run, collectives=table))
 
 
 @pytest.mark.parametrize(("late", "to_blame"), [(0.4, True), (0.7, False)])

@@ -138,7 +138,7 @@ def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], kno
     return found
 
 
-#: Processes in a control group use this many times its quota at most: a quota is of periods, a sample of its own time.
+#: Processes in a control group use this many times its quota at most: a quota is of periods, samples of other times.
 _AT_MOST = 1.1
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_collector.judgement.wording import ms, percent
-from hindmost_collector.robust import mean
+from hindmost_collector.robust import mean, median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.timeline.blocks import Blocks
 
-#: A rank is seen in the table that comes last in this share of the collectives, while all others wait for this share
-#: of a step or it makes them wait so long. Of the latest so many are explained.
+#: A rank is seen in the table that comes last in this share of the collectives, while all others usually wait for this
+#: share of a step or it makes them wait so long. Of the latest so many are explained.
 _LAST, _WAITED, _MOST = 0.5, 0.05, 3
 #: Work is no longer than that of the peers if it is so by less than this share of a step.
 _NOTHING = 0.001
@@ -33,13 +33,13 @@ def notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) ->
     rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
     rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
     least = _WAITED * blocks.step_ns
-    waits = np.nan_to_num(mean(blocks.wait))
-    seen = [row for row in rows.tolist() if caused[row] >= least or np.delete(waits, row).min() >= least]
+    usual, waits = np.nan_to_num(median(blocks.caused, axis=1)), np.nan_to_num(median(blocks.wait, axis=1))
+    seen = [row for row in rows.tolist() if usual[row] >= least or np.delete(waits, row).min() >= least]
     return [_sentence(blocks, row, float(often[row]), float(caused[row])) for row in seen]
 
 
 def _sentence(blocks: Blocks, row: int, often: float, caused: float) -> str:
-    longer = float(np.nan_to_num(np.nanmean(blocks.excess[row]))) if not np.isnan(blocks.excess[row]).all() else 0.0
+    longer = float(np.nan_to_num(median(blocks.excess[row])))
     more = longer > _NOTHING * blocks.step_ns
     much = f"its work is {ms(longer)} longer" if more else "its work is no longer than theirs"
     last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"

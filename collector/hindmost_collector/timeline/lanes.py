@@ -32,6 +32,7 @@ _IN_ORDER = ("input", "device_copy", "forward", "backward", "sync", "optimizer",
 BETWEEN = "between"
 #: Steps by which the begin of a step's collectives may be numbered too late or too early.
 _MISCOUNTED = 2
+#: Steps of which fewer say nothing of how a host and its GPU keep pace.
 _FEWEST = 20
 
 

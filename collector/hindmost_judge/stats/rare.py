@@ -52,8 +52,8 @@ class Rare:
 
 
 def events(late: Floats, least: float) -> Events:
-    """The events of each row of ``late`` [R, S], in ns: consecutive steps of at least ``least`` are one."""
-    high = late >= least
+    """The events of each row of ``late`` [R, S], in ns, of at least ``least``: they go on until half of that."""
+    high = late >= least / 2
     begins = high & ~np.pad(high[:, :-1], ((0, 0), (1, 0)))
     row, step = np.nonzero(high)
     if not len(row):
@@ -63,6 +63,7 @@ def events(late: Floats, least: float) -> Events:
     which = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(size))))
     at = np.flatnonzero(size == largest[which])
     at = at[np.unique(which[at], return_index=True)[1]]
+    at = at[size[at] >= least]
     return Events(row[at], step[at], size[at])
 
 
