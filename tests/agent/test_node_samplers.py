@@ -217,7 +217,8 @@ def test_a_limit_above_a_rank_s_own_group_binds_it_too(host: Host) -> None:
     job = "system.slice/slurmstepd.scope/job_77"
     write(host.cgroup / job, {"memory.max": "8589934592\n", "memory.events": "max 3\noom 1\noom_kill 1\n"})
     found = read(Cgroup(host))
-    assert {key[1] for key in found} == {f"/{path}", f"/{job}"}
+    assert {key[1] for key in found if key[0].startswith("hindmost_node")} == {f"/{path}", f"/{job}"}
+    assert ("hindmost_process_cpu_cgroup_info", "j", "0", f"/{path}") in found
     assert found["hindmost_node_cgroup_memory_limit_bytes", f"/{job}"] == 8 << 30
     assert found["hindmost_node_cgroup_memory_events_total", f"/{job}", "oom_kill"] == 1
     assert found["hindmost_node_cgroup_cpu_throttled_seconds_total", f"/{path}"] == 2.5
@@ -255,7 +256,33 @@ def test_in_a_container_the_mounted_group_is_the_rank_s(host: Host) -> None:
     write(host.cgroup / "memory", {"memory.usage_in_bytes": "4096\n", "memory.limit_in_bytes": "8192\n"})
     found = read(Cgroup(host))
     assert found["hindmost_node_cgroup_memory_limit_bytes", "/docker/c0ffee"] == 8192
-    assert {key[1] for key in found} == {"/docker/c0ffee"}
+    assert {key[1] for key in found if key[0].startswith("hindmost_node")} == {"/docker/c0ffee"}
+
+
+def test_a_quota_carries_the_path_of_the_cpu_s_controller(host: Host) -> None:
+    """In version 1 a rank's group for CPU time is not its group for memory, and its peer is in another."""
+    host.ranks.put(RankProcess("j", 1, 2, 1, PID + 1, 778))
+    write(host.proc / str(PID), {"cgroup": "3:memory:/pod\n2:cpu,cpuacct:/free\n"})
+    write(host.proc / str(PID + 1), {"cgroup": "3:memory:/pod\n2:cpu,cpuacct:/held/rank1\n"})
+    write(host.cgroup / "memory/pod", {"memory.usage_in_bytes": "4096\n"})
+    for name, quota in (("free", -1), ("held/rank1", -1), ("held", 50000)):
+        write(host.cgroup / "cpu" / name, {"cpu.cfs_quota_us": f"{quota}\n", "cpu.cfs_period_us": "100000\n"})
+    found = read(Cgroup(host))
+    info = "hindmost_process_cpu_cgroup_info"
+    assert {key for key in found if key[0] == info} == {(info, "j", "0", "/free"), (info, "j", "1", "/held/rank1")}
+    limit = "hindmost_node_cgroup_cpu_limit_cores"
+    assert {key: found[key] for key in found if key[0] == limit} == {(limit, "/held"): 0.5}
+
+
+def test_a_rank_that_is_moved_is_followed(host: Host) -> None:
+    """A service may put a running process into another group: the next reading has that one."""
+    write(host.cgroup, {"cgroup.controllers": "cpu memory\n"})
+    for name in ("a", "b"):
+        write(host.cgroup / name, {"memory.current": "4096\n"})
+    sampler = Cgroup(host)
+    for name in ("a", "b"):
+        write(host.proc / str(PID), {"cgroup": f"0::/{name}\n"})
+        assert {key[-1] for key in read(sampler)} == {f"/{name}"}
 
 
 def test_in_a_container_of_version_2_the_root_is_the_rank_s(host: Host) -> None:
@@ -321,7 +348,7 @@ def test_a_control_group_that_was_removed_takes_no_other_with_it(host: Host, mon
         write(host.proc / str(pid), {"cgroup": f"0::/{job}\n"})
         write(host.cgroup / job, {"memory.current": "4096\n"})
     sampler, used = Cgroup(host), "hindmost_node_cgroup_memory_used_bytes"
-    assert set(read(sampler)) == {(used, "/job_1"), (used, "/job_2")}
+    assert {key for key in read(sampler) if key[0] == used} == {(used, "/job_1"), (used, "/job_2")}
     whole = File.read
 
     def removed(file: File) -> bytes:
@@ -330,7 +357,7 @@ def test_a_control_group_that_was_removed_takes_no_other_with_it(host: Host, mon
         return whole(file)
 
     monkeypatch.setattr(File, "read", removed)
-    assert read(sampler) == {(used, "/job_2"): 4096}
+    assert {key: value for key, value in read(sampler).items() if key[0] == used} == {(used, "/job_2"): 4096}
 
 
 def test_throttled_time_that_is_not_kept_is_missing(host: Host) -> None:

@@ -109,36 +109,27 @@ def test_running_ranks_can_be_moved_at_once() -> None:
     assert not any("at once" in one for one in found.advice)
 
 
-def test_a_quota_of_fewer_cpus_than_ranks_is_told_as_one() -> None:
-    """A container's --cpus: affinity names every CPU. What the quota did not stop it did not cost."""
-    told = {}
-    for stopped in (0.0, 0.5):
-        run = bound(shared(2, 0, 1), {0: "0-7", 1: "0-7"})
-        quota = [("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0)]
-        name = "hindmost_node_cgroup_cpu_throttled_seconds_total"
-        quota += [(name, '{"cgroup":"/job"}', second, stopped * second) for second in (0, 2)]
-        more = metrics(quota)
-        run = replace(run, metrics={name: np.concatenate([run.metrics[name], more[name]]) for name in more})
-        told[stopped] = of_kind(run, "oversubscribed")
-    assert not told[0.0]
-    (found,) = told[0.5]
-    assert "2 ranks share a quota of 1 CPU" in found.evidence[0]
-    assert found.advice[0].startswith("raise the CPU quota")
-
-
-def test_a_quota_that_the_ranks_exceed_is_not_of_all_of_them() -> None:
-    """One rank of two has it, under a name that other controllers' groups have, too."""
+@pytest.mark.parametrize(
+    ("stopped", "group", "ranks"),
+    [(0.5, "/job/rank1", (0, 1)), (0.0, "/job/rank1", None), (0.5, "/jobs", None)],
+)
+def test_ranks_in_a_quota_of_fewer_cpus_share_it(stopped: float, group: str, ranks: tuple[int, ...] | None) -> None:
+    """A container's --cpus: affinity names every CPU. A quota of one rank is not of both, nor one that stops none."""
     run = bound(shared(2, 0, 1), {0: "0-7", 1: "0-7"})
-    rows = [("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0)]
-    rows += [("hindmost_node_cgroup_cpu_throttled_seconds_total", '{"cgroup":"/job"}', s, 0.5 * s) for s in (0, 2)]
-    rows += [
-        ("hindmost_process_cpu_seconds_total", f'{{"job":"made","rank":"{rank}"}}', s, rate * s)
-        for rank, rate in enumerate((0.9, 0.5))
-        for s in (0, 2)
+    info = "hindmost_process_cpu_cgroup_info"
+    rows = [
+        (info, json.dumps({"job": "made", "rank": str(r), "cgroup": g}), 1, 1.0) for r, g in enumerate(("/job", group))
     ]
+    rows.append(("hindmost_node_cgroup_cpu_limit_cores", '{"cgroup":"/job"}', 1, 1.0))
+    name = "hindmost_node_cgroup_cpu_throttled_seconds_total"
+    rows += [(name, '{"cgroup":"/job"}', second, stopped * second) for second in (0, 2)]
     more = metrics(rows)
     run = replace(run, metrics={name: np.concatenate([run.metrics[name], more[name]]) for name in more})
-    assert not of_kind(run, "oversubscribed")
+    found = of_kind(run, "oversubscribed")
+    assert [one.ranks for one in found] == ([ranks] if ranks else [])
+    for one in found:
+        assert "2 ranks share a quota of 1 CPU" in one.evidence[0]
+        assert one.advice[0].startswith("raise the CPU quota")
 
 
 def test_the_report_reads_as_one_finding() -> None:

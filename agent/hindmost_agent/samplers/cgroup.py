@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,9 @@ USED = _gauge("memory_used_bytes", "Memory charged to the group, page cache incl
 LIMIT = _gauge("memory_limit_bytes", "Memory that the group may use; missing if there is no limit.")
 EVENTS = _counter("memory_events", "Times the group met a memory limit, by what happened.", "event")
 PIDS = _gauge("processes", "Processes and threads in the group.")
+OF_RANK = gauge(
+    "hindmost_process_cpu_cgroup_info", "1; the rank's control group for CPU time.", "job", "rank", "cgroup"
+)
 
 #: A memory limit of version 1 that is none (the largest multiple of a page).
 NO_LIMIT_V1 = 1 << 62
@@ -36,18 +40,13 @@ MOST_GROUPS, DEEPEST = 64, 16
 
 
 class Group:
-    """One control group: its files by name, whichever version they are of."""
+    """One control group of a controller, or of all in version 2: its files by name."""
 
-    def __init__(self, label: str, folders: dict[str, Path]) -> None:
+    def __init__(self, label: str, folder: Path, names: tuple[str, ...]) -> None:
         self.label = label
-        self._files = {name: File(folder / name) for name, folder in folders.items() if (folder / name).exists()}
-
-    def first_of(self, known: set[frozenset[str]]) -> bool:
-        """Whether it has files, and is none of those that are known already; it is then."""
-        files = frozenset(file.path for file in self._files.values())
-        new = bool(files) and files not in known
-        known.add(files)
-        return new
+        self._files = {name: File(folder / name) for name in names if (folder / name).exists()}
+        #: What tells it from others: in a container two paths may be the same folder.
+        self.key = frozenset(file.path for file in self._files.values()) or frozenset((label,))
 
     @property
     def limited(self) -> bool:
@@ -70,6 +69,7 @@ class Group:
 
 
 V2_FILES = ("cpu.max", "cpu.stat", "memory.current", "memory.max", "memory.events", "pids.current")
+#: Each controller of version 1 has paths of its own.
 V1_FILES = {
     "cpu": ("cpu.cfs_quota_us", "cpu.cfs_period_us", "cpu.stat"),
     "memory": ("memory.usage_in_bytes", "memory.limit_in_bytes", "memory.failcnt", "memory.oom_control"),
@@ -77,44 +77,30 @@ V1_FILES = {
 }
 
 
-def groups_of(host: Host, pid: int) -> list[Group]:
-    """The control group of a process, of version 2 or 1, and those above it that have a limit: it binds them all."""
-    controllers = {}
-    for line in read_once(host.proc / str(pid) / "cgroup").decode("utf-8", "replace").splitlines():
+def groups_of(host: Host, lines: str) -> dict[str, list[Group]]:
+    """A process's group and those above it, by controller; version 2 has one path for all, here called ``cpu``.
+
+    ``lines``: what the process's file ``cgroup`` says.
+    """
+    paths = {}
+    for line in lines.splitlines():
         _, names, path = line.split(":", 2)
-        controllers.update(dict.fromkeys(names.split(","), PurePosixPath("/" + path.strip("/"))))
+        paths.update(dict.fromkeys(names.split(","), PurePosixPath("/" + path.strip("/"))))
     if (host.cgroup / "cgroup.controllers").exists():
-        levels = _levels({"": controllers.get("", PurePosixPath("/"))})
-        groups = [Group(str(level[""]), dict.fromkeys(V2_FILES, _below(host.cgroup, level[""]))) for level in levels]
-    else:
-        levels = _levels({name: path for name, path in controllers.items() if name in V1_FILES})
-        groups = [_group_v1(host, level) for level in levels]
-    known: set[frozenset[str]] = set()
-    return [group for place, group in enumerate(groups) if group.first_of(known) and (place == 0 or group.limited)]
+        return {"cpu": _upwards(paths.get("", PurePosixPath("/")), host.cgroup, V2_FILES)}
+    return {name: _upwards(paths[name], host.cgroup / name, files) for name, files in V1_FILES.items() if name in paths}
 
 
-def _levels(paths: dict[str, PurePosixPath]) -> list[dict[str, PurePosixPath]]:
-    """From a process's own groups up to the root of each controller, which has no limits of its own."""
-    levels = [paths]
-    while any(len(path.parts) > 2 for path in levels[-1].values()) and len(levels) < DEEPEST:
-        levels.append({name: path.parent for name, path in levels[-1].items() if len(path.parts) > 2})
-    return levels
+def _upwards(path: PurePosixPath, root: Path, names: tuple[str, ...]) -> list[Group]:
+    """The root is left out: it has no limits of its own."""
+    above = [one for one in path.parents if len(one.parts) > 1]
+    return [Group(str(one), _below(root, one), names) for one in (path, *above)[:DEEPEST]]
 
 
 def _below(root: Path, path: PurePosixPath) -> Path:
     """A group's folder. In a container the path may be the host's, and what is mounted is the group itself."""
     folder = root / path.relative_to("/")
     return folder if folder.exists() else root
-
-
-def _group_v1(host: Host, paths: dict[str, PurePosixPath]) -> Group:
-    folders = {
-        name: _below(host.cgroup / controller, path)
-        for controller, path in paths.items()
-        for name in V1_FILES[controller]
-    }
-    # Controllers need not agree; the deepest path says most of whose group it is.
-    return Group(str(max(paths.values(), key=lambda path: len(path.parts), default="/")), folders)
 
 
 def _cpu(group: Group) -> dict[Metric, float]:
@@ -173,18 +159,26 @@ class Cgroup(Sampler):
 
     name = "cgroup"
     period = 5.0
-    source = "/sys/fs/cgroup, versions 1 and 2"
-    metrics = (CPU_LIMIT, PERIODS, THROTTLED, THROTTLED_SECONDS, USED, LIMIT, EVENTS, PIDS)
+    source = "/sys/fs/cgroup, versions 1 and 2, and /proc/PID/cgroup"
+    metrics = (CPU_LIMIT, PERIODS, THROTTLED, THROTTLED_SECONDS, USED, LIMIT, EVENTS, PIDS, OF_RANK)
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self._generation = -1
+        self._placed: dict[tuple[str, int], str] = {}
         self._groups: list[Group] = []
+        self._of_ranks: list[Series] = []
 
     def sample(self) -> list[float]:
-        if self.host.ranks.generation != self._generation:
+        placed = {}
+        for rank in self.host.ranks.shown():
+            with contextlib.suppress(OSError):  # the process has gone
+                placed[rank.job_id, rank.rank] = read_once(self.host.proc / str(rank.pid) / "cgroup").decode(
+                    "utf-8", "replace"
+                )
+        if placed != self._placed:  # a launcher or a service may move a rank after its start
+            self._placed = placed
             self._follow()
-        found: dict[Series, float] = {}
+        found = dict.fromkeys(self._of_ranks, 1.0)
         for group in self._groups:
             found.update(_all(group))
         if self.series != tuple(found):
@@ -192,16 +186,14 @@ class Cgroup(Sampler):
         return list(found.values())
 
     def _follow(self) -> None:
-        groups: dict[str, Group] = {}
-        for rank in self.host.ranks:
-            for group in self._found(rank.pid):
-                if len(groups) < MOST_GROUPS:
-                    groups.setdefault(group.label, group)
-        self._groups = list(groups.values())
-        self._generation = self.host.ranks.generation
-
-    def _found(self, pid: int) -> list[Group]:
-        try:
-            return groups_of(self.host, pid)
-        except (OSError, ValueError):  # the process has gone
-            return []
+        groups: dict[frozenset[str], Group] = {}
+        shown: list[Group] = []
+        self._of_ranks = []
+        for (job, rank), lines in self._placed.items():
+            with contextlib.suppress(OSError, ValueError):
+                for controller, paths in groups_of(self.host, lines).items():
+                    levels = [groups.setdefault(one.key, one) for one in paths]
+                    shown += [one for one in levels if one is levels[0] or one.limited]
+                    if controller == "cpu":
+                        self._of_ranks.append(series(OF_RANK, job, str(rank), levels[0].label))
+        self._groups = list(dict.fromkeys(shown))[:MOST_GROUPS]

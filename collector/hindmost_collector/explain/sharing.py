@@ -117,39 +117,32 @@ def _nodes(run: Run) -> dict[str, tuple[int, int]]:
 
 
 def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[Bound]:
-    """Nodes all of whose ranks are in a control group with a quota of fewer CPUs than they are."""
-    groups: dict[str, set[str]] = {}
-    stopped: dict[tuple[str, str], float] = {}
-    for what in ("memory_used_bytes", "processes", "cpu_throttled_seconds_total"):
-        for series in metrics.series(f"hindmost_node_cgroup_{what}"):
-            groups.setdefault(series.node, set()).add(series.labels.get("cgroup", ""))
-            seconds = float(np.ptp(series.times)) / 1e9
-            if what.startswith("cpu") and seconds > 0:
-                stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    found = []
+    """The ranks that are in a control group with a quota of fewer CPUs than they are."""
+    stopped = {}
+    for series in metrics.series("hindmost_node_cgroup_cpu_throttled_seconds_total"):
+        seconds = float(np.ptp(series.times)) / 1e9
+        if seconds > 0:
+            stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
+    groups, found = _groups(run, metrics), list[Bound]()
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
         node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
-        ranks, of = nodes.get(node, (0, 0))
-        if node in known or not 0 < limit < min(ranks, of) or _used(metrics, node) > _AT_MOST * limit:
-            continue
-        if all(one == group or one.startswith(group.rstrip("/") + "/") for one in groups.get(node, set())):
-            members = tuple(sorted(run.ranks["rank"][run.ranks["node"] == node].tolist()))
-            found.append(Bound(node, ranks, max(int(limit), 1), members, "", of, stopped.get((node, group), 0.0)))
+        _, of = nodes.get(node, (0, 0))
+        within = group.rstrip("/") + "/"
+        members = [rank for rank, (on, its) in groups.items() if on == node and f"{its}/".startswith(within)]
+        if node not in known and len(members) > 1 and 0 < limit < min(len(members), of):
+            throttled = stopped.get((node, group), 0.0)
+            found.append(Bound(node, len(members), max(int(limit), 1), tuple(sorted(members)), "", of, throttled))
     return found
 
 
-#: Processes in a control group use this many times its quota at most: a quota is of periods, samples of other times.
-_AT_MOST = 1.1
-
-
-def _used(metrics: Metrics, node: str) -> float:
-    """Cores that a node's ranks used together: more than a quota where that is of some of them only."""
-    used = 0.0
-    for series in metrics.series("hindmost_process_cpu_seconds_total"):
-        seconds = float(np.ptp(series.times)) / 1e9
-        if series.node == node and series.labels.get("rank", "").isdigit() and seconds > 0:
-            used += float(np.ptp(series.values)) / seconds
-    return used
+def _groups(run: Run, metrics: Metrics) -> dict[int, tuple[str, str]]:
+    """Each rank's node and control group for CPU time: the last one, as a rank may be moved after its start."""
+    ours, found = set(run.ranks["rank"].tolist()), dict[int, tuple[str, str]]()
+    for series in sorted(metrics.series("hindmost_process_cpu_cgroup_info"), key=lambda one: int(one.times[-1])):
+        rank = series.labels.get("rank", "")
+        if rank.isdigit() and int(rank) in ours:
+            found[int(rank)] = (series.node, series.labels.get("cgroup", ""))
+    return found
 
 
 def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
