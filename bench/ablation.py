@@ -1,16 +1,17 @@
 """What decides what: each gate and threshold of the judge switched off, doubled or halved, over recordings and benches.
 
     python bench/ablation.py collect --out runs.pkl [--corpus DIR]...
-    python bench/ablation.py ablate runs.pkl --out ablation.json [--jobs N] [--minutes M]
+    python bench/ablation.py ablate runs.pkl... --out ablation.json [--jobs N] [--minutes M] [--most RUNS]
     python bench/ablation.py table ablation.json
 
-``ablate`` goes on where it stopped.
+``ablate`` goes on where it stopped, and with a larger ``--most`` it tries more runs where nothing changed so far.
 
 ``collect`` reads every recording and makes a few runs of each family of ``bench/accuracy``. ``ablate`` imports the
-judge with a switch at every gate in its source. Switched off, an ``if`` never holds; what a comprehension asks for, or
-a function returns as one of several conditions, always does. Numbers that a module names are doubled and halved, and so
-are the settings. A change is tried on runs in which it can make a difference: the gate was shut, the number was read.
-``table`` says how many decisions each of them changed, and of known truths how many for the better.
+judge with a switch at every function and gate in its source. Switched off, a function finds nothing, or leaves what it
+is given as it is; an ``if`` never holds; what a comprehension asks for, or a function returns as one of several
+conditions, always does. Numbers that a module names are doubled and halved, and so are the settings. A change is tried
+on runs in which it can make a difference: the function was called, the gate was shut, the number was read. ``table``
+says how many decisions each of them changed, and of known truths how many for the better.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -42,13 +44,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from types import CodeType, ModuleType
 
-JUDGE = ROOT / "collector/hindmost_collector"
-#: What decides, and not what words it.
-FOLDERS = ("detectors", "explain", "judgement", "timeline", "costs")
+COLLECTOR = ROOT / "collector"
+#: What decides, and not what words it, in the order in which it is tried.
+FOLDERS = ("detectors", "explain", "timeline", "judgement", "costs")
 FILES = ("align.py", "robust.py", "judge.py", "detector.py", "lag.py")
 WORDS = ("wording", "advice", "summary", "rank_rows", "compare", "verdict.py")
-#: At most so many runs show what a change does.
-TRIED = 20
+#: A change is tried until so many runs were decided otherwise.
+ENOUGH = 3
 #: Runs of each family of the benches.
 EACH = {"cohorts": 3, "lanes": 4, "injected": 6}
 #: CPU seconds after which judging a run has no end: a loop without its gate.
@@ -81,6 +83,11 @@ class Switches:
         if number not in self.used and _truth(value) is not self.off[number]:
             self.used.add(number)
         return value
+
+    def function(self, number: int) -> bool:
+        """Whether a function finds nothing."""
+        self.used.add(number)
+        return number == self.changed
 
     def number(self, number: int, value: Any) -> Any:
         """A number, or that times the factor."""
@@ -124,6 +131,12 @@ class Switched(ast.NodeTransformer):
         outer, self.inside = self.inside, True
         node.body = [self.visit(one) for one in node.body]
         self.inside = outer
+        nothing = _nothing(node)
+        if nothing is not None:
+            number = SWITCHES.add(f"{self.name}:{node.lineno} function {node.name}", False)
+            shut = ast.Call(ast.Name("_function_", ast.Load()), [ast.Constant(number)], [])
+            leave = ast.If(shut, [ast.Return(nothing)], [])
+            node.body.insert(0, ast.fix_missing_locations(ast.copy_location(leave, node.body[0])))
         return node
 
     def visit_If(self, node: ast.If) -> ast.AST:
@@ -157,6 +170,20 @@ class Switched(ast.NodeTransformer):
         if node.id not in self.switches:
             self.switches[node.id] = SWITCHES.add(f"{self.name} {node.id}", None)
         return _call("_number_", self.switches[node.id], node)
+
+
+def _nothing(node: ast.FunctionDef) -> ast.expr | None:
+    """What a function returns that finds nothing, or leaves what it is given as it is."""
+    if node.returns is None or any(isinstance(one, (ast.Yield, ast.YieldFrom)) for one in ast.walk(node)):
+        return None
+    kind, first = ast.unparse(node.returns), next(iter(node.args.args), None)
+    if first is not None and first.annotation is not None and ast.unparse(first.annotation) == kind != "bool":
+        return ast.Name(first.arg, ast.Load())
+    if kind == "bool":
+        return ast.Constant(False)
+    if kind.endswith("| None"):
+        return ast.Constant(None)
+    return ast.List([], ast.Load()) if kind.startswith("list[") else None
 
 
 def _names(one: ast.Assign | ast.AnnAssign) -> Iterator[ast.Name]:
@@ -194,13 +221,13 @@ class Loader(importlib.machinery.SourceFileLoader):
         """Never from a cache, which has no switches."""
         path = Path(self.get_filename(fullname))
         tree = ast.parse(path.read_text(encoding="utf-8"))
-        switched = Switched(path.relative_to(JUDGE).as_posix(), tree).visit(tree)
+        switched = Switched(_place(path), tree).visit(tree)
         code: CodeType = compile(switched, str(path), "exec", dont_inherit=True)
         return code
 
     def exec_module(self, module: ModuleType) -> None:
         """With what its switches call."""
-        vars(module).update(_gate_=SWITCHES.gate, _number_=SWITCHES.number)
+        vars(module).update(_gate_=SWITCHES.gate, _number_=SWITCHES.number, _function_=SWITCHES.function)
         super().exec_module(module)
 
 
@@ -209,16 +236,32 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """As the path finder does, with another loader."""
-        if not fullname.startswith("hindmost_collector."):
+        if not fullname.startswith(("hindmost_collector.", "hindmost_judge.")):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
-            return None
-        place = Path(spec.origin).relative_to(JUDGE)
-        decides = place.parts[0] in FOLDERS or place.as_posix() in FILES
-        if decides and not place.name.startswith(WORDS) and place.name != "__init__.py":
+        if spec is not None and spec.origin is not None and _decides(Path(spec.origin)):
             spec.loader = Loader(fullname, spec.origin)
         return spec
+
+
+def _place(path: Path) -> str:
+    """A module by its path in the collector, or in the judge with the judge's name."""
+    return path.relative_to(COLLECTOR).as_posix().removeprefix("hindmost_collector/")
+
+
+def _decides(path: Path) -> bool:
+    place = _place(path)
+    part = place.split("/")[0]
+    return (part in (*FOLDERS, "hindmost_judge") or place in FILES) and not path.name.startswith((*WORDS, "__"))
+
+
+def _import_all() -> None:
+    """All modules that decide, in one order, so that a switch has one number in each process."""
+    sys.meta_path.insert(0, Finder())
+    importlib.import_module("hindmost_collector.judge")
+    for path in sorted(COLLECTOR.glob("hindmost_*/**/*.py")):
+        if _decides(path):
+            importlib.import_module(".".join(path.relative_to(COLLECTOR).with_suffix("").parts))
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -308,8 +351,8 @@ def _cached() -> list[Any]:
     return [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
 
 
-def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[int], list[str]]:
-    """A run as it is: decisions, and the switches and settings that it uses."""
+def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[str], float]:
+    """A run as it is: decisions, the switches and settings that it uses, and the seconds that judging takes."""
     from hindmost_collector.settings import Settings  # noqa: PLC0415
 
     names, read = {one.name for one in fields(Settings)}, set[str]()
@@ -324,8 +367,10 @@ def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[int
             return super().__getattribute__(name)
 
     SWITCHES.used.clear()
+    begun = time.process_time()
     found, right = _decided(index, Read())
-    return index, found, right, sorted(SWITCHES.used), sorted(read)
+    places = sorted({SWITCHES.places[number] for number in SWITCHES.used})
+    return index, found, right, [*places, *sorted(read)], time.process_time() - begun
 
 
 def _changed(change: tuple[str, int, float, list[int]]) -> tuple[str, float, list[tuple[int, bool | None]], int]:
@@ -335,6 +380,7 @@ def _changed(change: tuple[str, int, float, list[int]]) -> tuple[str, float, lis
     from bench.golden import differences  # noqa: PLC0415
 
     name, number, factor, runs = change
+    tried = 0
     settings = None
     if number < 0:
         value = getattr(DEFAULT, name)
@@ -343,71 +389,88 @@ def _changed(change: tuple[str, int, float, list[int]]) -> tuple[str, float, lis
     SWITCHES.changed, SWITCHES.factor = number, factor
     found = []
     for index in runs:
+        tried += 1
         before, _ = BEFORE[index]
         now, right = _decided(index, settings)
         if differences({"a": before}, {"a": now}):
             found.append((index, right))
-        if now and now[0]["kind"] == f"raised {NoEndError.__name__}":
+        if len(found) == ENOUGH or (now and now[0]["kind"] == f"raised {NoEndError.__name__}"):
             break
     SWITCHES.changed = -1
-    return name, factor, found, len(runs)
+    return name, factor, found, tried
 
 
 BEFORE: dict[int, tuple[list[dict[str, Any]], bool | None]] = {}
 
 
-def ablate(path: Path, out: Path, jobs: int, minutes: float, only: str) -> None:
-    """All changes, each on the runs in which it can make a difference."""
-    sys.meta_path.insert(0, Finder())
-    from hindmost_collector.settings import Settings  # noqa: PLC0415
-
+def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -> None:
+    """All changes, each on at most so many of the runs in which it can make a difference."""
     begun = time.monotonic()
     logging.disable()
     signal.signal(signal.SIGPROF, _no_end)
-    with path.open("rb") as stream:
-        RUNS.extend(one for one in pickle.load(stream) if one[0].startswith(only))  # noqa: S301 - our own
-    _decided(0)  # imports what is imported where it is used
-    uses: dict[int, list[int]] = defaultdict(list)
-    read: dict[str, list[int]] = defaultdict(list)
+    _import_all()
+    from hindmost_collector.settings import Settings  # noqa: PLC0415
+
+    for path in paths:
+        with path.open("rb") as stream:
+            RUNS.extend(pickle.load(stream))  # noqa: S301 - our own
+    whole: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"before": {}, "results": {}}
     context = multiprocessing.get_context("fork")
+    new = [index for index, one in enumerate(RUNS) if one[0] not in whole["before"]]
     with context.Pool(jobs) as pool:
-        for index, found, right, used, named in pool.imap_unordered(_first, range(len(RUNS))):
+        for index, *found in _until(pool.imap_unordered(_first, new), begun, minutes):
+            whole["before"][RUNS[index][0]] = found
+    out.write_text(json.dumps(whole))
+    uses: dict[str, list[int]] = defaultdict(list)
+    seconds: dict[int, float] = {}
+    for index, (name, _, _) in enumerate(RUNS):
+        if name in whole["before"]:
+            found, right, places, seconds[index] = whole["before"][name]
             BEFORE[index] = (found, right)
-            for number in used:
-                uses[number].append(index)
-            for name in named:
-                read[name].append(index)
-    print(f"{time.monotonic() - begun:.0f} s: {len(RUNS)} runs judged, {len(SWITCHES.places)} switches", flush=True)
-    changes = [(SWITCHES.places[n], n, f, _some(uses[n])) for n in uses for f in _factors(n)]
-    changes += [(one.name, -1, f, _some(read[one.name])) for one in fields(Settings) for f in (0.0, 0.5, 2.0)]
-    random.Random(1).shuffle(changes)  # noqa: S311 - an order
-    results: dict[str, Any] = json.loads(out.read_text())["results"] if out.exists() else {}
-    changes = [one for one in changes if f"{one[0]} | {one[2]:g}" not in results]
+            for place in places:
+                uses[place].append(index)
+    print(f"{time.monotonic() - begun:.0f} s: {len(BEFORE)} of {len(RUNS)} runs, {len(uses)} switches used", flush=True)
+    if len(BEFORE) < len(RUNS):
+        return
+    changes = [(place, n, f) for n, place in enumerate(SWITCHES.places) for f in _factors(n)]
+    changes += [(one.name, -1, f) for one in fields(Settings) for f in (0.0, 0.5, 2.0)]
+    changes.sort(key=lambda one: _turn(one[0]))
+    results = whole["results"]
+    waiting = []
+    for place, n, factor in changes:
+        runs = sorted(_some(uses.get(place, ()), most), key=seconds.__getitem__)
+        earlier = results.get(f"{place} | {factor:g}", {"tried": -1, "changed": []})
+        if earlier["tried"] < len(runs) and not earlier["changed"]:
+            waiting.append((place, n, factor, runs))
     with context.Pool(jobs) as pool:
-        done = pool.imap_unordered(_changed, changes)
-        with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
-            while True:
-                name, factor, other, tried = done.next(timeout=max(begun + 60 * minutes - time.monotonic(), 0.01))
-                results[f"{name} | {factor:g}"] = {
-                    "tried": tried,
-                    "changed": [RUNS[index][0] for index, _ in other],
-                    "better": sum(now is True and BEFORE[index][1] is False for index, now in other),
-                    "worse": sum(now is False and BEFORE[index][1] is True for index, now in other),
-                }
-    unused = [place for n, place in enumerate(SWITCHES.places) if n not in uses]
-    graded = Counter(str(one) for _, one in BEFORE.values())
-    whole: dict[str, Any] = {
-        "runs": len(RUNS),
-        "right": graded,
-        "changes": len(changes),
-        "results": results,
-        "unused": unused,
-    }
-    whole["before"] = {RUNS[index][0]: judged for index, judged in sorted(BEFORE.items())}
-    out.write_text(json.dumps(whole, indent=0))
+        for name, factor, other, tried in _until(pool.imap_unordered(_changed, waiting), begun, minutes):
+            results[f"{name} | {factor:g}"] = {
+                "tried": tried,
+                "changed": [RUNS[index][0] for index, _ in other],
+                "better": sum(now is True and BEFORE[index][1] is False for index, now in other),
+                "worse": sum(now is False and BEFORE[index][1] is True for index, now in other),
+            }
+    whole["right"] = Counter(str(one) for _, one in BEFORE.values())
+    whole["unused"] = [place for place in SWITCHES.places if place not in uses]
+    out.write_text(json.dumps(whole))
     print(
-        f"{time.monotonic() - begun:.0f} s: {len(results)} of {len(changes)} changes, {len(unused)} switches never used"
+        f"{time.monotonic() - begun:.0f} s: {len(results)} of {len(changes)} changes, {len(whole['unused'])} never used"
     )
+
+
+def _until(found: Any, begun: float, minutes: float) -> Iterator[Any]:
+    """What workers found, until there is no time left."""
+    with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
+        while True:
+            yield found.next(timeout=max(begun + 60 * minutes - time.monotonic(), 0.01))
+
+
+def _turn(place: str) -> int:
+    """When the switches of a part are tried: functions first, then by the order of the parts, settings last."""
+    if " function " in place:
+        return -1
+    part = place.split("/", maxsplit=1)[0]
+    return FOLDERS.index(part) if part in FOLDERS else len(FOLDERS)
 
 
 class NoEndError(BaseException):
@@ -422,9 +485,9 @@ def _factors(number: int) -> tuple[float, ...]:
     return (0.0,) if SWITCHES.off[number] is not None else (0.5, 2.0)
 
 
-def _some(runs: Sequence[int]) -> list[int]:
-    """At most :data:`TRIED` of these, alike in each ablation, spread over them all."""
-    return sorted(random.Random(1).sample(list(runs), min(TRIED, len(runs))))  # noqa: S311 - a sample
+def _some(runs: Sequence[int], most: int) -> list[int]:
+    """At most so many of these, alike in each ablation, spread over them all."""
+    return random.Random(1).sample(list(runs), min(most, len(runs)))  # noqa: S311 - a sample
 
 
 def table(path: Path) -> None:
@@ -441,7 +504,7 @@ def table(path: Path) -> None:
     print("| gate or number | runs tried | decisions changed | worse | better |\n| --- | --- | --- | --- | --- |")
     for _, name, tried, count, worse, better in sorted(rows):
         print(f"| `{name}` | {tried} | {count} | {worse} | {better} |")
-    print(f"\nNever shut or read in {whole['runs']} runs: {len(whole['unused'])}")
+    print(f"\nNever shut or read in {len(whole['before'])} runs: {len(whole['unused'])}")
 
 
 def main() -> None:
@@ -453,18 +516,18 @@ def main() -> None:
     collecting.add_argument("--corpus", type=Path, action="append", default=[])
     collecting.add_argument("--only", default="", help="runs whose name begins so, such as 'lanes host-bound'")
     ablating = commands.add_parser("ablate", help="try all changes")
-    ablating.add_argument("runs", type=Path)
+    ablating.add_argument("runs", type=Path, nargs="+")
     ablating.add_argument("--out", type=Path, required=True)
     ablating.add_argument("--jobs", type=int, default=1)
     ablating.add_argument("--minutes", type=float, default=60.0)
-    ablating.add_argument("--only", default="", help="runs whose name begins so")
+    ablating.add_argument("--most", type=int, default=20, help="runs that a change is tried on, of those that use it")
     printing = commands.add_parser("table", help="print the results")
     printing.add_argument("results", type=Path)
     args = parser.parse_args()
     if args.command == "collect":
         collect(args.corpus, args.out, args.only)
     elif args.command == "ablate":
-        ablate(args.runs, args.out, args.jobs, args.minutes, args.only)
+        ablate(args.runs, args.out, args.jobs, args.minutes, args.most)
     else:
         table(args.results)
 

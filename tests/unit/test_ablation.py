@@ -26,6 +26,12 @@ def both(value):
 
 def called(name):
     return name in NAMES
+
+def without(found: list[int], least: int) -> list[int]:
+    return found[least:]
+
+def late(row: int) -> float | None:
+    return float(row)
 """
 
 
@@ -36,7 +42,11 @@ def module(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(ablation, "SWITCHES", switches)
     tree = ast.parse(SOURCE)
     code = compile(ablation.Switched("example.py", tree).visit(tree), "example", "exec")
-    defined: dict[str, Any] = {"_gate_": switches.gate, "_number_": switches.number}
+    defined: dict[str, Any] = {
+        "_gate_": switches.gate,
+        "_number_": switches.number,
+        "_function_": switches.function,
+    }
     exec(code, defined)  # noqa: S102 - the source above
     return defined, switches
 
@@ -72,6 +82,15 @@ def test_a_gate_switched_off_lets_all_pass(module: Any, place: str, name: str, v
     """An ``if`` never holds; a condition of a comprehension or of a result always does."""
     thrown(module, place)
     assert module[0][name](value) == found
+
+
+def test_a_function_switched_off_finds_nothing_or_changes_nothing(module: Any) -> None:
+    """One that returns what it was given, changed, returns it as it was."""
+    assert (module[0]["without"]([1, 2], 1), module[0]["late"](3)) == ([2], 3.0)
+    thrown(module, "example.py:19 function without")
+    assert module[0]["without"]([1, 2], 1) == [1, 2]
+    thrown(module, "example.py:22 function late")
+    assert module[0]["late"](3) is None
 
 
 @pytest.mark.parametrize(("factor", "found"), [(2.0, "small"), (0.5, "large")])
