@@ -52,17 +52,21 @@ def measure() -> dict[str, Any]:
 
 
 def headline(kept: dict[str, Any], accuracy: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]) -> str:
-    """The README's three rows."""
+    """The README's four rows."""
     named, slow = counted(accuracy, "single fault of 5 % or more: recall")
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
+    wrong = [case for one in live for case in one["faults"] if not case["as_expected"]]
+    named_healthy = sum(case["expected"] == "nobody" for case in wrong)
+    missed = f"in {named_healthy} a healthy rank was named, in {len(wrong) - named_healthy} a cause or a turn missed"
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
     (load,) = (one for one in kept["collector"]["measured"] if one["server"] == "hindmost")
     return rows(
+        ("simulated jobs with a fault of 5 % or more, judged right", f"{named} of {slow}", "`bench/accuracy`"),
         (
-            "judged right: simulated jobs with a fault of 5 % or more; live jobs on H200s",
-            f"{named} of {slow}; {right} of {cases}",
-            "`bench/accuracy`, `bench/gpu`",
+            "live jobs on H200s, with and without faults, judged right",
+            f"{right} of {cases}; {missed}",
+            "`bench/gpu`",
         ),
         (
             f"DDP step of {step_ms:.0f} ms on two H200s, with all of hindmost",
