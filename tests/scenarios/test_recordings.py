@@ -9,6 +9,7 @@ in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 from __future__ import annotations
 
 import os
+import warnings
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -181,7 +182,7 @@ def test_stalls_at_one_pace_are_reported_with_it() -> None:
 def test_a_hang_is_reported_with_the_culprit_s_line() -> None:
     """The stack dump of the rank that did not come is part of the evidence."""
     report = judged(OURS / "ddp-hang-rank1.tar.xz")
-    assert any("data (corpus.py:49)" in line for line in report.verdicts[0].evidence)
+    assert any("corpus.py:49, in data()" in line for line in report.verdicts[0].evidence)
 
 
 def test_a_rank_that_raised_is_reported_with_its_exception() -> None:
@@ -190,10 +191,18 @@ def test_a_rank_that_raised_is_reported_with_its_exception() -> None:
     assert evidence[0] == "rank 2 raised ValueError at lower.py:14"
 
 
+def test_ranks_without_launch_times_are_judged_without_a_warning() -> None:
+    """What numpy says of slices in which nothing is known is no text for a user's terminal."""
+    recording = load(OURS / "inspector-ddp-slow-rank0.tar.xz")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert judge(recording).verdicts[0].ranks == (0,)
+
+
 def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
     """Its launcher ended the others 0.3 s later, and the agent saw all of them gone at once."""
     ended = judge(load(OURS / "mpi-observed-died-rank1.tar.xz")).to_dict()["job"]["ended"]
-    assert ended.endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
+    assert ended.endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3; read what it printed last")
 
 
 def test_a_rank_that_was_killed_is_reported_before_the_one_that_lost_its_peer() -> None:

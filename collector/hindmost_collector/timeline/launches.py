@@ -33,4 +33,7 @@ def ahead_of_host(grid: Grid, rows: slice = slice(None)) -> Floats:
     some = slice(None, None, grid.columns // _COLUMNS + 1)
     waited = (grid.start[rows, some] - grid.enqueue[rows, some]).copy()
     waited[~(grid.enqueue[rows, some] > 0)] = np.nan
-    return np.asarray(np.nanquantile(waited, _FIRST, axis=1)[:, None])
+    seen = ~np.isnan(waited).all(axis=1)
+    found = np.full((len(waited), 1), np.nan)
+    found[seen, 0] = np.nanquantile(waited[seen], _FIRST, axis=1)
+    return found
