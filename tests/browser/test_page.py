@@ -22,7 +22,7 @@ def test_the_verdict_is_what_a_reader_sees_first(browser: Any, show: Callable[..
     assert "SLOW rank 2" in card
     assert ": computing, since step 20" in card
     assert "last into 147 of 150 all-reduces" in card
-    assert "Cost 4.1 of 13.2 ms per step since then (31 %); fixed, a step takes 9.1 ms" in card
+    assert "Cost 4.1 of 13.2 ms per step since then (31 %); without it a step takes 9.1 ms" in card
     assert "99 % sure" in card
     assert "Do compare its host" in card
     assert browser.run("return document.title").startswith("●")

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECOND = 1_000_000_000
+#: What to look at, of a rank that was killed, and of one that ended otherwise.
+OOM, LAST = "`dmesg -T` there shows whether memory ran out", "read what it printed last"
 
 
 def ended(lives: Sequence[tuple[int, int]], exit_code: int | None = 137, **tables: Any) -> Run:
@@ -72,10 +74,16 @@ def told_by_the_kernel(
 @pytest.mark.parametrize(
     ("ends", "said"),
     [
-        ([(3, 15), (0, 9), (3, 15)], "rank 1 on node0 died first (SIGKILL), 3.0 ms before ranks 0 and 2"),
-        ([(3, 15), (0, 139), (3, 15)], "rank 1 on node0 died first (SIGSEGV), 3.0 ms before ranks 0 and 2"),
-        ([(3, 15), (3, 15), (2, 256)], "rank 2 on node0 died first (exit code 1), 1.0 ms before ranks 0 and 1"),
-        ([(2e-6, 15), (0, 11), (1e-6, 15)], "rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2"),
+        ([(3, 15), (0, 9), (3, 15)], f"rank 1 on node0 died first (SIGKILL), 3.0 ms before ranks 0 and 2; {OOM}"),
+        ([(3, 15), (0, 139), (3, 15)], f"rank 1 on node0 died first (SIGSEGV), 3.0 ms before ranks 0 and 2; {LAST}"),
+        (
+            [(3, 15), (3, 15), (2, 256)],
+            f"rank 2 on node0 died first (exit code 1), 1.0 ms before ranks 0 and 1; {LAST}",
+        ),
+        (
+            [(2e-6, 15), (0, 11), (1e-6, 15)],
+            f"rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2; {LAST}",
+        ),
         ([(0, 15), (1, 15), (2, 9)], "ranks 0, 1 and 2 on node0 were killed or crashed, order unknown"),
     ],
 )
@@ -150,8 +158,8 @@ def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...
         (None, [(RUNNING, 9), (RUNNING, 9)], None),
         (3, [(FINISHED, 9), (FINISHED, 9)], "exit code 3"),
         (-9, [(FINISHED, 9), (FINISHED, 9)], "killed by signal 9 (SIGKILL)"),
-        (139, [(FINISHED, 9), (VANISHED, 9)], "exit code 139 (SIGSEGV); rank 1 on node0 died first"),
-        (None, [(FINISHED, 9), (VANISHED, 9)], "rank 1 on node0 died first"),
+        (139, [(FINISHED, 9), (VANISHED, 9)], f"exit code 139 (SIGSEGV); rank 1 on node0 died first; {LAST}"),
+        (None, [(FINISHED, 9), (VANISHED, 9)], f"rank 1 on node0 died first; {LAST}"),
     ],
 )
 def test_how_a_job_ended(code: int | None, lives: list[tuple[int, int]], said: str | None) -> None:

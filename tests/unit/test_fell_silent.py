@@ -62,11 +62,11 @@ def test_a_stopped_job_is_reported_with_each_rank_s_place(tmp_path: Path) -> Non
     assert (first.kind, first.ranks, first.since_step) == ("hang", (), _STEPS)
     assert of_verdict(report.to_dict()["verdicts"][0]).sentence == "HUNG in step 40: no rank makes progress"
     assert first.evidence[1:3] == (
-        "ranks 0, 2 and 3 are at backward (train.py:64)",
-        "rank 1 is at data (train.py:49)",
+        "ranks 0, 2 and 3 are at train.py:64, in backward()",
+        "rank 1 is at train.py:49, in data()",
     )
     assert first.evidence[3].endswith(": no rank is named")
-    assert first.advice == ("find out what rank 1 waits for at data (train.py:49): all others are at another line",)
+    assert first.advice == ("find out what rank 1 waits for at train.py:49, in data(): all others are at another line",)
     (left_out,) = [note for note in report.notes if note.startswith("Left out: ")]
     assert all(f"nccl_trace_rank_{rank}" in left_out for rank in range(4))
 
@@ -78,7 +78,7 @@ def test_of_many_lines_those_with_most_ranks_are_reported(tmp_path: Path) -> Non
         text = f'Process {100 + rank}: python train.py\n\nThread 1: "MainThread"\n    f (train.py:{max(rank, 1)})\n'
         (tmp_path / f"pyspy.{100 + rank}.txt").write_text(text)
     told = [one for one in judge(load(tmp_path)).verdicts[0].evidence if "train.py" in one]
-    assert told[0] == "ranks 0 and 1 are at f (train.py:1)"
+    assert told[0] == "ranks 0 and 1 are at train.py:1, in f()"
     assert len(told) == 8
 
 

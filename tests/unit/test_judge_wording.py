@@ -90,7 +90,7 @@ def test_a_link_of_several_ranks_is_one() -> None:
     scenario = Scenario(8, 120, layout="tp_dp", tensor=2, faults=(Fault("network", (3,), 0.2),))
     shown = of_verdict(judge(simulate(scenario).run).to_dict()["verdicts"][0])
     assert shown.sentence.startswith("SLOW link of ranks 1, 3, 5 and 7")
-    assert "fixed, a step takes" in shown.cost
+    assert "without it a step takes" in shown.cost
 
 
 def test_a_pipeline_is_not_counted_by_who_is_last_in_collectives() -> None:
@@ -151,7 +151,7 @@ def test_a_rank_that_is_waited_for_is_no_different_one_each_time() -> None:
     run = simulate(Scenario(4, 60, faults=(Fault("compute", (2,), 0.2),))).run
     found = judge(run, Settings(min_spread_ratio=900)).to_dict()["verdicts"][0]
     assert of_verdict(found).head == "UNSURE"
-    assert re.match(r"rank 2 is last most often, by \d+(\.\d)? % of a step: not sure enough", found["evidence"][0])
+    assert re.match(r"rank 2 is last most often, by \d+(\.\d)? % of a step: suspected", found["evidence"][0])
     assert any("for the last to arrive, mostly rank 2" in line for line in found["evidence"])
 
 
@@ -191,13 +191,13 @@ def test_title_cost_and_share_are_of_one_mean_step(faults: list[dict[str, float]
     """What a reader can divide agrees: the title's step, the cost a step, its share, and the step as repaired."""
     shown = _report(*faults)
     title = re.search(r"steps, mean ([\d.]+) ms", shown)
-    cost = re.search(r"COST ([\d.]+) of ([\d.]+) ms per step \(([\d.]+) %\); fixed, a step takes ([\d.]+) ms", shown)
+    cost = re.search(r"COST ([\d.]+) of ([\d.]+) ms per step \(([\d.]+) %\); without it .* ([\d.]+) ms WHY", shown)
     assert title is not None
     assert cost is not None
     saved, mean, share, fixed = (float(one) for one in cost.groups())
     assert mean == float(title[1])
     assert saved / mean == pytest.approx(share / 100, abs=0.006)
-    assert fixed == pytest.approx(mean - saved, abs=0.11)
+    assert fixed == pytest.approx(mean - saved, abs=0.01)
 
 
 def test_the_median_is_reported_where_the_mean_step_differs() -> None:
@@ -308,6 +308,7 @@ def test_a_command_is_on_one_line() -> None:
 
 
 def test_the_table_of_a_stopped_job_says_which_steps_it_shows() -> None:
-    """What limited the job until it stopped can wait, and its columns show no stop."""
+    """No column shows the stop: the table is there where all of the report is asked for."""
     report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
-    assert "steps before the job stopped. ms per step" in text.render(report)
+    assert "ms per step" not in text.render(report)
+    assert "ms per step, medians of the steps before the job stopped" in text.render(report, explain=True)

@@ -135,5 +135,5 @@ def test_ranks_in_a_quota_of_fewer_cpus_share_it(stopped: float, group: str, ran
 def test_the_report_reads_as_one_finding() -> None:
     """Head line, cost, the CPUs; and no line that calls it communication."""
     page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)
-    assert "SLOW   ranks 0 and 1 on node0: too few CPUs for them" in page
+    assert "SLOW   ranks 0 and 1 on node0: share too few CPUs" in page
     assert "BOUND" not in page

@@ -47,7 +47,7 @@ def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
         [
             "stall 25.0 s without progress, 0.4 to 25.4 s",
             "2 ranks waited for rank 1 in all_reduce number 40",
-            "rank 1 was at work (train.py:4)",
+            "rank 1 was at train.py:4, in work()",
             "its threads are in stacks/1.txt of the run directory",
         ]
     ]
@@ -78,7 +78,7 @@ def test_the_headline_says_that_the_job_stalled_and_for_which_rank() -> None:
     assert (shown["head"], shown["what"]) == ("HUNG", "for 25.0 s, then went on: rank 1 did not arrive")
     assert shown["kind"] == "stalled"
     assert shown["why"][0].startswith("25.0 s without progress")
-    assert shown["do"] == ("find out what rank 1 waited for at work (train.py:4)",)
+    assert shown["do"] == ("find out what rank 1 waited for at train.py:4, in work()",)
     assert report["job"]["stalls"][0]["ranks"] == [1]
 
 

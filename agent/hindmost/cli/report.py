@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -63,8 +64,20 @@ def run(args: argparse.Namespace) -> int:
     if chosen is not None:
         for report in reports:
             _refuse_unknown(args.ranks, chosen, report)
-    write("\n".join(render(report, args.format, chosen, color, args.explain) for report in reports), args.output)
+    more = [again(one, args) for one in recordings]
+    pages = [
+        render(report, args.format, chosen, color, args.explain, command)
+        for report, command in zip(reports, more, strict=True)
+    ]
+    write("\n".join(pages), args.output)
     return 0
+
+
+def again(path: Path | str, args: argparse.Namespace) -> str:
+    """The command that shows all of the report on ``path``, as it can be typed."""
+    settings = [word for one in args.set or () for word in ("--set", one)]
+    settings += ["--config", str(args.config)] if args.config else []
+    return shlex.join(["hindmost", "report", *map(str, (path, *args.others)), *settings, "--explain"])
 
 
 def _recordings(path: Path | str, kind: str) -> list[Path | str]:
@@ -123,8 +136,10 @@ def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> 
         raise UsageError(f"--ranks {text}: no such rank; the report has ranks {min(known)} to {max(known)}")
 
 
-def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False) -> str:
-    """The report in one of the formats."""
+def render(
+    report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False, more: str = ""
+) -> str:
+    """The report in one of the formats; ``more`` is the command that explains it."""
     from hindmost_collector.report import csv, html, json, text
 
     if kind == "json":
@@ -134,7 +149,7 @@ def render(report: dict[str, Any], kind: str, ranks: list[int] | None, color: bo
     if kind == "csv":
         return csv.render(report, ranks)
     width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
-    return text.render(report, width, color, ranks, explain=explain)
+    return text.render(report, width, color, ranks, explain=explain, more=more or text.EXPLAIN)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import shutil
 import sys
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ def show(directory: Path, said: str) -> None:
     terminal = sys.stderr.isatty()
     width = min(shutil.get_terminal_size().columns, WIDEST) if terminal else PLAIN_WIDTH
     color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    more = f"hindmost report {directory} --explain"
+    more = f"hindmost report {shlex.quote(str(directory))} --explain"
     streams.say(text.render(report, width, color, more=more).rstrip("\n") + "\n")
 
 

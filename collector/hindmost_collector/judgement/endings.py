@@ -43,7 +43,17 @@ def sentence(run: Run) -> str | None:
     elif len(gone):
         told.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
-    return "; ".join(told + killed)
+    look = [] if killed or signalled or not first else [_to_do(first, how)]
+    return "; ".join(told + killed + look)
+
+
+def _to_do(ranks: Sequence[int], how: str) -> str:
+    """What to look at where ranks died ``how``."""
+    if how.startswith(" (SIGKILL)"):
+        return "`dmesg -T` there shows whether memory ran out"
+    if how.startswith(f" ({RAISED}"):
+        return f"read {'its' if len(ranks) == 1 else 'their'} traceback"
+    return f"read what {'it' if len(ranks) == 1 else 'they'} printed last"
 
 
 def exit_words(code: int, killed_by: int | None) -> str:

@@ -28,10 +28,11 @@ _MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
 #: What would say whether a rank is slow, and why.
-TELLING = ("let the job run for more steps; `hindmost attach --stacks` shows where ranks wait",)
+_STACKS = "while such a job runs, `hindmost attach --stacks` shows where each rank is"
+TELLING = (f"let the job run for more steps; {_STACKS}",)
 TELLING_ON_SHARED_CPUS = (
-    "give every rank its own CPU (fewer ranks, more CPUs, or binding) and see which is still last",
-    "`hindmost attach --stacks` shows where ranks wait",
+    "run fewer ranks per node, or on nodes with more CPUs: each rank needs its own; then see which rank comes last",
+    _STACKS,
 )
 
 
@@ -50,12 +51,15 @@ def balanced(
     found = [f"{last}: {judged}"]
     if needs is not None:
         row, most = _most(needs)
-        beyond = most / max(float(median(needs.own)), 1.0)
-        needy = f"rank {int(needs.ranks[row])} needs {percent(beyond)} more CPU and file I/O time than its peers"
+        usual = float(median(needs.own))
+        beyond = most / max(usual, 1.0)
+        who, work = f"rank {int(needs.ranks[row])}", "CPU and file I/O time"
+        needy = f"{who} needs {percent(beyond)} more {work} than its peers"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [f"{needy}: negligible", on_shared]
         if beyond >= _FOR_ITS_CPU:
-            found, sure = [f"{needy}: not sure enough to name it"], False
+            took = f"{work} {ms(usual + most)}, others {ms(usual)}"
+            found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
         beside = ", overlapped with computing" if blocks.overlapped else ""
@@ -71,7 +75,7 @@ def _how_surely(share: float, least: float) -> tuple[str, bool]:
         return "negligible", True
     if share < least:
         return f"below the threshold of {percent(least)}", True
-    return "not sure enough to name it", share < _MUCH
+    return "suspected, not proven", share < _MUCH
 
 
 def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[str, bool]:

@@ -34,15 +34,17 @@ def hang(stop: Hang, run: Run) -> list[str]:
     stacks = stacks_of(run)
     if stop.deadlock:
         lines = [_standing(rank, stacks[rank]) for rank in stop.ranks[:_RANKS] if rank in stacks]
-        return [f"deadlock: {_waits(stop, run)}", *_for_long(stop, run), *lines, *_end(run, stop)]
+        at = ["; ".join(lines)] if lines else []
+        return [f"deadlock: {_waits(stop, run)}", *at, *_for_long(stop, run), *_end(run, stop)]
     if stop.kind == "desync":
         called = [(rank, _called_from(rank, stop, run)) for rank in sorted(stop.doing)]
         found = [f"rank {rank} entered {stop.doing[rank]} there{line}" for rank, line in called[:_RANKS] if line]
-        inside = "" if stop.waits else f"{where} of {group}"
-        found = [_instead(stop, run), _waited(stop, run, inside), *found]
-        found += [_standing(rank, text) for rank, text in stacks.items() if rank in stop.ranks and not found[2:]]
-        return found if stop.ranks else [*found, *_either(stop, run)]
-    waited, seconds = _waited(stop, run, where if stop.seq >= 0 else ""), halted(stop, run)
+        inside = "" if stop.waits else stop.op
+        number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
+        found = found or [_standing(rank, text) for rank, text in stacks.items() if rank in stop.ranks]
+        found = [_instead(stop, run), *found, _waited(stop, run, inside)]
+        return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
+    waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), halted(stop, run)
     found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
         found = [f"{stopped(seconds)}; {waited}"]
@@ -54,8 +56,9 @@ def hang(stop: Hang, run: Run) -> list[str]:
     found = [*said.values(), *left, *found, *(line for line in doing.values() if line not in left)]
     found += _gone(stop, run)
     found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said]
-    told = [] if stop.waits else [f"the operation is of {group}"]
-    return [*found, *_end(run, stop), *told, *whole_nodes(run, stop.ranks)]
+    which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
+    number = [] if stop.waits else [f"{which} of {group}"]
+    return [*found, *_end(run, stop), *number, *whole_nodes(run, stop.ranks)]
 
 
 FINALIZE = "mpi_finalize"
@@ -148,7 +151,8 @@ def _waited(stop: Hang, run: Run, where: str) -> str:
     if stop.waited_ns < 0:
         return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
     have = f"{'has' if one else 'have'} " if _at_work(run) else ""
-    return f"{waited} {have}waited {stop.waited_ns / 1e9:.1f} s{inside}"
+    most = "" if one else "up to "
+    return f"{waited} {have}waited {most}{stop.waited_ns / 1e9:.1f} s{inside}"
 
 
 def _end(run: Run, stop: Hang) -> list[str]:
@@ -225,12 +229,20 @@ def stacks_of(run: Run) -> dict[int, str]:
     return dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))
 
 
+#: A Python function and its line, as stack dumps have them.
+_FRAME = re.compile(r"([\w.<>]+) \((.+\.py:\d+)\)")
+
+
 def source_line(stack: str) -> str:
-    """The line of a stack dump that a reader wants: the innermost Python frame outside of libraries."""
+    """``train.py:49, in load()``: the innermost Python frame of a stack dump outside of libraries."""
     frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
     foreign = ("site-packages", "/lib/python", "hindmost/probes/")
     own = [line for line in frames if ".py" in line and not any(place in line for place in foreign)]
-    return (own or frames or [stack.strip().partition("\n")[0] or "an empty stack"])[0]
+    line = (own or frames or [stack.strip().partition("\n")[0] or "an empty stack"])[0]
+    frame = _FRAME.fullmatch(line)
+    if frame is None:
+        return line
+    return frame[2] if frame[1] == "<module>" else f"{frame[2]}, in {frame[1]}()"
 
 
 def hang_advice(stop: Hang, run: Run) -> list[str]:
@@ -251,7 +263,10 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     if seconds and seconds.keys() >= set(stop.ranks):
         return [of_stopped(place(run, stop.ranks), still=True)]
     if _at_work(run):
-        return [*look, f"before you cancel the job: {_ATTACH.format(job=run.job.id)} {there} of {who}"]
+        at, command = place(run, stop.ranks), f"{_ATTACH.format(job=run.job.id)} {there} of {who}"
+        if len(at.pids) == len(at.nodes) == 1:
+            command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"
+        return [*look, f"before you cancel the job: {command}"]
     found = look or [f"see what {who} printed last{gone if stop.unproven else ''}"]
     return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
 
@@ -294,4 +309,10 @@ def _look(stop: Hang, run: Run) -> list[str]:
         return []
     rank, line = next(iter(lines.items()))
     kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"find out what rank {rank} waits for: it is in {line}{kept}"]
+    return [f"find out what blocks {whereabouts(run, rank)}: it is at {line}{kept}"]
+
+
+def whereabouts(run: Run, rank: int) -> str:
+    """``rank 1 (PID 4711) on vm``, as far as known."""
+    at = place(run, [rank])
+    return f"rank {rank} (PID {at.pids[0]}){at.on}" if at.pids else f"rank {rank}{at.on}"

@@ -43,10 +43,27 @@ def ratio(value: float | None) -> str:
 
 
 def part_of(part: float, whole: float) -> str:
-    """``3.9 of 8.9 ms``: one unit for both."""
-    value, unit = duration(whole).rsplit(" ", 1)
-    less = duration(part).rsplit(" ", 1) if unit == "ms" else [f"{part / 1000:.1f}"]
-    return f"{less[0]} of {value} {unit}"
+    """``3.9 of 8.9 ms``: one unit and as many decimals for both, so that a reader can subtract."""
+    shown, left = _alike(part, whole)
+    return f"{shown} of {left}"
+
+
+def without(part: float, whole: float) -> str:
+    """``5.0 ms``: what :func:`part_of` leaves, in its digits; empty where that shows no difference."""
+    shown, total = _alike(part, whole)
+    value, unit = total.split(" ")
+    rest = float(value) - float(shown)
+    decimals = len(value.partition(".")[2])
+    left = f"{rest:.{decimals}f} {unit}"
+    return left if rest > 0 and left != total else ""
+
+
+def _alike(part: float, whole: float) -> tuple[str, str]:
+    """Both with the unit of the whole and the decimals of the part."""
+    if abs(whole) > 10_000:
+        return f"{part / 1000:.1f}", f"{whole / 1000:.1f} s"
+    shown = duration(part).removesuffix(" ms")
+    return shown, f"{whole:.1f} ms" if "." in shown else duration(whole)
 
 
 def size(value: float | None) -> str:
@@ -76,31 +93,37 @@ def number(value: float | None) -> str:
 #: What a column is, where its title alone does not say it.
 _EXPLAINED = {
     "self time": "work between collectives",
-    "CPU time": "part of it on a CPU",
-    "wait": "for later ranks",
-    "transfer": "communication itself",
-    "caused wait": "how long another rank waits for this one (mean)",
-    "last to arrive": "share of collectives",
+    "CPU forward": "the CPU's part, launching kernels",
+    "GPU backward": "may include waits, so a slow rank's can look short",
+    "other": "in no phase (logging, metrics)",
     "CPU queue": "ready to run, no free CPU",
     "queue in step": "ready to run, no free CPU",
-    "off CPU": "self time not on a CPU",
-    "storage wait": "in state D, all loading processes",
-    "other": "in no marked phase",
-    "CPUs": "cores in use",
-    "GPU backward": "with waits for other ranks",
+    "off CPU": "self time in which it was blocked",
+    "storage wait": "blocked by storage, all loading processes",
+    "wait": "for ranks that arrive later",
+    "transfer": "collectives without that wait",
+    "caused wait": "how long the others wait for this rank, on average",
 }
 #: Columns that are no times, and so need no caption.
 _NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}
 
 
-def caption(titles: Sequence[str]) -> str:
-    """Under the table: what the numbers of its columns are; empty where there is nothing to explain."""
+#: Phases that hosts and GPUs have both.
+_ON_BOTH = ("forward", "backward", "optimizer")
+
+
+def caption(titles: Sequence[str], of: str = "all steps after warm-up", *, cost: bool = False) -> str:
+    """Under the table: ``of`` which steps it is, and what its columns are; empty where there is nothing to explain.
+
+    ``cost``: a verdict has one, which no column shows.
+    """
     if _NO_TIMES.issuperset(titles):
         return ""
     explained = [f"{title}: {_EXPLAINED[title]}" for title in titles if title in _EXPLAINED]
-    on_gpu = any(title.startswith("GPU ") for title in titles)
-    overlap = ["GPU, CPU and waits overlap: only COST is lost time"] if on_gpu and "wait" in titles else []
-    return ". ".join(["ms per step (medians)", *explained, *overlap])
+    overlap = (
+        [f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"] if "wait" in titles else []
+    )
+    return ". ".join([f"ms per step, medians of {of}", *explained, *overlap])
 
 
 #: The columns in which the numbers of a cause are; of the first of these that was measured.
@@ -169,7 +192,9 @@ def table(
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
         gone = order.pop(0)
         chosen = [(title, cell) for title, cell in chosen if title != gone]
-    return [title for title, _ in chosen], [[cell(row) for _, cell in chosen] for row in rows]
+    on_gpu = any(title.startswith("GPU ") for title, _ in chosen)
+    titles = [f"CPU {title}" if on_gpu and title in _ON_BOTH else title for title, _ in chosen]
+    return titles, [[cell(row) for _, cell in chosen] for row in rows]
 
 
 def _width(title: str, cell: Cell, rows: Sequence[Mapping[str, Any]]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_collector.judgement.verdict import UNSURE
 from hindmost_collector.judgement.wording import duration, names
 from hindmost_collector.report import columns, headline
-from hindmost_collector.report.columns import part_of, ratio
+from hindmost_collector.report.columns import part_of, ratio, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -88,6 +88,8 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
         cost = f"{part_of(more, slowed['step_ms'])} per step since then ({ratio(more / slowed['step_ms'])})"
     else:
         head, what = _HEADS[kind](one, _who(report, one))
+        if head == "OK" and report["job"].get("ended"):
+            what = "no rank was slow until then"
     why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
     if why and what.endswith(why[0]):  # the head says it already
         why = why[1:]
@@ -169,7 +171,7 @@ def _slow(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     stall = "stalls" if len(one["ranks"]) == 1 else "stall"
-    return "SLOW", f"{who}: {stall} in some steps, {doing(one)}{_interval(one)}"
+    return "SLOW", f"{who}: {stall} in some steps ({doing(one)}){_interval(one)}"
 
 
 def _link(one: Mapping[str, Any], who: str) -> tuple[str, str]:
@@ -212,7 +214,7 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
     "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_later(one)}"),
     "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_later(one)}"),
     "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
-    "oversubscribed": lambda one, who: ("SLOW", f"{who}: too few CPUs for them{_later(one)}"),
+    "oversubscribed": lambda one, who: ("SLOW", f"{who}: share too few CPUs{_later(one)}"),
     "balanced": _balanced,
     "insufficient_data": lambda *_: ("UNSURE", "cannot say whether a rank is slow"),
 }
@@ -242,7 +244,7 @@ def _slowed(slowed: Mapping[str, Any]) -> str:
 
 
 def _cost(one: Mapping[str, Any]) -> str:
-    """``3.9 of 8.9 ms per step (44 %); fixed, a step takes 5.0 ms``: of the steps in which the fault acted."""
+    """``3.9 of 8.9 ms per step (44 %); without it a step takes 5.0 ms``: of the steps in which the fault acted."""
     cost, share = one.get("cost_ms_per_step"), one.get("cost_ratio")
     if cost is None:
         return ""
@@ -251,7 +253,8 @@ def _cost(one: Mapping[str, Any]) -> str:
     if not share:
         return f"{duration(cost)} per step{when}"
     was = cost / share
-    fixed = f"; fixed, a step takes {duration(was - cost)}" if cost < was else ""
+    left = without(cost, was)
+    fixed = f"; without it a step takes {left}" if left else ""
     if before:  # a step with these fixed, and this one too, is another length
         fixed = f", saved only after {names(before)} {'is' if len(before) == 1 else 'are'} fixed"
     return f"{part_of(cost, was)} per step{when} ({ratio(share)}){fixed}"

@@ -18,7 +18,7 @@ from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import overlap, rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from hindmost_collector.report.rendered import RenderedVerdict
 
@@ -26,15 +26,17 @@ _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7
 #: Of names in a recording (nodes, functions) so many characters are shown at most.
 _LONGEST, _WIDEST = 2000, 64
-#: Commands, and how sure a verdict is, stay on one line: a private character as wide stands for their blanks until
-#: the lines are broken.
-_COMMAND, _IN_COMMAND = re.compile("`[^`]+`|[\\d.]+ % sure$"), "\ue000"
+#: Commands, numbers with their units, and how sure a verdict is stay on one line: a private character as wide stands
+#: for their blanks until the lines are broken.
+_COMMAND, _IN_COMMAND = re.compile(r"`[^`]+`|[\d.,]+ % sure$|[\d.,]+ (?:%|ms|s|[KMG]i?B(?:/s)?)(?!\w)"), "\ue000"
 #: Kinds of verdicts that can wait while a job has stopped.
 _LIMITS = ("input_bound", "host_bound")
 #: Notes that are shown without being asked for.
 _NOTES = 2
 #: How the rest of the evidence is asked for.
-EXPLAIN = "add --explain"
+EXPLAIN = "hindmost report PATH --explain"
+#: What the numbers of a verdict are, with all its evidence.
+_MEANS = "sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
 
 
 def render(
@@ -49,7 +51,7 @@ def render(
     """The report (``Report.to_dict()`` or a parsed report.json) as text.
 
     ``ranks`` limits the table to these. Without ``explain`` each verdict has the one line of evidence that decided it,
-    and a last line says how ``more`` is shown.
+    and a last line has the command that shows ``more``: of a job that stopped the table, too.
     """
     page = console(width, color)
     page.print(Text(one_line(headline.title(report)), style="bold"), soft_wrap=False)
@@ -70,20 +72,27 @@ def render(
     for note in notes if explain else notes[:_NOTES]:
         page.print(labelled("NOTE", note, "dim"))
     hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
+    cost = any(one.cost for one in shown)
     left = 0 if explain else hidden + len(notes[_NOTES:]) + bool(waste)
     if left:
-        page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"))
-    _print_ranks(page, report, ranks, "steps before the job stopped. " if stopped else "")
+        page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"), soft_wrap=True)
+    if explain and cost:
+        page.print(labelled("", _MEANS, "dim"))
+    if explain or ranks is not None or not stopped:  # no column shows a stop
+        of = ["the steps before the job stopped"] if stopped else []
+        _print_ranks(page, report, ranks, lambda titles: columns.caption(titles, *of, cost=cost))
     return written(page)
 
 
-def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None, which: str) -> None:
-    """The table of ranks, of ``which`` steps, what its columns mean, and how many ranks it leaves out."""
+def _print_ranks(
+    page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None, caption: Callable[[list[str]], str]
+) -> None:
+    """The table of ranks, what its columns mean, and how many ranks it leaves out."""
     rows, left_out = columns.choose(report, ranks)
     titles, cells = columns.table(rows, page.width, columns.deciding(report))
     if len(titles) > 1:
         page.print(_table(rows, titles, cells, _named(report)))
-        page.print(Text(which + columns.caption(titles), "dim"))
+        page.print(Text(caption(titles), "dim"))
     if left_out:
         page.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")

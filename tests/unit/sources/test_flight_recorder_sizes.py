@@ -44,7 +44,7 @@ def test_an_operation_of_another_size_is_another_operation(tmp_path: Path, kind:
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (2,), (0, 1, 3))
     inside, others = (f"{operation(f'nccl:{kind}')} ({count} elements of BFloat16)" for count in ("14", "4,096"))
     assert verdict.evidence[0] == f"rank 2 is in {inside}, the others are in {others}"
-    assert f"{others} number 5 of" in verdict.evidence[1]
+    assert f"that {others} is number 5 of" in verdict.evidence[-1]
 
 
 @pytest.mark.parametrize(("sizes", "odd", "told"), [([8, 8, 7], 2, ()), ([8, 7], 0, ("rank 1",))])
@@ -60,9 +60,9 @@ def test_a_desync_quotes_the_line_of_the_odd_call(
         path.write_text(json.dumps(dump))
         os.utime(path, ns=(0, 10**18 + 13 * 10**9))
     evidence = judge(load(tmp_path)).verdicts[0].evidence
-    lines = [line for line in evidence if "called from step (train.py:" in line]
+    lines = [line for line in evidence if "called from train.py:" in line]
     assert [line.split(" entered")[0] for line in lines] == [f"rank {odd}", *told]
-    assert lines[0].endswith(f"there, called from step (train.py:{100 + odd})")
+    assert lines[0].endswith(f"there, called from train.py:{100 + odd}, in step()")
 
 
 @pytest.mark.parametrize("name", ["nccl:all_to_all", "nccl:all_gather", "nccl:reduce_scatter", "nccl:gather", "alike"])
@@ -81,7 +81,7 @@ def test_another_size_needs_no_length_of_the_wait(tmp_path: Path) -> None:
         os.utime(tmp_path / f"nccl_trace_rank_{rank}", ns=(0, 10**18 + 10**9))
     verdict = judge(load(tmp_path)).verdicts[0]
     assert (verdict.kind, verdict.ranks) == ("desync", (1,))
-    assert "(time not recorded)" in verdict.evidence[1]
+    assert any("(time not recorded)" in line for line in verdict.evidence)
 
 
 def test_with_as_many_sizes_as_ranks_no_rank_is_named(tmp_path: Path) -> None:
