@@ -57,7 +57,7 @@ def headline(kept: dict[str, Any], accuracy: dict[str, Any], on_gpus: dict[str, 
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
     wrong = [case for one in live for case in one["faults"] if not case["as_expected"]]
     named_healthy = sum(case["expected"] == "nobody" for case in wrong)
-    missed = f"in {named_healthy} a healthy rank was named, in {len(wrong) - named_healthy} a cause or a turn missed"
+    missed = f"{named_healthy} named a healthy rank, {len(wrong) - named_healthy} missed a cause or a second rank"
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
     (load,) = (one for one in kept["collector"]["measured"] if one["server"] == "hindmost")
@@ -70,7 +70,7 @@ def headline(kept: dict[str, Any], accuracy: dict[str, Any], on_gpus: dict[str, 
         ),
         (
             f"DDP step of {step_ms:.0f} ms on two H200s, with all of hindmost",
-            f"{longer['percent']:+.2f} % (95 %: {low:.2f} to {high:.2f})",
+            f"{longer['percent']:.2f} % longer (95 % interval {low:.2f} to {high:.2f})",
             "`bench/gpu/guest_parts.py`",
         ),
         (

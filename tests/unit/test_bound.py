@@ -133,7 +133,7 @@ def test_too_few_steps_say_nothing() -> None:
 def test_a_report_says_it_in_one_line() -> None:
     """In text and in HTML, in words for each of what it may be."""
     report = judge(recorded(gpu_bound="memory")).to_dict()
-    assert "BOUND  GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
+    assert "BOUND  by GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
     assert "<dt>Bound by</dt><dd>GPU memory bandwidth, no fault" in html.render(report)
     for by in BOUNDS:
         assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})

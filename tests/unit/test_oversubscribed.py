@@ -48,7 +48,7 @@ def test_two_ranks_on_one_cpu_are_told_with_their_cost() -> None:
     (found,) = judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).verdicts
     assert (found.kind, found.ranks, found.cause) == ("oversubscribed", (0, 1), "cpu_contention")
     assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
-    assert "2 ranks share CPU 0, of 8 CPUs on node0" in found.evidence[0]
+    assert "2 ranks share CPU 0 of the 8 CPUs on node0" in found.evidence[0]
 
 
 def test_ranks_with_a_cpu_each_are_not() -> None:
@@ -85,10 +85,13 @@ def test_what_others_use_of_the_cpu_is_no_cost_of_the_binding() -> None:
 @pytest.mark.parametrize(
     ("command", "do"),
     [
-        ("taskset -c 0 mpirun -np 2 ./a", "start it without `taskset -c 0`; `mpirun --map-by core --bind-to core`"),
+        (
+            "taskset -c 0 mpirun -np 2 ./a",
+            "start the job without `taskset -c 0`; `mpirun --map-by core --bind-to core`",
+        ),
         ("mpirun -np 2 ./a", "`mpirun --map-by core --bind-to core` gives each rank a CPU of its own"),
         ("srun -n 2 ./a", "`srun --cpus-per-task=1 --cpu-bind=cores` gives each rank"),
-        ("numactl -C 0 torchrun x.py", "start it without `numactl`"),
+        ("numactl -C 0 torchrun x.py", "start the job without `numactl`"),
         ("torchrun x.py", "find what binds the ranks: taskset, numactl, os.sched_setaffinity"),
     ],
 )

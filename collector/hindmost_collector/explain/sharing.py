@@ -61,7 +61,7 @@ class Bound(Sharing):
     def __str__(self) -> str:
         cpus = f"CPU{'s' if self.cpus > 1 else ''}"
         where = f"CPU{'s' if self.cpus > 1 else ''} {self.listed}" if self.listed else f"a quota of {self.cpus} {cpus}"
-        return f"{self.ranks} ranks share {where}, of {self.of} CPUs on {self.node}"
+        return f"{self.ranks} ranks share {where} of the {self.of} CPUs on {self.node}"
 
 
 def find(run: Run) -> Sharing | None:

@@ -86,7 +86,7 @@ def _verdict(
                 f"{listed[0]}: they wait for each other {ms(waited)} of {ms(period)} per step",
                 *listed[1:],
                 *more,
-                f"none of {names(ranks)} is slow for that",
+                f"none of {names(ranks)} has more work than the others",
             ),
             advice=advice.of_binding(run, bound),
         )

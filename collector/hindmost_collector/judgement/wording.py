@@ -277,6 +277,8 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
     if not known:
         return ["no measurement explains the delay"]
     found = f"{ms(excess)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
+    if len(known) == 1 and ms(known[0][1]) == ms(excess):
+        found = f"all of its {ms(excess)} delay {per} is {MEASURES.get(known[0][0], known[0][0])}"
     if _two(excess, cause):
         return [found]
     if named or cause.remark or cause.explained is None:

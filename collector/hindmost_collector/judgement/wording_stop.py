@@ -254,8 +254,8 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     who = names(stop.ranks)
     raised = [rank for rank, (_, words) in last_words(run).items() if rank in stop.ranks and words.startswith(RAISED)]
     if raised:
-        ends = ": with `python -m mpi4py` before the script, an exception ends the job" if _with_mpi(run) else ""
-        return [f"see the traceback that {names(raised)} printed{ends}"]
+        ends = "; with `python -m mpi4py` before the script, an exception ends the job" if _with_mpi(run) else ""
+        return [f"read the traceback that {names(raised)} printed{ends}"]
     look = _look(stop, run)
     there = f"on the node{'' if len(stop.ranks) == 1 else 's'}"
     gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone"

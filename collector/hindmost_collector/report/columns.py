@@ -192,7 +192,7 @@ def table(
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
         gone = order.pop(0)
         chosen = [(title, cell) for title, cell in chosen if title != gone]
-    on_gpu = any(title.startswith("GPU ") for title, _ in chosen)
+    on_gpu = any(title == f"GPU {phase}" for title, _ in chosen for phase in _ON_BOTH)
     titles = [f"CPU {title}" if on_gpu and title in _ON_BOTH else title for title, _ in chosen]
     return titles, [[cell(row) for _, cell in chosen] for row in rows]
 

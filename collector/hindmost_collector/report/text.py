@@ -65,7 +65,7 @@ def render(
     if overlapping := overlap(shown):
         page.print(labelled("NOTE", overlapping, "dim"))
     if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
-        page.print(labelled("BOUND", bound))
+        page.print(labelled("BOUND", f"by {bound}" if headline.bound_by(report) else bound))
     waste = headline.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))

@@ -329,5 +329,5 @@ def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Rea
     if untrue := reading.nonsense:
         notes.append(f"{untrue:,} line{'s' * (untrue > 1)} of the {NAME} that cannot be true left out.")
     if torn := reading.torn:
-        notes.append(f"{torn} torn line{'s' * (torn > 1)} of the {NAME} left out.")
+        notes.append(f"{torn} incomplete line{'s' * (torn > 1)} of the {NAME} left out.")
     return notes

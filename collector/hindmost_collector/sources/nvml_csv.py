@@ -83,7 +83,7 @@ def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
     lost = count - len(samples) + len(torn)
     if not len(samples):
         raise damaged.DamagedError(path, f"not {NAME}: no whole line")
-    notes = [f"{path.name}: {lost:,} torn line{'s' * (lost > 1)} left out."] if lost else []
+    notes = [f"{path.name}: {lost:,} incomplete line{'s' * (lost > 1)} left out."] if lost else []
     return _tables(samples, budget), notes
 
 

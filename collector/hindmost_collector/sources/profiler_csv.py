@@ -256,7 +256,7 @@ def _encoded(column: Any) -> tuple[list[str], np.ndarray[Any, Any]]:
 
 def _notes(read: list[_File]) -> list[str]:
     torn, nonsense = sum(part.torn for part in read), [part for part in read if part.nonsense]
-    notes = [f"{torn} torn line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else []
+    notes = [f"{torn} incomplete line{'s' * (torn > 1)} of the profiler CSVs left out."] if torn else []
     if not nonsense:
         return notes
     count = sum(part.nonsense for part in nonsense)

@@ -88,7 +88,7 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]]
         else:
             torn += bool(line.strip())
     if torn:
-        notes.append(f"{path.name}: {torn} torn line{'s' * (torn > 1)} left out.")
+        notes.append(f"{path.name}: {torn} incomplete line{'s' * (torn > 1)} left out.")
     if not rows:
         raise damaged.DamagedError(path, "no step in it can be read; is it whole?")
     host = np.array([row[:4] for row in rows], dtype=np.int64)

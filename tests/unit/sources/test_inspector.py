@@ -92,7 +92,7 @@ def test_torn_lines_are_left_out_and_counted(tmp_path: Path) -> None:
         out.write(torn.replace('"coll_sn": 8', '"coll_sn": "eight"') + torn[:80])
     run = load(tmp_path)
     assert int((run.collectives["rank"] == 0).sum()) == 9
-    assert any("2 torn lines" in note for note in run.notes)
+    assert any("2 incomplete lines" in note for note in run.notes)
 
 
 def test_flight_recorder_next_to_it_says_in_which_step(tmp_path: Path) -> None:

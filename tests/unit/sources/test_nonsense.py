@@ -178,7 +178,7 @@ def test_a_sample_that_cannot_be_costs_its_line(folder: Path, line: str) -> None
     (folder / "nvml.csv").write_text(f"{header}{samples}{line}\n")
     report = judge(load(folder))
     assert report.verdicts[0].ranks == (2,)
-    assert "nvml.csv: 1 torn line left out." in report.notes
+    assert "nvml.csv: 1 incomplete line left out." in report.notes
 
 
 def test_samples_may_begin_with_a_byte_order_mark(folder: Path) -> None:
