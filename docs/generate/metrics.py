@@ -28,7 +28,7 @@ def _section(sampler: type[Sampler]) -> str:
     when = f"every {sampler.period:g} s" if sampler.period else "every tick"
     when += ", and when a verdict names a rank of this node," if sampler.tells_why else ""
     about = " ".join((sampler.__doc__ or "").split())
-    lines = [f"## {sampler.name}", "", about, "", f"Read {when} from {sampler.source}.", ""]
+    lines = [f"## {sampler.name}", "", f"{about} Read {when} from {sampler.source}.", ""]
     lines += ["| metric | kind | labels | what it is |", "| --- | --- | --- | --- |"]
     lines += [_row(metric) for metric in sampler.metrics]
     return "\n".join([*lines, ""])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
@@ -167,7 +168,9 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
 }
 #: Fields that no report has: they are for the judge's next evaluation of a running job.
 INSIDE = frozenset({"past", "shown_ms", "causes", "counted"})
-_RANKS_SHOWN = 2
+_RANKS_SHOWN = 1
+#: An object or an array with none inside, as ``json`` writes it over several lines.
+_LEAF, _WIDE = re.compile(r"[\[{][^\[\]{}]*[\]}]"), 110
 
 
 def page() -> str:
@@ -202,7 +205,7 @@ def _example() -> str:
     slow = Scenario(ranks=8, steps=100, seed=1, faults=(Fault(cause="input", ranks=(3,), size=0.2),))
     report = judge(simulate(slow).run).to_dict()
     report["ranks"] = report["ranks"][3 : 3 + _RANKS_SHOWN]
-    text = json.dumps(_short(report), indent=2)
+    text = _LEAF.sub(_in_one_line, json.dumps(_short(report), indent=2))
     return f"""
 ## An example
 
@@ -213,6 +216,13 @@ three digits and {_RANKS_SHOWN} of the 8 rows of ranks:
 {text}
 ```
 """
+
+
+def _in_one_line(leaf: re.Match[str]) -> str:
+    """``{"p50": 124.0, "mean": 124.0}``, where that is not too wide."""
+    short = re.sub(r"\s*\n\s*", " ", leaf[0])
+    short = short[0] + short[1:-1].strip() + short[-1]
+    return short if len(short) <= _WIDE else leaf[0]
 
 
 def _short(value: Any) -> Any:
