@@ -32,7 +32,7 @@ def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     yield from headline.waste(report)
     yield from report["notes"]
     yield report["job"].get("ended") or ""
-    yield columns.caption(columns.table(report["ranks"], deciding=columns.deciding(report))[0])
+    yield columns.caption(columns.table(report["ranks"], deciding=columns.deciding(report))[0], report)
     for one in rendered(report):
         yield from (f"{one.sentence} {one.sure}", one.cost, *one.why, one.where, *one.do)
 

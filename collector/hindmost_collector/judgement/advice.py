@@ -173,7 +173,7 @@ _OF_CAUSE = {
 def _compare(at: Place, who: str) -> str:
     """How to learn whether the machine or the work is slow."""
     words = _OF_ONE if len(at.ranks) == 1 else _OF_SEVERAL
-    stays = f"if {'it is' if len(at.ranks) == 1 else 'they are'} slow there too, give {words['it']} less work"
+    stays = f"if slow there too, give {words['it']} less work"
     if not at.with_gpus:
         return f"run {who} on another core or node; {stays}"
     check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.judgement.wording import UNMEASURED, duration, percent
 from hindmost_collector.model import OTHER, PHASES
 
@@ -112,13 +113,14 @@ _NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}
 _ON_BOTH = ("forward", "backward", "optimizer")
 
 
-def caption(titles: Sequence[str], of: str = "all steps after warm-up", *, cost: bool = False) -> str:
-    """Under the table: ``of`` which steps it is, and what its columns are; empty where there is nothing to explain.
-
-    ``cost``: a verdict has one, which no column shows.
-    """
+def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
+    """Under the table: of which steps it is, and what its columns are; empty where there is nothing to explain."""
     if _NO_TIMES.issuperset(titles):
         return ""
+    found = report["verdicts"]
+    stopped = any(one["kind"] in STOPS for one in found[:1])
+    of = "the steps before the job stopped" if stopped else "all steps after warm-up"
+    cost = any(one.get("cost_ms_per_step") is not None for one in found)
     explained = [f"{title}: {_EXPLAINED[title]}" for title in titles if title in _EXPLAINED]
     overlap = (
         [f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"] if "wait" in titles else []

@@ -6,7 +6,6 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judgement.verdict import STOPS
 from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import overlap, rendered
@@ -122,8 +121,7 @@ def _ranks(report: Mapping[str, Any]) -> str:
     head = "".join(f"<th>{escape(title)}</th>" for title in titles) + "<th>self time and wait</th>"
     body = "".join(_row(row, line, row["rank"] in named) for row, line in zip(rows, cells, strict=True))
     more = f'<p class="note">{left_out:,} more ranks are not shown; report.json has them all.</p>' if left_out else ""
-    of = ["the steps before the job stopped"] if any(one["kind"] in STOPS for one in report["verdicts"][:1]) else []
-    caption = columns.caption(titles, *of, cost=any(one.cost for one in rendered(report)))
+    caption = columns.caption(titles, report)
     more += f'<p class="note">{escape(caption)}</p>' if caption else ""
     return f'<section><div class="scroll"><table><tr>{head}</tr>{body}</table></div>{more}</section>'
 

@@ -18,7 +18,7 @@ from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import overlap, rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from hindmost_collector.report.rendered import RenderedVerdict
 
@@ -72,27 +72,23 @@ def render(
     for note in notes if explain else notes[:_NOTES]:
         page.print(labelled("NOTE", note, "dim"))
     hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
-    cost = any(one.cost for one in shown)
     left = 0 if explain else hidden + len(notes[_NOTES:]) + bool(waste)
     if left:
         page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"), soft_wrap=True)
-    if explain and cost:
+    if explain and any(one.cost for one in shown):
         page.print(labelled("", _MEANS, "dim"))
     if explain or ranks is not None or not stopped:  # no column shows a stop
-        of = ["the steps before the job stopped"] if stopped else []
-        _print_ranks(page, report, ranks, lambda titles: columns.caption(titles, *of, cost=cost))
+        _print_ranks(page, report, ranks)
     return written(page)
 
 
-def _print_ranks(
-    page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None, caption: Callable[[list[str]], str]
-) -> None:
+def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None) -> None:
     """The table of ranks, what its columns mean, and how many ranks it leaves out."""
     rows, left_out = columns.choose(report, ranks)
     titles, cells = columns.table(rows, page.width, columns.deciding(report))
     if len(titles) > 1:
         page.print(_table(rows, titles, cells, _named(report)))
-        page.print(Text(caption(titles), "dim"))
+        page.print(Text(columns.caption(titles, report), "dim"))
     if left_out:
         page.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")

@@ -164,7 +164,7 @@ def _notes(timeline: _Timeline, torn: bool, skipped: int) -> tuple[str, ...]:
         shown = f"{timeline.negotiated} of {timeline.operations}"
         notes.append(f"Only {shown} operations show who was ready when; HOROVOD_CACHE_CAPACITY=0 shows all.")
     if skipped:
-        notes.append(f"{skipped} torn event{'s' * (skipped > 1)} of the timeline left out.")
+        notes.append(f"{skipped} incomplete event{'s' * (skipped > 1)} of the timeline left out.")
     if torn:
         notes.append("The timeline was cut off, read up to there.")
     if len(timeline.rows) >= MAX_OPERATIONS:

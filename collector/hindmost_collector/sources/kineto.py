@@ -183,7 +183,7 @@ def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:
         notes.append("Collectives on the CPU do not name their process group, of which there are several: left out.")
     notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces if "torn" in trace.beside]
     torn = {trace.path.name: trace.beside["skipped"] for trace in traces if "skipped" in trace.beside}
-    notes += [f"{name}: {count} torn event{'s' * (count > 1)} left out." for name, count in torn.items()]
+    notes += [f"{name}: {count} incomplete event{'s' * (count > 1)} left out." for name, count in torn.items()]
     notes += [f"{trace.path.name}: only the first {MAX_EVENTS:,} operations." for trace in traces if trace.cut]
     return tuple(notes)
 

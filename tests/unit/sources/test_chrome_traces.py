@@ -226,7 +226,7 @@ def test_a_mark_of_a_rank_that_cannot_be_is_left_out_and_counted(tmp_path: Path)
     path.write_text(path.read_text().replace('"name": "2", "ts": 1010', '"name": "9999999", "ts": 1010'))
     run = load(path)
     assert run.job.world_size == 3
-    assert "1 torn event of the timeline left out." in run.notes
+    assert "1 incomplete event of the timeline left out." in run.notes
 
 
 def test_an_unfinished_timeline_is_read_to_where_it_ends(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_torn_event_costs_itself(tmp_path: Path, torn: str) -> None:
     (tmp_path / "trace.0.json").write_text(text)
     run = load(tmp_path)
     assert len(run.collectives["rank"]) == 4
-    assert any(note.startswith("trace.0.json: ") and "torn event" in note for note in run.notes)
+    assert any(note.startswith("trace.0.json: ") and "incomplete event" in note for note in run.notes)
 
 
 def test_a_byte_order_mark_is_no_content(tmp_path: Path) -> None:
