@@ -8,8 +8,9 @@
 One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
 that of the job's own mpirun: what hindmost does before and after it is no time of the ranks, and is given for itself,
 as the seconds that the whole command takes longer. The ratio is the geometric mean over pairs with its 95 % bootstrap
-interval. Of observed runs: events that were lost, of how many; and what agent and collector used, in cores, while the
-job ran.
+interval. The ranks poll while they wait, so they want their cores all the time: the share of these that they did not
+get shows what others took, whatever the cores' clock does meanwhile. Of observed runs: events that were lost, of how
+many; and what agent and collector used, in cores, while the job ran.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ note begin >"$BENCH_TIMES"
 "$BENCH_MPIRUN" "$@"
 code=$?
 note end >>"$BENCH_TIMES"
+times >>"$BENCH_TIMES"
 exit $code
 """
 
@@ -57,7 +59,7 @@ class Bench:
     """One job in a folder of its own, run again and again."""
 
     def __init__(self, job: str, folder: Path, ranks: int) -> None:
-        self.folder, self.times = folder, folder / "times"
+        self.folder, self.times, self.ranks = folder, folder / "times", ranks
         mpirun = shutil.which("mpirun", path="/usr/bin" if job == "hpl" else None)
         if mpirun is None or (job == "hpl" and not shutil.which("hpcc")):
             raise SystemExit(f"{job} needs mpirun{' and hpcc: apt-get install hpcc' if job == 'hpl' else ''}")
@@ -99,18 +101,23 @@ class Bench:
     def _noted(self) -> dict[str, Any]:
         """Wall time, and cores that the other children than mpirun used: first the collector, then the agent."""
         at: dict[str, float] = {}
+        cpu = math.nan
         used: dict[str, dict[int, float]] = {"begin": {}, "end": {}}
         for text in self.times.read_text().splitlines():
             word, *rest = text.split()
             if word in used:
                 when, at[word] = word, float(rest[0])
+            elif word.endswith("s"):  # 0m1.5s, user and system: the shell's own, then its children's
+                cpu = sum(60 * float(m) + float(s) for m, _, s in (one[:-1].partition("m") for one in (word, *rest)))
             else:
                 fields = text.rpartition(")")[2].split()
                 used[when][int(word)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
         wall = at["end"] - at["begin"]
         both = sorted(used["begin"].keys() & used["end"].keys())
         cores = [(used["end"][child] - used["begin"][child]) / wall for child in both]
-        return {"wall_s": wall, "cores": dict(zip(("collector", "agent"), cores, strict=False))}
+        without_cpu = 100 * (1 - cpu / wall / self.ranks)
+        of_guests = dict(zip(("collector", "agent"), cores, strict=False))
+        return {"wall_s": wall, "ranks_without_cpu_percent": without_cpu, "cores": of_guests}
 
 
 def events(run: Path) -> dict[str, int]:
@@ -137,6 +144,13 @@ def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
                 "median_percent": percent(statistics.median(logs)),
                 "median_percent_95": [percent(one) for one in interval(logs, statistics.median)],
             }
+    kept_off = "ranks_without_cpu_percent"
+    more = [pair["with"][kept_off] - pair["without"][kept_off] for pair in pairs]
+    found[kept_off] = {
+        "without": round(statistics.fmean(pair["without"][kept_off] for pair in pairs), 2),
+        "more": round(statistics.fmean(more), 2),
+        "more_95": [round(one, 2) for one in interval(more, statistics.fmean)],
+    }
     longer = [pair["with"]["command_s"] - pair["without"]["command_s"] for pair in pairs]
     found["command_longer_s"] = round(statistics.fmean(longer), 2)
     found["command_longer_s_95"] = [round(one, 2) for one in interval(longer, statistics.fmean)]
