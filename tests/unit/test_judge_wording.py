@@ -112,6 +112,8 @@ def test_two_causes_at_once_have_advice_each() -> None:
     run = make(Load(kind="mpi", ranks=8, steps=200, compute=10.0, faults=[{"rank": 1, "compute": 2.0, "input": 2.0}]))
     found = judge(run).verdicts[0]
     assert any(line.startswith("two causes at once: ") for line in found.evidence)
+    both = {f"rank 1: {two}, since step 0" for two in ("computing and input", "input and computing")}
+    assert of_verdict(found.__dict__).what in both
     assert len(found.advice) == 2
     assert sum("reads from" in line for line in found.advice) == 1
 

@@ -38,7 +38,7 @@ def test_most_ranks_slow_from_the_start_are_no_all_clear(cause: str) -> None:
     (verdict,) = report.verdicts
     assert (verdict.kind, verdict.ranks) == ("balanced", ())
     assert verdict.evidence[0].startswith("ranks 6 and 7 are ")
-    assert "ahead of the other 6, and have less work, or the others are slow" in verdict.evidence[0]
+    assert "faster than the other 6: they have less work, or these are slow" in verdict.evidence[0]
     assert not any("costs nothing" in note for note in report.notes)
     assert of_verdict(report.to_dict()["verdicts"][0]).head == "UNSURE"
 

@@ -68,7 +68,7 @@ def test_a_stage_of_one_rank_looks_like_a_slow_rank() -> None:
     """No replica does the same work: no rank is named, with less confidence."""
     (verdict,) = judge(of(Fault("compute", (2,), 0.3), ranks=4).run).verdicts
     assert (verdict.kind, verdict.ranks, verdict.confidence) == ("uneven_workload", (), 0.7)
-    assert "no replica to compare with" in verdict.evidence
+    assert "there is no replica to compare with" in verdict.evidence
 
 
 def test_a_slow_rank_makes_no_stage_uneven() -> None:

@@ -86,7 +86,7 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
     which = "stages " if len(found.stages) > 1 else "stage "
     which += " and ".join(str(one) for one in found.stages)
     began, end = since(blocks, found.first), until(blocks, found.stop)
-    where = "on every replica" if found.replicas > 1 else "no replica to compare with"
+    where = "it is so on every replica" if found.replicas > 1 else "there is no replica to compare with"
     evidence = [
         f"work per step: {which} of {found.count} ({ranks}) {ms(found.level)}, the typical stage {ms(found.usual)}",
         where,

@@ -45,10 +45,10 @@ class Majority:
 
     def __str__(self) -> str:
         """What is known of ranks that are ahead from the start."""
-        are, less = ("is", "has") if len(self.ahead) == 1 else ("are", "have")
+        are, has = ("is", "it has") if len(self.ahead) == 1 else ("are", "they have")
         by = f"{ms(self.by_ns)} per step ({percent(self.by_ns / self.step_ns)})"
-        who = f"{names(self.ahead)} {are} {by} ahead of the other {len(self.ranks)}"
-        return f"{who}, and {less} less work, or the others are slow"
+        who = f"{names(self.ahead)} {are} {by} faster than the other {len(self.ranks)}"
+        return f"{who}: {has} less work, or these are slow"
 
 
 def find(blocks: Blocks, settings: Settings) -> Majority | None:

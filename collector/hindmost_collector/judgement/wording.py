@@ -126,7 +126,7 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     if habits[0].outer is not None:
         found.append(f"in addition to its usual delay of {ms(habits[0].outer.excess)} per step")
     if two := _two(habits[0].excess, cause):
-        found = [f"two causes at once: {two}", *found]
+        found = [f"{TWO_CAUSES}{two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
 
@@ -191,6 +191,10 @@ def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
 _EACH, _TOGETHER = 0.2, 0.8
 #: Where computing is beyond the delay by this much it is given in full, for the cost is counted from it.
 _MORE = 1.1
+
+
+#: How the evidence of two causes begins.
+TWO_CAUSES = "two causes at once: "
 
 
 def together(excess: float, cause: Cause) -> list[str]:

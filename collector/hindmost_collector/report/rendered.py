@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.judgement.verdict import UNSURE
-from hindmost_collector.judgement.wording import duration, names
+from hindmost_collector.judgement.wording import TWO_CAUSES, duration, names
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.columns import part_of, ratio, without
 
@@ -91,7 +91,7 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
         if head == "OK" and report["job"].get("ended"):
             what = "no rank was slow until then"
     why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
-    if why and what.endswith(why[0]):  # the head says it already
+    if why and (what.endswith(why[0]) or why[0].startswith(TWO_CAUSES)):  # the head says it already
         why = why[1:]
     return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do)
 
@@ -136,6 +136,9 @@ _PARTLY = {"blocked": "off the CPU, cause unknown", "idle": "launching GPU work 
 def doing(one: Mapping[str, Any]) -> str:
     """What a verdict's cause says that its ranks do."""
     cause = one.get("cause") or "unknown"
+    first = next(iter(one.get("evidence") or ()), "")
+    if first.startswith(TWO_CAUSES):
+        return first.removeprefix(TWO_CAUSES)
     words = (
         _DOING.get(cause, cause) if cause != "unknown" else _unknown(one.get("partial"), one.get("explained") or 0.0)
     )
