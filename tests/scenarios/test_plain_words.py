@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
 import re
+import shlex
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -101,6 +104,16 @@ def test_a_named_rank_has_a_cost_or_a_hang_a_reason_and_something_to_do(
             assert one.do
             assert one.sure
             assert one.cost or one.head in ("HUNG", "DESYNC")
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_each_command_that_is_advised_can_be_typed(report: Callable[[], Mapping[str, Any]]) -> None:
+    """Its subcommand takes these options, and asks for no other."""
+    for one in rendered(report()):
+        for name, words in re.findall(r"`hindmost (\w+)([^`]*)`", " ".join((*one.why, *one.do))):
+            parser = argparse.ArgumentParser()
+            importlib.import_module(f"hindmost.cli.{name}").configure(parser)
+            parser.parse_args(shlex.split(words))
 
 
 @pytest.mark.parametrize("report", REPORTS[: len(JOBS)])

@@ -28,7 +28,7 @@ _MOST_OF_IT, _RARELY = 0.9, 0.1
 #: Share of the collectives that such a rank enters last where no scheduler makes it late.
 _NEARLY_ALWAYS = 0.75
 #: What would say whether a rank is slow, and why.
-_STACKS = "while such a job runs, `hindmost attach --stacks` shows where each rank is"
+_STACKS = "while such a job runs, `hindmost attach --stacks --job ID` shows where each rank is"
 TELLING = (f"let the job run for more steps; {_STACKS}",)
 TELLING_ON_SHARED_CPUS = (
     "run fewer ranks per node, or on nodes with more CPUs: each rank needs its own; then see which rank comes last",
