@@ -54,7 +54,8 @@ class Lanes:
     ``host`` [P, R, S] is the hosts' own work, between ``least`` and ``most`` [P, R, S] where a wait was not recorded;
     ``doubt`` [R] is by how many ns its typical level may be off there. ``pace`` [R, S] is what the *other* hosts of its
     cohort typically work in a step, ``even`` [R, S] what all of them do, of two the faster. ``wait`` is where a host
-    that is ahead waits; ``None``: it never did. ``gpu`` is what GPUs take for a step with everything launched, at most;
+    that is ahead waits; ``None``: it never did. ``ahead`` [R, S] is in which steps a host launched a step's last
+    collective long before its GPU got there. ``gpu`` is what GPUs take for a step with everything launched, at most;
     ``tail`` [R] how long after the launch of a step's last collective a GPU that its host kept waiting begins it, and
     ``transfer`` [S] how long that takes with all ranks there.
     """
@@ -68,6 +69,7 @@ class Lanes:
     even: Floats
     launched: int
     wait: Wait | None
+    ahead: Bools
     gpu: float
     tail: Floats
     transfer: Floats

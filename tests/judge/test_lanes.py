@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hindmost_judge.detect import work as host_work
@@ -22,6 +24,23 @@ def test_hosts_that_are_ahead_wait_where_no_mark_precedes_the_gpu(waits: str) ->
     found = lanes.build(run(own, 5.0, waits=waits)).wait
     assert found is not None
     assert (found.phase, found.lag) == WAITS[waits]
+
+
+@pytest.mark.parametrize("waits", WAITS)
+def test_hosts_wait_where_they_follow_their_gpus_at_once(waits: str) -> None:
+    """Their clocks may be off by more than they are ahead: several places look as if they came after the GPU's end."""
+    own = work(3, 150, noise=0.01) * np.array([0.05, 0.06, 3.6, 1.0, 0.0])[:, None, None]
+    own[BACKWARD, 2] += 2.0
+    found = lanes.build(replace(run(own, 5.0, waits=waits), clock=4.0 * MS)).wait
+    assert found is not None
+    assert (found.phase, found.lag) == WAITS[waits]
+
+
+def test_hosts_pace_gpus_that_run_all_they_were_given_while_the_next_batch_is_fetched() -> None:
+    """A GPU takes 4 ms longer for a backward than its host, and then has nothing to do for 15 ms."""
+    timeline = run(work(4, 120), 14.0, waits="before")
+    timeline = replace(timeline, arrived=timeline.arrived + 4.0 * MS, left=timeline.left + 4.0 * MS)
+    assert lanes.paced_by_hosts(timeline, lanes.build(timeline))
 
 
 @pytest.mark.parametrize("waits", WAITS)

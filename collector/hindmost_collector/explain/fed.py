@@ -80,6 +80,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         blocks,
         excess=blocks.excess * share,
         segments=blocks.segments * share[:, blocks.segment_step],
+        caused=blocks.caused * share,
         unsure=taken.mean(axis=1) + (blocks.unsure if blocks.unsure is not None else 0.0),
     )
 

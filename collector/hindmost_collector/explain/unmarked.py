@@ -58,6 +58,7 @@ def late_by_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
         blocks,
         excess=blocks.excess * share,
         segments=blocks.segments * share[:, blocks.segment_step],
+        caused=blocks.caused * share,
         unsure=unsure,
     )
 

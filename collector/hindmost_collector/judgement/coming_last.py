@@ -35,14 +35,17 @@ def notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) ->
     least = _WAITED * blocks.step_ns
     usual, waits = np.nan_to_num(median(blocks.caused, axis=1)), np.nan_to_num(median(blocks.wait, axis=1))
     seen = [row for row in rows.tolist() if usual[row] >= least or np.delete(waits, row).min() >= least]
-    return [_sentence(blocks, row, float(often[row]), float(caused[row])) for row in seen]
+    ahead = blocks.lanes is not None or any(one.kind == "host_bound" for one in found)
+    return [_sentence(blocks, row, float(often[row]), float(caused[row]), ahead=ahead) for row in seen]
 
 
-def _sentence(blocks: Blocks, row: int, often: float, caused: float) -> str:
+def _sentence(blocks: Blocks, row: int, often: float, caused: float, *, ahead: bool) -> str:
     longer = float(np.nan_to_num(median(blocks.excess[row])))
     more = longer > _NOTHING * blocks.step_ns
-    much = f"its work is {ms(longer)} longer" if more else "its work is no longer than theirs"
     last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"
-    if blocks.lanes is None:
-        return f"{last}: {much}" if more else f"{last}: its work is no longer than its peers'"
-    return f"{last} as its peers' CPUs are ahead: {much}{f', which costs {ms(caused)}' if more else ''}"
+    last = f"{last} as its peers' CPUs are ahead" if ahead else last
+    if not more:
+        theirs = "theirs" if ahead else "its peers'"
+        return f"{last}: its work is no longer than {theirs}"
+    cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
+    return f"{last}: its work is {ms(longer)} longer{cost}"

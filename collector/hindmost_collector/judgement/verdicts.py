@@ -142,13 +142,14 @@ def _span(habits: list[Habit]) -> slice:
 
 
 def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:
-    """Ranks with one cause and about one interval are one verdict: they would be repaired together."""
+    """Ranks with one cause and about one interval are one verdict: they would be repaired together. So are phases."""
     groups: list[list[tuple[Habit, Cause]]] = []
     for habit, cause in explained:
         for group in groups:
             other, why = group[0]
             near = abs(other.first - habit.first) <= 8 and abs(other.stop - habit.stop) <= 8
-            if why.cause == cause.cause and near and habit.row not in {one.row for one, _ in group}:
+            told = {(one.row, one.phase) for one, _ in group}
+            if why.cause == cause.cause and near and (habit.row, habit.phase) not in told:
                 group.append((habit, cause))
                 break
         else:
@@ -185,7 +186,7 @@ def _straggler(
     if shown < settings.min_share_of_waste * (shown + _without_owner(work_due.without(even), replay.kept)):
         return None
     cause = group[0][1]
-    ranks = tuple(sorted(int(blocks.ranks[habit.row]) for habit in habits))
+    ranks = tuple(sorted({int(blocks.ranks[habit.row]) for habit in habits}))
     victims = _victims(blocks, rows)
     return Verdict(
         kind="straggler",

@@ -89,14 +89,15 @@ _LONGER, _OF_DELAY = 1.01, 0.5
 
 def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
     """Evidence for a persistent delay, first what decided it: the cause's part or self time, against the cohort."""
-    rows = [habit.row for habit in habits]
+    rows = list(dict.fromkeys(habit.row for habit in habits))
     who = names([int(blocks.ranks[row]) for row in rows])
     first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     delay = float(median(blocks.excess[rows, first:stop]))
     parts = _part(blocks, rows, slice(first, stop), cause, delay)
     if habits[0].phase is not None:
-        parts = [_on_host(blocks, rows, others, slice(first, stop), habits[0].phase)]
+        phases = dict.fromkeys(habit.phase for habit in habits if habit.phase is not None)
+        parts = [_on_host(blocks, rows, others, slice(first, stop), phase) for phase in phases]
     shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
     found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
     if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):

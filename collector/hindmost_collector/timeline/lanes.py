@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost_judge.graph import cohorts, lanes
+from hindmost_judge.stats import segmentation
 from hindmost_judge.types import Timeline
 from hindmost_judge.whatif import replay
 
@@ -79,10 +80,10 @@ def _caused(blocks: Blocks, built: Lanes, excess: Floats) -> Floats:
     found = np.zeros_like(blocks.caused)
     as_it_was = replay.stretched(built, excess)
     for row in np.argsort(-waits, kind="stable")[:_ASKED].tolist():
-        level = float(median(excess[row]))
-        if level > 0 and waits[row] > _LITTLE * waits.max():
+        longer = np.maximum(segmentation.levels(excess[row]), 0.0)
+        if longer.any() and waits[row] > _LITTLE * waits.max():
             less = excess.copy()
-            less[row] -= level
+            less[row] -= longer
             saved = float((as_it_was - replay.stretched(built, less)).mean())
             found[row] = blocks.caused[row] * min(max(saved, 0.0) / waits[row], 1.0)
     return found

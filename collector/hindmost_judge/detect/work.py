@@ -22,6 +22,8 @@ _SURE = 4.5
 _SAME = 0.5
 #: Steps that a delay lasts at least, and the least share of all unless it is large: hosts wander for tens of steps.
 _SHORTEST, _LASTING = 10, 0.125
+#: A host that is ahead of its GPU in more of the steps than this holds up no other, and may wait where it seems to work.
+_AHEAD = 0.5
 #: With fewer steps than this only what is large is known from what hosts wander.
 _FEW = 40
 
@@ -47,18 +49,26 @@ def find(lanes: Lanes, least: float, large: float) -> list[Delay]:
         beyond, doubt = own - paces(own, lanes.cohort)[0], np.zeros(len(own))
         if lanes.wait is not None and lanes.wait.phase == phase:
             beyond, doubt = (beyond - own + lanes.least[phase] if lanes.wait.lag == 0 else beyond), lanes.doubt
-        for row in np.flatnonzero(_levels(beyond).max(axis=1) >= least + doubt).tolist():
-            found += _of_rank(beyond[row], row, phase, least + float(doubt[row]), large)
+        enough = np.hypot(least, doubt)  # by chance both are as large only together
+        for row in np.flatnonzero(_levels(beyond).max(axis=1) >= enough).tolist():
+            found += _of_rank(beyond[row], row, phase, float(enough[row]), large)
+    found = [one for one in found if lanes.ahead[one.row, one.first : one.stop].mean() <= _AHEAD]
     return _without_traces(sorted(found, key=lambda one: -one.level * (one.stop - one.first)))
 
 
 def _without_traces(found: list[Delay]) -> list[Delay]:
-    """The delays without those of a host that works far longer in another phase in these steps: it is slow once."""
+    """The delays, with those of a host that works far longer in another phase in these steps added there: it is slow
+    once."""
     kept: list[Delay] = []
     for one in found:
-        larger = [other for other in kept if other.row == one.row and one.level < _SAME * other.level]
-        if not any(other.first < one.stop and one.first < other.stop for other in larger):
+        same = [at for at, other in enumerate(kept) if other.row == one.row and one.level < _SAME * other.level]
+        shared = {at: min(kept[at].stop, one.stop) - max(kept[at].first, one.first) for at in same}
+        most = max(same, key=shared.__getitem__, default=-1)
+        if most < 0 or shared[most] <= 0:
             kept.append(one)
+            continue
+        larger = kept[most]
+        kept[most] = larger._replace(level=larger.level + one.level * shared[most] / (larger.stop - larger.first))
     return kept
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.graph.cohorts import paces
+from hindmost_judge.stats import segmentation
 from hindmost_judge.types import Lanes, Wait
 
 if TYPE_CHECKING:
@@ -34,7 +35,8 @@ _ENOUGH = 5
 _LEAST = 0.05
 #: Hosts that are ahead in most steps, how many of them show where else they wait, and of how many that is asked.
 _MOSTLY, _SEVERAL, _SAMPLE = 0.5, 2, 16
-#: Places at which a host is held up are as near to its GPU as the nearest, but for this factor.
+#: Times after its GPU at which a host leaves a place where it is held up vary as little as the least, but for this
+#: factor; or, where it comes after its GPU, as the geometric mean of that and of where it is free.
 _HELD = 1.5
 #: Fewer hosts than this may all become slow at once, which those that are ahead do not show.
 _MANY = 4
@@ -52,11 +54,22 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
         return False
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
     lead = float(np.nanmedian(_queued(timeline)[last, steps]))
+    free = _launches_nothing(timeline, lanes)
     if timeline.enqueued is not None:
-        return worked >= _PACED * step and lead <= max(_AT_ONCE * step, timeline.clock)
+        return worked >= _PACED * step and lead <= max(_AT_ONCE * step, timeline.clock, free)
     if lanes.wait is not None and lanes.wait.lag == 0:
-        return worked >= (1.0 - _IN_STEP) * step and lead <= _IN_STEP * step
+        return worked >= (1.0 - _IN_STEP) * step and lead <= max(_IN_STEP * step, free)
     return worked >= _PACED * step and max(lead / (1.0 - _PACED), lanes.gpu / _PACED) <= step
+
+
+def _launches_nothing(timeline: Timeline, lanes: Lanes) -> float:
+    """Ns a step in which the host that comes last works and launches nothing: what it launched before is run by then.
+
+    That is from a step's last collective to the next one's first kernel, less the transfer meanwhile.
+    """
+    last, steps = _last(timeline)
+    works = lanes.least[timeline.launched + 1 :].sum(axis=0) + lanes.least[0] - lanes.transfer
+    return float(np.median(works[last, steps]))
 
 
 def _elsewhere(timeline: Timeline, wait: Wait) -> float:
@@ -96,6 +109,7 @@ def build(timeline: Timeline) -> Lanes:
         even=even,
         launched=timeline.launched,
         wait=wait,
+        ahead=_ahead(timeline),
         gpu=max(float(np.nan_to_num(_quantile(np.fmin.reduce(timeline.between, axis=0), 0.5))), 0.0),
         tail=np.nan_to_num(tail),
         transfer=np.nan_to_num(_transfer(timeline)),
@@ -142,13 +156,13 @@ def _step(timeline: Timeline) -> float:
 def _where(timeline: Timeline) -> tuple[Wait | None, Floats]:
     """Where hosts may wait, and [P, R, S] when they ended each phase."""
     ends = _marks(timeline)
-    phases = len(ends)
-    for place in range(timeline.launched, _FARTHEST * phases):
-        if place // phases >= ends.shape[2] // 2:
-            break
+    phases, maybe = len(ends), 0
+    for place in range(timeline.launched, min(_FARTHEST, ends.shape[2] // 2) * phases):
         least = _quantile(_after(timeline, ends, place), _OFF)
-        if least >= -timeline.clock:
-            held = _first_held(timeline, ends, place) if place >= phases else place
+        if not maybe and least >= -timeline.clock:
+            maybe = place
+        if maybe and (least >= timeline.clock or place - maybe == phases - 1):
+            held = _first_held(timeline, ends, maybe, place)
             after = _after(timeline, ends, held)
             least = _quantile(after, _OFF)
             each = np.nan_to_num(np.array([_quantile(one, _OFF) for one in after]))
@@ -162,21 +176,27 @@ def _after(timeline: Timeline, ends: Floats, place: int) -> Floats:
     return np.asarray(ends[phase][:, lag:] - timeline.left[:, : ends.shape[2] - lag])
 
 
-def _first_held(timeline: Timeline, ends: Floats, place: int) -> int:
-    """The first place, of a step up to this one, that a host which is far ahead passes at once with its GPU.
+def _first_held(timeline: Timeline, ends: Floats, maybe: int, place: int) -> int:
+    """The first of the places at which hosts may be held that a host far ahead always passes as soon after its GPU.
 
-    What it waits for there may be before the end of a step's last collective.
+    Clocks leave open which of the places from ``maybe`` to this one is the first behind the end of a step's last
+    collective. What a host waits for a step later may be before that end.
     """
+    first = maybe if maybe < len(ends) else max(maybe - 2 * len(ends), timeline.launched) + 1
     ahead = _ahead(timeline)
     row = int(np.argmax(ahead.mean(axis=1)))
+    if ahead[row].mean() <= _MOSTLY:
+        return maybe
     spread = []
-    for one in range(max(place - len(ends) + 1, timeline.launched + 1), place + 1):
+    for one in (timeline.launched, *range(first, place + 1)):
         after = _after(timeline, ends, one)[row][ahead[row, one // len(ends) :]]
         spread.append(_quantile(after, 0.25) - _quantile(after, _OFF))
-    if not spread or np.isnan(spread).any():
-        return place
-    held = np.flatnonzero(np.array(spread) <= _HELD * min(spread))
-    return place - len(spread) + 1 + int(held[0])
+    if np.isnan(spread).any():
+        return maybe
+    free, least = spread[0], min(spread[1:])  # a host that launches a collective is not held up there
+    likely = np.where(np.arange(first, place + 1) < maybe, 0.0, np.sqrt(least * free))
+    held = np.flatnonzero(np.array(spread[1:]) <= np.maximum(_HELD * least, likely))
+    return first + int(held[0])
 
 
 def _own(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> tuple[Floats, Floats, Floats]:
@@ -213,22 +233,44 @@ def _in_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
 def _ahead_of_all(free: Floats, spent: Floats, cohort: Ints) -> tuple[Floats, Floats]:
     """[R] what a host needs while it is ahead, and how far that may be off.
 
-    It is its least, and as much more as steps of hosts that are not ahead differ; at most what half of these need.
+    It is its least, and as much more as steps of hosts that are not ahead differ; at most what half of these need. Its
+    least are a share of its steps, or the few in which it got ahead.
 
     Its own steps in which it is not ahead say less: they are those in which it was slow.
     """
     usual, doubt = np.nanquantile(spent, _LEAST, axis=1), np.zeros(len(spent))
-    enough = np.sum(~np.isnan(free), axis=1) >= _ENOUGH
+    count = np.sum(~np.isnan(free), axis=1)
     for one in np.unique(cohort):
-        paced = np.flatnonzero((cohort == one) & enough)
-        if len(paced):
-            half = (len(paced) - 1) // 2
-            typical = _median(free[paced])
-            above = np.sort(typical - np.nanquantile(free[paced], _LEAST, axis=1))
-            differ = float(above[half])
-            usual[cohort == one] = np.minimum(usual[cohort == one] + differ, np.sort(typical)[half])
-            doubt[cohort == one] = differ if np.sum(cohort == one) >= _MANY else float(above[-1])
+        members = np.flatnonzero(cohort == one)
+        most = count[members].max()
+        if most < _ENOUGH:
+            continue
+        paced = members[count[members] >= max(_ENOUGH, most / 2)]  # few steps do not show how far they differ
+        half = (len(paced) - 1) // 2
+        typical = _median(free[paced])
+        many = len(members) >= _MANY  # a change of one of these is no change of all
+        above = [np.sort(-low) for low in _lowest(_varying(free[paced], lasting=not many))]
+        likely = [low + differ[half] for low, differ in zip(_lowest(spent[members]), above, strict=True)]
+        usual[members] = np.minimum(np.min(likely, axis=0), np.sort(typical)[half])
+        doubt[members] = above[0][half if many else -1]
     return usual, doubt
+
+
+def _varying(spent: Floats, *, lasting: bool) -> Floats:
+    """[R, S] how far each known step is from what is typical of the rank, or of the steps around without ``lasting``
+    changes."""
+    if lasting:
+        return np.asarray(spent - _median(spent)[:, None])
+    found = np.full(spent.shape, np.nan)
+    for row, known in enumerate(~np.isnan(spent)):
+        found[row, known] = spent[row, known] - segmentation.levels(spent[row, known])
+    return found
+
+
+def _lowest(spent: Floats) -> Floats:
+    """[2, R] what a host takes in its fastest steps: the most of a share of them, and the median of a few."""
+    few = np.sort(spent, axis=1)[:, :_ENOUGH]  # NaN comes last
+    return np.stack([np.nanquantile(spent, _LEAST, axis=1), np.median(few, axis=1)])
 
 
 def _ahead(timeline: Timeline) -> Bools:

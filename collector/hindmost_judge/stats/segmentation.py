@@ -7,6 +7,7 @@ the next, so that a change of the level counts once.
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,6 +62,13 @@ def segments(series: Floats, sigma: float) -> list[int]:
         for at in range(1, len(bounds) - 1):
             bounds[at] = _change(series, bounds[at - 1], bounds[at], bounds[at + 1])
     return bounds
+
+
+def levels(series: Floats) -> Floats:
+    """[S] the mean, without stalls, of the segment that each step is in."""
+    calm = clipped(series)
+    bounds = segments(calm, max(noise(calm), 1.0))
+    return np.repeat([calm[first:stop].mean() for first, stop in itertools.pairwise(bounds)], np.diff(bounds))
 
 
 def _partition(series: Floats, sigma: float, grid: Ints) -> list[int]:

@@ -1,0 +1,26 @@
+"""The invariant that users see: a verdict or a sentence explains who comes last in the table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hindmost_collector.judgement.verdict import Report
+
+#: A rank is seen to come last in this share of the collectives, with the others waiting for this share of a step.
+_MOSTLY, _MUCH = 0.5, 0.05
+
+
+def not_explained(report: Report) -> list[int]:
+    """Ranks that are last in most collectives with others waiting, and that no verdict and no sentence is about."""
+    said = [line for one in report.verdicts for line in one.evidence] + list(report.notes)
+    named = {rank for one in report.verdicts for rank in (*one.ranks, *one.victims)}
+    found = []
+    for row in report.ranks:
+        others = [other.wait_ms or 0.0 for other in report.ranks if other.rank != row.rank]
+        waited = max(min(others, default=0.0), row.caused_wait_ms or 0.0)
+        seen = (row.share_last or 0.0) > _MOSTLY and waited >= _MUCH * (row.step_ms or float("inf"))
+        told = row.rank in named or any(f"rank {row.rank} " in f"{line} " for line in said)
+        if seen and not told:
+            found.append(row.rank)
+    return found

@@ -1,0 +1,51 @@
+"""Jobs of the second simulator, whose hosts and GPUs are lanes of their own, are judged as what they are."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hindmost_collector.judge import judge
+
+from .explained import not_explained
+
+BENCH = Path(__file__).parents[2] / "bench/accuracy"
+
+
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The simulator's modules."""
+    monkeypatch.syspath_prepend(str(BENCH))
+    return lambda name: importlib.import_module(f"two_lanes{name}")
+
+
+@pytest.mark.parametrize(
+    ("family", "seed"),
+    [
+        ("host-bound, copy", 1003),  # of three hosts one 1 ms slower, in steps of 19 ms; clocks are off by up to 4
+        ("host-bound, step", 1003),
+        ("host-bound, copy", 21003),
+        ("host-bound, step", 11003),  # of two hosts; GPUs take as long as their hosts' optimizers and inputs
+        ("host-bound, step", 11006),  # slower in what is seen as two phases
+        ("host-bound, never", 1003),  # the others' hosts wait in the same phase, in all steps
+        ("host-bound, never", 1007),  # … in all steps but the first few
+        ("input-bound, never", 1000),  # clean; GPUs take 4 ms longer for a backward than their hosts
+    ],
+)
+def test_exactly_the_slow_hosts_are_named(bench: Any, family: str, seed: int) -> None:
+    """Ranks that cost 3 % of a step or more, and no others, at about what they cost."""
+    found = bench(".grade").grade(family, seed)
+    assert found["must"] == found["named"]
+    assert found["once"]
+    assert found["cost"] is None or found["cost"] == pytest.approx(1.0, rel=0.25)
+
+
+@pytest.mark.parametrize("paced", ["host-bound", "input-bound", "hidden"])
+def test_the_verdict_explains_the_table_of_a_simulated_job(bench: Any, paced: str) -> None:
+    """Wherever hosts wait for their GPUs, of small jobs with a fault."""
+    families = bench(".families")
+    for family in (name for name in families.FAMILIES if name.startswith(paced)):
+        small = next(job for seed in range(1, 99) if (job := families.job(family, seed)).ranks <= 4)
+        assert not_explained(judge(bench("").simulate(small).run)) == [], family
