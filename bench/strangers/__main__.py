@@ -39,6 +39,7 @@ ENVIRON = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
     "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
     "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
 }
 
@@ -110,7 +111,13 @@ def run(program: Program, disturbance: Disturbance, files: Path, folder: Path) -
         process = subprocess.Popen(
             line, cwd=folder, env=os.environ | ENVIRON, stdout=output, stderr=output, start_new_session=True
         )
-        job = Job({}, folder, lambda: process.poll() is None, lambda: os.killpg(process.pid, signal.SIGINT))
+        job = Job(
+            {},
+            folder,
+            lambda: process.poll() is None,
+            lambda: os.killpg(process.pid, signal.SIGINT),
+            program.settle,
+        )
         try:
             _disturb(job, program, disturbance, process.pid)
             process.wait(max(LONGEST_S - (time.monotonic() - began), 1.0))
@@ -120,7 +127,12 @@ def run(program: Program, disturbance: Disturbance, files: Path, folder: Path) -
             _end(process, job)
     wall = time.monotonic() - began
     foreign = (_busy_s() - busy - (_children_s() - used)) / wall
-    return {"exit_code": process.returncode, "wall_s": round(wall, 1), "other_work_cores": round(max(foreign, 0.0), 2)}
+    return {
+        "exit_code": process.returncode,
+        "wall_s": round(wall, 1),
+        "other_work_cores": round(max(foreign, 0.0), 2),
+        "queued_s": job.queued_s,
+    }
 
 
 def _disturb(job: Job, program: Program, disturbance: Disturbance, root: int) -> None:
@@ -133,8 +145,11 @@ def _disturb(job: Job, program: Program, disturbance: Disturbance, root: int) ->
         began = time.monotonic()
         if disturbance.act is not None:
             time.sleep(program.after)
+            while job.runs() and program.begins not in (job.folder / "output.txt").read_text():
+                time.sleep(0.02)
             disturbance.act(job)
         while job.runs() and time.monotonic() - began < LONGEST_S:
+            job.look()
             time.sleep(0.05)
 
 
@@ -194,6 +209,9 @@ def _judged(program: Program, runs: Path) -> list[dict[str, Any]]:
         truth = json.loads((folder / "truth.json").read_text())
         if disturbance.ended and truth["exit_code"] == 0:
             found.append(row | {"missing": "the job went on"})
+            continue
+        if disturbance.disappeared(truth.get("queued_s", {})):
+            found.append(row | {"missing": "other work made rank 0 wait for a CPU about as long"})
             continue
         found.append(row | truth | graded(disturbance, folder / "run"))
     return found

@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from programs import Program
 
 CGROUPS = Path("/sys/fs/cgroup")
+#: The disturbed rank waits for a CPU this many times as long as its peer, or other work disturbed that as much.
+_SHOWS = 1.5
 #: How long a rank is stopped for good before the job is ended.
 HANG_S = 14.0
 
@@ -34,18 +36,29 @@ class Job:
     folder: Path
     runs: Callable[[], bool]
     end: Callable[[], None]
+    settle: float = 0.0
+    #: Rank to the seconds for which its main thread waited for a CPU, as the kernel counted at the last look.
+    queued_s: dict[int, float] = field(default_factory=dict)
 
     def victim(self) -> int:
         """The process of rank 1."""
         return self.ranks[1][0]
+
+    def look(self) -> None:
+        """Read for how long the ranks have waited for a CPU."""
+        for rank, (process, *_) in self.ranks.items():
+            with contextlib.suppress(OSError, IndexError):
+                waited = int(Path(f"/proc/{process}/schedstat").read_text().split()[1])
+                self.queued_s[rank] = round(waited / 1e9, 2)
 
 
 @dataclass(frozen=True)
 class Disturbance:
     """What is done and what is true of it: who is to be named, of which kinds, for which causes.
 
-    ``ranks`` empty: no rank may be named. ``ended``: the job ends by it. ``before`` is put in front of the job's
-    command, ``start`` gets each rank as soon as it is there, ``act`` the job once it works.
+    ``ranks`` empty: no rank may be named. ``ended``: the job ends by it. ``queues``: it makes rank 1 wait for a CPU.
+    ``before`` is put in front of the job's command, ``start`` gets each rank as soon as it is there, ``act`` the job
+    once it works.
     """
 
     name: str
@@ -53,11 +66,16 @@ class Disturbance:
     kinds: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     ended: bool = False
+    queues: bool = False
     before: tuple[str, ...] = ()
     start: Callable[[Job], contextlib.AbstractContextManager[None]] | None = None
     act: Callable[[Job], None] | None = None
     applies: Callable[[Program], bool] = lambda _: True
     lacks: Callable[[], str | None] = lambda: None
+
+    def disappeared(self, queued_s: dict[str, float]) -> bool:
+        """Whether other work on the machine made the peer wait for a CPU about as long as this did rank 1."""
+        return self.queues and queued_s.get("1", 0.0) < _SHOWS * queued_s.get("0", 0.0)
 
     def applies_to(self, program: Program) -> bool:
         """Whether this program shows the disturbance."""
@@ -82,7 +100,7 @@ def _stop_and_go(stopped_s: float, every_s: float) -> Callable[[Job], None]:
 
 def _send(number: signal.Signals) -> Callable[[Job], None]:
     def act(job: Job) -> None:
-        time.sleep(4)
+        time.sleep(job.settle)
         with contextlib.suppress(ProcessLookupError):
             os.kill(job.victim(), number)
 
@@ -91,14 +109,14 @@ def _send(number: signal.Signals) -> Callable[[Job], None]:
 
 def _out_of_memory(job: Job) -> None:
     """What rank 1 allocates from now on is charged to a group with next to nothing."""
-    time.sleep(4)
+    time.sleep(job.settle)
     with _group("memory", job, limit_in_bytes=str(2 << 20)):
         while job.runs():
             time.sleep(0.05)
 
 
 def _hang(job: Job) -> None:
-    time.sleep(4)
+    time.sleep(job.settle)
     with contextlib.suppress(ProcessLookupError):
         os.kill(job.victim(), signal.SIGSTOP)
         time.sleep(HANG_S)
@@ -214,10 +232,13 @@ DISTURBANCES = {
             (1,),
             _SLOW,
             _HELD,
+            queues=True,
             start=lambda job: _group("cpu", job, cfs_period_us="100000", cfs_quota_us="50000"),
             lacks=_has_group("cpu"),
         ),
-        Disturbance("core shared with stress-ng", (1,), _SLOW, _HELD, start=_stressed_core, lacks=_has_stress),
+        Disturbance(
+            "core shared with stress-ng", (1,), _SLOW, _HELD, queues=True, start=_stressed_core, lacks=_has_stress
+        ),
         Disturbance("both ranks on one core", (0, 1), (), ("cpu_contention", "unknown"), before=("taskset", "-c", "0")),
         Disturbance(
             "disk at 4 MB/s",

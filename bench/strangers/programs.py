@@ -56,9 +56,10 @@ run 1500
 class Program:
     """How a program is started and what it needs.
 
-    ``command`` gets the folder of programs and the job's own; ``lacks`` says what is missing. Its ranks work
-    ``after`` s after they began; ``python``: an interrupt raises an exception in a rank; ``reads``: its ranks read
-    files all along. ``trains`` is false where no steps repeat for long enough to show that a rank is slow.
+    ``command`` gets the folder of programs and the job's own; ``lacks`` says what is missing. Its ranks work ``after``
+    s after they began and once they wrote ``begins``, and ``settle`` s later are killed or stopped. ``python``: an
+    interrupt raises an exception in a rank; ``reads``: its ranks read files all along. ``trains`` is false where no
+    steps repeat for long enough to show that a rank is slow.
     """
 
     name: str
@@ -68,6 +69,8 @@ class Program:
     python: bool = False
     reads: bool = False
     trains: bool = True
+    begins: str = ""
+    settle: float = 4.0
 
 
 def _debian(package: str, program: str) -> Callable[[Path], str | None]:
@@ -141,7 +144,16 @@ PROGRAMS = {
             python=True,
             reads=True,
         ),
-        Program("accelerate", _accelerate, _modules("torch", "accelerate"), 8.0, python=True, trains=False),
+        Program(
+            "accelerate",
+            _accelerate,
+            _modules("torch", "accelerate"),
+            0.0,
+            python=True,
+            trains=False,
+            begins="**Training integration test**",
+            settle=0.3,
+        ),
         Program(
             "DeepSpeed",
             lambda _, __: [*TORCHRUN, str(HERE / "deepspeed_loop.py")],

@@ -29,10 +29,11 @@ def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
     names = sorted({rank for one in report.verdicts for rank in one.ranks})
     if disturbance.ended:
         first = re.findall(r"rank (\d+)\b.* died first", said or "")
-        hung = [one for one in report.verdicts if one.kind in disturbance.kinds and list(one.ranks) == [1]]
-        right = first == ["1"] if first else bool(hung)
+        hung = [list(one.ranks) for one in report.verdicts if one.kind in disturbance.kinds]
+        hung += [list(one.ranks) for one in report.job.stalls]
+        right = first == ["1"] if first else [1] in hung
         return {"verdicts": verdicts, "said": said, "names_right": right, "cause_right": True}
-    right = names == list(disturbance.ranks) or (len(disturbance.ranks) > 1 and not names)
+    right = names == list(disturbance.ranks)
     of_kind = [one for one in report.verdicts if one.ranks and (not disturbance.kinds or one.kind in disturbance.kinds)]
     cause = all(one.cause in disturbance.causes for one in of_kind) if disturbance.ranks else True
     return {"verdicts": verdicts, "said": said, "names_right": right, "cause_right": cause}

@@ -16,6 +16,7 @@ from hindmost_collector.judgement import (
     advice,
     bound,
     coming_last,
+    endings,
     fell_silent,
     hosts_unseen,
     majority,
@@ -86,6 +87,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     blocks, aside, notes = _compared(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     stop = hang.find(run, p99, settings)
+    if stop is not None and not stop.seen and endings.first_to_die(run)[0]:  # what ended the job was no hang
+        stop = None
     stalls, told_of_stalls = stood_still.find(run, blocks, settings) if stop is None else ((), [])
     found, told_of_silence = _ended(run, blocks, stop, p99, settings)
     notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
@@ -132,7 +135,7 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned
         return None, [], []
     by_work = lanes.by_work(blocks, settings)
     by_work = by_work if by_work.lanes is not None else fed.late_by_hosts(blocks, run)
-    blocks, aside, notes = planned.aside(by_work, run.steps, settings)
+    blocks, aside, notes = planned.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     return of_three.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
 
 
@@ -270,6 +273,7 @@ def _late(
         habits, by_chance, even = _uncounted(habits, blocks, even, timed, settings)
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, blocks, settings)
+    habits = habits if habits or stalls else straggler.of_stopped(blocks, settings)
     found, notes = of_habits(habits, blocks, settings, even)
     named = {rank for one in found for rank in one.ranks}
     stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as persistent

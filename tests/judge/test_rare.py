@@ -46,6 +46,23 @@ def test_stalls_that_hit_any_of_two_ranks_name_neither() -> None:
     assert _named(late) == []
 
 
+def test_five_stalls_name_one_of_two_ranks_that_was_seen_to_stall() -> None:
+    """One of two has five of five in one job of sixteen: that is chance, unless another measurement shows it."""
+    late = np.zeros((2, STEPS))
+    late[1, 10:135:25] = 3.0
+    assert _named(late) == []
+    assert [one.row for one in rare.find(late, LEAST, FEWEST, witnessed=[1])] == [1]
+    assert rare.find(late, LEAST, FEWEST, witnessed=[0]) == []
+
+
+def test_larger_stalls_of_the_same_rank_count_for_it() -> None:
+    """Of the six largest events of two ranks all are one's, though one of them is larger by half."""
+    late = np.zeros((2, STEPS))
+    late[1, 10:135:25] = 3.0
+    late[1, 160] = 4.5
+    assert _named(late) == [1]
+
+
 def test_a_stall_over_several_steps_is_one() -> None:
     """It is as large as its largest step, and is in that step."""
     found = rare.events(np.array([[0.0, 0.2, 0.5, 0.3, 0.0, 0.4], [0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]), LEAST)

@@ -98,6 +98,13 @@ RECORDINGS = {
     "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
     "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
     "gloo-observed-stopped-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=24.0),
+    # The same in collectives only, in steps of 1 s, and beside queues for CPUs; 30 ms every 100 ms.
+    "gloo-observed-stopped-in-collectives-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=5.0),
+    "mpi-observed-stopped-in-long-steps-rank1": Expected(("intermittent",), (1,), cause="unknown"),
+    "mpi-observed-stopped-beside-queues-rank1": Expected(("intermittent",), (1,), cause="unknown"),
+    "mpi-observed-stopped-often-rank1": Expected(("straggler",), (1,), cause="stopped", since=0),
+    "horovod-observed-stopped-often-rank1": Expected(("straggler",), (1,), cause="stopped"),
+    "gloo-observed-quota-rank1": Expected(("intermittent",), (1,), cause="cpu_contention"),
     "gloo-observed-uneven-lengths": Expected(("uneven_workload",), cause="workload", cost_ms=24.0),
     "gloo-observed-unmeasured-rank1": Expected(("insufficient_data",)),
     # Batch norm under DDP: its buffers' broadcast makes rank 0 wait for rank 1, and others wait for rank 0.

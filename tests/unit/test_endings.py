@@ -53,6 +53,14 @@ def test_who_was_missed_first_died_first() -> None:
     assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
 
 
+def test_who_was_missed_before_the_kernel_reported_another_s_end_died_first() -> None:
+    """Of rank 1 an agent saw only that it was gone, and 1.2 s later a launcher ended rank 0."""
+    run = ended([(VANISHED, 6.2), (VANISHED, 5)])
+    run.rank_states["ended_ns"][0] = 6.2 * SECOND
+    run.rank_states["exit_status"][0] = 15
+    assert endings.first_to_die(run) == ([1], ", 1.2 s before rank 0")
+
+
 def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
     """A launcher kills the rest within milliseconds: then the collective that one had not entered tells."""
     run = ended([(VANISHED, 9)] * 4, in_flight=entered([0, 2, 3]))

@@ -27,11 +27,20 @@ RECORDINGS = ROOT / "tests/fixtures/recordings"
         ("mpi-observed-even-1", "half a core by quota", False),
         ("mpi-observed-died-rank1", "killed", True),
         ("mpi-observed-even-1", "killed", False),
+        ("mpi-observed-killed-in-setup-rank1", "killed", True),  # while all computed for 6 s, without a call
     ],
 )
 def test_a_run_is_right_if_who_was_disturbed_is_named(recording: str, disturbance: str, right: bool) -> None:
     """And if none is, in one that was not."""
     assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["names_right"] is right
+
+
+def test_a_disturbance_that_other_work_repeats_on_the_peer_is_none() -> None:
+    """The kernel counts for how long both wait for a CPU."""
+    stress = DISTURBANCES["core shared with stress-ng"]
+    assert stress.disappeared({"0": 9.4, "1": 9.2})
+    assert not stress.disappeared({"0": 2.4, "1": 6.9})
+    assert not DISTURBANCES["killed"].disappeared({"0": 9.4, "1": 9.2})
 
 
 def test_the_table_stands_between_its_marks_and_lists_what_is_missing() -> None:

@@ -10,7 +10,7 @@ import numpy as np
 from hindmost_judge.stats import rare
 
 from hindmost_collector.detectors import chance, stall_sets
-from hindmost_collector.explain import slow_input
+from hindmost_collector.explain import slow_input, stopped
 from hindmost_collector.robust import median
 from hindmost_collector.timeline import calm_peers, roles
 
@@ -49,8 +49,10 @@ def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> li
 
     Delay that belongs to ``habits`` is not a stall that could hide another rank's stalls.
     """
-    if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
+    if len(blocks.ranks) < 2:
         return []
+    if len(blocks.steps) < 2 * settings.min_steps:
+        return _of_intervals(blocks, settings)
     excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
     mate = roles.mates(blocks.role)
     found = [one for one in _large(blocks, excess, settings) if not _in_turn(blocks.excess, one, mate)]
@@ -107,17 +109,38 @@ def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     owners = _owners(stalled, each, settings, picked)
     found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
     found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
-    return found or _of_one_size(excess, settings.stall_effect * blocks.step_ns, settings)
+    told = {row for one in found for row in one.rows}
+    return [*found, *(one for one in _of_one_size(blocks, excess, settings) if told.isdisjoint(one.rows))]
 
 
-def _of_one_size(excess: Floats, least: float, settings: Settings) -> list[Stalls]:
-    """Those whose stalls are few and alike."""
-    found = rare.find(excess, least, settings.min_stalls)
+def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
+    """Those whose stalls are few and alike: in steps, else in their intervals."""
+    found = _worth_it(excess, blocks, settings)
     return [
         replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.by_chance)
         for one in found
-        if one.share >= settings.min_stall_share
-    ]
+    ] or _of_intervals(blocks, settings)
+
+
+def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
+    """The same in single intervals, as far as their steps show it: several stalls may be in one step, or half of one
+    beside a peer's."""
+    if blocks.overlapped:
+        return []
+    late = np.nan_to_num(np.minimum(blocks.segments, blocks.excess[:, blocks.segment_step]))
+    found = []
+    for one in _worth_it(late, blocks, settings):
+        steps = np.unique(blocks.segment_step[one.steps])
+        typical = float(median(blocks.excess[one.row, steps]))
+        found.append(Stalls((one.row,), steps, typical, one.share, owned=1 - one.by_chance))
+    return found
+
+
+def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[rare.Rare]:
+    """Rows of ``late`` [R, K] ns with a few delays of one size that are worth it, and are mostly theirs."""
+    found = rare.find(late, settings.stall_effect * blocks.step_ns, settings.min_stalls, stopped.seen(blocks))
+    least = settings.min_effect * float(np.nansum(blocks.period))
+    return [one for one in found if one.share >= settings.min_stall_share and one.size * len(one.steps) >= least]
 
 
 #: A small stall counts if it is this many times the distance from the typical rank's least late tenth to its median:

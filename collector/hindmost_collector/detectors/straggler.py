@@ -20,6 +20,7 @@ from hindmost_collector.detectors import (
     worth_a_look,
 )
 from hindmost_collector.detectors.episodes import SHORTEST, Layer
+from hindmost_collector.explain import stopped
 from hindmost_collector.robust import (
     MAD_TO_SIGMA,
     MEDIAN_COST,
@@ -113,6 +114,19 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
         habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [habit] if habit is not None else []
     return _beside_a_crowd(sorted(found, key=lambda habit: -habit.excess), ranks)
+
+
+def of_stopped(blocks: Blocks, settings: Settings) -> list[Habit]:
+    """Ranks late on the whole that samples show stopped as often as that takes: that is no noise, however they vary."""
+    found = []
+    for row in stopped.seen(blocks):
+        late = blocks.excess[row][~np.isnan(blocks.excess[row])]
+        level = float(median(late)) if len(late) else 0.0
+        worth = level >= settings.effect(len(blocks.ranks)) * blocks.step_ns
+        if worth and stopped.bears_out(blocks, row, level / blocks.step_ns):
+            z, steady = level / max(standard_error(late), 1.0), float(np.mean(block_medians(late) >= level / 2))
+            found.append(Habit(row, 0, len(blocks.steps), level, z, steady, settings.min_spread_ratio, 1.0))
+    return found
 
 
 def _beside_a_crowd(habits: list[Habit], ranks: _Ranks) -> list[Habit]:

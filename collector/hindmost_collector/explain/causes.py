@@ -251,14 +251,14 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
 
     The steps have the main thread only, which waits in backward for the thread that computes it.
     """
-    waited = starving.of_process(blocks, row, columns)
-    if not waited or waited[0] < settings.starved * average(blocks.period[columns]):
+    waited = starving.unseen(blocks, row, columns)
+    if waited < settings.starved * average(blocks.period[columns]):
         return 0.0
     marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
     late = max(average(blocks.excess[row, columns]) - marked, 0.0)
     if len(columns) < len(blocks.steps) / 2:  # a sample speaks of a second, in which few steps are struck
-        waited = [*waited, starving.share(blocks, row) * late]
-    return float(min(max(waited), late))
+        waited = max(waited, starving.share(blocks, row) * late)
+    return float(min(waited, late))
 
 
 def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> None:

@@ -36,10 +36,24 @@ def of_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: float) 
 
 
 def share(blocks: Blocks, row: int) -> float:
-    """0 to 1: how much of the time that a rank was late, all steps together, it may have waited for a CPU."""
-    waited = max(of_process(blocks, row, np.arange(len(blocks.steps))), default=0.0)
+    """0 to 1: how much of the time that a rank was late, all steps together, it may have waited for a CPU unseen."""
     late = average(blocks.excess[row])
-    return float(np.clip(waited / late, 0.0, 1.0)) if late > 0 else 0.0
+    return float(np.clip(unseen(blocks, row, np.arange(len(blocks.steps))) / late, 0.0, 1.0)) if late > 0 else 0.0
+
+
+#: The probe saw the queueing of the main thread if it saw this part of what the kernel counted.
+_SEEN = 0.5
+
+
+def unseen(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step for which a rank may have waited for a CPU unseen, beyond its peers: all its threads, or all but its
+    main thread where the probe saw that one queue. 0 where unmeasured."""
+    found = of_process(blocks, row, columns)
+    queue, rates = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.gauge("runqueue")
+    if not found or queue is None or rates is None:
+        return max(found, default=0.0)
+    seen = float(np.nan_to_num(mean(queue)[row])) >= _SEEN * float(rates[row]) * average(blocks.period)
+    return max(found[-1] - found[0], 0.0) if seen else max(found)
 
 
 def of_process(blocks: Blocks, row: int, columns: Array) -> list[float]:

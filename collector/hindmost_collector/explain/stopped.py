@@ -10,9 +10,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.stats import rare
 
 from hindmost_collector.explain.telemetry import Metrics
 from hindmost_collector.judgement import wording
+from hindmost_collector.robust import median, peers_median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +30,8 @@ METRIC = "hindmost_process_stopped"
 _MOST = 0.5
 #: A debugger or a tracer may stop a process for a moment: one sample shows no more than that.
 _SAMPLES = 2
+#: So few samples of a rank that is stopped for as long as it is late are chance in one job of so many.
+_SELDOM = 0.05
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,56 @@ def during(run: Run, since: int, until: int) -> dict[int, float]:
     return {rank: lasted for rank, lasted in seconds.items() if lasted >= _MOST * (until - since) / 1e9}
 
 
+def seen(blocks: Blocks) -> list[int]:
+    """Rows that were stopped at a sample, unless most were, as a job that a scheduler suspends."""
+    counts = _counted(blocks, np.arange(len(blocks.steps)))
+    rows = [row for row, (stops, _) in counts.items() if stops]
+    return rows if len(rows) <= len(blocks.ranks) / 2 else []
+
+
+def bears_out(blocks: Blocks, row: int, share: float) -> bool:
+    """Whether samples show a rank stopped as often as one is that stops make late by this ``share`` of the time."""
+    stops, samples = _counted(blocks, np.arange(len(blocks.steps))).get(row, (0, 0))
+    return row in seen(blocks) and 1 - rare.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
+
+
+def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
+    """The same with what a rank held up when it was stopped inside collectives as a delay of its own.
+
+    All ranks leave such a collective late and alike. Only samples say whose stop it was: where they show one rank
+    stopped, as often as these delays last, and the delays are of one size.
+    """
+    rows = seen(blocks)
+    if len(rows) != 1 or blocks.overlapped or np.isnan(blocks.transfer).all(axis=0).any():
+        return blocks
+    extra = np.zeros_like(blocks.excess)
+    extra[rows[0]] = np.nanmin(blocks.transfer, axis=0) - median(np.nanmin(blocks.transfer, axis=0))
+    found = rare.find(extra, settings.stall_effect * blocks.step_ns, settings.min_stalls, rows)
+    steps = found[0].steps if found else np.zeros(0, np.int64)
+    if not found or not bears_out(blocks, rows[0], float(extra[rows[0], steps].sum() / np.nansum(blocks.period))):
+        return blocks
+    late, held = np.zeros_like(extra), np.zeros_like(blocks.segments)
+    late[:, steps] = extra[:, steps]
+    held[:, np.searchsorted(blocks.segment_step, steps)] = extra[:, steps]
+    return replace(
+        blocks,
+        own=blocks.own + late,
+        excess=blocks.excess + late - peers_median(late),
+        segments=blocks.segments + held - peers_median(held),
+        transfer=blocks.transfer - late[rows[0]],
+        wait=blocks.wait + late[rows[0]] - late,
+    )
+
+
+def _counted(blocks: Blocks, columns: Array) -> dict[int, tuple[int, int]]:
+    """Row to the samples in these steps at which the rank was stopped, and to all of them."""
+    taken = blocks.samples.taken("stopped", columns) if blocks.samples is not None else None
+    if taken is None:
+        return {}
+    row, value = taken
+    return {one: (int((value[row == one] > 0).sum()), int((row == one).sum())) for one in np.unique(row).tolist()}
+
+
 def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list[str]:
     """A sentence on the ranks that were stopped and that no verdict or stall names as such."""
     named = {rank for one in verdicts if one.cause == "stopped" for rank in one.ranks}
@@ -82,15 +136,12 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
 
     The share of samples in which a rank was stopped is set against the share of time by which it is late.
     """
-    if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown" or blocks.samples is None:
+    if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown":
         return verdict
     first, end = np.searchsorted(blocks.steps, [verdict.since_step or 0, verdict.until_step or blocks.steps[-1] + 1])
     columns = np.arange(first, end)
-    taken = blocks.samples.taken("stopped", columns)
-    if taken is None:
-        return verdict
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
-    counts = {row: (int((taken[1][taken[0] == row] > 0).sum()), int((taken[0] == row).sum())) for row in rows}
+    counts = {row: _counted(blocks, columns).get(row, (0, 0)) for row in rows}
     if not rows or any(stopped < _SAMPLES for stopped, _ in counts.values()):
         return verdict
     explained = min(_explained(blocks, row, columns, *counts[row]) for row in rows)

@@ -101,12 +101,15 @@ def _missed_first(run: Run) -> tuple[list[int], str]:
     gone = _gone(run)
     if not gone:
         return [], ""
-    when = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True))
-    earliest = min(when[rank] for rank in gone)
-    early = [rank for rank in gone if when[rank] < earliest + LOOK_NS]
+    table = run.rank_states
+    states = zip(*(table[name].tolist() for name in ("rank", "time_ns", "ended_ns")), strict=True)
+    known = {rank: (ended if ended >= 0 else seen - LOOK_NS, seen) for rank, seen, ended in states}
+    first = min(known[rank][1] for rank in gone)
+    early = [rank for rank in gone if known[rank][0] <= first]
     later = [rank for rank in gone if rank not in early]
     if later:
-        return early, f", {(min(when[rank] for rank in later) - earliest) / 1e9:.1f} s before {names(later)}"
+        after = min(known[rank][1] for rank in later) - first
+        return early, f", {after / 1e9:.1f} s before {names(later)}"
     if len(gone) == 1:
         return gone, ""
     stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))

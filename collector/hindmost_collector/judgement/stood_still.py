@@ -62,8 +62,11 @@ def beside(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verd
     if not stalls:
         return found
     advice = tuple(_advice(stalls[-1], run))
+    why = _why(stalls)
     return [
-        replace(one, evidence=(_why(stalls), *one.evidence), advice=advice) if one.kind == "balanced" else one
+        one
+        if one.ranks or one.kind not in ("balanced", "insufficient_data")
+        else replace(one, evidence=(why, *one.evidence), advice=advice)
         for one in found
     ]
 

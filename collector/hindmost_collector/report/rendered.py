@@ -79,7 +79,7 @@ def _over(report: Mapping[str, Any]) -> list[RenderedVerdict]:
 def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdict:
     stalls, slowed = report["job"].get("stalls") or (), report["job"].get("slowed")
     kind, cost, sure = one["kind"], _cost(one), _sure(one)
-    if kind == "balanced" and stalls:
+    if kind in ("balanced", "insufficient_data") and stalls and not one["ranks"]:
         kind, (head, what), sure = "stalled", _stalled(stalls), ""
         cost = _cost_of_stalls(stalls, report["job"].get("duration_s"))
     elif kind == "balanced" and slowed and slowed["until_step"] is None:

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, lgamma, log
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -67,9 +71,10 @@ def events(late: Floats, least: float) -> Events:
     return Events(row[at], step[at], size[at])
 
 
-def find(late: Floats, least: float, fewest: int) -> list[Rare]:
+def find(late: Floats, least: float, fewest: int, witnessed: Collection[int] = ()) -> list[Rare]:
     """Rows of ``late`` [R, S] (ns) with at least ``fewest`` events of one size, no smaller than ``least`` ns.
 
+    Rows that were ``witnessed`` to stall do not have all events of one size by chance.
     Source: the binomial tail, family-wise over rows and sizes (Bonferroni).
     """
     found, ranks = events(late, least), len(late)
@@ -89,8 +94,9 @@ def find(late: Floats, least: float, fewest: int) -> list[Rare]:
         low, count, as_large = float(own[best]), int(counts[best]), int(larger[best])
         of_size = int(np.searchsorted(order, ALIKE * low, side="right")) - int(np.searchsorted(order, low))
         any_size = ranks * sizes * tail(count, as_large, _BY_CHANCE_ALIKE / ranks)
-        one_size = ranks * tail(count, of_size, 1 / ranks)
         as_large_own = len(own) - best
+        one_size = ranks * min(tail(count, of_size, 1 / ranks), tail(as_large_own, as_large, 1 / ranks))
+        one_size = 0.0 if row in witnessed else one_size
         between = int(np.diff(np.searchsorted(own, [low / ALIKE**2, low / ALIKE]))[0])
         two_states = between <= _BETWEEN * as_large_own <= _BETWEEN * _SELDOM * late.shape[1]
         if two_states and count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
