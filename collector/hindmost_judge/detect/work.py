@@ -22,7 +22,7 @@ _SURE = 4.5
 _SAME = 0.5
 #: Steps that a delay lasts at least, and the least share of all unless it is large: hosts wander for tens of steps.
 _SHORTEST, _LASTING = 10, 0.125
-#: A host that is ahead of its GPU in more of the steps than this holds up no other, and may wait where it seems to work.
+#: A host that is ahead of its GPU in more steps than this holds up no other, and may wait where it seems to work.
 _AHEAD = 0.5
 #: With fewer steps than this only what is large is known from what hosts wander.
 _FEW = 40
