@@ -72,7 +72,7 @@ def test_several_ranks_are_spoken_of_as_several() -> None:
 def test_of_several_ranks_one_delay_is_taken_apart() -> None:
     """Their typical delay and the delay that causes add up to are two numbers."""
     pair = [{"rank": rank, "compute": 3.0 + rank / 10} for rank in (2, 6)]
-    assert "rank 6: all of its 3.6 ms delay per step is computing" in _report(*pair, ranks=8)
+    assert "rank 6: 3.6 ms delay per step, all of it computing" in _report(*pair, ranks=8)
 
 
 def test_too_little_for_a_cause_is_given_as_its_share() -> None:
@@ -287,7 +287,7 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
 def test_a_stall_is_reported_with_its_own_length_not_a_step_s() -> None:
     """What it exceeds a usual step by is not what all steps do; that its GPU idles meanwhile is no second cause."""
     cause = Cause("input", 1.0, shares_ns=(("idle", 4e7), ("input", 1.16e8)))
-    assert wording.shares(4e7, cause, per="in such a step")[0] == "all of its 40.0 ms delay in such a step is input"
+    assert wording.shares(4e7, cause, per="in such a step")[0] == "40.0 ms delay in such a step, all of it input"
     assert wording.shares(4e7, cause)[1].startswith("input takes 116 ms longer per step, 40.0 ms of it costs time")
 
 

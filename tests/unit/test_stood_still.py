@@ -10,6 +10,7 @@ import pytest
 from hindmost.attach.stacks import UNREAD
 from hindmost_collector.judge import judge
 from hindmost_collector.model import COLLECTIVES, NONBLOCKING, empty
+from hindmost_collector.report import text
 from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.stream.chunk import from_rows
 
@@ -45,7 +46,7 @@ def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
     assert [one.kind for one in report.verdicts] == ["balanced"]
     assert [note.split("; ") for note in report.notes] == [
         [
-            "stall 25.0 s without progress, 0.4 to 25.4 s",
+            "stall 25.0 s without progress, from 0.4 s after the job's start",
             "2 ranks waited for rank 1 in all_reduce number 40",
             "rank 1 was at train.py:4, in work()",
             "its threads are in stacks/1.txt of the run directory",
@@ -75,6 +76,8 @@ def test_the_headline_says_that_the_job_stalled_and_for_which_rank() -> None:
     """The report does not say that there is nothing to act on next to a note on 25 lost seconds."""
     report = judge(looked_at(stalled(25.0), (1, 5.0, STACK))).to_dict()
     (shown,) = with_rendered(report)["rendered"]
+    assert text.render(report).count("without progress") == 1
+    assert text.render(report, explain=True).count("without progress") == 2
     assert (shown["head"], shown["what"]) == ("HUNG", "for 25.0 s, then went on: rank 1 did not arrive")
     assert shown["kind"] == "stalled"
     assert shown["why"][0].startswith("25.0 s without progress")

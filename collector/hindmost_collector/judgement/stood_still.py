@@ -128,13 +128,14 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
 
 def _sentence(run: Run, stall: Stall, gap: _Gap) -> str:
     nodes = whole_nodes(run, stall.ranks) if stall.ranks else []
-    return "; ".join(["stall " + "; ".join(_in_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
+    return "; ".join([wording.STALL + "; ".join(_in_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
 
 
 def _in_words(stall: Stall) -> list[str]:
     """When nothing moved, and who waited for whom."""
-    when = f"{stall.until_s - stall.since_s:.1f} s without progress, {stall.since_s:.1f} to {stall.until_s:.1f} s"
-    seconds = {int(rank): lasted for rank, lasted in stall.stopped_s.items()}
+    lasted = stall.until_s - stall.since_s
+    when = f"{lasted:.1f} s without progress, from {stall.since_s:.1f} s after the job's start"
+    seconds = {int(rank): halted for rank, halted in stall.stopped_s.items()}
     found = [wording.stopped(seconds)] if seconds else []
     if not stall.waiting:
         return [when, *found]

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
 UNMEASURED = "\N{EN DASH}"
 
 
+#: How a note on a stall begins.
+STALL = "stall "
+
+
 def duration(ms: float | None) -> str:
     """Milliseconds with as many digits as a reader can use; beyond ten thousand, seconds; a dash where unmeasured."""
     if ms is None:
@@ -283,7 +287,7 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
         return ["no measurement explains the delay"]
     found = f"{ms(excess)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
     if len(known) == 1 and ms(known[0][1]) == ms(excess):
-        found = f"all of its {ms(excess)} delay {per} is {MEASURES.get(known[0][0], known[0][0])}"
+        found = f"{ms(excess)} delay {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
     if _two(excess, cause):
         return [found]
     if named or cause.remark or cause.explained is None:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.judgement.verdict import STOPS
+from hindmost_collector.judgement.wording import STALL
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import overlap, rendered
 
@@ -36,7 +37,7 @@ _NOTES = 2
 #: How the rest of the evidence is asked for.
 EXPLAIN = "hindmost report PATH --explain"
 #: What the numbers of a verdict are, with all its evidence.
-_MEANS = "sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
+_MEANS = "how sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
 
 
 def render(
@@ -69,14 +70,16 @@ def render(
     waste = headline.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
-    for note in notes if explain else notes[:_NOTES]:
+    said = not explain and any(one.kind == "stalled" for one in shown)  # the verdict has the rest of such a note
+    told = [note for note in notes if not (said and note.startswith(STALL))][: None if explain else _NOTES]
+    for note in told:
         page.print(labelled("NOTE", note, "dim"))
     hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
-    left = 0 if explain else hidden + len(notes[_NOTES:]) + bool(waste)
+    left = 0 if explain else hidden + len(notes) - len(told) + bool(waste)
     if left:
         page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"), soft_wrap=True)
     if explain and any(one.cost for one in shown):
-        page.print(labelled("", _MEANS, "dim"))
+        page.print(labelled("NOTE", _MEANS, "dim"))
     if explain or ranks is not None or not stopped:  # no column shows a stop
         _print_ranks(page, report, ranks)
     return written(page)
