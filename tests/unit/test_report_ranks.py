@@ -1,7 +1,8 @@
-"""``hindmost report --ranks``: which ranks the table shows."""
+"""``hindmost report``: which ranks its table shows, and the command for all evidence."""
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 import pytest
@@ -45,6 +46,23 @@ def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, capsys: pyte
     assert main(["report", str(traces), "--ranks", "2-3,9"]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:4].strip().isdigit()]
     assert rows == ["2", "3"]
+
+
+def test_the_command_for_the_rest_can_be_typed_and_prints_it(
+    traces: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """With the thresholds that were set; a path with a blank is quoted."""
+    spaced = tmp_path / "my traces"
+    spaced.symlink_to(traces)
+    assert main(["report", str(spaced), "--set", "min_effect=0.5"]) == 0
+    short = capsys.readouterr().out
+    count, _, command = next(line for line in short.splitlines() if " --explain" in line).partition(": ")
+    name, *words = shlex.split(command)
+    assert (name, words[:2]) == ("hindmost", ["report", str(spaced)])
+    assert "min_effect=0.5" in words
+    assert main(words) == 0
+    more = int(count.split()[0])
+    assert len(capsys.readouterr().out.splitlines()) >= len(short.splitlines()) - 1 + more
 
 
 @pytest.mark.parametrize(("waited", "columns"), [(3.0, ["caused wait", "self time"]), (None, ["self time"])])
