@@ -37,7 +37,7 @@ class Job:
     runs: Callable[[], bool]
     end: Callable[[], None]
     settle: float = 0.0
-    #: Rank to the seconds for which its main thread waited for a CPU, as the kernel counted at the last look.
+    #: Rank to the seconds for which its main thread waited for a CPU, as the kernel counted when it was last read.
     queued_s: dict[int, float] = field(default_factory=dict)
 
     def victim(self) -> int:

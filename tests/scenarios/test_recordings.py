@@ -98,7 +98,7 @@ RECORDINGS = {
     "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
     "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
     "gloo-observed-stopped-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=24.0),
-    # The same in collectives only, in steps of 1 s, and beside queues for CPUs; 30 ms every 100 ms.
+    # The same in collectives only, in steps of 1 s, and with queues for CPUs; 30 ms every 100 ms.
     "gloo-observed-stopped-in-collectives-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=5.0),
     "mpi-observed-stopped-in-long-steps-rank1": Expected(("intermittent",), (1,), cause="unknown"),
     "mpi-observed-stopped-beside-queues-rank1": Expected(("intermittent",), (1,), cause="unknown"),

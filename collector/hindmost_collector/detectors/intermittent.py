@@ -124,7 +124,7 @@ def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Sta
 
 def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
     """The same in single intervals, as far as their steps show it: several stalls may be in one step, or half of one
-    beside a peer's."""
+    next to a peer's."""
     if blocks.overlapped:
         return []
     late = np.nan_to_num(np.minimum(blocks.segments, blocks.excess[:, blocks.segment_step]))
