@@ -36,7 +36,7 @@ def of_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: float) 
 
 
 def share(blocks: Blocks, row: int) -> float:
-    """0 to 1: how much of the time that a rank was late, all steps together, it may have waited for a CPU unmeasured."""
+    """0 to 1: how much of the time that a rank was late, in all steps, it may have waited for a CPU unmeasured."""
     late = average(blocks.excess[row])
     return float(np.clip(unseen(blocks, row, np.arange(len(blocks.steps))) / late, 0.0, 1.0)) if late > 0 else 0.0
 
@@ -46,7 +46,7 @@ _SEEN = 0.5
 
 
 def unseen(blocks: Blocks, row: int, columns: Array) -> float:
-    """Ns a step for which a rank may have waited for a CPU unmeasured, beyond its peers: all its threads, or all but its
+    """Ns a step for which a rank may wait for a CPU unmeasured, beyond its peers: all its threads, or all but its
     main thread where the probe saw that one queue. 0 where unmeasured."""
     found = of_process(blocks, row, columns)
     queue, rates = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.gauge("runqueue")
