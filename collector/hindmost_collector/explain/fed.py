@@ -6,6 +6,9 @@ their own hosts set the pace. These take nearly as long between any two marks th
 begins, it has its input, each operation is enqueued, it ends. Where one host takes longer there, it is slow; where
 another does, that one waits, also for its own GPU, whose queue is full once it is steps behind. What a host needs
 shows before that.
+
+Where all ranks meet at once, hosts are lanes (:mod:`hindmost_collector.timeline.lanes`). This stays for those that
+gather parameters, pass on micro-batches, or wait in several places.
 """
 
 from __future__ import annotations
@@ -68,9 +71,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
             if slower is not None:
-                computes = float(median(computed[row, few]))
-                usual = 0.0 if blocks.overlapped else _as_with_work(blocks.excess[row], fed[row], few)
-                slower = max(slower, computes, usual)
+                slower = max(slower, float(median(computed[row, few])))
             if slower is not None and slower < excess:
                 share[row, few] = slower / excess
     if (share == 1.0).all():
@@ -91,17 +92,6 @@ def _computed(blocks: Blocks) -> Floats:
     if blocks.starved is None:
         return np.zeros(blocks.excess.shape)
     return np.nan_to_num(roles.beyond_peers(blocks.own - blocks.starved, blocks.role))
-
-
-def _as_with_work(excess: Floats, fed: Array, steps: Ints) -> float:
-    """Ns that a rank is late in as many steps around these (indices) in which its GPU had work queued.
-
-    While it also waits for its host it computes no less. 0 where there are fewer such steps, and for overlapped
-    collectives: their delay shows at one place of the step, for its waiting and its work alike.
-    """
-    around = np.arange(max(steps[0] - _WINDOW, 0), min(steps[-1] + _WINDOW + 1, len(fed)))
-    calm = excess[around[~fed[around]]]
-    return float(np.nan_to_num(median(calm))) if len(calm) >= max(len(steps), _ENOUGH) else 0.0
 
 
 def _alike(steps: Ints, late: Floats) -> list[Ints]:
