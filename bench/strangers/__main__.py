@@ -4,7 +4,8 @@
     python bench/strangers --programs DIR table --runs DIR --write
 
 ``run`` starts each program under each disturbance, undisturbed ones three times, and keeps the run directories. It
-goes on where it was stopped, and stops itself after ``--seconds``. ``table`` judges all of them with the code as it
+goes on where it was stopped, and stops itself after ``--seconds``. ``costs`` runs disturbances that take CPU time,
+each between two undisturbed runs, on a machine without other work. ``table`` judges all of them with the code as it
 is, prints what is right, and with ``--write`` stores it in ``bench/results/strangers.json`` and in
 ``docs/explanation/accuracy.md``. Rank 1 of two is disturbed; other work on the machine meanwhile is given in cores.
 """
@@ -28,10 +29,12 @@ from typing import Any
 from disturbances import DISTURBANCES, Disturbance, Job
 from page import DOCUMENT, NOT_RUN, RESULTS, document, printed, results
 from programs import PROGRAMS, Program
-from truth import graded
+from truth import cost, graded
 
 #: Undisturbed runs of each program, and the longest that a run may take.
 CLEAN, LONGEST_S = 3, 90.0
+#: Disturbances whose cost is measured, too.
+COSTS = ("half a core by quota", "core shared with stress-ng", "both ranks on one core")
 #: What launchers call a process's rank.
 RANK = re.compile(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|HOROVOD_RANK|RANK)=(\d+)(?=\0|$)")
 SHELLS = {"sh", "bash", "dash"}
@@ -49,7 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--programs", type=Path, required=True, help="folder of the programs that no package has")
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("run", "table"):
+    for name in ("run", "costs", "table"):
         command = commands.add_parser(name)
         command.add_argument("--runs", type=Path, required=True, help="folder of the run directories")
         command.add_argument("--only", action="append", choices=PROGRAMS, help="only this program")
@@ -63,11 +66,13 @@ def main() -> int:
         why = program.lacks(programs)
         missing |= {name: why} if why else {}
     chosen = [PROGRAMS[name] for name in args.only or PROGRAMS if name not in missing]
+    if args.command == "costs":
+        return _run_costs(chosen, programs, args.runs.resolve())
     if args.command == "run":
         print("".join(f"missing: {name}: {why}\n" for name, why in missing.items()), end="")
         return _run_all(chosen, args.disturbance or list(DISTURBANCES), programs, args.runs.resolve(), args.seconds)
     rows = [row for one in chosen for row in _judged(one, args.runs.resolve())]
-    found = results(rows, missing)
+    found = results(rows, missing) | {"costs": [row for one in chosen for row in _costs(one, args.runs.resolve())]}
     print(printed(found))
     if args.write:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
@@ -100,6 +105,44 @@ def _run_all(programs: list[Program], names: list[str], files: Path, runs: Path,
             (folder / "truth.json").write_text(json.dumps(truth) + "\n")
             print(f"{folder.name}: {truth['wall_s']:.0f} s, exit code {truth['exit_code']}", flush=True)
     return 0
+
+
+def _between_clean(program: Program, runs: Path) -> list[tuple[Disturbance, Path]]:
+    """The disturbances whose costs are known, each between two undisturbed runs, and where each run is kept."""
+    disturbed = [DISTURBANCES[name] for name in COSTS]
+    order = [DISTURBANCES["none"], *(one for each in disturbed for one in (each, DISTURBANCES["none"]))]
+    return [(one, runs / f"{program.name}-cost-{number}") for number, one in enumerate(order)]
+
+
+def _run_costs(programs: list[Program], files: Path, runs: Path) -> int:
+    for program in programs:
+        for disturbance, folder in _between_clean(program, runs):
+            if not (folder / "truth.json").exists():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+                (folder / "truth.json").write_text(json.dumps(run(program, disturbance, files, folder)) + "\n")
+                print(f"{folder.name}: {disturbance.name}", flush=True)
+    return 0
+
+
+def _costs(program: Program, runs: Path) -> list[dict[str, Any]]:
+    """What disturbances did to the mean step, by the undisturbed runs before and after, and what the verdicts say."""
+    cases = _between_clean(program, runs)
+    if not all((folder / "truth.json").exists() for _, folder in cases):
+        return []
+    steps = [cost(folder / "run") for _, folder in cases]
+    return [
+        {
+            "program": program.name,
+            "disturbance": disturbance.name,
+            "did_ms": round(steps[at][0] - (steps[at - 1][0] + steps[at + 1][0]) / 2, 2),
+            "clean_ms": [round(steps[at - 1][0], 2), round(steps[at + 1][0], 2)],
+            "cost_ms": round(steps[at][1], 2),
+            "queued_s": json.loads((cases[at][1] / "truth.json").read_text())["queued_s"],
+        }
+        for at, (disturbance, _) in enumerate(cases)
+        if disturbance.name != "none"
+    ]
 
 
 def run(program: Program, disturbance: Disturbance, files: Path, folder: Path) -> dict[str, Any]:

@@ -77,7 +77,23 @@ def _lines(found: dict[str, Any]) -> list[str]:
             continue
         names, cause = ("yes" if row[key] else "**no**" for key in ("names_right", "cause_right"))
         head.append(f"{first}{_verdict(row)} | {row['other_work_cores']} | {names} | {cause} |")
-    return [*head, *(f"| {name} | | missing: {why} | | | |" for name, why in found["missing"].items())]
+    head += [f"| {name} | | missing: {why} | | | |" for name, why in found["missing"].items()]
+    return [*head, *_costs(found.get("costs", []))]
+
+
+def _costs(rows: list[dict[str, Any]]) -> list[str]:
+    if not rows:
+        return []
+    lines = [
+        "",
+        "| program | disturbance | mean step before and after, ms | it did, ms | the verdicts say, ms | error |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for one in rows:
+        clean = " and ".join(str(ms) for ms in one["clean_ms"])
+        first = f"| {one['program']} | {one['disturbance']} | {clean} | {one['did_ms']} | {one['cost_ms']} "
+        lines.append(f"{first}| {one['cost_ms'] / one['did_ms'] - 1:+.0%} |")
+    return lines
 
 
 def printed(found: dict[str, Any]) -> str:

@@ -37,3 +37,10 @@ def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
     of_kind = [one for one in report.verdicts if one.ranks and (not disturbance.kinds or one.kind in disturbance.kinds)]
     cause = all(one.cause in disturbance.causes for one in of_kind) if disturbance.ranks else True
     return {"verdicts": verdicts, "said": said, "names_right": right, "cause_right": cause}
+
+
+def cost(run: Path) -> tuple[float, float]:
+    """The mean step, and what verdicts that name ranks say they cost, ms."""
+    report = judge(load(run))
+    named = [one.cost_ms_per_step or 0.0 for one in report.verdicts if one.ranks]
+    return float(report.job.step_ms["mean"]), sum(named)

@@ -53,12 +53,13 @@ def test_who_was_missed_first_died_first() -> None:
     assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
 
 
-def test_who_was_missed_before_the_kernel_reported_another_s_end_died_first() -> None:
-    """Of rank 1 an agent saw only that it was gone, and 1.2 s later a launcher ended rank 0."""
-    run = ended([(VANISHED, 6.2), (VANISHED, 5)])
+@pytest.mark.parametrize("life", [VANISHED, RUNNING])
+def test_of_whom_alone_no_end_is_known_died_first_where_a_launcher_ended_the_others(life: int) -> None:
+    """An agent that found its ring too late saw no end of it, or saw it gone; SIGTERM is never the first end."""
+    run = ended([(VANISHED, 6.2), (life, 5), (FINISHED, 5)])
     run.rank_states["ended_ns"][0] = 6.2 * SECOND
     run.rank_states["exit_status"][0] = 15
-    assert endings.first_to_die(run) == ([1], ", 1.2 s before rank 0")
+    assert endings.first_to_die(run) == ([1], ", its launcher ended rank 0")
 
 
 def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:

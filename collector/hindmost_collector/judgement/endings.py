@@ -14,7 +14,7 @@ from hindmost_collector.coded import codes
 from hindmost_collector.detectors import hang
 from hindmost_collector.explain.telemetry import Metrics
 from hindmost_collector.judgement.wording import names
-from hindmost_collector.model import VANISHED, Run, rows
+from hindmost_collector.model import FINISHED, VANISHED, Run, rows
 from hindmost_collector.settings import DEFAULT
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
     ends = _ends(run)
     found = sorted(ends, key=lambda one: (not _was_killed_first(one, ends), one.time_ns))
     if not found or not (found[0].words or found[0].status not in _TOLD):
-        return _missed_first(run)
+        return _not_ended_by_launcher(run) or _missed_first(run)
     first, *rest = found
     words = first.words or _status(first.status)
     others = [one.rank for one in rest]
@@ -95,21 +95,27 @@ def _was_killed_first(one: _End, ends: list[_End]) -> bool:
     return killed and not one.words and not asked and one.time_ns <= left_ns
 
 
+def _not_ended_by_launcher(run: Run) -> tuple[list[int], str] | None:
+    """The one rank of which no end is known, where all others finished or were told to end: a launcher does that once
+    one has died."""
+    table = run.rank_states
+    told = table["rank"][np.isin(table["exit_status"], _TOLD[1:])].tolist()
+    unknown = table["rank"][(table["life"] != FINISHED) & (table["exit_status"] < 0)].tolist()
+    return (unknown, f", its launcher ended {names(told)}") if told and len(unknown) == 1 else None
+
+
 def _missed_first(run: Run) -> tuple[list[int], str]:
     """The ranks that an agent missed earlier than the others; of those that were gone in one check, the ones that had
     not entered what the others were waiting in. After a long wait that is a hang that was ended, not a death."""
     gone = _gone(run)
     if not gone:
         return [], ""
-    table = run.rank_states
-    states = zip(*(table[name].tolist() for name in ("rank", "time_ns", "ended_ns")), strict=True)
-    known = {rank: (ended if ended >= 0 else seen - LOOK_NS, seen) for rank, seen, ended in states}
-    first = min(known[rank][1] for rank in gone)
-    early = [rank for rank in gone if known[rank][0] <= first]
+    when = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True))
+    earliest = min(when[rank] for rank in gone)
+    early = [rank for rank in gone if when[rank] < earliest + LOOK_NS]
     later = [rank for rank in gone if rank not in early]
     if later:
-        after = min(known[rank][1] for rank in later) - first
-        return early, f", {after / 1e9:.1f} s before {names(later)}"
+        return early, f", {(min(when[rank] for rank in later) - earliest) / 1e9:.1f} s before {names(later)}"
     if len(gone) == 1:
         return gone, ""
     stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))
