@@ -133,7 +133,7 @@ def of_cause(cause: str, at: Place) -> str:
         return _look(at, who)
     if cause == "input":
         loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
-        return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on}{loads}"
+        return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`){loads}"
     if cause == "cpu_contention":
         bound = f"`taskset -cp {at.pids[0]}`" if len(at.pids) == 1 else "`taskset -cp PID`"
         its = "its" if single else "their"
