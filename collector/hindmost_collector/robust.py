@@ -198,7 +198,7 @@ def time_blocks(length: int) -> tuple[slice, ...]:
     """Cut a run of steps into 4 to 16 blocks of about equal length, as long as there are steps for it."""
     count = int(np.clip(length // 8, min(4, length), 16))
     edges = np.linspace(0, length, count + 1).astype(int)
-    return tuple(slice(a, b) for a, b in itertools.pairwise(edges) if b > a)
+    return tuple(slice(a, b) for a, b in itertools.pairwise(edges))
 
 
 @lru_cache(256)

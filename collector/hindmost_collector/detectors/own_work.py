@@ -16,27 +16,6 @@ if TYPE_CHECKING:
 
 #: Phases that are a rank's own work from end to end: no wait for others and no late launch is in them.
 _PHASES = ("input", "gpu_forward")
-#: Timed steps that are enough where the probe times one step in fifty.
-_FEWEST_TIMED = 3
-
-
-def longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:
-    """Whether such a phase is longer by about ``level`` ns whenever it was timed in these steps, and shorter nowhere.
-
-    Hosts of a few ranks may drift for a while, each in turn; that makes no rank's work longer in the same steps.
-    """
-    for name in _PHASES:
-        part = blocks.parts.get(name)
-        if part is None:
-            continue
-        more = part[row] - peers_median(part)[row]
-        inside = more[held][~np.isnan(more[held])]
-        if len(inside) < _FEWEST_TIMED or np.nanmin(more) < -level / 2:
-            continue
-        steady = np.mean(inside >= level / 2) >= settings.min_consistency
-        if steady and float(median(inside)) >= settings.min_explained * level:
-            return True
-    return False
 
 
 def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:

@@ -255,8 +255,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    wanders = not burst and len(ranks.excess) < _FEW and wandering.wanders(series.late, begin, end, level)
-    if wanders and not _is_its_work(ranks, row, held, level):
+    if not burst and len(ranks.excess) < _FEW and wandering.wanders(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -270,15 +269,9 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     on_time = at_start.on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
     as_others = len(ranks.excess) >= _FEW and restless.others_too(ranks.excess, row, first, stop, level)
-    is_like_others = as_others and not _is_its_work(ranks, row, held, level)
-    if not burst and (is_like_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
+    if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
     return Habit(row, first, stop, level, z, consistency, ratio, latest)
-
-
-def _is_its_work(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
-    """Whether what a rank measured of its own work bears out that it is late; on shared CPUs that may be the queue."""
-    return not ranks.shared and own_work.longer(ranks.blocks, row, held, level, ranks.settings)
 
 
 def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:

@@ -116,8 +116,6 @@ def explained(excess: Floats, more: Floats) -> float:
 
     Long stalls are clipped: a few would be most of the variance, and say nothing of the other steps.
     """
-    if not more.any():
-        return 0.0
     late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
     most = work_due.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
     late = np.clip(late, -most, most)
@@ -172,14 +170,12 @@ def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -
     return found if found is not blocks else None
 
 
-def no_batches(habits: list[Habit], timed: Floats | None, settings: Settings) -> list[Habit]:
+def no_batches(habits: list[Habit], timed: Floats, settings: Settings) -> list[Habit]:
     """Those found with uncounted work in whose steps the GPU surely takes longer.
 
     With random batch sizes, some consecutive steps have longer ones by chance: what remains of them is not
     persistent.
     """
-    if timed is None:
-        return habits
     told = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
     return [one for one, more in told if float(median(more)) >= settings.min_z * standard_error(more)]
 

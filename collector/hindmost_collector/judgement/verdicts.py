@@ -312,10 +312,8 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
     ]
 
 
-def of_network(found: SlowNetwork | None, blocks: Blocks, beside: Sequence[Verdict] = ()) -> list[Verdict]:
+def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict] = ()) -> list[Verdict]:
     """The verdict on transfers that take longer than they did, in every group of the job, ``beside`` others."""
-    if found is None:
-        return []
     during = blocks.period[found.first : found.stop]
     return [
         Verdict(
