@@ -56,6 +56,21 @@ def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
     assert (found.host <= found.most + 1).all()
 
 
+def test_a_host_that_takes_long_and_stays_ahead_waits() -> None:
+    """In every eighth step it waits at the end of the step before, not where it does in all others."""
+    own = work(4, 160)
+    own[INPUT, 2] += 20.0
+    timeline = run(own, 5.0, waits="before")
+    began, spent = timeline.began.copy(), timeline.spent.copy()
+    for step in range(8, 160, 8):
+        moved = np.maximum(spent[FORWARD, :, step] - own[FORWARD, :, step] * MS, 0.0)
+        spent[FORWARD, :, step] -= moved
+        spent[OTHER, :, step - 1] += moved
+        began[:, step] += moved
+    found = lanes.build(replace(timeline, began=began, spent=spent))
+    assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.03)
+
+
 @pytest.mark.parametrize("waits", WAITS)
 def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str) -> None:
     """Replayed with all it takes the observed time; with the slow host at its peers' pace, what such a job takes."""

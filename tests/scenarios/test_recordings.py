@@ -50,7 +50,7 @@ RECORDINGS = {
     "ddp-slow-input-rank2": Expected(("straggler", "intermittent"), (2,), cause="input", cost_ms=0.9),
     "tp2-dp2-slow-compute-rank3": Expected(("straggler",), (3,), victims=(2,), cause="compute"),
     "ddp-hang-rank1": Expected(("hang",), (1,), victims=(0, 2, 3)),
-    "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), cause="input"),
+    "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), cause="input", cost_ms=8.0),
     "ddp-slow-backward-rank2": Expected(("straggler",), (2,), cause="compute", cost_ms=3.6),
     "ddp-slow-backward-rank0": Expected(("straggler",), (0,), cause="compute"),
     "ddp-slow-backward-rank3": Expected(("straggler",), (3,), cause="compute", cost_ms=4.5),

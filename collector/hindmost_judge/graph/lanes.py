@@ -40,6 +40,8 @@ _MOSTLY, _SEVERAL, _SAMPLE = 0.5, 2, 16
 _HELD = 1.5
 #: Fewer hosts than this may all become slow at once, which those that are ahead do not show.
 _MANY = 4
+#: A host that takes longer than usual by this share of a step and stays ahead of its GPU waits there for that.
+_LONG = 0.25
 #: Most steps that a host is taken to be ahead by.
 _FARTHEST = 8
 
@@ -89,9 +91,12 @@ def _elsewhere(timeline: Timeline, wait: Wait) -> float:
 
 def build(timeline: Timeline) -> Lanes:
     """The lanes of a job: of hosts within bounds, of GPUs at most."""
-    spent = np.where(np.isnan(timeline.spent), _usual(timeline.spent), timeline.spent)
+    usual, ahead = _usual(timeline.spent), _ahead(timeline)
+    spent = np.where(np.isnan(timeline.spent), usual, timeline.spent)
     wait, ends = _where(timeline)
-    least, host, doubt = spent.copy(), spent.copy(), np.zeros(spent.shape[1])
+    host = np.where(ahead & (spent > usual + _LONG * _step(timeline)), usual, spent)
+    host[0] = spent[0]  # for a batch no host waits for its GPU
+    least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:
         least[wait.phase], host[wait.phase], doubt = _own(timeline, spent[wait.phase], ends[wait.phase], wait)
     last, steps = _last(timeline)
@@ -109,7 +114,7 @@ def build(timeline: Timeline) -> Lanes:
         even=even,
         launched=timeline.launched,
         wait=wait,
-        ahead=_ahead(timeline),
+        ahead=ahead,
         gpu=max(float(np.nan_to_num(_quantile(np.fmin.reduce(timeline.between, axis=0), 0.5))), 0.0),
         tail=np.nan_to_num(tail),
         transfer=np.nan_to_num(_transfer(timeline)),
