@@ -491,20 +491,32 @@ def _some(runs: Sequence[int], most: int) -> list[int]:
 
 
 def table(path: Path) -> None:
-    """A line a gate and number, those that change nothing last."""
+    """How many switches of each part decide, then a line a switch, those that change nothing last."""
     whole = json.loads(path.read_text())
     by: dict[str, list[SimpleNamespace]] = defaultdict(list)
     for name, found in whole["results"].items():
         by[name.rsplit(" | ", 1)[0]].append(SimpleNamespace(**found))
-    rows = []
+    rows, parts = [], defaultdict[str, Counter[str]](Counter)
     for name, found in by.items():
         changed = {one for each in found for one in each.changed}
         worse, better = sum(one.worse for one in found), sum(one.better for one in found)
         rows.append((-len(changed), name, max(one.tried for one in found), len(changed), worse, better))
-    print("| gate or number | runs tried | decisions changed | worse | better |\n| --- | --- | --- | --- | --- |")
+        kind = "function" if " function " in name else "gate" if ":" in name.split(" ")[0] else "number"
+        parts[_part(name)][f"{kind} {bool(changed) if rows[-1][2] else None}"] += 1
+    columns = [f"{kind} {decides}" for kind in ("function", "gate", "number") for decides in (True, False, None)]
+    print("| part | functions: decide | decide nothing | unused | gates | | | numbers | | |")
+    print("| --- " * 10 + "|")
+    for part, count in sorted(parts.items()):
+        print(f"| `{part}` | {' | '.join(str(count[column]) for column in columns)} |")
+    print("\n| switch | runs tried | decisions changed | worse | better |\n| --- | --- | --- | --- | --- |")
     for _, name, tried, count, worse, better in sorted(rows):
         print(f"| `{name}` | {tried} | {count} | {worse} | {better} |")
-    print(f"\nNever shut or read in {len(whole['before'])} runs: {len(whole['unused'])}")
+
+
+def _part(place: str) -> str:
+    if ".py" not in place:
+        return "settings"
+    return place.partition("/")[0] if "/" in place.partition(".py")[0] else "other files"
 
 
 def main() -> None:

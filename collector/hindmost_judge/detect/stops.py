@@ -41,12 +41,10 @@ class Walk:
     """``roots``: ranks that wait for no other and that waiting ranks lead to, in order of rank.
 
     ``cycle``: ranks each of which waits for the next, and the last for the first; empty where there is no deadlock.
-    ``meet``: pairs of which one receives from the other, which sends to it: between them the message is missing.
     """
 
     roots: tuple[int, ...] = ()
     cycle: tuple[int, ...] = ()
-    meet: tuple[tuple[int, int], ...] = ()
 
 
 def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int] | None = None) -> Walk:
@@ -69,7 +67,7 @@ def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int
     reached = {target for found in targets.values() for target in found if target >= 0}
     roots = tuple(sorted(reached - waiters))
     cycle = _cycle(certain) or (() if roots else _cycle(targets))
-    return Walk(roots, cycle, tuple(sorted(meet)))
+    return Walk(roots, cycle)
 
 
 def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[int, set[int]]:
