@@ -42,6 +42,13 @@ def test_exactly_the_slow_hosts_are_named(bench: Any, family: str, seed: int) ->
     assert found["cost"] is None or found["cost"] == pytest.approx(1.0, rel=0.25)
 
 
+def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any) -> None:
+    """It is ahead, and waits for a part of what it is slower by: both together cost what the job takes longer."""
+    found = bench(".grade").grade("host-bound, step", 11005)
+    assert found["named"] == found["may"]
+    assert found["cost"] == pytest.approx(1.0, rel=0.2)
+
+
 @pytest.mark.parametrize("paced", ["host-bound", "input-bound", "hidden"])
 def test_the_verdict_explains_the_table_of_a_simulated_job(bench: Any, paced: str) -> None:
     """Wherever hosts wait for their GPUs, of small jobs with a fault."""

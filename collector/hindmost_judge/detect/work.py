@@ -22,8 +22,8 @@ _SURE = 4.5
 _SAME = 0.5
 #: Steps that a delay lasts at least, and the least share of all unless it is large: hosts wander for tens of steps.
 _SHORTEST, _LASTING = 10, 0.125
-#: A host that is ahead of its GPU in more steps than this holds up no other, and may wait where it seems to work.
-_AHEAD = 0.5
+#: A host that is ahead of its GPU in more steps than this waits, and no less than this share of the time.
+_AHEAD, _LITTLE = 0.5, 0.05
 #: With fewer steps than this only what is large is known from what hosts wander.
 _FEW = 40
 
@@ -52,8 +52,16 @@ def find(lanes: Lanes, least: float, large: float) -> list[Delay]:
         enough = np.hypot(least, doubt)  # by chance both are as large only together
         for row in np.flatnonzero(_levels(beyond).max(axis=1) >= enough).tolist():
             found += _of_rank(beyond[row], row, phase, float(enough[row]), large)
-    found = [one for one in found if lanes.ahead[one.row, one.first : one.stop].mean() <= _AHEAD]
+    found = [one for one in found if not _waits(lanes, one)]
     return _without_traces(sorted(found, key=lambda one: -one.level * (one.stop - one.first)))
+
+
+def _waits(lanes: Lanes, one: Delay) -> bool:
+    """Whether a delay may be a wait: the host is ahead of its GPU, so that it waits, and else waits for nothing."""
+    steps = slice(one.first, one.stop)
+    took = lanes.most[:, one.row, steps].sum()
+    waited = took - lanes.host[:, one.row, steps].sum()
+    return bool(lanes.ahead[one.row, steps].mean() > _AHEAD and waited < _LITTLE * took)
 
 
 def _without_traces(found: list[Delay]) -> list[Delay]:

@@ -25,8 +25,6 @@ _PACED = 0.75
 #: … and its GPU runs what it launches within this share of a step. Where launches were not recorded, GPUs of hosts that
 #: are ahead must show that they need no more than the first share of a step.
 _AT_ONCE = 0.05
-#: Hosts that wait for their GPUs in every step set the pace if all but this share of it is their work.
-_IN_STEP = 0.1
 #: Share of the steps that may contradict what holds of all: marks are lost, and clocks are compared now and then.
 _OFF = 0.02
 #: Steps that give a rank's usual work.
@@ -56,11 +54,9 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
         return False
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
     lead = float(np.nanmedian(_queued(timeline)[last, steps]))
-    free = _launches_nothing(timeline, lanes)
-    if timeline.enqueued is not None:
-        return worked >= _PACED * step and lead <= max(_AT_ONCE * step, timeline.clock, free)
-    if lanes.wait is not None and lanes.wait.lag == 0:
-        return worked >= (1.0 - _IN_STEP) * step and lead <= max(_IN_STEP * step, free)
+    if timeline.enqueued is not None or (lanes.wait is not None and lanes.wait.lag == 0):
+        soon = max(_AT_ONCE * step, timeline.clock, _launches_nothing(timeline, lanes))
+        return worked >= _PACED * step and lead <= soon
     return worked >= _PACED * step and max(lead / (1.0 - _PACED), lanes.gpu / _PACED) <= step
 
 
