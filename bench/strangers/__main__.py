@@ -128,9 +128,8 @@ def _run_costs(programs: list[Program], files: Path, runs: Path) -> int:
 def _costs(program: Program, runs: Path) -> list[dict[str, Any]]:
     """What disturbances did to the mean step, by the undisturbed runs before and after, and what the verdicts say."""
     cases = _between_clean(program, runs)
-    if not all((folder / "truth.json").exists() for _, folder in cases):
-        return []
-    steps = [cost(folder / "run") for _, folder in cases]
+    ran = [at for at, (_, folder) in enumerate(cases) if (folder / "truth.json").exists()]
+    steps = {at: cost(cases[at][1] / "run") for at in ran}
     return [
         {
             "program": program.name,
@@ -141,7 +140,7 @@ def _costs(program: Program, runs: Path) -> list[dict[str, Any]]:
             "queued_s": json.loads((cases[at][1] / "truth.json").read_text())["queued_s"],
         }
         for at, (disturbance, _) in enumerate(cases)
-        if disturbance.name != "none"
+        if disturbance.name != "none" and {at - 1, at, at + 1} <= steps.keys()
     ]
 
 

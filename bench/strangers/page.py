@@ -16,6 +16,8 @@ from intervals import wilson  # noqa: E402 - lies next to the script that it was
 RESULTS = ROOT / "bench/results/strangers.json"
 DOCUMENT = ROOT / "docs/explanation/accuracy.md"
 NOT_RUN = "not run"
+#: What a disturbance did is known where the undisturbed runs differ by less than this part of it.
+KNOWN = 0.2
 BEGIN, END = "<!-- public programs: written by the bench -->", "<!-- end of public programs -->"
 
 
@@ -90,9 +92,11 @@ def _costs(rows: list[dict[str, Any]]) -> list[str]:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for one in rows:
-        clean = " and ".join(str(ms) for ms in one["clean_ms"])
-        first = f"| {one['program']} | {one['disturbance']} | {clean} | {one['did_ms']} | {one['cost_ms']} "
-        lines.append(f"{first}| {one['cost_ms'] / one['did_ms'] - 1:+.0%} |")
+        before, after = one["clean_ms"]
+        did, about = one["did_ms"], abs(before - after) / 2
+        error = f"{one['cost_ms'] / did - 1:+.0%}" if about <= KNOWN * did else "unknown: undisturbed runs differ"
+        first = f"| {one['program']} | {one['disturbance']} | {before:.1f} and {after:.1f} | {did:.1f} ± {about:.1f} "
+        lines.append(f"{first}| {one['cost_ms']:.1f} | {error} |")
     return lines
 
 

@@ -55,3 +55,13 @@ def test_the_table_stands_between_its_marks_and_lists_what_is_missing() -> None:
     assert "| lammps | | missing: no lmp |" in text
     assert "- not run yet, hpcc: 1 disturbances" in text
     assert document(found, text) == text
+
+
+def test_what_a_disturbance_did_is_known_if_undisturbed_runs_agree() -> None:
+    """Else the table gives no error of the verdict's cost."""
+    told = {"program": "miniFE", "disturbance": "quota", "did_ms": 40.0, "cost_ms": 44.0}
+    costs = [told | {"clean_ms": [50.0, 60.0]}, told | {"clean_ms": [50.0, 90.0]}]
+    found = results([], {}) | {"costs": costs}
+    lines = document(found, f"{BEGIN}\n{END}\n").splitlines()
+    assert "| miniFE | quota | 50.0 and 60.0 | 40.0 ± 5.0 | 44.0 | +10% |" in lines
+    assert "| miniFE | quota | 50.0 and 90.0 | 40.0 ± 20.0 | 44.0 | unknown: undisturbed runs differ |" in lines
