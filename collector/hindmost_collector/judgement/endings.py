@@ -96,12 +96,12 @@ def _was_killed_first(one: _End, ends: list[_End]) -> bool:
 
 
 def _not_ended_by_launcher(run: Run) -> tuple[list[int], str] | None:
-    """The one rank of which no end is known, where all others finished or were told to end: a launcher does that once
-    one has died."""
+    """The one rank of which no end is known, where all others finished or were ended by SIGTERM: a launcher does
+    that once one has died."""
     table = run.rank_states
-    told = table["rank"][np.isin(table["exit_status"], _TOLD[1:])].tolist()
+    ended = table["rank"][np.isin(table["exit_status"], _TOLD[1:])].tolist()
     unknown = table["rank"][(table["life"] != FINISHED) & (table["exit_status"] < 0)].tolist()
-    return (unknown, f", its launcher ended {names(told)}") if told and len(unknown) == 1 else None
+    return (unknown, f", its launcher ended {names(ended)}") if ended and len(unknown) == 1 else None
 
 
 def _missed_first(run: Run) -> tuple[list[int], str]:
