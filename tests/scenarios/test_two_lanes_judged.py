@@ -42,9 +42,10 @@ def test_exactly_the_slow_hosts_are_named(bench: Any, family: str, seed: int) ->
     assert found["cost"] is None or found["cost"] == pytest.approx(1.0, rel=0.25)
 
 
-def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any) -> None:
+@pytest.mark.parametrize(("family", "seed"), [("host-bound, step", 11005), ("input-bound, copy", 61005)])
+def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, seed: int) -> None:
     """It is ahead, and waits for a part of what it is slower by: both together cost what the job takes longer."""
-    found = bench(".grade").grade("host-bound, step", 11005)
+    found = bench(".grade").grade(family, seed)
     assert found["named"] == found["may"]
     assert found["cost"] == pytest.approx(1.0, rel=0.2)
 

@@ -57,11 +57,11 @@ def find(lanes: Lanes, least: float, large: float) -> list[Delay]:
 
 
 def _waits(lanes: Lanes, one: Delay) -> bool:
-    """Whether a delay may be a wait: the host is ahead of its GPU, so that it waits, and else waits for nothing."""
+    """Whether a delay, but for its input, may be a wait: the host is ahead, so that it waits, and else for nothing."""
     steps = slice(one.first, one.stop)
     took = lanes.most[:, one.row, steps].sum()
     waited = took - lanes.host[:, one.row, steps].sum()
-    return bool(lanes.ahead[one.row, steps].mean() > _AHEAD and waited < _LITTLE * took)
+    return bool(one.phase > 0 and lanes.ahead[one.row, steps].mean() > _AHEAD and waited < _LITTLE * took)
 
 
 def _without_traces(found: list[Delay]) -> list[Delay]:
