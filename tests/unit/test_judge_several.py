@@ -47,6 +47,14 @@ def test_two_episodes_of_one_rank_are_reported_with_both_ends_and_costs() -> Non
         assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
 
 
+@pytest.mark.parametrize("seed", [5, 9])
+def test_two_slow_ranks_of_four_are_named_though_a_third_is_slow_for_a_while(seed: int) -> None:
+    """How much healthy ranks differ is seen in the steps in which the third is one of them."""
+    faults = (Fault("compute", (0,), 0.1), Fault("compute", (1,), 0.12), Fault("input", (2,), 0.3, 60, 100))
+    found = judge(simulate(Scenario(4, 160, seed, "fsdp", faults=faults)).run).verdicts
+    assert {rank for one in found for rank in one.ranks} == {0, 1, 2}
+
+
 def test_an_end_is_reported_once_three_steps_show_it() -> None:
     """Of a running job one or two steps that are unlike the rest are no end: what holds would be closed and opened."""
     blocks: Any = SimpleNamespace(steps=np.arange(2, 76))
