@@ -133,7 +133,7 @@ def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned
     blocks = blocks_of.build(run, settings)
     if blocks is None:
         return None, [], []
-    by_work = lanes.by_work(blocks, settings)
+    by_work = lanes.by_work(blocks)
     by_work = by_work if by_work.lanes is not None else fed.late_by_hosts(blocks, run)
     blocks, aside, notes = planned.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     return of_three.set_apart(uneven.in_full(blocks, settings), settings), aside, notes

@@ -21,14 +21,14 @@ def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> N
     """So are those that gather parameters: hosts wait in many places there."""
     found = blocks.build(load(RECORDINGS / f"{name}.tar.xz"), DEFAULT)
     assert found is not None
-    assert lanes.by_work(found, DEFAULT) is found
+    assert lanes.by_work(found) is found
 
 
 def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     """It says what the rank's own work is longer by, and what that costs, as the table does."""
     built = blocks.build(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
     assert built is not None
-    found = lanes.by_work(built, DEFAULT)
+    found = lanes.by_work(built)
     assert found.lanes is not None
     last = np.zeros(found.last.shape)
     last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)

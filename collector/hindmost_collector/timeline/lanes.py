@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Lanes
 
     from hindmost_collector.align import Floats
-    from hindmost_collector.settings import Settings
     from hindmost_collector.timeline.blocks import Blocks
 
 #: Marks of a host and of its GPU may be so many ns apart: clocks differ by 0.5 to 3 ms, and collectives are launched
@@ -37,9 +36,9 @@ _MISCOUNTED = 2
 _FEWEST = 20
 
 
-def by_work(blocks: Blocks, settings: Settings) -> Blocks:
+def by_work(blocks: Blocks) -> Blocks:
     """The blocks with hosts' own work in place of delays, where hosts set the pace; else as they are."""
-    timeline = of(blocks, settings)
+    timeline = of(blocks)
     if timeline is None:
         return blocks
     built = lanes.build(timeline)
@@ -99,7 +98,7 @@ def of_phase(blocks: Blocks, phase: str) -> Blocks:
     return replace(blocks, own=own, excess=beyond, parts=parts)
 
 
-def of(blocks: Blocks, settings: Settings) -> Timeline | None:
+def of(blocks: Blocks) -> Timeline | None:
     """When hosts and GPUs were where; ``None`` where hosts did not say, or not all ranks meet at once."""
     grid = blocks.joined
     if grid is None or not grid.gpu_time or blocks.ended is None or blocks.took is None or "input" not in blocks.parts:
@@ -108,7 +107,7 @@ def of(blocks: Blocks, settings: Settings) -> Timeline | None:
         return None
     if np.isnan(grid.start).all() or np.isnan(blocks.ended).all(axis=1).any() or blocks.pipeline is not None:
         return None
-    if grid.gathers.any() or launches.waits_for_each(grid) or _busy(blocks, settings):
+    if grid.gathers.any() or launches.waits_for_each(grid):
         return None
     began = blocks.ended - blocks.took
     last = np.append(blocks.starts[1:], grid.columns) - 1
@@ -118,9 +117,7 @@ def of(blocks: Blocks, settings: Settings) -> Timeline | None:
     arrived, left = start[:, last], (start + grid.duration)[:, last]
     phases, spent = _phases(blocks, began)
     launched = phases.index(_LAUNCHING) if _LAUNCHING in phases else len(phases) - 2
-    shift = _counted(enqueued, began) if enqueued is not None else None
-    if shift is None:
-        shift = _shift(began + spent[: launched + 1].sum(axis=0), arrived)
+    shift = _shift(began + spent[: launched + 1].sum(axis=0), arrived)
     return Timeline(
         phases=tuple(phases),
         began=began,
@@ -134,25 +131,6 @@ def of(blocks: Blocks, settings: Settings) -> Timeline | None:
         cohort=blocks.role,
         clock=_CLOCKS_NS,
     )
-
-
-def _busy(blocks: Blocks, settings: Settings) -> bool:
-    """Whether the GPU of the rank that mostly comes last is known to be busy all of the time."""
-    used = blocks.gauge("utilization")
-    if used is None:
-        return False
-    last = np.bincount(np.argmin(np.nan_to_num(blocks.wait, nan=np.inf), axis=0), minlength=len(used))
-    return bool(used[np.argmax(last)] >= settings.host_bound_busy)
-
-
-def _counted(enqueued: Floats, began: Floats) -> int | None:
-    """By how many steps collectives are numbered too low, from the steps in which they were launched [R, S]."""
-    apart = [
-        np.arange(len(times)) - np.searchsorted(begins, times) + 1
-        for times, begins in zip(enqueued, began, strict=True)
-        if not np.isnan(times).any()
-    ]
-    return int(np.median(np.concatenate(apart))) if apart else None
 
 
 def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
