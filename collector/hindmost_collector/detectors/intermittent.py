@@ -124,12 +124,16 @@ def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Sta
 
 def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
     """The same in single intervals, as far as their steps show it: several stalls may be in one step, or half of one
-    next to a peer's."""
+    next to a peer's. Delays in one interval of steps on end are no stalls."""
+    each = blocks.segments.shape[1] // len(blocks.steps)
     if blocks.overlapped:
         return []
     late = np.nan_to_num(np.minimum(blocks.segments, blocks.excess[:, blocks.segment_step]))
     found = []
     for one in _worth_it(late, blocks, settings):
+        apart = 1 + int(np.count_nonzero(np.diff(one.steps) > each))
+        if apart < max(settings.min_stalls, len(one.steps) / 2):
+            continue
         steps = np.unique(blocks.segment_step[one.steps])
         typical = float(median(blocks.excess[one.row, steps]))
         found.append(Stalls((one.row,), steps, typical, one.share, owned=1 - one.by_chance))
