@@ -6,7 +6,7 @@ all of its noise, the replay gives the time that the job would have taken with t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -41,6 +41,20 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
         fixed[habit.row, held] -= level[place[held]]
         _take_stalls(fixed[habit.row], segment_step, habit)
     return fixed
+
+
+def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
+    """The same, where of two ranks one is late by these slowdowns, with the other on time by its own measure.
+
+    That one is ahead only of its late peer, and no longer once that is fixed: whichever of the two comes later by
+    chance then is what a fix leaves.
+    """
+    if len(blocks.ranks) != 2 or blocks.lanes is not None:  # by its lanes each one's own work is known
+        return blocks
+    segments: Floats = blocks.segments.copy()
+    for habit in habits:
+        segments[1 - habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] = 0.0
+    return replace(blocks, segments=segments)
 
 
 def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:

@@ -132,6 +132,7 @@ def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
     """[S] ns saved with all of these fixed, each in the steps of its own slowdown."""
     if not habits:
         return np.zeros(len(blocks.steps))
+    blocks = whatif.beside_its_only_peer(blocks, habits)
     fixed = repaired(blocks, habits)
     return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
 
