@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(500)]
 PROGRAM = Path(__file__).with_name("hanging.py")
 #: Generous: the machine may be busy with much else. A quiet one needs about ten seconds.
 PATIENCE_S = 150.0
-STANDS = re.compile(r"rank 2 is at read_shard \(hanging\.py:(\d+)\)")
+STANDS = re.compile(r"rank 2 is at hanging\.py:(\d+), in read_shard")
 
 
 @contextmanager
