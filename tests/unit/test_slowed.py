@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement import slowed
 from hindmost_collector.report import text
+from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_collector.timeline import blocks
 
 if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Report
@@ -42,6 +45,16 @@ def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
     report = _report(Fault("compute", (3,), 0.2, 60))
     assert report.verdicts[0].ranks == (3,)
     assert report.job.slowed is None
+
+
+def test_where_verdicts_cost_more_than_steps_take_nothing_is_left_to_have_slowed_down() -> None:
+    """A mean cost of few long stalls is more than most steps take: "-42046 % longer" is no answer."""
+    run = simulate(Scenario(8, 150, 77, faults=(Fault("compute", _ALL, 0.2, 60),))).run
+    built = blocks.build(run, DEFAULT)
+    assert built is not None
+    assert slowed.find(built, []) is not None
+    stalls = replace(judge(run).verdicts[0], kind="intermittent", since_step=0, cost_ms_per_step=1000.0)
+    assert slowed.find(built, [stalls]) is None
 
 
 @pytest.mark.parametrize("seed", range(6))

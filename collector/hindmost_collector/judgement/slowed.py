@@ -49,6 +49,8 @@ def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
         return None
     first, stop = span.start, span.stop
     was, now = _levels(period, span)
+    if was <= 0:  # verdicts cost more than these steps take: what is left of them says nothing
+        return None
     phases = {name: _grew(block, span) for name, block in blocks.parts.items() if name.startswith("gpu_")}
     if not phases or not max(phases.values()) >= _PART * (now - was):
         phases = {name: _grew(block, span) for name, block in blocks.parts.items()}
