@@ -10,6 +10,7 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.judgement import coming_last
 from hindmost_collector.settings import DEFAULT
+from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.sources import load
 from hindmost_collector.timeline import blocks, lanes
 
@@ -42,3 +43,24 @@ def test_what_a_rank_makes_others_wait_is_what_its_work_costs() -> None:
     report = judge(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"))
     caused = [row.caused_wait_ms or 0.0 for row in report.ranks]
     assert 0.0 <= sum(caused) < 0.5 * (report.job.step_ms["mean"] or 0.0)
+
+
+@pytest.mark.parametrize(
+    ("part", "said"),
+    [
+        ("self_cpu", "its work is 2.0 ms longer"),
+        ("self_runqueue", "it waits 2.0 ms longer for a CPU"),
+        ("self_blocked", "it is off the CPU for 2.0 ms longer"),
+    ],
+)
+def test_a_rank_that_comes_last_works_longer_only_if_its_cpu_time_says_so(part: str, said: str) -> None:
+    """Ranks that share CPUs wait for each other: the last one may have the least work."""
+    simulated = simulate(Scenario(ranks=3, steps=40)).run
+    built = blocks.build(simulated, DEFAULT)
+    assert built is not None
+    later = np.zeros(built.excess.shape)
+    later[1] = 2e6
+    parts = dict.fromkeys(("self_cpu", "self_runqueue", "self_blocked"), np.zeros(later.shape)) | {part: later}
+    last, wait = (later > 0).astype(float), np.full(later.shape, built.step_ns)
+    (note,) = coming_last.notes(replace(built, excess=later, parts=parts, last=last, wait=wait), [])
+    assert note == f"rank 1 is last in 100 % of collectives: {said}"

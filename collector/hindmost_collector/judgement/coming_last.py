@@ -1,4 +1,4 @@
-"""Why a rank that comes last is not named: its own work says so, or the others' CPUs are ahead and wait for nothing."""
+"""Why a rank that comes last is not named: its work, its wait for a CPU, or that the others' CPUs are ahead."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_collector.explain import causes
 from hindmost_collector.judgement.wording import ms, percent
 from hindmost_collector.robust import mean, median
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 _LAST, _WAITED, _MOST = 0.5, 0.05, 3
 #: Work is no longer than that of the peers if it is so by less than this share of a step.
 _NOTHING = 0.001
+#: A measurement explains a longer time from this share of it on.
+_EXPLAINS = 0.5
 
 
 def notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) -> list[str]:
@@ -48,4 +51,18 @@ def _sentence(blocks: Blocks, row: int, often: float, caused: float, *, ahead: b
         theirs = "theirs" if ahead else "its peers'"
         return f"{last}: its work is no longer than {theirs}"
     cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
-    return f"{last}: its work is {ms(longer)} longer{cost}"
+    return f"{last}: {_longer(blocks, row, longer)}{cost}"
+
+
+def _longer(blocks: Blocks, row: int, longer: float) -> str:
+    """What takes a rank ``longer`` ns than its peers: its work, or time off the CPU if CPU time does not explain it.
+
+    Ranks that share CPUs make each other wait: the last one may have the least work.
+    """
+    steps, least = np.arange(len(blocks.steps)), _EXPLAINS * longer
+    cpu, queue = (blocks.parts.get(name) for name in ("self_cpu", "self_runqueue"))
+    if cpu is None or np.isnan(cpu[row]).all() or causes.excess_of(cpu, row, steps) >= least:
+        return f"its work is {ms(longer)} longer"
+    if queue is not None and causes.excess_of(queue, row, steps) >= least:
+        return f"it waits {ms(longer)} longer for a CPU"
+    return f"it is off the CPU for {ms(longer)} longer"
