@@ -11,6 +11,7 @@ from hindmost_collector.costs import passing, whatif, work_due
 from hindmost_collector.costs.whatif import repaired, stall_saving, waste, without_stalls
 from hindmost_collector.explain import causes, starving
 from hindmost_collector.judgement import wording
+from hindmost_collector.judgement.advice import ON_HOST
 from hindmost_collector.judgement.job_verdicts import since
 from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.robust import average
@@ -191,6 +192,7 @@ def _verdict(
             *wording.stalls(rest, one, cause, (gain + held_up) * len(span), int(span[0])),
             *wording.held_up(held_up),
         ),
+        causes=(ON_HOST,) if rest.lanes is not None and cause.cause == "compute" else (),
     )
 
 
