@@ -14,7 +14,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.model import Past
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 
-from tests.scenarios.loads import Load, make
+from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Verdict
@@ -158,3 +158,41 @@ def test_the_network_is_to_blame_for_what_no_rank_is_late_by_more_than_half_of(l
     blocks.excess[1, ONSET:] = late * 10.0
     found = SlowNetwork(ONSET, STEPS, took=30.0, usual=20.0, cost=10.0, past=Past(ONSET, 20.0, 100.0, 0.5, 4.0))
     assert slow_network._somebody_is_late(blocks, found, ()) != to_blame
+
+
+def queues(run: Run, **rates: float) -> Run:
+    """The same job whose ranks' main threads wait for a CPU for these parts of the time."""
+    name, begin = "hindmost_process_runqueue_seconds_total", int(run.collectives["start_ns"].min()) // 10**9
+    samples = [
+        (name, f'{{"job": "{run.job.id}", "rank": "{rank[1:]}"}}', begin + second, rate * second)
+        for rank, rate in rates.items()
+        for second in range(40)
+    ]
+    return replace(run, metrics=metrics(samples))
+
+
+@pytest.mark.parametrize(("rate", "kinds"), [(0.02, ["slow_link"]), (0.74, ["balanced"])])
+def test_transfers_that_may_wait_for_a_cpu_say_nothing_of_a_network(rate: float, kinds: list[str]) -> None:
+    """Other jobs leave the node at step 68 of 140: until then transfers took 20 of 60 ms longer."""
+    run = make(Load(ranks=2, steps=140, compute=40.0, noise=1.0, transfer=2.0))
+    table, busy = dict(run.collectives), np.minimum(run.collectives["seq"], 68)
+    table["start_ns"] = table["start_ns"] + busy * 20_000_000
+    table["duration_ns"] = table["duration_ns"] + np.where(table["seq"] < 68, 20_000_000, 0)
+    run = queues(replace(run, collectives=table), r0=rate, r1=rate)
+    assert [one.kind for one in judge(run).verdicts] == kinds
+
+
+def on_cpus(run: Run) -> Run:
+    """The same job without GPUs."""
+    steps = {
+        name: np.full_like(column, -1) if name.startswith("gpu_") else column for name, column in run.steps.items()
+    }
+    return replace(run, steps=steps, collectives=run.collectives | {"flags": 0 * run.collectives["flags"]})
+
+
+@pytest.mark.parametrize(("rate", "ranks"), [(0.0, [(0, 2, 4, 6)]), (0.5, [])])
+def test_nor_do_those_of_one_group(rate: float, ranks: list[tuple[int, ...]]) -> None:
+    """A group one of whose ranks lacks a CPU takes longer than its sister, over the same links."""
+    scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", (2,), 0.2, ONSET),))
+    run = queues(on_cpus(simulate(scenario, metrics=False).run), r2=rate)
+    assert [one.ranks for one in links(run)] == ranks

@@ -20,6 +20,7 @@ from hindmost_collector.detector import register
 from hindmost_collector.detectors.by_habit import by_habit, together
 from hindmost_collector.detectors.episodes import pieces, stretch
 from hindmost_collector.detectors.lengthened import lengthened
+from hindmost_collector.explain import queueing
 from hindmost_collector.judgement.verdicts import of_links
 from hindmost_collector.robust import block_medians, median, peers_median, standard_error, sums_by_step
 
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
 
 #: If the cost is at least this share of the longer transfers, the report does not explain what hides the rest.
 _MOST = 0.9
+#: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
+#: share of what they are longer by.
+QUEUED = 0.5
 
 
 @dataclass(frozen=True)
@@ -166,6 +170,8 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
     elif blocks.pipeline is not None:
         shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))
+    if queueing.of_transfers(blocks, np.array(group.rows), *steps) >= QUEUED * excess:
+        return None
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
 
 

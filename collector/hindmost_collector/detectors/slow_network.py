@@ -23,6 +23,8 @@ from hindmost_collector.costs import on_top
 from hindmost_collector.detector import register
 from hindmost_collector.detectors.episodes import pieces, stretch
 from hindmost_collector.detectors.lengthened import lengthened, others
+from hindmost_collector.detectors.slow_link import QUEUED
+from hindmost_collector.explain import queueing
 from hindmost_collector.judgement.verdicts import of_network
 from hindmost_collector.model import Past
 from hindmost_collector.robust import block_medians, median, standard_error
@@ -75,7 +77,10 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
         return None
     still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
     found = still or _began(run, blocks, settings)
-    return None if found is None or _somebody_is_late(blocks, found, named) else found
+    if found is None or _somebody_is_late(blocks, found, named):
+        return None
+    queued = queueing.of_transfers(blocks, np.arange(len(blocks.ranks)), found.first, found.stop)
+    return found if queued < QUEUED * (found.took - found.usual) else None
 
 
 #: If one rank's delay is this share of the cost of slow transfers, something besides the network is involved.

@@ -71,6 +71,25 @@ def of_collectives(blocks: Blocks, rows: Ints | None = None, shares: Floats | No
     return oversubscription.held_up(in_all(blocks, part)[rows], (own.mean(axis=1) * part)[rows], waited, transfer)
 
 
+def of_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> float:
+    """Ns a step of steps [first, stop) by index for which collectives may wait for a CPU, at most.
+
+    A transfer goes on when the last of these ``rows`` runs: it is what one of them queues, less what it queued between
+    collectives. Other threads than the main one do transfers that overlap with computing. 0 where it is unknown, and
+    on GPUs, whose transfers go on while hosts queue.
+    """
+    if blocks.samples is None or on_gpus(blocks):
+        return 0.0
+    total = blocks.samples.rise("threads_runqueue" if blocks.overlapped else "runqueue", first, stop)
+    if total is None:
+        return 0.0
+    queued = total * 1e9 / (stop - first)
+    between = blocks.parts.get("self_runqueue")
+    if between is not None and not blocks.overlapped:
+        queued = queued - np.nan_to_num(mean(between[:, first:stop]))
+    return float(np.clip(np.nanmax(queued[rows], initial=0.0), 0.0, average(blocks.period[first:stop])))
+
+
 def behind_each_other(bound: Sequence[Bound], blocks: Blocks) -> Floats:
     """[R] the share of its queueing that each rank owes to those it is bound to CPUs with, or to their quota."""
     shares = np.ones(len(blocks.ranks))

@@ -151,6 +151,24 @@ class Samples:
         inside, over_all = (column.level(len(self._ranks), self._inside(column.time, held)) for held in (steps, None))
         return np.where(np.isnan(inside), over_all, inside)
 
+    def rise(self, name: str, first: int, stop: int) -> Floats | None:
+        """[R] by how much a counter rose at most in steps [first, stop) by index.
+
+        A sample that reaches beyond these steps counts in full: when in it the counter rose is not known. A rank
+        without a sample there counts by its rate over all. ``None`` where no rank has the counter, or where it is not
+        known when the steps were.
+        """
+        column = self._column(name)
+        if column is None or column.seconds is None or len(self._bounds) < 2:
+            return None
+        since, until = self._bounds[first], self._bounds[stop]
+        half = column.seconds * 5e8
+        inside = (column.time + half > since) & (column.time - half < until)
+        row, count = column.row[inside], len(self._ranks)
+        elsewhere = column.level(count, np.ones(len(column.time), bool)) * (until - since) / 1e9
+        sampled = np.bincount(row, minlength=count) > 0
+        return np.where(sampled, np.bincount(row, column.value[inside], count), elsewhere)
+
     def mount(self, row: int) -> tuple[str, str] | None:
         """Device and mount point whose files a rank, or its workers, waited for at most samples; ``None``: at none."""
         self._metrics = self._metrics or Metrics.of(self._run)
