@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost import isolation
-from hindmost.script import split
+from hindmost.script import script, split
 
 from hindmost_collector import align, coded
 from hindmost_collector.detectors import hang
@@ -178,16 +178,16 @@ def _none_seen(job: Job) -> tuple[str, str]:
             "no rank was seen",
             "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen",
         )
+    if job.exit_code:
+        return f"no rank was seen before the job {_end(job)}", _after_end(job)
     if job.entered:
         seen = "a Python process loaded the probe, but ran no known step or collective"
         return f"no rank was seen: {seen}", _UNTRAINED
     isolated = isolation.option(split(job.command))
     if isolated:
         return "no rank was seen", isolation.remedy(*isolated)
-    return (
-        "no rank was seen",
-        _INHERIT,
-    )
+    called = (script(split(job.command)) or job.command).rpartition("/")[2]
+    return f"no MPI, NCCL or Python step was seen in {called}", _INHERIT
 
 
 def ended_early(run: Run, steps: int) -> tuple[str, str]:
@@ -202,14 +202,20 @@ def ended_early(run: Run, steps: int) -> tuple[str, str]:
     recorded = " and ".join(found) or "no step and no collective"
     ranks = rows(run.ranks)
     few = "no other rank to compare it with" if ranks == 1 else "too few to judge"
-    interrupted = run.job.interrupted_by
-    end = "was interrupted" if interrupted else "failed"
-    advice = "let the job run for longer" if interrupted else "read the job's own output"
     were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
     return (
-        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {end}: {few}",
-        advice,
+        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {_end(run.job)}: {few}",
+        _after_end(run.job),
     )
+
+
+def _end(job: Job) -> str:
+    return "was interrupted" if job.interrupted_by else "failed"
+
+
+def _after_end(job: Job) -> str:
+    """What to do about a job that failed, or was interrupted, too early."""
+    return "let the job run for longer" if job.interrupted_by else "read the job's own output"
 
 
 def _count(number: int, what: str) -> str:
