@@ -77,7 +77,7 @@ def load(path: Path | str) -> Run:
         return ClickHouseRecording(str(path)).run()
     path = Path(path)
     if not path.exists():
-        raise UsageError(f"{path}: no such file or folder")
+        raise UsageError(f"{path}: no such file or folder; give a run directory or a folder of traces")
     with unpacked(path) as folder:
         return _load(path, folder)
 
@@ -125,6 +125,9 @@ def _shape(name: str) -> str:
 
 
 def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
+    for one in strangers:
+        if (lacking := steps_jsonl.lacks(one)) is not None:
+            return f"{path if path.name == one.path.name else path / one.path.name}: {lacking}"
     understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
     if not strangers and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; hindmost reads {understood}"

@@ -32,6 +32,7 @@ MAX_STEPS = 400_000
 #: often.
 _FEW = 0.1
 _HOST = ("step", "t_start", "t_data", "t_end")
+_NEEDED = ("step", "t_start", "t_end")
 _GPU = ("fwd_ms", "bwd_ms", "opt_ms")
 _RANK = re.compile(r"\.(\d+)\.jsonl(\.gz|\.xz)?$")
 
@@ -40,7 +41,16 @@ def recognises(sample: Sample) -> bool:
     """Whether one of the first lines is a step with its times, and the name says whose."""
     if _RANK.search(sample.path.name) is None:
         return False
-    return any({"step", "t_start", "t_end"} <= one.keys() for one in sample.objects())
+    return any({*_NEEDED} <= one.keys() for one in sample.objects())
+
+
+def lacks(sample: Sample) -> str | None:
+    """Which times a file of that name has in no line, and what it needs; ``None`` where it is of another format."""
+    seen = {key for one in sample.objects() for key in one}
+    missing = [name for name in _NEEDED if name not in seen]
+    if _RANK.search(sample.path.name) is None or not missing or not seen & {*_HOST, *_GPU}:
+        return None
+    return f"no {' and no '.join(missing)}; needs {', '.join(_NEEDED)} in each line"
 
 
 def load(files: Sequence[Path]) -> Run:
