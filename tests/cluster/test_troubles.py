@@ -59,7 +59,7 @@ def test_a_read_only_directory(tmp_path: Path) -> None:
     with mounted(tmp_path / "ro", "ro") as where:
         run = observe(where / "run", *JOB, TMPDIR=str(tmp_path))
     assert (run.returncode, run.stdout) == (5, "trained\n")
-    assert f"cannot record into {where / 'run'} (Read-only file system)" in run.own_lines[0]
+    assert f"{where / 'run'}: Read-only file system; recording into " in run.own_lines[0]
     assert any(tmp_path.glob("hindmost-*/report.json"))
 
 
@@ -127,7 +127,7 @@ def test_two_runs_do_not_mix(out: Path) -> None:
     run_directory([simulate(Scenario(2, 12)).run], out)
     run = observe(out, *JOB, TMPDIR=str(out.parent))
     assert run.returncode == 5
-    assert "already contains a run" in run.own_lines[0]
+    assert "contains a run; recording into " in run.own_lines[0]
     assert any(out.parent.glob("hindmost-*/report.json"))
 
 

@@ -62,8 +62,8 @@ def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert found.is_dir()
     assert found != wanted
     assert note is not None
-    assert str(wanted) in note
-    assert str(found) in note
+    why = "File exists" if trouble == "file" else "contains a run"
+    assert note == f"{wanted}: {why}; recording into {found}"
 
 
 def test_rings_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,16 +57,16 @@ def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
     A directory that cannot be written, is full, or contains another run must not lose this one: it goes to the
     temporary directory instead. ``HindmostError`` where that fails too.
     """
-    wanted = (asked or Path("hindmost-runs") / job).absolute()
+    wanted = asked or Path("hindmost-runs") / job
     try:
-        return _claimed(wanted), None
+        return _claimed(wanted.absolute()), None
     except OSError as error:
-        why = f"cannot record into {wanted} ({error.strerror or error})"
+        why = f"{wanted}: {error.strerror or error}"
     try:
         instead = Path(tempfile.mkdtemp(prefix=f"hindmost-{job}-"))
-        return _claimed(instead), f"{why}; recording into {instead} instead"
+        return _claimed(instead), f"{why}; recording into {instead}"
     except OSError as error:
-        raise HindmostError(f"{why}, nor into {tempfile.gettempdir()} ({error.strerror or error})") from None
+        raise HindmostError(f"{why}; {tempfile.gettempdir()}: {error.strerror or error}") from None
 
 
 def ring_directory(job: str, shared_memory: Path = Path("/dev/shm")) -> Path:  # noqa: S108 - it is made for us alone
@@ -132,7 +132,7 @@ def _claimed(directory: Path) -> Path:
     """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use."""
     directory.mkdir(parents=True, exist_ok=True)
     if (directory / "meta.json").exists() or (directory / "segments").exists():
-        raise OSError(f"it already contains a run; set another --out, or remove {directory}")
+        raise OSError("contains a run")
     (directory / "logs").mkdir(exist_ok=True)
     _try_room(directory / "logs" / ".room", ROOM)
     return directory
