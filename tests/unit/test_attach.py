@@ -154,7 +154,7 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "7" / "exe").symlink_to("/usr/bin/sleep")
     with pytest.raises(UsageError, match="neither it nor a process that it started runs a Python 3"):
         target.by_pid(7, tmp_path)
-    with pytest.raises(UsageError, match="none of your processes"):
+    with pytest.raises(UsageError, match=r"none of your processes.*the first line of `hindmost run` ends with the ID"):
         target.by_job("99", tmp_path)
 
 

@@ -158,7 +158,7 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
         (["query", ".", "select '\udcff'"], "SQL is not UTF-8"),
         (["run", "--out", "", "--", "true"], "--out is empty: is a variable not set?"),
         (["attach", "--job", ""], "--job is empty: is a variable not set?"),
-        (["top", ""], "ADDRESS '': write HOST:PORT"),
+        (["top", ""], "ADDRESS '': give HOST:PORT"),
         (["top", "127.0.0.1:1", "--interval", "inf"], "--interval inf: "),
         (["simulate", ""], "FOLDER is empty: is a variable not set?"),
         (["simulate", "--collector", ""], "--collector is empty: is a variable not set?"),

@@ -83,6 +83,15 @@ def test_a_run_that_hung_is_never_simply_faster() -> None:
     assert result.index("did not finish") < result.index("B is faster by")
 
 
+def test_a_run_that_was_interrupted_is_never_simply_faster() -> None:
+    """The result begins with it, and no note repeats it."""
+    cut = job(2)
+    cut = dataclasses.replace(cut, job=dataclasses.replace(cut.job, exit_code=130, interrupted_by="SIGINT"))
+    lines = text.render(compare(job(faults=[SLOW]), cut), width=300).splitlines()
+    (line,) = [line for line in lines if "interrupted" in line]
+    assert line.startswith("RESULT B was interrupted by SIGINT; up to there: B is faster by")
+
+
 def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:
     """The median step is one without the fault; the mean is not."""
     found = compare(job(), job(2, faults=[{"rank": 2, "compute": 3.0, "from": 100}]))
@@ -128,5 +137,6 @@ def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.Capture
         write(job(faults=faults), tmp_path / name, "run")
     assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--format", "json"]) == 0
     assert json.loads(capsys.readouterr().out)["schema"] == "hindmost.compare/1"
-    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "none")]) == 2
-    assert "no such file or folder" in capsys.readouterr().err
+    for command in (["compare", str(tmp_path / "a")], ["report"]):
+        assert main([*command, str(tmp_path / "none")]) == 2
+        assert "none: no such file or folder; give a run directory" in capsys.readouterr().err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
@@ -83,7 +84,24 @@ def test_a_job_that_was_not_judged_yet(
 def test_there_is_no_answer(collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
     """A job that is over took its page along."""
     assert main(["top", "127.0.0.1:1"]) != 0
-    assert "is the job still running?" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "is the job still running?" in said
+    assert "Errno" not in said
+
+
+def test_a_host_that_is_none_is_called_that(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With where the address is found, and no number of an error."""
+
+    def unknown(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    assert main(["top", "nosuch:9461"]) == 2
+    assert capsys.readouterr().err.strip() == (
+        "hindmost top: ADDRESS http://nosuch:9461: no such host; give HOST:PORT from the first line of `hindmost run`"
+    )
 
 
 @pytest.mark.parametrize("address", ["http://h:80/", "h:80", "http://h:80/metrics?x=1"])
@@ -95,7 +113,7 @@ def test_whatever_was_pasted_leads_to_the_page(address: str) -> None:
 @pytest.mark.parametrize("address", ["h:x", "ftp://h:1", "http://"])
 def test_what_is_no_address(address: str) -> None:
     """Named, with what to write."""
-    with pytest.raises(UsageError, match="write HOST:PORT"):
+    with pytest.raises(UsageError, match="give HOST:PORT from the first line"):
         top.place(address)
 
 

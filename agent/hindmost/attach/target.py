@@ -106,7 +106,8 @@ def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
     found = [target for folder, environ in _own(proc) if (target := _member(folder, environ, job)) is not None]
     if not found:
         raise UsageError(
-            f"--job {job}: none of your processes on this machine has this ID in {', '.join(JOB_VARIABLES[:4])}"
+            f"--job {job}: none of your processes on this machine has this ID in {', '.join(JOB_VARIABLES[:4])};"
+            " the first line of `hindmost run` ends with the ID; or give --pid"
         )
     return sorted(found, key=lambda target: target.rank)
 

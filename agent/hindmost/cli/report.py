@@ -54,8 +54,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
     chosen = parse_ranks(args.ranks) if args.ranks else None
-    if isinstance(args.path, Path) and not args.path.exists():
-        raise UsageError(f"{args.path}: no such file or directory; give a run directory or a folder of traces")
     color = args.output is None and sys.stdout.isatty()
     given = thresholds.given(args.set, args.config)
     others = tuple(map(Path, args.others))

@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import shutil
+import socket
 import sys
 import time
 import urllib.error
@@ -29,6 +30,8 @@ USUAL = "127.0.0.1:9461"
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
 WIDEST = 120
+#: How an address is found.
+GIVE = "give HOST:PORT from the first line of `hindmost run`"
 #: The longest pause between two updates.
 LONGEST = 86_400.0
 
@@ -64,7 +67,7 @@ def place(address: str) -> str:
     scheme, _, rest = base.partition("://")
     host = rest.partition("/")[0]
     if scheme not in ("http", "https") or not host or (":" in host and not host.rpartition(":")[2].isdigit()):
-        raise UsageError(f"ADDRESS {address!r}: write HOST:PORT, or the page's address as `hindmost run` prints it")
+        raise UsageError(f"ADDRESS {address!r}: {GIVE}")
     return f"{scheme}://{host}"
 
 
@@ -103,6 +106,9 @@ def fetch(base: str, path: str, query: dict[str, str]) -> Any:
         raise HindmostError(f"{url} does not answer with JSON: is this a hindmost collector?") from error
     except (OSError, http.client.HTTPException) as error:
         why = getattr(error, "reason", None) or error
+        if isinstance(why, socket.gaierror):
+            raise UsageError(f"ADDRESS {base}: no such host; {GIVE}") from error
+        why = getattr(why, "strerror", None) or why
         raise HindmostError(f"no answer from {base} ({why}): is the job still running?") from error
 
 

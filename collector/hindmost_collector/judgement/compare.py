@@ -129,13 +129,8 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     ]
     if a.get("command") and b.get("command") and a["command"] != b["command"]:
         unlike.append(f"the command differs: {_unlike(a['command'].split(), b['command'].split())}")
-    return unlike + [f"{label} {_end(job)}" for label, job in (("A", a), ("B", b)) if job.get("ended")]
-
-
-def _end(job: Mapping[str, Any]) -> str:
-    """How a job ended that did not finish; one that its user ended did not fail."""
-    signalled = job.get("interrupted_by")
-    return f"was interrupted by {signalled}" if signalled else f"failed: {job['ended']}"
+    failed = [(label, job) for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")]
+    return unlike + [f"{label} failed: {job['ended']}" for label, job in failed]
 
 
 def _unlike(a: list[str], b: list[str]) -> str:

@@ -44,11 +44,14 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
 def _result(found: Mapping[str, Any]) -> tuple[str, str]:
     """What happened to the job, then to the step, and its style."""
     steps, style = _of_steps(found)
-    stopped = [(label, said) for label in ("A", "B") if (said := _stop(found["verdicts"], label))]
-    if not stopped:
+    stopped = {label: said for label in ("A", "B") if (said := _stop(found["verdicts"], label))}
+    ends = [f"{label} did not finish: {said}" for label, said in stopped.items()]
+    signals = {label: found[label.lower()].get("interrupted_by") for label in ("A", "B")}
+    ends += [f"{label} was interrupted by {name}" for label, name in signals.items() if name and label not in stopped]
+    if not ends:
         return steps, style
-    ends = "; ".join(f"{label} did not finish: {said}" for label, said in stopped)
-    return f"{ends}; up to there: {steps}", f"bold {_WORSE if stopped[-1][0] == 'B' else _BETTER}"
+    style = f"bold {_WORSE if 'B' in stopped else _BETTER if stopped else 'yellow'}"
+    return f"{'; '.join(ends)}; up to there: {steps}", style
 
 
 def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
