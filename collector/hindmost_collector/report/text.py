@@ -75,9 +75,8 @@ def render(
     for note in told:
         page.print(labelled("NOTE", note, "dim"))
     hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
-    left = 0 if explain else hidden + len(notes) - len(told) + bool(waste)
-    if left:
-        page.print(Text(f"{headline.count(left, 'more line')}: {more}", "dim"), soft_wrap=True)
+    if not explain and (hidden or waste or len(notes) > len(told)):
+        page.print(Text(f"all evidence: {more}", "dim"), soft_wrap=True)
     if explain and any(one.cost for one in shown):
         page.print(labelled("NOTE", _MEANS, "dim"))
     if explain or ranks is not None or not stopped:  # no column shows a stop
