@@ -91,8 +91,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="default: SUITE.jsonl")
     seeds = parser.add_mutually_exclusive_group()
     seeds.add_argument("--edition", type=int, choices=EDITIONS, default=max(EDITIONS), help="of held-out seeds")
-    seeds.add_argument("--tuning", action="store_true", help="seeds that may be looked at")
-    seeds.add_argument("--base", type=int, help="first seed of the first family, that may be looked at, instead")
+    seeds.add_argument("--tuning", action="store_true", help="seeds for tuning, not held out")
+    seeds.add_argument("--base", type=int, help="first seed of the first family, for tuning")
     parser.add_argument("--family", action="append", help="only these")
     parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
     parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="only the tables of such a file")
@@ -130,7 +130,7 @@ def main() -> None:
 def _told(found: int, wanted: int, base: int, edition: int | None) -> str:
     """Which runs these are, and of how many where some are still to come."""
     runs = f"{found:,} runs" if found == wanted else f"{found:,} of {wanted:,} runs"
-    seeds = f"edition {edition} of held-out seeds" if edition else "seeds that may be looked at, not held out"
+    seeds = f"edition {edition} of held-out seeds" if edition else "seeds for tuning, not held out"
     return f"{runs}, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
 
 

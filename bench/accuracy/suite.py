@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
-#: below the first edition's may be looked at.
+#: below the first edition's are for tuning.
 EDITIONS = {
     1: 7_000_000,
     2: 8_000_000,

@@ -50,12 +50,12 @@ def _verdict(row: dict[str, Any]) -> str:
 
 
 def _left(rows: list[dict[str, Any]]) -> list[str]:
-    """How much was not run of each program."""
+    """Which disturbances were not run, of each program."""
     left: dict[str, list[str]] = {}
     for row in rows:
         if row.get("missing") == NOT_RUN:
             left.setdefault(row["program"], []).append(row["disturbance"])
-    return [f"- not run yet, {name}: {len(set(what))} disturbances" for name, what in left.items()]
+    return [f"- not run: {name}, {', '.join(dict.fromkeys(what))}" for name, what in left.items()]
 
 
 def _lines(found: dict[str, Any]) -> list[str]:

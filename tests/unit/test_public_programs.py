@@ -53,7 +53,7 @@ def test_the_table_stands_between_its_marks_and_lists_what_is_missing() -> None:
     assert text.endswith(f"{END}\n\nmore\n")
     assert "old" not in text
     assert "| lammps | | missing: no lmp |" in text
-    assert "- not run yet, hpcc: 1 disturbances" in text
+    assert "- not run: hpcc, killed" in text
     assert document(found, text) == text
 
 
