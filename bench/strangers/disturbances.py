@@ -263,6 +263,6 @@ DISTURBANCES = {
         Disturbance(
             "exception", (1,), _DEAD, ended=True, act=_send(signal.SIGINT), applies=lambda program: program.python
         ),
-        Disturbance("stopped for good", (1,), _DEAD, ended=True, act=_hang),
+        Disturbance("stopped for good", (1,), _DEAD, ("stopped", "unknown"), ended=True, act=_hang),
     )
 }

@@ -18,6 +18,8 @@ DOCUMENT = ROOT / "docs/explanation/accuracy.md"
 NOT_RUN = "not run"
 #: What a disturbance did is known where the undisturbed runs differ by less than this part of it.
 KNOWN = 0.2
+#: Nothing stands where there is nothing to judge.
+_RIGHT = {True: "yes", False: "**no**", None: ""}
 BEGIN, END = "<!-- public programs: written by the bench -->", "<!-- end of public programs -->"
 
 
@@ -26,14 +28,19 @@ def results(rows: list[dict[str, Any]], missing: dict[str, str]) -> dict[str, An
     ran = [row for row in rows if "missing" not in row]
     commit = subprocess.run(["git", "describe", "--always"], cwd=ROOT, capture_output=True, text=True, check=False)
     clean = [row for row in ran if row["disturbance"] == "none"]
+    disturbed = [row for row in ran if row["disturbance"] != "none"]
+    judged = [row for row in disturbed if row["names_right"] and row["cause_right"] is not None]
     return {
         "commit": commit.stdout.strip(),
         "combinations": len({(row["program"], row["disturbance"]) for row in ran}),
         "runs": len(ran),
-        "names_right": sum(row["names_right"] for row in ran),
-        "causes_right": sum(row["names_right"] and row["cause_right"] for row in ran),
         "undisturbed": len(clean),
-        "undisturbed_named": sum(not row["names_right"] for row in clean),
+        "undisturbed_right": sum(row["names_right"] for row in clean),
+        "disturbed": len(disturbed),
+        "disturbed_right": sum(row["names_right"] for row in disturbed),
+        "causes": len(judged),
+        "causes_right": sum(row["cause_right"] for row in judged),
+        "causes_unknown": sum(any(one["cause"] == "unknown" for one in row["verdicts"]) for row in judged),
         "missing": missing,
         "rows": rows,
     }
@@ -59,28 +66,43 @@ def _left(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
+    causes = wilson(found["causes_right"], found["causes"])
     head = [
         f"{found['combinations']} combinations, {found['runs']} runs, commit {found['commit']}.",
         "",
-        f"- names right: {wilson(found['names_right'], found['runs'])}",
-        f"- names and causes right, or the cause unknown: {wilson(found['causes_right'], found['runs'])}",
-        f"- undisturbed runs with a rank named: {found['undisturbed_named']} of {found['undisturbed']}",
+        f"- undisturbed runs without a named rank: {wilson(found['undisturbed_right'], found['undisturbed'])}",
+        f"- disturbed runs with these ranks named, no others: {wilson(found['disturbed_right'], found['disturbed'])}",
+        f"- of these with a cause to name, cause right or unknown: {causes}, unknown in {found['causes_unknown']}",
         *_left(found["rows"]),
         "",
         "| program | disturbance | verdict | other work, cores | names | cause |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for row in found["rows"]:
-        if row.get("missing") == NOT_RUN:
-            continue
-        first = f"| {row['program']} | {row['disturbance']} | "
-        if "missing" in row:
-            head.append(f"{first}missing: {row['missing']} | | | |")
-            continue
-        names, cause = ("yes" if row[key] else "**no**" for key in ("names_right", "cause_right"))
-        head.append(f"{first}{_verdict(row)} | {row['other_work_cores']} | {names} | {cause} |")
+    head += [_row(rows) for rows in _alike(found["rows"])]
     head += [f"| {name} | | missing: {why} | | | |" for name, why in found["missing"].items()]
     return [*head, *_costs(found.get("costs", []))]
+
+
+def _alike(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The rows that were run, those together that say the same of one program under one disturbance."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in rows:
+        said = row["missing"] if "missing" in row else (_verdict(row), row["names_right"], row["cause_right"])
+        if said != NOT_RUN:
+            groups.setdefault((row["program"], row["disturbance"], said), []).append(row)
+    return list(groups.values())
+
+
+def _row(rows: list[dict[str, Any]]) -> str:
+    first = rows[0]
+    runs = f", {len(rows)} runs" if len(rows) > 1 else ""
+    line = f"| {first['program']} | {first['disturbance']}{runs} | "
+    if "missing" in first:
+        return f"{line}missing: {first['missing']} | | | |"
+    work = sorted({row["other_work_cores"] for row in rows})
+    cores = f"{work[0]} to {work[-1]}" if len(work) > 1 else work[0]
+    names, cause = (_RIGHT[first[key]] for key in ("names_right", "cause_right"))
+    return f"{line}{_verdict(first)} | {cores} | {names} | {cause} |"
 
 
 def _costs(rows: list[dict[str, Any]]) -> list[str]:

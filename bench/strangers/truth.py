@@ -15,32 +15,38 @@ if TYPE_CHECKING:
 
 
 def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
-    """The verdicts on this run directory, and whether their names and causes are right."""
+    """The verdicts on this run directory, and whether their names and causes are right.
+
+    Causes are ``None`` where none is to judge: no rank is named, or what was done has no cause among those of verdicts.
+    """
     try:
         report = judge(load(run))
     except (OSError, ValueError) as error:
-        return {"verdicts": [], "said": f"no report: {error}", "names_right": False, "cause_right": False}
-    verdicts = [
+        return {"verdicts": [], "said": f"no report: {error}", "names_right": False, "cause_right": None}
+    verdicts: list[dict[str, Any]] = [
         {"kind": one.kind, "ranks": list(one.ranks), "cause": one.cause, "since_step": one.since_step}
         | {"cost_ratio": one.cost_ratio and round(one.cost_ratio, 3)}
         for one in report.verdicts
     ]
+    verdicts += [
+        {"kind": "stall", "ranks": list(one.ranks), "cause": "stopped" if one.stopped_s else None}
+        for one in report.job.stalls
+    ]
     said = report.job.ended
-    names = sorted({rank for one in report.verdicts for rank in one.ranks})
+    named = [one for one in verdicts if one["ranks"]]
+    names = {rank for one in named for rank in one["ranks"]}
+    right = names == set(disturbance.ranks)
     if disturbance.ended:
         first = re.findall(r"rank (\d+)\b.* died first", said or "")
-        hung = [list(one.ranks) for one in report.verdicts if one.kind in disturbance.kinds]
-        hung += [list(one.ranks) for one in report.job.stalls]
-        right = first == ["1"] if first else [1] in hung
-        return {"verdicts": verdicts, "said": said, "names_right": right, "cause_right": True}
-    right = names == list(disturbance.ranks)
-    of_kind = [one for one in report.verdicts if one.ranks and (not disturbance.kinds or one.kind in disturbance.kinds)]
-    cause = all(one.cause in disturbance.causes for one in of_kind) if disturbance.ranks else True
+        named = [one for one in named if one["kind"] in (*disturbance.kinds, "stall")]
+        right = names <= set(disturbance.ranks) and (first == ["1"] if first else bool(named))
+    causes = {one["cause"] for one in named if one["cause"] is not None}
+    cause = causes <= set(disturbance.causes) if causes and disturbance.causes else None
     return {"verdicts": verdicts, "said": said, "names_right": right, "cause_right": cause}
 
 
 def cost(run: Path) -> tuple[float, float]:
     """The mean step, and what verdicts that name ranks say they cost, ms."""
     report = judge(load(run))
-    named = [one.cost_ms_per_step or 0.0 for one in report.verdicts if one.ranks]
-    return float(report.job.step_ms["mean"]), sum(named)
+    costs = [one.cost_ms_per_step or 0.0 for one in report.verdicts if one.ranks]
+    return report.job.step_ms["mean"] or float("nan"), sum(costs)
