@@ -154,7 +154,7 @@ def test_other_processes_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "7" / "exe").symlink_to("/usr/bin/sleep")
     with pytest.raises(UsageError, match="neither it nor a process that it started runs a Python 3"):
         target.by_pid(7, tmp_path)
-    with pytest.raises(UsageError, match=r"none of your processes.*the first line of `hindmost run` ends with the ID"):
+    with pytest.raises(UsageError, match=r"none of your processes.*; give --pid$"):
         target.by_job("99", tmp_path)
 
 
@@ -208,6 +208,8 @@ def test_a_jobs_ranks_are_found_by_its_name(tmp_path: Path) -> None:
         (folder / "exe").symlink_to("/usr/bin/python3.12")
     found = target.by_job("42", tmp_path)
     assert [(one.rank, one.pid, one.world_size, one.minor) for one in found] == [(0, 11, 2, 12), (1, 10, 2, 12)]
+    with pytest.raises(UsageError, match=r"--job 41: none of your processes.*; give one of 42, 43, or --pid$"):
+        target.by_job("41", tmp_path)
 
 
 RANK = b"RANK=%d\0WORLD_SIZE=2\0TORCHELASTIC_RUN_ID=x\0"

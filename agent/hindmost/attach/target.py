@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Variables whose value names a job, whichever launcher or scheduler set them.
 JOB_VARIABLES = ("HINDMOST_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
+#: IDs that an error lists.
+_NAMED = 4
 PYTHON = re.compile(r"(?:lib)?python3\.(\d+)")
 
 
@@ -105,9 +107,12 @@ def by_job(job: str, proc: Path = Path("/proc")) -> list[Target]:
     """Every rank on this machine of the job that a launcher or scheduler calls ``job``, by rank."""
     found = [target for folder, environ in _own(proc) if (target := _member(folder, environ, job)) is not None]
     if not found:
+        ranks = [environ for _, environ in _own(proc) if identity.is_named(environ)]
+        jobs = {environ.get(name, "") for environ in ranks for name in JOB_VARIABLES}
+        others = sorted(jobs - {"", job})
         raise UsageError(
-            f"--job {job}: none of your processes on this machine has this ID in {', '.join(JOB_VARIABLES[:4])};"
-            " the first line of `hindmost run` ends with the ID; or give --pid"
+            f"--job {job}: none of your processes on this machine has this ID in {', '.join(JOB_VARIABLES[:4])}; "
+            + (f"give one of {', '.join(others[:_NAMED])}, or --pid" if others else "give --pid")
         )
     return sorted(found, key=lambda target: target.rank)
 
