@@ -29,7 +29,7 @@ from typing import Any
 from disturbances import DISTURBANCES, Disturbance, Job
 from page import DOCUMENT, NOT_RUN, RESULTS, document, printed, results
 from programs import PROGRAMS, Program
-from truth import cost, graded
+from truth import graded
 
 #: Undisturbed runs of each program, and the longest that a run may take.
 CLEAN, LONGEST_S = 3, 90.0
@@ -65,14 +65,19 @@ def main() -> int:
     for name, program in PROGRAMS.items():
         why = program.lacks(programs)
         missing |= {name: why} if why else {}
+    if args.command == "table":  # what was run before can be judged without its program
+        missing = {name: why for name, why in missing.items() if not any(args.runs.glob(f"{name}-*/truth.json"))}
     chosen = [PROGRAMS[name] for name in args.only or PROGRAMS if name not in missing]
     if args.command == "costs":
         return _run_costs(chosen, programs, args.runs.resolve())
     if args.command == "run":
         print("".join(f"missing: {name}: {why}\n" for name, why in missing.items()), end="")
         return _run_all(chosen, args.disturbance or list(DISTURBANCES), programs, args.runs.resolve(), args.seconds)
-    rows = [row for one in chosen for row in _judged(one, args.runs.resolve())]
-    found = results(rows, missing) | {"costs": [row for one in chosen for row in _costs(one, args.runs.resolve())]}
+    runs = args.runs.resolve()
+    rows = [row for one in chosen for row in _judged(one, runs)]
+    later = {one.name: _judged_between_clean(one, runs) for one in chosen}
+    found = results(rows, [row for each in later.values() for row in each.values()], missing)
+    found["costs"] = [row for name, each in later.items() for row in _costs(name, each)]
     print(printed(found))
     if args.write:
         RESULTS.write_text(json.dumps(found, indent=1) + "\n")
@@ -125,22 +130,31 @@ def _run_costs(programs: list[Program], files: Path, runs: Path) -> int:
     return 0
 
 
-def _costs(program: Program, runs: Path) -> list[dict[str, Any]]:
+def _judged_between_clean(program: Program, runs: Path) -> dict[int, dict[str, Any]]:
+    """The runs for costs that are there, by their place in the order in which they ran."""
+    return {
+        place: {"disturbance": disturbance.name}
+        | json.loads((folder / "truth.json").read_text())
+        | graded(disturbance, folder / "run")
+        for place, (disturbance, folder) in enumerate(_between_clean(program, runs))
+        if (folder / "truth.json").exists()
+    }
+
+
+def _costs(program: str, judged: dict[int, dict[str, Any]]) -> list[dict[str, Any]]:
     """What disturbances did to the mean step, by the undisturbed runs before and after, and what the verdicts say."""
-    cases = _between_clean(program, runs)
-    ran = [at for at, (_, folder) in enumerate(cases) if (folder / "truth.json").exists()]
-    steps = {at: cost(cases[at][1] / "run") for at in ran}
+    steps = {place: row["step_ms"] for place, row in judged.items() if row.get("step_ms")}
     return [
         {
-            "program": program.name,
-            "disturbance": disturbance.name,
-            "did_ms": round(steps[at][0] - (steps[at - 1][0] + steps[at + 1][0]) / 2, 2),
-            "clean_ms": [round(steps[at - 1][0], 2), round(steps[at + 1][0], 2)],
-            "cost_ms": round(steps[at][1], 2),
-            "queued_s": json.loads((cases[at][1] / "truth.json").read_text())["queued_s"],
+            "program": program,
+            "disturbance": row["disturbance"],
+            "did_ms": round(steps[place] - (steps[place - 1] + steps[place + 1]) / 2, 2),
+            "clean_ms": [steps[place - 1], steps[place + 1]],
+            "cost_ms": row["cost_ms"],
+            "queued_s": row["queued_s"],
         }
-        for at, (disturbance, _) in enumerate(cases)
-        if disturbance.name != "none" and {at - 1, at, at + 1} <= steps.keys()
+        for place, row in judged.items()
+        if row["disturbance"] != "none" and {place - 1, place, place + 1} <= steps.keys()
     ]
 
 

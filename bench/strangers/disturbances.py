@@ -14,7 +14,7 @@ import subprocess
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,11 +54,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Disturbance:
-    """What is done and what is true of it: who is to be named, of which kinds, for which causes.
+    """What is done and what is true of it: who is to be named, in verdicts of which kinds, for which causes.
 
-    ``ranks`` empty: no rank may be named. ``ended``: the job ends by it. ``queues``: it makes rank 1 wait for a CPU.
-    ``before`` is put in front of the job's command, ``start`` gets each rank as soon as it is there, ``act`` the job
-    once it works.
+    ``ranks`` empty: no rank may be named. ``ended``: the job ends by it. ``dies``: rank 1 dies first, and ``causes``
+    are how. ``queues``: it makes rank 1 wait for a CPU. ``before`` is put in front of the job's command, ``start`` gets
+    each rank as soon as it is there, ``act`` the job once it works.
     """
 
     name: str
@@ -66,6 +66,7 @@ class Disturbance:
     kinds: tuple[str, ...] = ()
     causes: tuple[str, ...] = ()
     ended: bool = False
+    dies: bool = False
     queues: bool = False
     before: tuple[str, ...] = ()
     start: Callable[[Job], contextlib.AbstractContextManager[None]] | None = None
@@ -216,53 +217,62 @@ def _has_stress() -> str | None:
     return None if shutil.which("stress-ng") else "no stress-ng: apt-get install stress-ng"
 
 
-#: Who computes on less CPU time, or is stopped, is late by no work of its own.
-_HELD = ("stopped", "cpu_contention", "unknown")
 _SLOW = ("straggler", "intermittent")
-_DEAD = ("hang", "desync")
+#: A stall is no verdict: reports list stalls of jobs without steps.
+_STOPPED = ("hang", "desync", "stall")
+
+
+def _death(name: str, cause: str, act: Callable[[Job], None], **more: Any) -> Disturbance:
+    """Rank 1 dies, and with it the job."""
+    return Disturbance(name, (1,), _STOPPED, (cause,), ended=True, dies=True, act=act, **more)
+
 
 DISTURBANCES = {
     one.name: one
     for one in (
         Disturbance("none"),
-        Disturbance("stopped 250 ms every 2 s", (1,), _SLOW, ("stopped", "unknown"), act=_stop_and_go(0.25, 2.0)),
-        Disturbance("stopped 30 ms every 100 ms", (1,), _SLOW, ("stopped", "unknown"), act=_stop_and_go(0.03, 0.1)),
+        Disturbance("stopped 250 ms every 2 s", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.25, 2.0)),
+        Disturbance("stopped 30 ms every 100 ms", (1,), _SLOW, ("stopped",), act=_stop_and_go(0.03, 0.1)),
         Disturbance(
             "half a core by quota",
             (1,),
             _SLOW,
-            _HELD,
+            ("stopped", "cpu_contention"),  # the kernel stops a group that has used up its quota
             queues=True,
             start=lambda job: _group("cpu", job, cfs_period_us="100000", cfs_quota_us="50000"),
             lacks=_has_group("cpu"),
         ),
         Disturbance(
-            "core shared with stress-ng", (1,), _SLOW, _HELD, queues=True, start=_stressed_core, lacks=_has_stress
+            "core shared with stress-ng",
+            (1,),
+            _SLOW,
+            ("cpu_contention",),
+            queues=True,
+            start=_stressed_core,
+            lacks=_has_stress,
         ),
-        Disturbance("both ranks on one core", (0, 1), (), ("cpu_contention", "unknown"), before=("taskset", "-c", "0")),
+        Disturbance(
+            "both ranks on one core", (0, 1), ("oversubscribed",), ("cpu_contention",), before=("taskset", "-c", "0")
+        ),
         Disturbance(
             "disk at 4 MB/s",
             (1,),
             _SLOW,
-            ("input", "io", "unknown"),
+            ("input", "io"),
             start=_slow_disk,
             applies=lambda program: program.reads,
             lacks=_has_group("blkio"),
         ),
-        Disturbance(
+        _death(
             "memory limited",
-            (1,),
-            _DEAD,
-            ended=True,
-            act=_out_of_memory,
+            "out of memory",
+            _out_of_memory,
             applies=lambda program: program.python,
             lacks=_has_group("memory"),
         ),
-        Disturbance("killed", (1,), _DEAD, ended=True, act=_send(signal.SIGKILL)),
-        Disturbance("segmentation fault", (1,), _DEAD, ended=True, act=_send(signal.SIGSEGV)),
-        Disturbance(
-            "exception", (1,), _DEAD, ended=True, act=_send(signal.SIGINT), applies=lambda program: program.python
-        ),
-        Disturbance("stopped for good", (1,), _DEAD, ("stopped", "unknown"), ended=True, act=_hang),
+        _death("killed", "SIGKILL", _send(signal.SIGKILL)),
+        _death("segmentation fault", "SIGSEGV", _send(signal.SIGSEGV)),
+        _death("exception", "KeyboardInterrupt", _send(signal.SIGINT), applies=lambda program: program.python),
+        Disturbance("stopped for good", (1,), _STOPPED, ("stopped",), ended=True, act=_hang),
     )
 }

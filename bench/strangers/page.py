@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -18,32 +18,42 @@ DOCUMENT = ROOT / "docs/explanation/accuracy.md"
 NOT_RUN = "not run"
 #: What a disturbance did is known where the undisturbed runs differ by less than this part of it.
 KNOWN = 0.2
-#: Nothing stands where there is nothing to judge.
-_RIGHT = {True: "yes", False: "**no**", None: ""}
+GRADES = ("right", "unknown", "wrong")
 BEGIN, END = "<!-- public programs: written by the bench -->", "<!-- end of public programs -->"
 
 
-def results(rows: list[dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
-    """All rows, what is missing, and how many are right."""
-    ran = [row for row in rows if "missing" not in row]
-    commit = subprocess.run(["git", "describe", "--always"], cwd=ROOT, capture_output=True, text=True, check=False)
+def results(rows: list[dict[str, Any]], later: list[dict[str, Any]], missing: dict[str, str]) -> dict[str, Any]:
+    """All rows, what is missing, and how many are right; of runs made ``later`` than the rules, only how many."""
+    return {
+        "commit": _judge_commit(),
+        **_counts([row for row in rows if "missing" not in row]),
+        "later": _counts(later),
+        "missing": missing,
+        "rows": rows,
+    }
+
+
+def _judge_commit() -> str:
+    """The last commit that changed the code which judges; marked where that was changed since."""
+    judge = ["--", "collector"]
+    last = subprocess.run(
+        ["git", "log", "-1", "--format=%h", *judge], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    changed = subprocess.run(["git", "diff", "--quiet", "HEAD", *judge], cwd=ROOT, check=False).returncode
+    return last.stdout.strip() + ("-dirty" if changed else "")
+
+
+def _counts(ran: list[dict[str, Any]]) -> dict[str, int]:
+    """How many runs were undisturbed and disturbed, and of how many ranks and causes are right."""
     clean = [row for row in ran if row["disturbance"] == "none"]
     disturbed = [row for row in ran if row["disturbance"] != "none"]
-    judged = [row for row in disturbed if row["names_right"] and row["cause_right"] is not None]
+    causes = {f"cause_{grade}": sum(row["cause"] == grade for row in disturbed) for grade in GRADES}
     return {
-        "commit": commit.stdout.strip(),
-        "combinations": len({(row["program"], row["disturbance"]) for row in ran}),
-        "runs": len(ran),
         "undisturbed": len(clean),
         "undisturbed_right": sum(row["names_right"] for row in clean),
         "disturbed": len(disturbed),
         "disturbed_right": sum(row["names_right"] for row in disturbed),
-        "causes": len(judged),
-        "causes_right": sum(row["cause_right"] for row in judged),
-        "causes_unknown": sum(any(one["cause"] == "unknown" for one in row["verdicts"]) for row in judged),
-        "missing": missing,
-        "rows": rows,
-    }
+    } | causes
 
 
 def _verdict(row: dict[str, Any]) -> str:
@@ -51,9 +61,8 @@ def _verdict(row: dict[str, Any]) -> str:
         f"{one['kind']} {', '.join(map(str, one['ranks']))} {one['cause'] or ''}".replace("  ", " ").strip()
         for one in row["verdicts"]
     ]
-    first = re.search(r"(rank \d+) on \S+ died first", row["said"] or "")
-    died = [f"{first[1]} died first"] if first else []
-    return "; ".join([*died, *said])
+    first = [f"rank {row['died']['rank']} died first ({row['died']['how']})"] if row.get("died") else []
+    return "; ".join([*first, *said])
 
 
 def _left(rows: list[dict[str, Any]]) -> list[str]:
@@ -66,43 +75,62 @@ def _left(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def _lines(found: dict[str, Any]) -> list[str]:
-    causes = wilson(found["causes_right"], found["causes"])
-    head = [
-        f"{found['combinations']} combinations, {found['runs']} runs, commit {found['commit']}.",
+    later = found["later"]
+    cause = f"{wilson(found['cause_right'], found['disturbed'])}; unknown in {found['cause_unknown']}"
+    runs = f"{found['undisturbed']} undisturbed and {found['disturbed']} disturbed runs"
+    lines = [
+        f"{runs}, judged by commit {found['commit']}. The rules were tuned on them.",
         "",
-        f"- undisturbed runs without a named rank: {wilson(found['undisturbed_right'], found['undisturbed'])}",
-        f"- disturbed runs with these ranks named, no others: {wilson(found['disturbed_right'], found['disturbed'])}",
-        f"- of these with a cause to name, cause right or unknown: {causes}, unknown in {found['causes_unknown']}",
-        *_left(found["rows"]),
-        "",
-        "| program | disturbance | verdict | other work, cores | names | cause |",
+        f"- undisturbed, no rank named: {wilson(found['undisturbed_right'], found['undisturbed'])}",
+        f"- disturbed, exactly the right ranks named: {wilson(found['disturbed_right'], found['disturbed'])}",
+        f"- disturbed, the right cause, too: {cause}, wrong in {found['cause_wrong']}",
+    ]
+    if later["undisturbed"] + later["disturbed"]:
+        lines.append(
+            f"- later runs, for costs: no rank named in {later['undisturbed_right']} of {later['undisturbed']} "
+            f"undisturbed, the right ranks in {later['disturbed_right']} of {later['disturbed']} disturbed"
+        )
+    rows = [row for row in found["rows"] if row.get("missing") != NOT_RUN]
+    lines += [*_left(found["rows"]), "", *_undisturbed(rows), "", *_disturbed(rows)]
+    lines += [f"| {name} | | missing: {why} | | | |" for name, why in found["missing"].items()]
+    return [*lines, *_costs(found.get("costs", []))]
+
+
+def _undisturbed(rows: list[dict[str, Any]]) -> list[str]:
+    """The table of undisturbed runs: a row is all runs of one program."""
+    lines = [
+        "| undisturbed program | runs with a named rank | verdicts | other work, cores |",
+        "| --- | --- | --- | --- |",
+    ]
+    clean = [row for row in rows if row["disturbance"] == "none" and "missing" not in row]
+    for program in dict.fromkeys(row["program"] for row in clean):
+        runs = [row for row in clean if row["program"] == program]
+        wrong = sum(not row["names_right"] for row in runs)
+        named = f"{wrong} of {len(runs)} named"
+        verdicts = [f"{verdict}: {count}" for verdict, count in Counter(map(_verdict, runs)).items()]
+        work = sorted({row["other_work_cores"] for row in runs})
+        cores = f"{work[0]} to {work[-1]}" if len(work) > 1 else work[0]
+        lines.append(f"| {program} | {f'**{named}**' if wrong else named} | {'; '.join(verdicts)} | {cores} |")
+    return lines
+
+
+def _disturbed(rows: list[dict[str, Any]]) -> list[str]:
+    """The table of disturbed runs."""
+    lines = [
+        "| program | disturbance | verdict | other work, cores | ranks | cause |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    head += [_row(rows) for rows in _alike(found["rows"])]
-    head += [f"| {name} | | missing: {why} | | | |" for name, why in found["missing"].items()]
-    return [*head, *_costs(found.get("costs", []))]
-
-
-def _alike(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """The rows that were run, those together that say the same of one program under one disturbance."""
-    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for row in rows:
-        said = row["missing"] if "missing" in row else (_verdict(row), row["names_right"], row["cause_right"])
-        if said != NOT_RUN:
-            groups.setdefault((row["program"], row["disturbance"], said), []).append(row)
-    return list(groups.values())
-
-
-def _row(rows: list[dict[str, Any]]) -> str:
-    first = rows[0]
-    runs = f", {len(rows)} runs" if len(rows) > 1 else ""
-    line = f"| {first['program']} | {first['disturbance']}{runs} | "
-    if "missing" in first:
-        return f"{line}missing: {first['missing']} | | | |"
-    work = sorted({row["other_work_cores"] for row in rows})
-    cores = f"{work[0]} to {work[-1]}" if len(work) > 1 else work[0]
-    names, cause = (_RIGHT[first[key]] for key in ("names_right", "cause_right"))
-    return f"{line}{_verdict(first)} | {cores} | {names} | {cause} |"
+        if row["disturbance"] == "none":
+            continue
+        line = f"| {row['program']} | {row['disturbance']} | "
+        if "missing" in row:
+            lines.append(f"{line}missing: {row['missing']} | | | |")
+            continue
+        ranks = "right" if row["names_right"] else "**wrong**"
+        cause = "**wrong**" if row["cause"] == "wrong" else row["cause"] or ""
+        lines.append(f"{line}{_verdict(row)} | {row['other_work_cores']} | {ranks} | {cause} |")
+    return lines
 
 
 def _costs(rows: list[dict[str, Any]]) -> list[str]:

@@ -13,16 +13,25 @@ if TYPE_CHECKING:
 
     from disturbances import Disturbance
 
+UNKNOWN = "unknown"
+#: Verdicts on the program as it is, or that abstain: they blame neither a rank nor a link.
+_NO_BLAME = ("balanced", "insufficient_data", "input_bound", "host_bound")
+#: Which rank a report says died first, and how, as far as it knows.
+_DIED = re.compile(r"rank (\d+)\b[^;]* died first(?:[^;(]*\((?:(SIG\w+)|raised (\w+)))?")
+_MEMORY = "ran out of memory"
+
 
 def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
-    """The verdicts on this run directory, and whether their names and causes are right.
+    """The verdicts on this run directory, and whether ranks (``names_right``) and ``cause`` are right.
 
-    Causes are ``None`` where none is to judge: no rank is named, or what was done has no cause among those of verdicts.
+    Ranks are right if exactly those disturbed are named, in verdicts that such a disturbance may have and no others.
+    A cause is ``right``, ``unknown`` or ``wrong``; ``None`` if ranks are wrong or nothing was disturbed. ``step_ms`` is
+    the mean step, ``cost_ms`` what verdicts that name ranks say they cost.
     """
     try:
         report = judge(load(run))
     except (OSError, ValueError) as error:
-        return {"verdicts": [], "said": f"no report: {error}", "names_right": False, "cause_right": None}
+        return {"verdicts": [], "said": f"no report: {error}", "names_right": False, "cause": None}
     verdicts: list[dict[str, Any]] = [
         {"kind": one.kind, "ranks": list(one.ranks), "cause": one.cause, "since_step": one.since_step}
         | {"cost_ratio": one.cost_ratio and round(one.cost_ratio, 3)}
@@ -32,21 +41,36 @@ def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
         {"kind": "stall", "ranks": list(one.ranks), "cause": "stopped" if one.stopped_s else None}
         for one in report.job.stalls
     ]
-    said = report.job.ended
-    named = [one for one in verdicts if one["ranks"]]
-    names = {rank for one in named for rank in one["ranks"]}
-    right = names == set(disturbance.ranks)
-    if disturbance.ended:
-        first = re.findall(r"rank (\d+)\b.* died first", said or "")
-        named = [one for one in named if one["kind"] in (*disturbance.kinds, "stall")]
-        right = names <= set(disturbance.ranks) and (first == ["1"] if first else bool(named))
-    causes = {one["cause"] for one in named if one["cause"] is not None}
-    cause = causes <= set(disturbance.causes) if causes and disturbance.causes else None
-    return {"verdicts": verdicts, "said": said, "names_right": right, "cause_right": cause}
+    first, how = _first_death(report.job.ended or "")
+    blaming = [one for one in verdicts if one["kind"] not in _NO_BLAME]
+    names = {rank for one in blaming for rank in one["ranks"]} | ({first} - {None})
+    right = names == set(disturbance.ranks) and all(one["kind"] in disturbance.kinds for one in blaming)
+    if disturbance.dies:
+        right = right and first in disturbance.ranks
+    step = report.job.step_ms["mean"]
+    causes = {how} if disturbance.dies else {one["cause"] or UNKNOWN for one in blaming}
+    return {
+        "verdicts": verdicts,
+        "said": report.job.ended,
+        "died": None if first is None else {"rank": first, "how": how},
+        "names_right": right,
+        "cause": _cause(causes, disturbance) if right and disturbance.causes else None,
+        "step_ms": None if step is None else round(step, 2),
+        "cost_ms": round(sum(one.cost_ms_per_step or 0.0 for one in report.verdicts if one.ranks), 2),
+    }
 
 
-def cost(run: Path) -> tuple[float, float]:
-    """The mean step, and what verdicts that name ranks say they cost, ms."""
-    report = judge(load(run))
-    costs = [one.cost_ms_per_step or 0.0 for one in report.verdicts if one.ranks]
-    return report.job.step_ms["mean"] or float("nan"), sum(costs)
+def _first_death(said: str) -> tuple[int | None, str]:
+    """Which rank died first, and how: a signal, an exception, ``out of memory`` or ``unknown``."""
+    death = _DIED.search(said)
+    if death is None:
+        return None, UNKNOWN
+    rank, signal, exception = death.groups()
+    return int(rank), "out of memory" if _MEMORY in said else signal or exception or UNKNOWN
+
+
+def _cause(causes: set[str], disturbance: Disturbance) -> str:
+    known = causes - {UNKNOWN}
+    if not known <= set(disturbance.causes):
+        return "wrong"
+    return "right" if known else UNKNOWN

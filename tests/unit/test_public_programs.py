@@ -18,16 +18,18 @@ from truth import graded  # noqa: E402
 RECORDINGS = ROOT / "tests/fixtures/recordings"
 
 
-def row(program: str, disturbance: str, *graded: bool | None, cores: float = 0.5) -> dict[str, Any]:
-    """One run, and whether its names and causes were right."""
-    right = dict(zip(("names_right", "cause_right"), graded, strict=True))
+def row(
+    program: str, disturbance: str, names: bool, cause: str | None, kind: str = "balanced", cores: float = 0.5
+) -> dict[str, Any]:
+    """One run with one verdict, and whether its ranks and its cause were right."""
     return {
         "program": program,
         "disturbance": disturbance,
-        "verdicts": [],
-        "said": None,
+        "verdicts": [{"kind": kind, "ranks": [], "cause": None}],
         "other_work_cores": cores,
-    } | right
+        "names_right": names,
+        "cause": cause,
+    }
 
 
 @pytest.mark.parametrize(
@@ -37,7 +39,7 @@ def row(program: str, disturbance: str, *graded: bool | None, cores: float = 0.5
         ("gloo-observed-stopped-now-and-then-rank1", "none", False),
         ("mpi-observed-even-1", "none", True),
         ("mpi-observed-even-1", "half a core by quota", False),
-        ("mpi-observed-died-rank1", "killed", True),
+        ("mpi-observed-died-rank1", "segmentation fault", True),
         ("mpi-observed-even-1", "killed", False),
         ("mpi-observed-killed-in-setup-rank1", "killed", True),  # while all computed for 6 s, without a call
     ],
@@ -47,20 +49,30 @@ def test_a_run_is_right_if_who_was_disturbed_is_named(recording: str, disturbanc
     assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["names_right"] is right
 
 
+def test_a_rank_named_in_a_verdict_that_the_disturbance_cannot_have_is_wrong() -> None:
+    """A rank that was late is no rank that died, nor one that stays stopped."""
+    assert not graded(DISTURBANCES["stopped for good"], RECORDINGS / "ddp-observed-slow-compute-rank1.tar.xz")[
+        "names_right"
+    ]
+
+
 @pytest.mark.parametrize(
-    ("recording", "disturbance", "right"),
+    ("recording", "disturbance", "cause"),
     [
-        ("gloo-observed-stopped-now-and-then-rank1", "stopped 250 ms every 2 s", True),
-        ("gloo-observed-stopped-now-and-then-rank1", "half a core by quota", True),  # a quota stops ranks, too
-        ("ddp-observed-slow-compute-rank1", "half a core by quota", False),
+        ("mpi-observed-stopped-often-rank1", "stopped 30 ms every 100 ms", "right"),
+        ("mpi-observed-stopped-often-rank1", "half a core by quota", "right"),  # a quota stops ranks, too
+        ("mpi-observed-stopped-often-rank1", "core shared with stress-ng", "wrong"),
+        ("gloo-observed-stopped-now-and-then-rank1", "stopped 250 ms every 2 s", "unknown"),
         ("mpi-observed-even-1", "half a core by quota", None),  # no rank is named
         ("mpi-observed-even-1", "none", None),
-        ("mpi-observed-died-rank1", "killed", None),  # no verdict has such a cause
+        ("mpi-observed-died-rank1", "segmentation fault", "right"),
+        ("mpi-observed-died-rank1", "killed", "wrong"),
+        ("mpi-observed-killed-in-setup-rank1", "killed", "unknown"),
     ],
 )
-def test_a_cause_is_right_or_wrong_only_of_a_named_rank(recording: str, disturbance: str, right: bool | None) -> None:
-    """Without a name, or without a cause to name, it is blank."""
-    assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["cause_right"] is right
+def test_a_cause_is_judged_only_of_the_right_ranks(recording: str, disturbance: str, cause: str | None) -> None:
+    """How a rank died is a cause."""
+    assert graded(DISTURBANCES[disturbance], RECORDINGS / f"{recording}.tar.xz")["cause"] == cause
 
 
 def test_a_disturbance_that_other_work_repeats_on_the_peer_is_none() -> None:
@@ -73,10 +85,8 @@ def test_a_disturbance_that_other_work_repeats_on_the_peer_is_none() -> None:
 
 def test_the_table_stands_between_its_marks_and_lists_what_is_missing() -> None:
     """What is around it stays; a second time replaces the first."""
-    found = results(
-        [row("hpcc", "none", True, None), {"program": "hpcc", "disturbance": "killed", "missing": "not run"}],
-        {"lammps": "no lmp"},
-    )
+    rows = [row("hpcc", "none", True, None), {"program": "hpcc", "disturbance": "killed", "missing": "not run"}]
+    found = results(rows, [], {"lammps": "no lmp"})
     text = document(found, f"# Page\n\n{BEGIN}\nold\n{END}\n\nmore\n")
     assert text.startswith("# Page")
     assert text.endswith(f"{END}\n\nmore\n")
@@ -86,36 +96,40 @@ def test_the_table_stands_between_its_marks_and_lists_what_is_missing() -> None:
     assert document(found, text) == text
 
 
-def test_figures_of_undisturbed_and_disturbed_runs_stand_apart() -> None:
-    """Causes count where a name is right and has a cause to judge."""
-    clean = [row("hpcc", "none", True, None), row("hpcc", "none", False, None)]
+def test_figures_count_all_runs_and_no_unknown_cause_as_right() -> None:
+    """Undisturbed, disturbed and later runs stand apart."""
     rows = [
-        *clean,
-        row("hpcc", "quota", True, False),
-        row("hpcc", "killed", True, None),
-        row("lammps", "quota", False, True),
+        row("hpcc", "none", True, None),
+        row("hpcc", "none", False, None),
+        row("hpcc", "quota", True, "wrong"),
+        row("hpcc", "disk", True, "unknown"),
+        row("hpcc", "killed", True, "right"),
+        row("lammps", "quota", False, None),
     ]
-    lines = document(results(rows, {}), f"{BEGIN}\n{END}\n").splitlines()
-    assert [line.rpartition("(")[2] for line in lines if line.startswith("- ")] == [
-        "1/2)",
-        "2/3)",
-        "0/1), unknown in 0",
+    later = [row("lammps", "none", False, None), row("lammps", "quota", True, "right")]
+    lines = document(results(rows, later, {}), f"{BEGIN}\n{END}\n").splitlines()
+    assert [line for line in lines if line.startswith("- ")] == [
+        "- undisturbed, no rank named: 0.500 [0.095, 0.905] (1/2)",
+        "- disturbed, exactly the right ranks named: 0.750 [0.301, 0.954] (3/4)",
+        "- disturbed, the right cause, too: 0.250 [0.046, 0.699] (1/4); unknown in 1, wrong in 1",
+        "- later runs, for costs: no rank named in 0 of 1 undisturbed, the right ranks in 1 of 1 disturbed",
     ]
 
 
-def test_undisturbed_runs_that_agree_share_a_row() -> None:
-    """Of three the one that disagrees stands apart."""
-    rows = [row("hpcc", "none", True, None, cores=cores) for cores in (1.7, 1.4)] + [row("hpcc", "none", False, None)]
-    lines = document(results(rows, {}), f"{BEGIN}\n{END}\n").splitlines()
-    assert "| hpcc | none, 2 runs |  | 1.4 to 1.7 | yes |  |" in lines
-    assert "| hpcc | none |  | 0.5 | **no** |  |" in lines
+def test_undisturbed_runs_of_a_program_share_a_row() -> None:
+    """It says in how many a rank was named, and counts their verdicts."""
+    rows = [row("hpcc", "none", True, None, kind, cores) for kind, cores in (("balanced", 1.7), ("balanced", 1.4))]
+    rows += [row("hpcc", "none", False, None, "straggler"), row("lammps", "none", True, None)]
+    lines = document(results(rows, [], {}), f"{BEGIN}\n{END}\n").splitlines()
+    assert "| hpcc | **1 of 3 named** | balanced: 2; straggler: 1 | 0.5 to 1.7 |" in lines
+    assert "| lammps | 0 of 1 named | balanced: 1 | 0.5 |" in lines
 
 
 def test_what_a_disturbance_did_is_known_if_undisturbed_runs_agree() -> None:
     """Else the table gives no error of the verdict's cost."""
     told = {"program": "miniFE", "disturbance": "quota", "did_ms": 40.0, "cost_ms": 44.0}
     costs = [told | {"clean_ms": [50.0, 60.0]}, told | {"clean_ms": [50.0, 90.0]}]
-    found = results([], {}) | {"costs": costs}
+    found = results([], [], {}) | {"costs": costs}
     lines = document(found, f"{BEGIN}\n{END}\n").splitlines()
     assert "| miniFE | quota | 50.0 and 60.0 | 40.0 ± 5.0 | 44.0 | +10% |" in lines
     assert "| miniFE | quota | 50.0 and 90.0 | 40.0 ± 20.0 | 44.0 | unknown: undisturbed runs differ |" in lines
