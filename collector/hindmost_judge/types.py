@@ -1,4 +1,8 @@
-"""What the judge's parts hand to each other. R ranks, S steps, P phases of a host in program order; times in ns."""
+"""What the judge's parts hand to each other.
+
+Shapes: R ranks, S steps, P phases of a host in program order. Times are ns. A *host* is the thread of a rank that runs
+the training loop, a *GPU* the device that runs what this thread launches.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +19,26 @@ Bools: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
 
 @dataclass(frozen=True)
 class Timeline:
-    """When hosts and GPUs were where in each step, all on about one clock; NaN is unknown.
+    """What was recorded of hosts and GPUs in each step, with clocks aligned. NaN is unknown.
 
-    ``phases`` [P] names what hosts do in a step, the last one the time until the next step. ``began`` [R, S] is when a
-    host began the step, ``spent`` [P, R, S] how long it was in each phase, waits included. ``launched`` is the phase at
-    whose end the step's last collective is launched, ``enqueued`` [R, S] when it was; ``None``: not recorded.
-    ``arrived`` and ``left`` [R, S] are when that collective began and ended on each GPU, ``waited`` [R, S] how long the
-    GPU waited for others in all of the step's collectives and ``between`` [R, S] how long it was in none. ``cohort``
-    [R] numbers the ranks that do the same work. ``clock`` is by how many ns marks of a host and its GPU may be off.
+    Of hosts:
+
+    - ``phases`` [P]: names of what a host does in a step; the last one is the time until the next step
+    - ``began`` [R, S]: when the host began the step
+    - ``spent`` [P, R, S]: how long it was in each phase, waits included
+    - ``launched``: index of the phase at whose end the step's last collective is launched
+    - ``enqueued`` [R, S]: when that collective was launched; ``None`` where launches were not recorded
+
+    Of GPUs:
+
+    - ``arrived``, ``left`` [R, S]: when the step's last collective began and ended
+    - ``waited`` [R, S]: how long the GPU waited for other ranks in all of the step's collectives
+    - ``between`` [R, S]: how long it was in none of them
+
+    Of both:
+
+    - ``cohort`` [R]: a number for each rank, equal for ranks that do the same work
+    - ``clock``: by how many ns times of a host and of its GPU may be misaligned
     """
 
     phases: tuple[str, ...]
@@ -39,8 +55,11 @@ class Timeline:
 
 
 class Wait(NamedTuple):
-    """Where hosts wait for their GPUs: in ``phase``, until the last collective of the step ``lag`` steps before has
-    ended, and ``after`` [R] ns more."""
+    """Where a host that is ahead of its GPU waits for it.
+
+    The host cannot end ``phase`` (an index) before the last collective of the step ``lag`` steps earlier has ended on
+    its GPU, and ``after`` [R] ns have passed since.
+    """
 
     phase: int
     lag: int
@@ -49,15 +68,24 @@ class Wait(NamedTuple):
 
 @dataclass(frozen=True)
 class Lanes:
-    """A host lane and a GPU lane for each rank: work without waits, and what joins the lanes.
+    """The job as a graph: a host lane and a GPU lane for each rank, with work and no waits, and what joins the lanes.
 
-    ``host`` [P, R, S] is the hosts' own work, between ``least`` and ``most`` [P, R, S] where a wait was not recorded;
-    ``doubt`` [R] is by how many ns its typical level may be off there. ``pace`` [R, S] is what the *other* hosts of its
-    cohort typically work in a step, ``even`` [R, S] what all of them do, of two the faster. ``wait`` is where a host
-    that is ahead waits; ``None``: it never did. ``ahead`` [R, S] is in which steps a host launched a step's last
-    collective long before its GPU got there. ``gpu`` is what GPUs take for a step with everything launched, at most;
-    ``tail`` [R] how long after the launch of a step's last collective a GPU that its host kept waiting begins it, and
-    ``transfer`` [S] how long that takes with all ranks there.
+    The host lane:
+
+    - ``phases`` [P], ``launched``, ``cohort`` [R]: as in :class:`Timeline`
+    - ``host`` [P, R, S]: likely self time in each phase
+    - ``least``, ``most`` [P, R, S]: bounds of it; they differ where a wait was not recorded
+    - ``doubt`` [R]: by how many ns a step the usual self time may be off in the phase of ``wait``
+    - ``peer_pace`` [R, S]: median self time in the step of the *other* ranks of the cohort
+    - ``cohort_pace`` [R, S]: median self time in the step of the whole cohort; of an even number the lower middle one
+    - ``ahead`` [R, S]: whether the host launched the step's last collective long before its GPU reached it
+    - ``wait``: where hosts that are ahead wait for their GPUs; ``None`` where none was ahead
+
+    The GPU lane:
+
+    - ``gpu``: ns that a GPU needs for a step's kernels with all of them launched in time, at most
+    - ``tail`` [R]: ns from the launch of a step's last collective to its begin, on a GPU that has nothing else to do
+    - ``transfer`` [S]: ns that this collective takes with all ranks there
     """
 
     phases: tuple[str, ...]
@@ -65,8 +93,8 @@ class Lanes:
     least: Floats
     most: Floats
     doubt: Floats
-    pace: Floats
-    even: Floats
+    peer_pace: Floats
+    cohort_pace: Floats
     launched: int
     wait: Wait | None
     ahead: Bools

@@ -80,7 +80,7 @@ def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str
     timeline, without = run(slow, 5.0, waits=waits), run(own, 5.0, waits=waits)
     found = lanes.build(timeline)
     observed, true = (np.diff(one.left[0]).mean() for one in (timeline, without))
-    late = found.host.sum(axis=0) - found.pace
+    late = found.host.sum(axis=0) - found.peer_pace
     fixed = late.copy()
     fixed[2] -= 6.0 * MS
     assert np.diff(replay.ends(found)).mean() == pytest.approx(observed, rel=0.01)

@@ -252,8 +252,8 @@ def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[st
     for sign in (1.0, -1.0):
         phase, host = lanes.wait.phase, lanes.host.copy()
         host[phase] = np.clip(host[phase] + sign * doubt, lanes.least[phase], lanes.most[phase])
-        pace = lanes.pace + (host - lanes.host).sum(axis=0)
-        varied = replace(blocks, lanes=replace(lanes, host=host, pace=pace))
+        peer_pace = lanes.peer_pace + (host - lanes.host).sum(axis=0)
+        varied = replace(blocks, lanes=replace(lanes, host=host, peer_pace=peer_pace))
         added = _saving(varied, [*before, *habits]) - _saving(varied, before)
         saved.append(float(added[_span(habits)].mean()))
     return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))

@@ -45,7 +45,7 @@ def by_work(blocks: Blocks) -> Blocks:
     if not lanes.paced_by_hosts(timeline, built):
         return blocks
     own = built.host.sum(axis=0)
-    excess = own - built.pace
+    excess = own - built.peer_pace
     steps = len(blocks.steps)
     parts = {name: block for name, block in blocks.parts.items() if not name.startswith("gpu_") and name != "h2d"}
     parts |= {name: built.host[at] for at, name in enumerate(built.phases) if name != BETWEEN}

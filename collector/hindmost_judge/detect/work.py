@@ -1,4 +1,7 @@
-"""Hosts that persistently work longer in a phase than their cohort: tested on work, never on who waits for whom."""
+"""Hosts that persistently work longer in a phase than their cohort.
+
+The test is on self time, never on who waits for whom: a host that arrives late may have been ahead and waiting itself.
+"""
 
 from __future__ import annotations
 
@@ -15,23 +18,28 @@ if TYPE_CHECKING:
 
     from hindmost_judge.types import Floats, Lanes
 
-#: A level is real from so many standard errors on: of some hundred ranks, phases and segments one in a thousand jobs
-#: has such a one by chance.
-_SURE = 4.5
-#: A segment whose level is at least this share of the one next to it is part of the same delay.
-_SAME = 0.5
-#: Steps that a delay lasts at least, and the least share of all unless it is large: hosts wander for tens of steps.
-_SHORTEST, _LASTING = 10, 0.125
-#: A host that is ahead of its GPU in more steps than this waits, and no less than this share of the time.
-_AHEAD, _LITTLE = 0.5, 0.05
-#: With fewer steps than this only what is large is known from what hosts wander.
-_FEW = 40
+#: Standard errors of a delay that is real: with a hundred ranks, phases and segments, noise reaches that in one job of
+#: a thousand.
+_MIN_Z = 4.5
+#: Steps that a delay lasts at least, and the share of all steps at least unless the delay is large. Hosts drift by
+#: less than that for tens of steps.
+_MIN_STEPS, _MIN_SHARE = 10, 0.125
+#: In runs with fewer steps than this, drift is no smaller than a delay: only large delays count.
+_SHORT_RUN = 40
+#: Neighbouring segments belong to one delay if the smaller level is at least this share of the larger.
+_SAME_DELAY = 0.5
+#: A delay is a side effect of a simultaneous one in another phase if its level is less than this share of that.
+_SIDE_EFFECT = 0.5
+#: A host that is ahead of its GPU in more than this share of the steps waits for it, for at least this share of its
+#: time. If less wait was found, it is in some phase's self time.
+_MOSTLY_AHEAD, _LITTLE_WAIT = 0.5, 0.05
 
 
 class Delay(NamedTuple):
-    """A host that takes ``level`` ns a step longer in ``phase`` than its cohort in steps [first, stop) by index.
+    """The host of the rank at ``row`` takes longer than its cohort in ``phase`` (an index), in steps [first, stop).
 
-    ``z`` is the level in standard errors."""
+    ``level`` is the mean delay in ns a step, ``z`` the same in standard errors.
+    """
 
     row: int
     phase: int
@@ -42,68 +50,91 @@ class Delay(NamedTuple):
 
 
 def find(lanes: Lanes, least: float, large: float) -> list[Delay]:
-    """Delays of at least so many ns a step, largest first; from what is ``large`` on a few steps are enough."""
-    found: list[Delay] = []
-    least = max(least, large) if lanes.host.shape[2] < _FEW else least
-    for phase, own in enumerate(lanes.host):
-        beyond, doubt = own - paces(own, lanes.cohort)[0], np.zeros(len(own))
+    """Persistent delays of hosts, in order of their total time, largest first.
+
+    ``least`` is the smallest delay that counts, in ns a step. From ``large`` ns a step on, few steps are enough.
+    """
+    delays: list[Delay] = []
+    least = max(least, large) if lanes.host.shape[2] < _SHORT_RUN else least
+    for phase, self_time in enumerate(lanes.host):
+        behind_peers, doubt = self_time - paces(self_time, lanes.cohort)[0], np.zeros(len(self_time))
         if lanes.wait is not None and lanes.wait.phase == phase:
-            beyond, doubt = (beyond - own + lanes.least[phase] if lanes.wait.lag == 0 else beyond), lanes.doubt
-        enough = np.hypot(least, doubt)  # by chance both are as large only together
-        for row in np.flatnonzero(_levels(beyond).max(axis=1) >= enough).tolist():
-            found += _of_rank(beyond[row], row, phase, float(enough[row]), large)
-    found = [one for one in found if not _waits(lanes, one)]
-    return _without_traces(sorted(found, key=lambda one: -one.level * (one.stop - one.first)))
+            doubt = lanes.doubt
+            if lanes.wait.lag == 0:  # what may be a wait proves no delay
+                behind_peers = behind_peers - self_time + lanes.least[phase]
+        threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
+        for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
+            delays += _delays_of_rank(behind_peers[row], row, phase, float(threshold[row]), large)
+    delays = [delay for delay in delays if not _may_be_wait(lanes, delay)]
+    return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
 
 
-def _waits(lanes: Lanes, one: Delay) -> bool:
-    """Whether a delay, but for its input, may be a wait: the host is ahead, so that it waits, and else for nothing."""
-    steps = slice(one.first, one.stop)
-    took = lanes.most[:, one.row, steps].sum()
-    waited = took - lanes.host[:, one.row, steps].sum()
-    return bool(one.phase > 0 and lanes.ahead[one.row, steps].mean() > _AHEAD and waited < _LITTLE * took)
+def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
+    """Whether the host may have waited for its GPU during the delay.
+
+    So it is if the host was mostly ahead, hence waited somewhere, and next to no wait was found. Input is no such
+    wait: batches do not come from the GPU.
+    """
+    steps = slice(delay.first, delay.stop)
+    spent = lanes.most[:, delay.row, steps].sum()
+    waited = spent - lanes.host[:, delay.row, steps].sum()
+    mostly_ahead = lanes.ahead[delay.row, steps].mean() > _MOSTLY_AHEAD
+    return bool(delay.phase > 0 and mostly_ahead and waited < _LITTLE_WAIT * spent)
 
 
-def _without_traces(found: list[Delay]) -> list[Delay]:
-    """The delays, with those of a host that works far longer in another phase in these steps added there: it is slow
-    once."""
+def _without_side_effects(delays: list[Delay]) -> list[Delay]:
+    """The delays [largest first], each side effect added to the delay that it belongs to.
+
+    What slows a host down often makes several phases longer. A much smaller delay of the same rank in shared steps is
+    added to the larger one: it is one fault.
+    """
     kept: list[Delay] = []
-    for one in found:
-        same = [at for at, other in enumerate(kept) if other.row == one.row and one.level < _SAME * other.level]
-        shared = {at: min(kept[at].stop, one.stop) - max(kept[at].first, one.first) for at in same}
-        most = max(same, key=shared.__getitem__, default=-1)
-        if most < 0 or shared[most] <= 0:
-            kept.append(one)
+    for delay in delays:
+        larger = [at for at, other in enumerate(kept) if _much_smaller(delay, other)]
+        shared = {at: min(kept[at].stop, delay.stop) - max(kept[at].first, delay.first) for at in larger}
+        best = max(larger, key=shared.__getitem__, default=-1)
+        if best < 0 or shared[best] <= 0:
+            kept.append(delay)
             continue
-        larger = kept[most]
-        kept[most] = larger._replace(level=larger.level + one.level * shared[most] / (larger.stop - larger.first))
+        main = kept[best]
+        kept[best] = main._replace(level=main.level + delay.level * shared[best] / (main.stop - main.first))
     return kept
 
 
-def _levels(beyond: Floats) -> Floats:
-    """[R, B] means of parts of the run: whether a rank may be late at all."""
-    starts = np.arange(0, max(beyond.shape[1] - _SHORTEST // 2, 1), _SHORTEST)
-    return np.asarray(np.add.reduceat(beyond, starts, axis=1) / np.diff(np.append(starts, beyond.shape[1])))
+def _much_smaller(delay: Delay, other: Delay) -> bool:
+    return delay.row == other.row and delay.level < _SIDE_EFFECT * other.level
 
 
-def _of_rank(beyond: Floats, row: int, phase: int, least: float, large: float) -> Iterator[Delay]:
-    """The delays of one rank in one phase."""
-    series = segmentation.clipped(beyond)
+def _block_means(behind_peers: Floats) -> Floats:
+    """[R, B] ns: means of the delay in each step [R, S] over blocks of steps.
+
+    Screening: a rank whose block means all stay below the threshold has no delay that lasts, and is not segmented.
+    """
+    steps = behind_peers.shape[1]
+    starts = np.arange(0, max(steps - _MIN_STEPS // 2, 1), _MIN_STEPS)
+    return np.asarray(np.add.reduceat(behind_peers, starts, axis=1) / np.diff(np.append(starts, steps)))
+
+
+def _delays_of_rank(behind_peers: Floats, row: int, phase: int, least: float, large: float) -> Iterator[Delay]:
+    """The persistent delays of one rank in one phase, from its delay in each step [S]; all in ns."""
+    series = segmentation.clipped(behind_peers)
     sigma = max(segmentation.noise(series), 1.0)
-    bounds = _joined(series, segmentation.segments(series, sigma))
+    bounds = _without_minor_changes(series, segmentation.segments(series, sigma))
     for first, stop in itertools.pairwise(bounds):
         level = float(series[first:stop].mean())
         z = level * float(np.sqrt(stop - first)) / sigma
-        shortest = _SHORTEST if level >= large else max(_SHORTEST, _LASTING * len(series))
-        if level >= least and z >= _SURE and stop - first >= shortest:
+        shortest = _MIN_STEPS if level >= large else max(_MIN_STEPS, _MIN_SHARE * len(series))
+        if level >= least and z >= _MIN_Z and stop - first >= shortest:
             yield Delay(row, phase, first, stop, level, z)
 
 
-def _joined(series: Floats, bounds: list[int]) -> list[int]:
-    """The bounds without those between segments of one delay that is now larger and now smaller."""
+def _without_minor_changes(series: Floats, bounds: list[int]) -> list[int]:
+    """The bounds of a series' segments, without those at which one delay only becomes somewhat larger or smaller."""
     kept = bounds[:1]
     for at in range(1, len(bounds) - 1):
-        before, after = (float(series[a:b].mean()) for a, b in ((kept[-1], bounds[at]), (bounds[at], bounds[at + 1])))
-        if min(before, after) < _SAME * max(before, after):
+        level, next_level = (
+            float(series[a:b].mean()) for a, b in ((kept[-1], bounds[at]), (bounds[at], bounds[at + 1]))
+        )
+        if min(level, next_level) < _SAME_DELAY * max(level, next_level):
             kept.append(bounds[at])
     return [*kept, bounds[-1]]

@@ -9,19 +9,23 @@ import numpy as np
 if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
 
-#: From this many ranks on, one rank's own value hardly moves the median of all.
-_CROWD = 32
+#: From this many ranks on, one rank's own value hardly moves the median of all: that of its peers is not computed.
+_LARGE_COHORT = 32
 
 
-def paces(own: Floats, cohort: Ints) -> tuple[Floats, Floats]:
-    """[R, S] median of the *others* of each rank's cohort, its own work for a rank alone; and of all, of two the
-    lower."""
-    pace, even = own.copy(), own.copy()
-    for one in np.unique(cohort):
-        members = np.flatnonzero(cohort == one)
-        even[members] = np.sort(own[members], axis=0)[(len(members) - 1) // 2]
-        if len(members) > _CROWD:
-            pace[members] = np.median(own[members], axis=0)
+def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
+    """The pace of each rank's peers, and of its whole cohort, from self times [R, S] and cohort numbers [R].
+
+    Both are [R, S] in the unit of ``self_time``. The first is the median of the *other* ranks, so that a slow rank is
+    not compared with itself; for a rank alone it is its own self time. The second is the median with the rank itself;
+    of an even number of ranks it is the lower middle one, so of two ranks the faster sets it.
+    """
+    peer_pace, cohort_pace = self_time.copy(), self_time.copy()
+    for number in np.unique(cohort):
+        members = np.flatnonzero(cohort == number)
+        cohort_pace[members] = np.sort(self_time[members], axis=0)[(len(members) - 1) // 2]
+        if len(members) > _LARGE_COHORT:
+            peer_pace[members] = np.median(self_time[members], axis=0)
         elif len(members) > 1:
-            pace[members] = [np.median(own[members[members != row]], axis=0) for row in members]
-    return pace, even
+            peer_pace[members] = [np.median(self_time[members[members != row]], axis=0) for row in members]
+    return peer_pace, cohort_pace

@@ -1,10 +1,13 @@
-"""Own work of hosts and GPUs from when they were where.
+"""Self time of hosts and GPUs, from recorded phases that include waits.
 
-A host that is ahead of its GPU is held up somewhere: it synchronises, copies, or its launch queue is full. No host
-passes that point before the GPU has come so far, so it is the first mark of a step that never precedes the end of the
-GPU's collective, of any rank in any step. What a host took there beyond that is its own; what it took before it may be
-work or a wait. Of such a step its work is known within bounds, and taken to be what it is in steps without a wait, of
-this rank or else of its cohort.
+A host that runs ahead of its GPU waits for it somewhere: it synchronises, it copies, or its launch queue is full. The
+recording shows one long phase, and not which part of it was the wait. Taken for work, that wait would make the host
+that is ahead look like the slow one.
+
+The place is found from the times alone. No host passes it before its GPU has ended a certain collective. So it is the
+first phase in program order whose end never precedes that, in any rank and step. What the host does there after its
+GPU is work. What it did there before may be work or a wait: the self time of such a step is known within bounds only.
+Its likely value is that of steps without a wait, of the same rank or else of its cohort.
 """
 
 from __future__ import annotations
@@ -20,94 +23,78 @@ from hindmost_judge.types import Lanes, Wait
 if TYPE_CHECKING:
     from hindmost_judge.types import Bools, Floats, Ints, Timeline
 
-#: Hosts set the pace where work of the host that comes last is this share of the steps …
-_PACED = 0.75
-#: … and its GPU runs what it launches within this share of a step. Where launches were not recorded, GPUs of hosts that
-#: are ahead must show that they need no more than the first share of a step.
-_AT_ONCE = 0.05
-#: Share of the steps that may contradict what holds of all: marks are lost, and clocks are compared now and then.
-_OFF = 0.02
-#: Steps that give a rank's usual work.
-_ENOUGH = 5
-#: A host that waits in nearly all steps takes less than in all but this share of them.
-_LEAST = 0.05
-#: Hosts that are ahead in most steps, how many of them show where else they wait, and of how many that is asked.
-_MOSTLY, _SEVERAL, _SAMPLE = 0.5, 2, 16
-#: Times after its GPU at which a host leaves a place where it is held up vary as little as the least, but for this
-#: factor; or, where it comes after its GPU, as the geometric mean of that and of where it is free.
-_HELD = 1.5
-#: Fewer hosts than this may all become slow at once, which those that are ahead do not show.
-_MANY = 4
-#: A host that takes longer than usual by this share of a step and stays ahead of its GPU waits there for that.
+#: Hosts set the pace if the host that comes last works for this share of the steps …
+_HOST_SHARE = 0.75
+#: … and its GPU runs what it launches within this share of a step. A host whose launch is run later is ahead. Without
+#: recorded launches, the GPUs themselves may need no more than ``_HOST_SHARE`` of a step.
+_PROMPT = 0.05
+#: Share of the steps that may contradict what holds for all: records get lost, and clocks are compared only at times.
+_OUTLIERS = 0.02
+#: A wait of up to this share of a step counts as none.
+_NEGLIGIBLE = 0.02
+#: The fewest steps that show the usual self time of a rank.
+_MIN_STEPS = 5
+#: Share of its steps that are a host's fastest. One that waits in nearly all steps works no longer than in these.
+_FASTEST = 0.05
+#: A host is mostly ahead if it is in more than this share of the steps.
+_MOSTLY_AHEAD = 0.5
+#: Hosts that are mostly ahead: fewer show nothing of the program, for a single one may just work longer. More than the
+#: second number are not needed.
+_MIN_HOSTS, _SAMPLED_HOSTS = 2, 16
+#: At a place where a host is blocked, the time that it needs after its GPU varies up to this many times as much as
+#: where it varies least.
+_SPREAD_RATIO = 1.5
+#: Cohorts of fewer hosts may slow down all at once. Those that are ahead do not show that.
+_LARGE_COHORT = 4
+#: A host that takes longer than usual by this share of a step, and is ahead of its GPU all the same, waited for it.
 _LONG = 0.25
-#: Most steps that a host is taken to be ahead by.
-_FARTHEST = 8
+#: The most steps that hosts are taken to run ahead.
+_MAX_LAG = 8
 
 
 def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
-    """Whether work of the host that comes last is most of each step, and its GPU soon runs what it launches."""
-    last, steps = _last(timeline)
-    if len(steps) < _ENOUGH or (lanes.wait is not None and lanes.wait[:2] == (timeline.launched, 0)):
-        return False  # hosts wait for each collective where they launch it: who works there longer comes later
+    """Whether hosts set the pace, with the ``lanes`` built from the same ``timeline``.
+
+    They do if work of the host that comes last fills most of each step, and its GPU soon runs what it launches. Else
+    GPUs do, and a slower host may cost nothing.
+    """
+    last, steps = _last_arrivals(timeline)
+    if len(steps) < _MIN_STEPS or (lanes.wait is not None and lanes.wait[:2] == (timeline.launched, 0)):
+        return False  # hosts that wait for each collective at its launch are never ahead: arrivals show who is slow
     step = float(np.nanmean(np.diff(timeline.left, axis=1)))
-    if lanes.wait is not None and lanes.wait.lag and _elsewhere(timeline, lanes.wait) > _OFF * step:
+    if lanes.wait is not None and lanes.wait.lag and _waits_elsewhere(timeline, lanes.wait) > _NEGLIGIBLE * step:
         return False
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
-    lead = float(np.nanmedian(_queued(timeline)[last, steps]))
+    lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
     if timeline.enqueued is not None or (lanes.wait is not None and lanes.wait.lag == 0):
-        soon = max(_AT_ONCE * step, timeline.clock, _launches_nothing(timeline, lanes))
-        return worked >= _PACED * step and lead <= soon
-    return worked >= _PACED * step and max(lead / (1.0 - _PACED), lanes.gpu / _PACED) <= step
-
-
-def _launches_nothing(timeline: Timeline, lanes: Lanes) -> float:
-    """Ns a step in which the host that comes last works and launches nothing: what it launched before is run by then.
-
-    That is from a step's last collective to the next one's first kernel, less the transfer meanwhile.
-    """
-    last, steps = _last(timeline)
-    works = lanes.least[timeline.launched + 1 :].sum(axis=0) + lanes.least[0] - lanes.transfer
-    return float(np.median(works[last, steps]))
-
-
-def _elsewhere(timeline: Timeline, wait: Wait) -> float:
-    """Ns a step by which hosts that are ahead take longer than those that come last, but for where they wait.
-
-    If that is much, they wait in several places, and what they work is unknown. Of a single host it may be its work.
-    """
-    ahead, usual = _ahead(timeline), np.arange(len(timeline.phases)) != wait.phase
-    rows = np.flatnonzero(ahead.mean(axis=1) > _MOSTLY)
-    rows = rows[:: len(rows) // _SAMPLE + 1]
-    if len(rows) < _SEVERAL or not (~ahead).any():
-        return 0.0
-    paced = _median(timeline.spent[:, ~ahead])
-    each = [np.maximum(_median(timeline.spent[:, row, ahead[row]]) - paced, 0.0)[usual].sum() for row in rows]
-    return float(np.median(each))
+        soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
+        return worked >= _HOST_SHARE * step and lead <= soon
+    return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
 
 
 def build(timeline: Timeline) -> Lanes:
-    """The lanes of a job: of hosts within bounds, of GPUs at most."""
-    usual, ahead = _usual(timeline.spent), _ahead(timeline)
+    """The lanes of a job: self time of hosts as likely and within bounds, that of GPUs at most."""
+    usual, ahead = _usual(timeline.spent), _is_ahead(timeline)
     spent = np.where(np.isnan(timeline.spent), usual, timeline.spent)
-    wait, ends = _where(timeline)
-    host = np.where(ahead & (spent > usual + _LONG * _step(timeline)), usual, spent)
-    host[0] = spent[0]  # for a batch no host waits for its GPU
+    wait, ends = _find_wait(timeline)
+    host = np.where(ahead & (spent > usual + _LONG * _typical_step(timeline)), usual, spent)
+    host[0] = spent[0]  # input: batches do not come from the GPU
     least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:
-        least[wait.phase], host[wait.phase], doubt = _own(timeline, spent[wait.phase], ends[wait.phase], wait)
-    last, steps = _last(timeline)
+        least[wait.phase], host[wait.phase], doubt = _without_wait(timeline, spent[wait.phase], ends[wait.phase], wait)
+    last, steps = _last_arrivals(timeline)
     lead = np.full(timeline.left.shape, np.nan)
     lead[last, steps] = _lead(timeline)[last, steps]
-    tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _ENOUGH, _median(lead), _median(lead.ravel()))
-    pace, even = paces(host.sum(axis=0), timeline.cohort)
+    tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _MIN_STEPS, _median(lead), _median(lead.ravel()))
+    peer_pace, cohort_pace = paces(host.sum(axis=0), timeline.cohort)
     return Lanes(
         phases=timeline.phases,
         host=host,
         least=least,
         most=spent,
         doubt=doubt,
-        pace=pace,
-        even=even,
+        peer_pace=peer_pace,
+        cohort_pace=cohort_pace,
         launched=timeline.launched,
         wait=wait,
         ahead=ahead,
@@ -118,183 +105,235 @@ def build(timeline: Timeline) -> Lanes:
     )
 
 
-def _last(timeline: Timeline) -> tuple[Ints, Ints]:
-    """[N] the rank that waits least for others, and the steps (indices) of which that is known."""
+def _time_without_launches(timeline: Timeline, lanes: Lanes) -> float:
+    """Ns a step in which the host that comes last works and launches nothing.
+
+    That is from a step's last collective to the next step's first kernel, less the transfer meanwhile. A GPU that has
+    this long to catch up is idle by then, though it runs launches late.
+    """
+    last, steps = _last_arrivals(timeline)
+    works = lanes.least[timeline.launched + 1 :].sum(axis=0) + lanes.least[0] - lanes.transfer
+    return float(np.median(works[last, steps]))
+
+
+def _waits_elsewhere(timeline: Timeline, wait: Wait) -> float:
+    """Ns a step by which hosts that are ahead take longer than others in all phases but that of ``wait``.
+
+    If that is much, they wait in several places, and their self time is unknown. 0 where too few hosts are ahead.
+    """
+    ahead, elsewhere = _is_ahead(timeline), np.arange(len(timeline.phases)) != wait.phase
+    rows = np.flatnonzero(ahead.mean(axis=1) > _MOSTLY_AHEAD)
+    rows = rows[:: len(rows) // _SAMPLED_HOSTS + 1]
+    if len(rows) < _MIN_HOSTS or not (~ahead).any():
+        return 0.0
+    not_ahead = _median(timeline.spent[:, ~ahead])
+    longer = [np.maximum(_median(timeline.spent[:, row, ahead[row]]) - not_ahead, 0.0)[elsewhere].sum() for row in rows]
+    return float(np.median(longer))
+
+
+def _last_arrivals(timeline: Timeline) -> tuple[Ints, Ints]:
+    """[N] the rank that waits least for others in a step, so comes last, and [N] the steps (indices) that show it."""
     steps = np.flatnonzero(~np.isnan(timeline.waited + timeline.left).any(axis=0))
     return np.argmin(timeline.waited[:, steps], axis=0), steps
 
 
-def _marks(timeline: Timeline) -> Floats:
+def _phase_ends(timeline: Timeline) -> Floats:
     """[P, R, S] when each host ended each phase."""
     return np.asarray(timeline.began + np.cumsum(timeline.spent, axis=0))
 
 
 def _lead(timeline: Timeline) -> Floats:
-    """[R, S] ns from the end of the phase in which a step's last collective is launched until all ranks are in it."""
-    return np.asarray(_met(timeline) - _marks(timeline)[timeline.launched])
+    """[R, S] ns by which a host is ahead: from the phase end after its last launch until all GPUs have arrived."""
+    return np.asarray(_all_arrived(timeline) - _phase_ends(timeline)[timeline.launched])
 
 
-def _met(timeline: Timeline) -> Floats:
-    """[R, S] when the last rank came to a step's last collective, on each GPU's clock."""
+def _lead_of_launch(timeline: Timeline) -> Floats:
+    """[R, S] the same from the launch itself where that was recorded, else from the phase end."""
+    return _lead(timeline) if timeline.enqueued is None else np.asarray(_all_arrived(timeline) - timeline.enqueued)
+
+
+def _all_arrived(timeline: Timeline) -> Floats:
+    """[R, S] when the last GPU arrived at a step's last collective, on each GPU's clock."""
     return np.asarray(timeline.left - _transfer(timeline))
 
 
 def _transfer(timeline: Timeline) -> Floats:
-    """[S] ns that a step's last collective takes with all ranks there."""
+    """[S] ns that a step's last collective takes once all ranks are there."""
     return np.asarray(np.fmin.reduce(timeline.left - timeline.arrived, axis=0))
 
 
-def _queued(timeline: Timeline) -> Floats:
-    """[R, S] the same from its launch, where that was recorded."""
-    return _lead(timeline) if timeline.enqueued is None else np.asarray(_met(timeline) - timeline.enqueued)
-
-
-def _step(timeline: Timeline) -> float:
-    """Ns of the typical step."""
+def _typical_step(timeline: Timeline) -> float:
+    """Ns from one step to the next, the median."""
     return float(np.nanmedian(np.diff(timeline.left, axis=1)))
 
 
-def _where(timeline: Timeline) -> tuple[Wait | None, Floats]:
-    """Where hosts may wait, and [P, R, S] when they ended each phase."""
-    ends = _marks(timeline)
-    phases, maybe = len(ends), 0
-    for place in range(timeline.launched, min(_FARTHEST, ends.shape[2] // 2) * phases):
-        least = _quantile(_after(timeline, ends, place), _OFF)
-        if not maybe and least >= -timeline.clock:
-            maybe = place
-        if maybe and (least >= timeline.clock or place - maybe == phases - 1):
-            held = _first_held(timeline, ends, maybe, place)
-            after = _after(timeline, ends, held)
-            least = _quantile(after, _OFF)
-            each = np.nan_to_num(np.array([_quantile(one, _OFF) for one in after]))
-            return Wait(held % phases, held // phases, np.clip(each, least, least + timeline.clock / 2)), ends
+def _is_ahead(timeline: Timeline) -> Bools:
+    """[R, S] whether a host launched a step's last collective long before its GPU got there.
+
+    That is earlier than hosts that come last usually do, by more than a small share of a step.
+    """
+    last, steps = _last_arrivals(timeline)
+    lead = _lead_of_launch(timeline)
+    usual = float(np.nanmedian(lead[last, steps]))
+    return np.asarray(np.nan_to_num(lead) > usual + _PROMPT * _typical_step(timeline))
+
+
+def _find_wait(timeline: Timeline) -> tuple[Wait | None, Floats]:
+    """Where hosts wait for their GPUs, ``None`` where nowhere; and [P, R, S] when they ended each phase.
+
+    A *place* counts phases from the begin of a step on, through the steps after it: ``lag * P + phase``. Hosts wait at
+    the first place that none passes before its GPU has ended the step's last collective.
+    """
+    ends = _phase_ends(timeline)
+    phases, first_possible = len(ends), 0
+    for place in range(timeline.launched, min(_MAX_LAG, ends.shape[2] // 2) * phases):
+        earliest = _quantile(_time_after_gpu(timeline, ends, place), _OUTLIERS)
+        if not first_possible and earliest >= -timeline.clock:
+            first_possible = place
+        if first_possible and (earliest >= timeline.clock or place - first_possible == phases - 1):
+            blocked = _first_blocked(timeline, ends, first_possible, place)
+            after = _time_after_gpu(timeline, ends, blocked)
+            earliest = _quantile(after, _OUTLIERS)
+            of_rank = np.nan_to_num(np.array([_quantile(row, _OUTLIERS) for row in after]))
+            clipped = np.clip(of_rank, earliest, earliest + timeline.clock / 2)
+            return Wait(blocked % phases, blocked // phases, clipped), ends
     return None, ends
 
 
-def _after(timeline: Timeline, ends: Floats, place: int) -> Floats:
-    """[R, S - lag] ns from a step's last collective to the end of a phase, both at this place in the program."""
+def _time_after_gpu(timeline: Timeline, ends: Floats, place: int) -> Floats:
+    """[R, S - lag] ns from the end of a step's last collective until the host passes this place.
+
+    ``ends`` [P, R, S] is when hosts ended each phase. Negative: the host passes it before its GPU has come that far.
+    """
     lag, phase = divmod(place, len(ends))
     return np.asarray(ends[phase][:, lag:] - timeline.left[:, : ends.shape[2] - lag])
 
 
-def _first_held(timeline: Timeline, ends: Floats, maybe: int, place: int) -> int:
-    """The first of the places at which hosts may be held that a host far ahead always passes as soon after its GPU.
+def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_possible: int) -> int:
+    """The place at which hosts are blocked, of those that are possible as far as clocks are aligned.
 
-    Clocks leave open which of the places from ``maybe`` to this one is the first behind the end of a step's last
-    collective. What a host waits for a step later may be before that end.
+    A host that is far ahead passes it at nearly the same time after its GPU in each step, and the places before at any
+    time. So it is the first place where that time hardly varies. Places before ``first_possible`` are candidates, too,
+    if hosts wait in a later step: the collective that they wait for there may be one before the step's last.
     """
-    first = maybe if maybe < len(ends) else max(maybe - 2 * len(ends), timeline.launched) + 1
-    ahead = _ahead(timeline)
+    phases = len(ends)
+    first = first_possible if first_possible < phases else max(first_possible - 2 * phases, timeline.launched) + 1
+    ahead = _is_ahead(timeline)
     row = int(np.argmax(ahead.mean(axis=1)))
-    if ahead[row].mean() <= _MOSTLY:
-        return maybe
-    spread = []
-    for one in (timeline.launched, *range(first, place + 1)):
-        after = _after(timeline, ends, one)[row][ahead[row, one // len(ends) :]]
-        spread.append(_quantile(after, 0.25) - _quantile(after, _OFF))
-    if np.isnan(spread).any():
-        return maybe
-    free, least = spread[0], min(spread[1:])  # a host that launches a collective is not held up there
-    likely = np.where(np.arange(first, place + 1) < maybe, 0.0, np.sqrt(least * free))
-    held = np.flatnonzero(np.array(spread[1:]) <= np.maximum(_HELD * least, likely))
-    return first + int(held[0])
+    if ahead[row].mean() <= _MOSTLY_AHEAD:
+        return first_possible
+    places = np.arange(first, last_possible + 1)
+    spreads = []
+    for place in (timeline.launched, *places.tolist()):
+        after = _time_after_gpu(timeline, ends, place)[row][ahead[row, place // phases :]]
+        spreads.append(_quantile(after, 0.25) - _quantile(after, _OUTLIERS))
+    if np.isnan(spreads).any():
+        return first_possible
+    unblocked, least = spreads[0], min(spreads[1:])  # a host that launches a collective is not blocked there
+    limit = np.where(places < first_possible, 0.0, np.sqrt(least * unblocked))
+    blocked = np.flatnonzero(np.array(spreads[1:]) <= np.maximum(_SPREAD_RATIO * least, limit))
+    return first + int(blocked[0])
 
 
-def _own(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> tuple[Floats, Floats, Floats]:
-    """[R, S] least own work in the phase in which hosts wait, the likely one, and [R] how far that may be off."""
+def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> tuple[Floats, Floats, Floats]:
+    """Self time in the phase of ``wait``: least and likely one [R, S], and [R] by how much the latter may be off.
+
+    ``spent`` and ``ended`` [R, S] are how long hosts were in that phase and when they ended it.
+    """
     if wait.lag == 0:
         over = np.nan_to_num(timeline.left + wait.after[:, None] - (ended - spent), nan=0.0)
         waited = np.clip(over, 0.0, spent)
-    else:  # it stays ahead, by how much no one mark tells
-        waited = np.where(_ahead(timeline), spent, 0.0)
+    else:  # hosts stay ahead, and no one time tells by how much
+        waited = np.where(_is_ahead(timeline), spent, 0.0)
     if not waited.any():
         return spent, spent, np.zeros(len(spent))
     least = spent - waited
-    free = np.where(waited <= _OFF * _step(timeline), spent, np.nan)
+    free = np.where(waited <= _NEGLIGIBLE * _typical_step(timeline), spent, np.nan)
     doubt = np.zeros(len(spent))
     if wait.lag == 0:
-        usual = _in_step(free, spent, timeline.cohort)
+        usual = _usual_of_same_step(free, spent, timeline.cohort)
     else:
-        usual, doubt = _ahead_of_all(free, spent, timeline.cohort)
+        usual, doubt = _usual_of_hosts_ahead(free, spent, timeline.cohort)
     return least, np.clip(usual[:, None], least, spent), doubt
 
 
-def _in_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
-    """[R] what is usual of each rank in steps without a wait; where these are too few, of its cohort, and at most its
-    least."""
-    usual = np.where(np.sum(~np.isnan(free), axis=1) >= _ENOUGH, _median(free), np.nan)
-    for one in np.unique(cohort):
-        members = np.flatnonzero(cohort == one)
+def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
+    """[R] usual self time of hosts that wait for their GPUs in the same step.
+
+    ``spent`` [R, S] is how long the phase took, ``free`` the same with NaN in steps with a wait. The median of a rank's
+    steps without a wait counts. Where these are too few, its cohort's does, and no more than its own fastest steps.
+    """
+    usual = np.where(np.sum(~np.isnan(free), axis=1) >= _MIN_STEPS, _median(free), np.nan)
+    for number in np.unique(cohort):
+        members = np.flatnonzero(cohort == number)
         unknown = members[np.isnan(usual[members])]
-        theirs = np.fmin(_median(usual[members]), _median(spent[members]).min())
-        usual[unknown] = np.fmin(np.nanquantile(spent[unknown], _LEAST, axis=1), theirs)
+        of_cohort = np.fmin(_median(usual[members]), _median(spent[members]).min())
+        usual[unknown] = np.fmin(np.nanquantile(spent[unknown], _FASTEST, axis=1), of_cohort)
     return usual
 
 
-def _ahead_of_all(free: Floats, spent: Floats, cohort: Ints) -> tuple[Floats, Floats]:
-    """[R] what a host needs while it is ahead, and how far that may be off.
+def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Floats, Floats]:
+    """[R] usual self time of hosts that stay ahead for several steps, and [R] by how much it may be off.
 
-    It is its least, and as much more as steps of hosts that are not ahead differ; at most what half of these need. Its
-    least are a share of its steps, or the few in which it got ahead.
-
-    Its own steps in which it is not ahead say less: they are those in which it was slow.
+    ``free`` and ``spent`` [R, S] as above. A host's fastest steps have no wait. To these comes by how much steps of
+    hosts that are not ahead exceed their fastest. It is at most the median of what such hosts need. A host's own steps
+    in which it was not ahead are no measure: they are those in which it was slow.
     """
-    usual, doubt = np.nanquantile(spent, _LEAST, axis=1), np.zeros(len(spent))
+    usual, doubt = np.nanquantile(spent, _FASTEST, axis=1), np.zeros(len(spent))
     count = np.sum(~np.isnan(free), axis=1)
-    for one in np.unique(cohort):
-        members = np.flatnonzero(cohort == one)
+    for number in np.unique(cohort):
+        members = np.flatnonzero(cohort == number)
         most = count[members].max()
-        if most < _ENOUGH:
+        if most < _MIN_STEPS:
             continue
-        paced = members[count[members] >= max(_ENOUGH, most / 2)]  # few steps do not show how far they differ
-        half = (len(paced) - 1) // 2
-        typical = _median(free[paced])
-        many = len(members) >= _MANY  # a change of one of these is no change of all
-        above = [np.sort(-low) for low in _lowest(_varying(free[paced], lasting=not many))]
-        likely = [low + differ[half] for low, differ in zip(_lowest(spent[members]), above, strict=True)]
-        usual[members] = np.minimum(np.min(likely, axis=0), np.sort(typical)[half])
-        doubt[members] = above[0][half if many else -1]
+        not_ahead = members[count[members] >= max(_MIN_STEPS, most / 2)]  # few steps do not show how much they vary
+        middle = (len(not_ahead) - 1) // 2
+        typical = _median(free[not_ahead])
+        large = len(members) >= _LARGE_COHORT  # when one of many slows down, the others did not
+        margins = [np.sort(-fastest) for fastest in _fastest(_variation(free[not_ahead], changes=not large))]
+        likely = [fastest + margin[middle] for fastest, margin in zip(_fastest(spent[members]), margins, strict=True)]
+        usual[members] = np.minimum(np.min(likely, axis=0), np.sort(typical)[middle])
+        doubt[members] = margins[0][middle if large else -1]
     return usual, doubt
 
 
-def _varying(spent: Floats, *, lasting: bool) -> Floats:
-    """[R, S] how far each known step is from what is typical of the rank, or of the steps around without ``lasting``
-    changes."""
-    if lasting:
-        return np.asarray(spent - _median(spent)[:, None])
-    found = np.full(spent.shape, np.nan)
-    for row, known in enumerate(~np.isnan(spent)):
-        found[row, known] = spent[row, known] - segmentation.levels(spent[row, known])
-    return found
+def _variation(free: Floats, *, changes: bool) -> Floats:
+    """[R, S] ns by which each known step differs from the rank's median; NaN of the others.
+
+    Without ``changes`` of the level it differs from the mean of its segment only.
+    """
+    if changes:
+        return np.asarray(free - _median(free)[:, None])
+    variation = np.full(free.shape, np.nan)
+    for row, known in enumerate(~np.isnan(free)):
+        variation[row, known] = free[row, known] - segmentation.levels(free[row, known])
+    return variation
 
 
-def _lowest(spent: Floats) -> Floats:
-    """[2, R] what a host takes in its fastest steps: the most of a share of them, and the median of a few."""
-    few = np.sort(spent, axis=1)[:, :_ENOUGH]  # NaN comes last
-    return np.stack([np.nanquantile(spent, _LEAST, axis=1), np.median(few, axis=1)])
+def _fastest(spent: Floats) -> Floats:
+    """[2, R] two measures of a host's fastest steps: a low quantile, and the median of the few fastest.
 
-
-def _ahead(timeline: Timeline) -> Bools:
-    """[R, S] in which steps a host has launched a step's last collective long before its GPU gets there."""
-    last, steps = _last(timeline)
-    lead = _queued(timeline)
-    return np.asarray(np.nan_to_num(lead) > float(np.nanmedian(lead[last, steps])) + _AT_ONCE * _step(timeline))
+    The second one is of use where a host was free of waits only in the few steps in which it got ahead.
+    """
+    few = np.sort(spent, axis=1)[:, :_MIN_STEPS]  # NaN comes last
+    return np.stack([np.nanquantile(spent, _FASTEST, axis=1), np.median(few, axis=1)])
 
 
 def _usual(spent: Floats) -> Floats:
-    """[P, R, 1] median of what is known of each phase and rank; 0 of nothing."""
+    """[P, R, 1] median over the known steps [P, R, S] of each phase and rank; 0 where none is known."""
     return np.nan_to_num(_median(spent))[..., None]
 
 
 def _median(block: Floats) -> Floats:
-    """Median of what is known along the last axis; NaN of nothing."""
+    """Median of the known values along the last axis; NaN where none is known."""
     known = ~np.isnan(block).all(axis=-1)
-    found = np.full(block.shape[:-1], np.nan)
+    medians = np.full(block.shape[:-1], np.nan)
     if known.any():
-        found[known] = np.nanmedian(block[known], axis=-1)
-    return found
+        medians[known] = np.nanmedian(block[known], axis=-1)
+    return medians
 
 
 def _quantile(block: Floats, share: float) -> float:
+    """The quantile of all known values; NaN where none is known."""
     known = block[~np.isnan(block)]
     return float(np.quantile(known, share)) if known.size else float("nan")

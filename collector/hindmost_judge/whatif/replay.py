@@ -48,7 +48,9 @@ def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
 
 def stretched(lanes: Lanes, delays: Floats) -> Floats:
     """[S] ns by which each step is longer with hosts so much slower than their peers [R, S] than with all alike."""
-    return np.diff(ends(lanes, _work(lanes, lanes.pace + delays)) - ends(lanes, _work(lanes, lanes.even)), prepend=0.0)
+    return np.diff(
+        ends(lanes, _work(lanes, lanes.peer_pace + delays)) - ends(lanes, _work(lanes, lanes.cohort_pace)), prepend=0.0
+    )
 
 
 def _work(lanes: Lanes, total: Floats) -> Floats:
