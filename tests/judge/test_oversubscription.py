@@ -5,7 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hindmost_judge.causes.awaited import shares
-from hindmost_judge.causes.oversubscription import Crowd, by_siblings, cpus, crowds, held_up
+from hindmost_judge.causes.oversubscription import (
+    Oversubscription,
+    cpus,
+    delay_in_collectives,
+    oversubscriptions,
+    share_by_peers,
+)
 
 
 def on(*allowed: str) -> dict[int, frozenset[int]]:
@@ -16,18 +22,20 @@ def on(*allowed: str) -> dict[int, frozenset[int]]:
 @pytest.mark.parametrize(
     ("allowed", "found"),
     [
-        (("0", "0"), [Crowd((0, 1), cpus("0"))]),
+        (("0", "0"), [Oversubscription((0, 1), cpus("0"))]),
         (("0-7", "0-7"), []),
         (("0", "1", "2-3", "2-3"), []),
-        (("0", "0", "1", "1"), [Crowd((0, 1), cpus("0")), Crowd((2, 3), cpus("1"))]),
-        (("0-1", "0-1", "0", "4-7"), [Crowd((0, 1, 2), cpus("0-1"))]),
-        (("0", "0-1", "0-1", "0"), [Crowd((0, 1, 2, 3), cpus("0-1"))]),
-        (("", "0", "0"), [Crowd((1, 2), cpus("0"))]),
+        (("0", "0", "1", "1"), [Oversubscription((0, 1), cpus("0")), Oversubscription((2, 3), cpus("1"))]),
+        (("0-1", "0-1", "0", "4-7"), [Oversubscription((0, 1, 2), cpus("0-1"))]),
+        (("0", "0-1", "0-1", "0"), [Oversubscription((0, 1, 2, 3), cpus("0-1"))]),
+        (("", "0", "0"), [Oversubscription((1, 2), cpus("0"))]),
     ],
 )
-def test_ranks_are_a_crowd_where_their_cpus_are_fewer(allowed: tuple[str, ...], found: list[Crowd]) -> None:
-    """Hall's condition; the largest crowd holds the smaller ones, and a rank of unknown CPUs is in none."""
-    assert crowds(on(*allowed)) == found
+def test_ranks_are_oversubscribed_where_their_cpus_are_fewer(
+    allowed: tuple[str, ...], found: list[Oversubscription]
+) -> None:
+    """Hall's condition; the largest set holds the smaller ones, and a rank of unknown CPUs is in none."""
+    assert oversubscriptions(on(*allowed)) == found
 
 
 def test_a_kernel_s_list_of_cpus_is_read_as_it_is_written() -> None:
@@ -37,17 +45,17 @@ def test_a_kernel_s_list_of_cpus_is_read_as_it_is_written() -> None:
 
 
 def test_ranks_queue_behind_each_other_for_no_longer_than_the_others_ran() -> None:
-    """Of 0.7 s a second in the queue, a sibling that ran for 0.3 s made no more than that."""
+    """Of 0.7 s a second in the queue, a peer that ran for 0.3 s made no more than that."""
     queued, used = np.array([0.7, 0.2]), np.array([0.3, 0.3])
-    assert by_siblings(queued, used, 1) == pytest.approx([0.3 / 0.7, 1.0])
-    assert by_siblings(queued, np.full(2, np.nan), 1).tolist() == [1.0, 1.0]
+    assert share_by_peers(queued, used, 1) == pytest.approx([0.3 / 0.7, 1.0])
+    assert share_by_peers(queued, np.full(2, np.nan), 1).tolist() == [1.0, 1.0]
 
 
 def test_a_collective_is_held_up_by_the_rank_that_queues_least_in_it() -> None:
     """Queueing while later ranks are waited for costs nothing, and nothing costs more than the collective took."""
     queued, between, waited, transfer = (np.array(ns, float) for ns in ([20, 30], [5, 5], [0, 18], [12, 12]))
-    assert held_up(queued, between, waited, transfer) == 7
-    assert held_up(queued, between, np.zeros(2), transfer) == 12
+    assert delay_in_collectives(queued, between, waited, transfer) == 7
+    assert delay_in_collectives(queued, between, np.zeros(2), transfer) == 12
 
 
 def test_a_wait_is_made_of_what_those_waited_for_do() -> None:

@@ -51,8 +51,8 @@ def test_five_stalls_name_one_of_two_ranks_that_was_seen_to_stall() -> None:
     late = np.zeros((2, STEPS))
     late[1, 10:135:25] = 3.0
     assert _named(late) == []
-    assert [one.row for one in rare.find(late, LEAST, FEWEST, witnessed=[1])] == [1]
-    assert rare.find(late, LEAST, FEWEST, witnessed=[0]) == []
+    assert [one.row for one in rare.find(late, LEAST, FEWEST, confirmed=[1])] == [1]
+    assert rare.find(late, LEAST, FEWEST, confirmed=[0]) == []
 
 
 def test_larger_stalls_of_the_same_rank_count_for_it() -> None:
@@ -75,7 +75,7 @@ def test_what_is_found_says_how_many_how_large_and_how_sure() -> None:
     late[1, 10::25] = 3.0
     (one,) = rare.find(late, LEAST, FEWEST)
     assert (len(one.steps), one.size, one.share) == (8, 3.0, 1.0)
-    assert one.by_chance == pytest.approx(2 / 2**8)
+    assert one.p_value == pytest.approx(2 / 2**8)
 
 
 def test_the_tail_is_the_binomials() -> None:

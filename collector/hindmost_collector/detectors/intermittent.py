@@ -117,8 +117,7 @@ def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Sta
     """Those whose stalls are few and alike: in steps, else in their intervals."""
     found = _worth_it(excess, blocks, settings)
     return [
-        replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.by_chance)
-        for one in found
+        replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.p_value) for one in found
     ] or _of_intervals(blocks, settings)
 
 
@@ -136,7 +135,7 @@ def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
             continue
         steps = np.unique(blocks.segment_step[one.steps])
         typical = float(median(blocks.excess[one.row, steps]))
-        found.append(Stalls((one.row,), steps, typical, one.share, owned=1 - one.by_chance))
+        found.append(Stalls((one.row,), steps, typical, one.share, owned=1 - one.p_value))
     return found
 
 

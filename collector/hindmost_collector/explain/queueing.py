@@ -68,7 +68,9 @@ def of_collectives(blocks: Blocks, rows: Ints | None = None, shares: Floats | No
     rows = np.arange(len(blocks.ranks)) if rows is None else rows
     part = np.ones(len(blocks.ranks)) if shares is None else shares
     waited, transfer = (mean(block[rows]) for block in (blocks.wait, blocks.transfer))
-    return oversubscription.held_up(in_all(blocks, part)[rows], (own.mean(axis=1) * part)[rows], waited, transfer)
+    return oversubscription.delay_in_collectives(
+        in_all(blocks, part)[rows], (own.mean(axis=1) * part)[rows], waited, transfer
+    )
 
 
 def of_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> float:
@@ -99,7 +101,7 @@ def behind_each_other(bound: Sequence[Bound], blocks: Blocks) -> Floats:
     for one in bound:
         rows = np.flatnonzero(np.isin(blocks.ranks, one.members))
         if one.listed:
-            shares[rows] = oversubscription.by_siblings(queued[rows], used[rows], one.cpus)
+            shares[rows] = oversubscription.share_by_peers(queued[rows], used[rows], one.cpus)
         else:
             shares[rows] = np.clip(one.throttled / np.maximum(np.nan_to_num(queued[rows]), 1e-9), 0.0, 1.0)
     return shares

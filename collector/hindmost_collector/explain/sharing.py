@@ -102,7 +102,7 @@ def _bound(run: Run) -> list[Bound]:
         _, of = nodes.get(node, (0, 0))
         found += [
             Bound(node, len(one.ranks), len(one.cpus), one.ranks, listed[one.cpus], of)
-            for one in oversubscription.crowds(of_ranks)
+            for one in oversubscription.oversubscriptions(of_ranks)
             if len(one.cpus) < of
         ]
     return [*found, *_by_quota(run, metrics, nodes, {one.node for one in found})]

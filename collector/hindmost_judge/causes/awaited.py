@@ -21,6 +21,6 @@ def shares(waited: Floats, activity: Mapping[str, Floats]) -> dict[str, Floats]:
     storage; NaN, unmeasured, explains nothing. They may do more than is waited for, since they work ahead. What they
     do less is unexplained, as a sleep is.
     """
-    known = {name: np.nan_to_num(rate) for name, rate in activity.items()}
-    whole = np.maximum(np.nan_to_num(waited), sum(known.values(), np.zeros_like(waited)))
-    return {name: np.divide(rate, whole, out=np.zeros_like(whole), where=whole > 0) for name, rate in known.items()}
+    rates = {name: np.nan_to_num(rate) for name, rate in activity.items()}
+    whole = np.maximum(np.nan_to_num(waited), sum(rates.values(), np.zeros_like(waited)))
+    return {name: np.divide(rate, whole, out=np.zeros_like(whole), where=whole > 0) for name, rate in rates.items()}

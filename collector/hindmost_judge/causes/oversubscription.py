@@ -20,25 +20,26 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Crowd:
+class Oversubscription:
     """Ranks that may run on these CPUs only, of which there are fewer."""
 
     ranks: tuple[int, ...]
     cpus: frozenset[int]
 
 
-def crowds(allowed: Mapping[int, frozenset[int]]) -> list[Crowd]:
-    """The crowds among a node's ranks, by the CPUs that each may use; none where every rank can have its own.
+def oversubscriptions(allowed: Mapping[int, frozenset[int]]) -> list[Oversubscription]:
+    """The sets of a node's ranks that lack CPUs, in order of rank; none where every rank can have a CPU of its own.
 
-    Each set of CPUs is tried that some rank is bound to. A crowd within a larger one is left out.
+    ``allowed`` is rank to the CPUs that it may use. Each set of CPUs is tried that some rank is bound to. Of sets of
+    CPUs within each other only the largest one is listed.
     """
-    found = []
+    oversubscribed = []
     for cpus in {cpus for cpus in allowed.values() if cpus}:
-        ranks = tuple(sorted(rank for rank, own in allowed.items() if own and own <= cpus))
+        ranks = tuple(sorted(rank for rank, bound_to in allowed.items() if bound_to and bound_to <= cpus))
         if len(ranks) > len(cpus):
-            found.append(Crowd(ranks, cpus))
-    kept = [one for one in found if not any(one.cpus < other.cpus for other in found)]
-    return sorted(kept, key=lambda one: one.ranks)
+            oversubscribed.append(Oversubscription(ranks, cpus))
+    largest = [one for one in oversubscribed if not any(one.cpus < other.cpus for other in oversubscribed)]
+    return sorted(largest, key=lambda one: one.ranks)
 
 
 def cpus(listed: str) -> frozenset[int]:
@@ -50,8 +51,8 @@ def cpus(listed: str) -> frozenset[int]:
         return frozenset()
 
 
-def by_siblings(queued: Floats, used: Floats, cpus: int) -> Floats:
-    """[N] the share, 0 to 1, of what each rank of a crowd ``queued`` [N] that the others' CPU time can account for.
+def share_by_peers(queued: Floats, used: Floats, cpus: int) -> Floats:
+    """[N] the share, 0 to 1, of what each rank ``queued`` [N] that CPU time of its peers can account for.
 
     A rank queues behind what the others ``used`` [N] of the ``cpus`` that they share, and no longer; both are s per s.
     The rest it queued behind other processes. All of it where either is unmeasured (NaN).
@@ -61,12 +62,12 @@ def by_siblings(queued: Floats, used: Floats, cpus: int) -> Floats:
     return np.asarray(np.clip(np.nan_to_num(shares, nan=1.0), 0.0, 1.0))
 
 
-def held_up(queued: Floats, between: Floats, waited: Floats, transfer: Floats) -> float:
+def delay_in_collectives(queued: Floats, between: Floats, waited: Floats, transfer: Floats) -> float:
     """ns a step by which collectives are longer because every one of these ranks queues for a CPU inside of them.
 
     All [N] are ns a step of the ranks that lack CPUs: ``queued`` in the run queue, ``between`` collectives of that,
     ``waited`` for later ranks (queueing there delays no rank), ``transfer`` what collectives took beyond it. A
-    collective goes on when its last rank runs, so it is held up by what the least queued one queues.
+    collective goes on when its last rank runs, so the least queued rank sets the delay.
     """
     inside = np.nan_to_num(queued - between - waited)
     return float(np.clip(np.min(inside, initial=np.inf), 0.0, np.max(np.nan_to_num(transfer), initial=0.0)))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 #: From so many ranks a closed chain is looked for.
-_STARTS = 64
+_MAX_STARTS = 64
 
 
 class Way(IntEnum):
@@ -54,17 +54,17 @@ def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int
     An operation needs all of its targets. A rank with one target needs that; one with several was waiting for some of
     them, it is not known which, so only chains of certain waits are a deadlock while any other rank is a root.
     """
-    given = set(edges)
-    met = (one for one in given if one.way == Way.SEND and Edge(one.target, one.waiter, Way.RECEIVE) in given)
+    waits = set(edges)
+    met = (one for one in waits if one.way == Way.SEND and Edge(one.target, one.waiter, Way.RECEIVE) in waits)
     meet = {(one.waiter, one.target) for one in met}
     targets: dict[int, set[int]] = {node: set() for node in blocked}
-    for waiter, target, _ in given:
+    for waiter, target, _ in waits:
         if (waiter, target) not in meet and (target, waiter) not in meet:
             targets.setdefault(waiter, set()).add(target)
     targets = _reached(blocked if starts is None else starts, targets)
-    waiters = {*blocked} | {one.waiter for one in given}
-    certain = {node: found for node, found in targets.items() if node < 0 or len(found) == 1}
-    reached = {target for found in targets.values() for target in found if target >= 0}
+    waiters = {*blocked} | {one.waiter for one in waits}
+    certain = {node: others for node, others in targets.items() if node < 0 or len(others) == 1}
+    reached = {target for others in targets.values() for target in others if target >= 0}
     roots = tuple(sorted(reached - waiters))
     cycle = _cycle(certain) or (() if roots else _cycle(targets))
     return Walk(roots, cycle)
@@ -72,19 +72,21 @@ def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int
 
 def _reached(starts: Collection[int], targets: Mapping[int, set[int]]) -> dict[int, set[int]]:
     """The waits that lead on from these nodes."""
-    found: dict[int, set[int]] = {}
+    reached: dict[int, set[int]] = {}
     queue = [*starts]
     while queue:
         node = queue.pop()
-        if node in targets and node not in found:
-            found[node] = targets[node]
+        if node in targets and node not in reached:
+            reached[node] = targets[node]
             queue.extend(targets[node])
-    return found
+    return reached
 
 
 def _cycle(targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
     """The shortest closed chain through one of the first ranks that are in any; empty where there is none."""
-    chains = (_back_to(rank, targets) for rank in [rank for rank in sorted(_knotted(targets)) if rank >= 0][:_STARTS])
+    chains = (
+        _back_to(rank, targets) for rank in [rank for rank in sorted(_knotted(targets)) if rank >= 0][:_MAX_STARTS]
+    )
     shortest = min((one for one in chains if one), key=len, default=())
     return tuple(node for node in shortest if node >= 0)
 
@@ -102,21 +104,21 @@ def _knotted(targets: Mapping[int, Collection[int]]) -> set[int]:
 
 def _back_to(start: int, targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
     """The shortest chain of waits from a node back to it, by breadth-first search."""
-    before: dict[int, int] = {}
+    previous: dict[int, int] = {}
     queue = deque([start])
     while queue:
         node = queue.popleft()
         for target in sorted(targets.get(node, ())):
             if target == start:
-                return tuple(reversed([*_path(node, start, before)]))
-            if target not in before:
-                before[target] = node
+                return tuple(reversed([*_path(node, start, previous)]))
+            if target not in previous:
+                previous[target] = node
                 queue.append(target)
     return ()
 
 
-def _path(node: int, start: int, before: Mapping[int, int]) -> Iterator[int]:
+def _path(node: int, start: int, previous: Mapping[int, int]) -> Iterator[int]:
     while node != start:
         yield node
-        node = before[node]
+        node = previous[node]
     yield start

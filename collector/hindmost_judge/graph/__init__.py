@@ -1,1 +1,1 @@
-"""The dependency graph of a job: lanes of hosts and GPUs, their own work, and where one waits for another."""
+"""The dependency graph of a job: lanes of hosts and GPUs, their self time, and where one waits for another."""

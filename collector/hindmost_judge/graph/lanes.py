@@ -305,8 +305,8 @@ def _variation(free: Floats, *, changes: bool) -> Floats:
     if changes:
         return np.asarray(free - _median(free)[:, None])
     variation = np.full(free.shape, np.nan)
-    for row, known in enumerate(~np.isnan(free)):
-        variation[row, known] = free[row, known] - segmentation.levels(free[row, known])
+    for row, measured in enumerate(~np.isnan(free)):
+        variation[row, measured] = free[row, measured] - segmentation.levels(free[row, measured])
     return variation
 
 
@@ -315,8 +315,8 @@ def _fastest(spent: Floats) -> Floats:
 
     The second one is of use where a host was free of waits only in the few steps in which it got ahead.
     """
-    few = np.sort(spent, axis=1)[:, :_MIN_STEPS]  # NaN comes last
-    return np.stack([np.nanquantile(spent, _FASTEST, axis=1), np.median(few, axis=1)])
+    fastest = np.sort(spent, axis=1)[:, :_MIN_STEPS]  # NaN comes last
+    return np.stack([np.nanquantile(spent, _FASTEST, axis=1), np.median(fastest, axis=1)])
 
 
 def _usual(spent: Floats) -> Floats:
@@ -326,14 +326,14 @@ def _usual(spent: Floats) -> Floats:
 
 def _median(block: Floats) -> Floats:
     """Median of the known values along the last axis; NaN where none is known."""
-    known = ~np.isnan(block).all(axis=-1)
+    measured = ~np.isnan(block).all(axis=-1)
     medians = np.full(block.shape[:-1], np.nan)
-    if known.any():
-        medians[known] = np.nanmedian(block[known], axis=-1)
+    if measured.any():
+        medians[measured] = np.nanmedian(block[measured], axis=-1)
     return medians
 
 
 def _quantile(block: Floats, share: float) -> float:
     """The quantile of all known values; NaN where none is known."""
-    known = block[~np.isnan(block)]
-    return float(np.quantile(known, share)) if known.size else float("nan")
+    values = block[~np.isnan(block)]
+    return float(np.quantile(values, share)) if values.size else float("nan")

@@ -30,13 +30,13 @@ _CHANCE, _FEW_RANKS, _CHANCE_AMONG_FEW = 0.002, 4, 0.05
 _SMALL = 1e-9
 #: Events as large as these in a larger share of the steps are not few; with more events of the next smaller size, for
 #: each of these, they are the tail of a rank that scatters.
-_SELDOM, _BETWEEN = 0.2, 0.2
+_MAX_SHARE, _MAX_BETWEEN = 0.2, 0.2
 
 
 @dataclass(frozen=True)
 class Events:
-    """Events [E] of all rows, in order of time within each: their ``row``, the ``step`` of their largest delay, and
-    that, their ``size``."""
+    """Events [E] of all rows, in order of row and step: their ``row``, and the ``step`` and ``size`` (ns) of their
+    largest delay."""
 
     row: Ints
     step: Ints
@@ -45,24 +45,27 @@ class Events:
 
 @dataclass(frozen=True)
 class Rare:
-    """A row whose ``steps`` are late by about ``size``, its ``share`` of all events as large; ``by_chance``: how likely
-    some healthy rank has as many."""
+    """A row that is late again and again by about ``size`` ns, in these ``steps`` [E].
+
+    ``share`` is its part of all ranks' events that are as large, ``p_value`` the chance that some healthy rank has as
+    many (family-wise).
+    """
 
     row: int
     steps: Ints
     size: float
     share: float
-    by_chance: float
+    p_value: float
 
 
-def events(late: Floats, least: float) -> Events:
-    """The events of each row of ``late`` [R, S], in ns, of at least ``least``: they go on until half of that."""
-    high = late >= least / 2
+def events(delay: Floats, least: float) -> Events:
+    """The events of each row of ``delay`` [R, S] (ns) reaching ``least`` ns, each while above half of it."""
+    high = delay >= least / 2
     begins = high & ~np.pad(high[:, :-1], ((0, 0), (1, 0)))
     row, step = np.nonzero(high)
     if not len(row):
         return Events(row, step, np.zeros(0))
-    size, first = late[row, step], np.flatnonzero(begins[row, step])
+    size, first = delay[row, step], np.flatnonzero(begins[row, step])
     largest = np.maximum.reduceat(size, first)
     which = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(size))))
     at = np.flatnonzero(size == largest[which])
@@ -71,50 +74,50 @@ def events(late: Floats, least: float) -> Events:
     return Events(row[at], step[at], size[at])
 
 
-def find(late: Floats, least: float, fewest: int, witnessed: Collection[int] = ()) -> list[Rare]:
-    """Rows of ``late`` [R, S] (ns) with at least ``fewest`` events of one size, no smaller than ``least`` ns.
+def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = ()) -> list[Rare]:
+    """Rows of ``delay`` [R, S] (ns) with at least ``fewest`` events of one size, no smaller than ``least`` ns.
 
-    Rows that were ``witnessed`` to stall do not have all events of one size by chance.
+    Of rows that another measurement has ``confirmed`` to stall, events of one size are not tested against chance.
     Source: the binomial tail, family-wise over rows and sizes (Bonferroni).
     """
-    found, ranks = events(late, least), len(late)
-    order = np.sort(found.size)
-    if len(order) < fewest or ranks < 2:
+    stalls, ranks = events(delay, least), len(delay)
+    in_order = np.sort(stalls.size)
+    if len(in_order) < fewest or ranks < 2:
         return []
-    bounds = np.searchsorted(found.row, np.arange(ranks + 1))
+    bounds = np.searchsorted(stalls.row, np.arange(ranks + 1))
     least_likely = _CHANCE if ranks >= _FEW_RANKS else _CHANCE_AMONG_FEW
-    sizes = 1 + log(float(order[-1]) / float(order[0])) / log(ALIKE)
+    sizes = 1 + log(float(in_order[-1]) / float(in_order[0])) / log(ALIKE)
     rare = []
     for row in np.flatnonzero(np.diff(bounds) >= fewest).tolist():
-        held = slice(bounds[row], bounds[row + 1])
-        own = np.sort(found.size[held])
-        counts = np.searchsorted(own, ALIKE * own, side="right") - np.arange(len(own))
-        larger = len(order) - np.searchsorted(order, own)
+        of_row = slice(bounds[row], bounds[row + 1])
+        row_sizes = np.sort(stalls.size[of_row])
+        counts = np.searchsorted(row_sizes, ALIKE * row_sizes, side="right") - np.arange(len(row_sizes))
+        larger = len(in_order) - np.searchsorted(in_order, row_sizes)
         best = int(np.argmax(larger * _divergence(counts / larger, _BY_CHANCE_ALIKE / ranks)))
-        low, count, as_large = float(own[best]), int(counts[best]), int(larger[best])
-        of_size = int(np.searchsorted(order, ALIKE * low, side="right")) - int(np.searchsorted(order, low))
+        low, count, as_large = float(row_sizes[best]), int(counts[best]), int(larger[best])
+        of_size = int(np.searchsorted(in_order, ALIKE * low, side="right")) - int(np.searchsorted(in_order, low))
         any_size = ranks * sizes * tail(count, as_large, _BY_CHANCE_ALIKE / ranks)
-        as_large_own = len(own) - best
+        as_large_own = len(row_sizes) - best
         one_size = ranks * min(tail(count, of_size, 1 / ranks), tail(as_large_own, as_large, 1 / ranks))
-        one_size = 0.0 if row in witnessed else one_size
-        between = int(np.diff(np.searchsorted(own, [low / ALIKE**2, low / ALIKE]))[0])
-        two_states = between <= _BETWEEN * as_large_own <= _BETWEEN * _SELDOM * late.shape[1]
+        one_size = 0.0 if row in confirmed else one_size
+        between = int(np.diff(np.searchsorted(row_sizes, [low / ALIKE**2, low / ALIKE]))[0])
+        two_states = between <= _MAX_BETWEEN * as_large_own <= _MAX_BETWEEN * _MAX_SHARE * delay.shape[1]
         if two_states and count >= fewest and any_size <= _CHANCE and one_size <= least_likely:
-            mine = found.size[held] >= low / ALIKE
-            typical = float(np.median(found.size[held][mine]))
-            share = np.count_nonzero(mine) / np.count_nonzero(found.size >= low / ALIKE)
-            rare.append(Rare(row, found.step[held][mine], typical, share, one_size))
+            counted = stalls.size[of_row] >= low / ALIKE
+            typical = float(np.median(stalls.size[of_row][counted]))
+            share = np.count_nonzero(counted) / np.count_nonzero(stalls.size >= low / ALIKE)
+            rare.append(Rare(row, stalls.step[of_row][counted], typical, share, one_size))
     return rare
 
 
 def _divergence(seen: Floats, chance: float) -> Floats:
-    """Kullback and Leibler's divergence of shares from a chance, where they exceed it: Chernoff's bound of the tail."""
+    """Kullback-Leibler divergence of shares [E] from a chance, 0 below it: Chernoff's bound of the tail."""
     rest = np.where(seen < 1, (1 - seen) * np.log(np.maximum(1 - seen, 1e-300) / (1 - chance)), 0.0)
     return np.asarray(np.where(seen > chance, seen * np.log(seen / chance) + rest, 0.0))
 
 
 def tail(hits: int, of: int, chance: float) -> float:
-    """Chance of so many hits or more of so many, each with this ``chance``: the binomial's tail. 1 up to its mean."""
+    """Probability of at least ``hits`` hits ``of`` so many trials with this ``chance`` each; 1 up to the mean."""
     if hits <= of * chance:
         return 1.0
     ways = lgamma(of + 1) - lgamma(hits + 1) - lgamma(of - hits + 1)

@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 _MAD_TO_SIGMA = 1.4826
 #: Steps around one that tell whether it is a stall; a change shows in most of them.
-_NEAR = 9
+_NEIGHBOURS = 9
 #: The fewest batches that show noise.
-_BATCHES = 5
+_MIN_BATCHES = 5
 #: A single step counts for at most so many standard deviations: stalls are judged apart.
-_CLIPPED = 4.0
+_MAX_DEVIATIONS = 4.0
 #: Steps between two places at which the level may change, before each is found to the step.
 _GRID = 8
 #: A change must gain so many standard deviations squared: 4.5 sigma, for it may be anywhere.
@@ -29,33 +29,39 @@ _GAIN = 20.0
 
 
 def clipped(series: Floats) -> Floats:
-    """[S] without stalls: no step is farther from the steps around than a few standard deviations."""
+    """The series [S] without stalls: no step is farther from the steps around than a few standard deviations."""
     around = _around(series)
     scale = _MAD_TO_SIGMA * float(np.median(np.abs(series - around)))
-    return np.asarray(np.clip(series, around - _CLIPPED * scale, around + _CLIPPED * scale))
+    return np.asarray(np.clip(series, around - _MAX_DEVIATIONS * scale, around + _MAX_DEVIATIONS * scale))
 
 
 def _around(series: Floats) -> Floats:
     """[S] median of the steps around each: where a level changes, so does that."""
-    padded = np.pad(series, _NEAR // 2, mode="edge")
-    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEAR), axis=1))
+    padded = np.pad(series, _NEIGHBOURS // 2, mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, _NEIGHBOURS), axis=1))
 
 
 def noise(series: Floats) -> float:
-    """Standard deviation of a step as it counts in the mean of many steps: at the scale at which it is largest."""
-    found, batch = 0.0, 1
-    while batch == 1 or len(series) // batch >= _BATCHES:
+    """Noise of a series [S], in its unit: the mean of n steps has this standard deviation, divided by sqrt(n).
+
+    It is measured on batches of 1, 2, 4, … steps, and the largest value counts: steps that resemble their neighbours
+    average out more slowly. 0 of a series without changes, infinite of a single step.
+    """
+    largest, batch = 0.0, 1
+    while batch == 1 or len(series) // batch >= _MIN_BATCHES:
         count = len(series) // batch
         means = series[: count * batch].reshape(count, batch).mean(axis=1)
         apart = float(np.median(np.abs(np.diff(means)))) if count > 1 else float("inf")
-        found = max(found, _MAD_TO_SIGMA * apart * float(np.sqrt(batch / 2)))
+        largest = max(largest, _MAD_TO_SIGMA * apart * float(np.sqrt(batch / 2)))
         batch *= 2
-    return found
+    return largest
 
 
 def segments(series: Floats, sigma: float) -> list[int]:
-    """Bounds of segments [first, …, S] of one level each: optimal partitioning (Jackson et al., 2005), then each bound
-    to the step."""
+    """Bounds [0, …, S] of the segments of a series [S] that has one level in each, with ``sigma`` its noise.
+
+    Source: optimal partitioning (Jackson et al., 2005) on a grid of steps. Then each bound is moved to the exact step.
+    """
     steps = len(series)
     bounds = _partition(series, sigma, np.append(np.arange(0, steps - _GRID // 2, _GRID), steps))
     for _ in range(2):
@@ -65,27 +71,27 @@ def segments(series: Floats, sigma: float) -> list[int]:
 
 
 def levels(series: Floats) -> Floats:
-    """[S] the mean, without stalls, of the segment that each step is in."""
-    calm = clipped(series)
-    bounds = segments(calm, max(noise(calm), 1.0))
-    return np.repeat([calm[first:stop].mean() for first, stop in itertools.pairwise(bounds)], np.diff(bounds))
+    """[S] the mean, without stalls, of the segment that each step of a series [S] is in."""
+    series = clipped(series)
+    bounds = segments(series, max(noise(series), 1.0))
+    return np.repeat([series[first:stop].mean() for first, stop in itertools.pairwise(bounds)], np.diff(bounds))
 
 
 def _partition(series: Floats, sigma: float, grid: Ints) -> list[int]:
     """Bounds on a grid with the least sum of squares, each change at a price."""
     sums = np.append(0.0, np.cumsum(series))
     best = np.zeros(len(grid))
-    come = np.zeros(len(grid), np.int64)
+    previous = np.zeros(len(grid), np.int64)
     price = _GAIN * sigma**2
     for end in range(1, len(grid)):
         length = grid[end] - grid[:end]
         gained = (sums[grid[end]] - sums[grid[:end]]) ** 2 / length
         total = best[:end] + gained - np.where(np.arange(end) > 0, price, 0.0)
-        come[end] = int(np.argmax(total))
-        best[end] = total[come[end]]
+        previous[end] = int(np.argmax(total))
+        best[end] = total[previous[end]]
     bounds, at = [int(grid[-1])], len(grid) - 1
     while at > 0:
-        at = int(come[at])
+        at = int(previous[at])
         bounds.append(int(grid[at]))
     return bounds[::-1]
 
@@ -97,5 +103,5 @@ def _change(series: Floats, first: int, about: int, stop: int) -> int:
         return about
     sums = np.append(0.0, np.cumsum(series))
     at = np.arange(least, most + 1)
-    before, after = (sums[at] - sums[first]) ** 2 / (at - first), (sums[stop] - sums[at]) ** 2 / (stop - at)
-    return int(at[np.argmax(before + after)])
+    left, right = (sums[at] - sums[first]) ** 2 / (at - first), (sums[stop] - sums[at]) ** 2 / (stop - at)
+    return int(at[np.argmax(left + right)])

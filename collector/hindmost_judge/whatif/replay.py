@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
-    """[S] ns at which each step's last collective ends, with this work of the hosts [P, R, S], or their own.
+    """[S] ns after the start at which each step's last collective ends.
 
-    Before the first step all lanes are level.
+    ``host`` [P, R, S] is the hosts' work in place of that in the lanes. All lanes start at 0 ns.
     """
     host = lanes.host if host is None else host
     phases, ranks, steps = host.shape
@@ -28,7 +28,7 @@ def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
     first, second = min(cut, launched), max(cut, launched)
     sums = [part.sum(axis=0).T.copy() for part in (host[:first], host[first:second], host[second:])]  # each [S, R]
     gate = np.full((steps + lag + 1, ranks), -np.inf)  # when the wait of a step is over
-    found, now, end = np.empty(steps), np.zeros(ranks), 0.0
+    ended, now, end = np.empty(steps), np.zeros(ranks), 0.0
     waits_first = lag > 0 and cut <= launched
     for step in range(steps):
         now = now + sums[0][step]
@@ -37,22 +37,25 @@ def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
             now = now + sums[1][step]
         arrived = np.maximum(now + lanes.tail, end + lanes.gpu)
         end = float(arrived.max()) + lanes.transfer[step]
-        found[step] = end
+        ended[step] = end
         gate[step + lag] = end + after
         if not waits_first:
             now = now + sums[1][step]
             now = np.maximum(now, gate[step])
         now = now + sums[2][step]
-    return found
+    return ended
 
 
 def stretched(lanes: Lanes, delays: Floats) -> Floats:
-    """[S] ns by which each step is longer with hosts so much slower than their peers [R, S] than with all alike."""
+    """[S] ns by which ``delays`` of hosts [R, S], each against its peers, make each step longer.
+
+    Compared with all hosts at their cohort's pace.
+    """
     return np.diff(
         ends(lanes, _work(lanes, lanes.peer_pace + delays)) - ends(lanes, _work(lanes, lanes.cohort_pace)), prepend=0.0
     )
 
 
 def _work(lanes: Lanes, total: Floats) -> Floats:
-    """[P, R, S] work of hosts that do so much in a step [R, S], in the phases in which they work."""
+    """[P, R, S] work of hosts in each phase if it is ``total`` [R, S] in the step, parted as their own is."""
     return np.asarray(lanes.host * np.maximum(total / np.maximum(lanes.host.sum(axis=0), 1.0), 0.0))
