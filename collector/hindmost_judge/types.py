@@ -23,7 +23,8 @@ class Timeline:
 
     Of hosts:
 
-    - ``phases`` [P]: names of what a host does in a step; the last one is the time until the next step
+    - ``phases`` [P]: names of what a host does in a step; the first one is input, the last one the time until the
+      next step
     - ``began`` [R, S]: when the host began the step
     - ``spent`` [P, R, S]: how long it was in each phase, waits included
     - ``launched``: index of the phase at whose end the step's last collective is launched

@@ -19,17 +19,17 @@ if TYPE_CHECKING:
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-#: Events of one size differ by up to this factor; of hiccups this share is as large as one or larger by less. Their
-#: tail is taken to be as heavy as that of a Pareto distribution of index 1, whose mean is infinite.
+#: Events of one size differ by up to this factor. Of a healthy host's hiccups that are at least as large as one, this
+#: share is of its size: sizes are taken to follow a Pareto distribution of index 1, whose mean is infinite.
 ALIKE = 1.2
 _BY_CHANCE_ALIKE = 1 - 1 / ALIKE
-#: Chance that healthy ranks show what is taken for a rank's own, with hiccups of all sizes; and with hiccups of one
-#: size, too. Of fewer than four ranks that is more: one of two has six of six in three jobs of a hundred.
+#: Probability of a false alarm in a job whose hiccups have all sizes, and also of one whose hiccups have one size. The
+#: latter is larger with fewer than four ranks: one of two has six of six hiccups in three jobs of a hundred.
 _CHANCE, _FEW_RANKS, _CHANCE_AMONG_FEW = 0.002, 4, 0.05
-#: A sum is known once the next term is this part of it.
+#: A sum is complete once the next term is this part of it.
 _SMALL = 1e-9
-#: Events as large as these in a larger share of the steps are not few; with more events of the next smaller size, for
-#: each of these, they are the tail of a rank that scatters.
+#: Events in a larger share of the steps are not rare. If a rank has more events of the next smaller size, as a share of
+#: these, its delays scatter: it is not in one of two states.
 _MAX_SHARE, _MAX_BETWEEN = 0.2, 0.2
 
 
