@@ -94,7 +94,7 @@ def main() -> None:
     seeds.add_argument("--tuning", action="store_true", help="seeds for tuning, not held out")
     seeds.add_argument("--base", type=int, help="first seed of the first family, for tuning")
     parser.add_argument("--family", action="append", help="only these")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="the table, and each run's result, as JSON")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="the tables, and results of runs, as JSON")
     parser.add_argument("--from", dest="kept", type=Path, metavar="FILE", help="only the tables of such a file")
     parser.add_argument("--readme", action="store_true", help="write the figures into README.md next to this file")
     parser.add_argument("--minutes", type=float, default=60.0, help="stop after so long; start again to go on")
@@ -119,8 +119,8 @@ def main() -> None:
     print("\n".join([f"{told}:", "", *chosen.tables(found)]))
     if len(results) < len(wanted):
         print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
-    if args.write and args.suite == "cohorts":
-        _write(args.write, found, base, edition)
+    if args.write:
+        _write(args.write, chosen, found, base, edition)
     if args.readme and args.suite == "cohorts":
         readme.write(told, chosen.tables(found))
     if edition is None:
@@ -134,12 +134,16 @@ def _told(found: int, wanted: int, base: int, edition: int | None) -> str:
     return f"{runs}, {seeds} (from {base:,} on), intervals of 95 %, commit {_commit()}"
 
 
-def _write(path: Path, results: list[Result], base: int, edition: int | None) -> None:
-    """The tables and what they were made from."""
+def _write(path: Path, chosen: Suite, results: list[Result], base: int, edition: int | None) -> None:
+    """The tables and what they were made from: each run, or of the other suites those that were misjudged."""
     machine = {"cores": os.cpu_count(), "python": platform.python_version(), "numpy": np.__version__}
     facts = {"commit": _commit(), "edition": edition, "first_seed": base, "machine": machine}
+    facts |= {"table": chosen.tables(results)}
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(kept.text(facts | {"table": table.tables(results)}, results))
+    if chosen is SUITES["cohorts"]:
+        path.write_text(kept.text(facts, results))
+    else:
+        path.write_text(json.dumps(facts | {"misjudged": chosen.misjudged(results)}, indent=1) + "\n")
 
 
 def _commit() -> str:

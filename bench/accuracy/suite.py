@@ -25,6 +25,7 @@ EDITIONS = {
     9: 15_000_000,
     10: 16_000_000,
     11: 17_000_000,
+    12: 18_000_000,
 }
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
