@@ -13,6 +13,7 @@ from hindmost_collector.judge import judge
 from hindmost_collector.judgement import bound
 from hindmost_collector.judgement.verdict import BOUNDS, Bound, Verdict
 from hindmost_collector.report import headline, html, text
+from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.sources.columns import concatenate, table
@@ -137,6 +138,26 @@ def test_a_report_says_it_in_one_line() -> None:
     assert "<dt>Bound by</dt><dd>GPU memory bandwidth, no fault" in html.render(report)
     for by in BOUNDS:
         assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
+
+
+@pytest.mark.parametrize(
+    ("by", "cause", "said"),
+    [
+        ("cpu", None, "run fewer ranks per node"),
+        ("cpu", "cpu_contention", ""),  # its verdict says it
+        ("communication", None, "overlap transfers with computing"),
+        ("gpu_compute", None, ""),
+    ],
+)
+def test_what_can_be_done_about_the_limit_is_said_with_it(by: str, cause: str | None, said: str) -> None:
+    """In text, in HTML and on the page; not where there is nothing to do, or a verdict says it."""
+    report = judge(recorded(gpu_bound="memory")).to_dict()
+    report["job"]["bound"] = {"by": by, "evidence": "so it is"}
+    report["verdicts"][0]["cause"] = cause
+    assert headline.on_bound(report)[: len(said) or None] == said
+    shown = (text.render(report, width=200), html.render(report), with_rendered(report)["bound"])
+    assert [said in one for one in shown] == [True] * 3
+    assert [headline.on_bound(report) in one for one in shown] == [True] * 3
 
 
 def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:

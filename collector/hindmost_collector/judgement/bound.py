@@ -93,10 +93,12 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
     touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
     if np.isnan(touched) or np.isnan(reasons):
         return None
-    used = f"memory is accessed {percent(touched)} of the time"
+    used = f"accessed {percent(touched)} of the time"
     if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
-        return Bound("unknown", f"{used}; its bandwidth was not sampled (that takes the GPU performance monitor)")
-    return Bound("gpu_compute", f"GPUs are at their power limit; {used}")
+        return Bound(
+            "unknown", f"memory is {used}; its bandwidth was not sampled (that takes the GPU performance monitor)"
+        )
+    return Bound("gpu_compute", f"GPUs are at their power limit; memory is not the limit ({used})")
 
 
 def _typical(blocks: Blocks, name: str) -> float:

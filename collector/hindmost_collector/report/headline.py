@@ -57,6 +57,19 @@ def bound(report: Mapping[str, Any]) -> str:
     return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
 
 
+def on_bound(report: Mapping[str, Any]) -> str:
+    """What to do about the line on what limits the job; empty where nothing is, or a verdict says it."""
+    by = report["job"]["bound"]["by"] if bound(report) else ""
+    said = by == "cpu" and any(one.get("cause") == "cpu_contention" for one in report["verdicts"])
+    return "" if said else _DO_ON.get(by, "")
+
+
+_DO_ON = {
+    "cpu": "run fewer ranks per node, each on its own CPU; look for other processes there (`top`)",
+    "communication": "overlap transfers with computing, or send less data",
+}
+
+
 def bound_by(report: Mapping[str, Any]) -> bool:
     """Whether what was measured shows what limits the job."""
     return bool((report["job"].get("bound") or {}).get("by", "unknown") != "unknown")

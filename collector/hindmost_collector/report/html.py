@@ -60,13 +60,17 @@ def render(report: Mapping[str, Any]) -> str:
 def _ended(report: Mapping[str, Any]) -> str:
     ended = report["job"].get("ended")
     how = "was interrupted" if report["job"].get("interrupted_by") else "failed"
-    return f"<article><h2>The job {how}</h2><p>{escape(ended)}</p></article>" if ended else ""
+    told = [one for one in (ended, report["job"].get("to_do")) if one]
+    said = "".join(f"<p>{_text(one)}</p>" for one in told)
+    return f"<article><h2>The job {how}</h2>{said}</article>" if ended else ""
 
 
 def _lines(report: Mapping[str, Any]) -> str:
     """What limits the job, and behind a fold where ranks lose time."""
     bound, waste = headline.bound(report), headline.waste(report)
-    shown = f"<dl><dt>Bound by</dt><dd>{escape(bound)}</dd></dl>" if bound else ""
+    rows = [("Bound by", bound), ("Do", headline.on_bound(report))]
+    shown = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
+    shown = f"<dl>{shown}</dl>" if shown else ""
     shown += _fold("Waste", waste) if waste else ""
     return f"<section>{shown}</section>" if shown else ""
 

@@ -58,7 +58,8 @@ def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:
 
 def with_rendered(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report as a page shows it: with its title, and its verdicts in words."""
-    words = {"title": headline.title(report), "bound": headline.bound(report), "waste": headline.waste(report)}
+    bound = "; ".join(filter(None, (headline.bound(report), headline.on_bound(report))))
+    words = {"title": headline.title(report), "bound": bound, "waste": headline.waste(report)}
     shown = [*_over(report), *rendered(report)]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(shown)}
 

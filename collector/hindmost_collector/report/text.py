@@ -58,6 +58,8 @@ def render(
     page.print(Text(one_line(headline.title(report)), style="bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
+    if report["job"].get("to_do"):
+        page.print(labelled("DO", report["job"]["to_do"]))
     verdicts, notes = rendered(report), list(report.get("notes") or ())
     stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
@@ -66,7 +68,10 @@ def render(
     if overlapping := overlap(shown):
         page.print(labelled("NOTE", overlapping, "dim"))
     if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
-        page.print(labelled("BOUND", f"by {bound}" if headline.bound_by(report) else bound))
+        apart = "apart from that, " if any(one.cost for one in shown) else ""
+        page.print(labelled("BOUND", f"{apart}by {bound}" if headline.bound_by(report) else bound))
+        if to_do := headline.on_bound(report):
+            page.print(labelled("DO", to_do))
     waste = headline.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
