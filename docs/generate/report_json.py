@@ -75,6 +75,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "stalls": "times in which nothing moved, though the job went on",
             "slowed": "steps that became longer on all ranks alike",
             "ended": "how it failed and which rank died first; `null`: no failure is known",
+            "to_do": "what to look at after that; `null`: nothing more is to be seen",
             "source": "what recorded it: `hindmost`, or a foreign format",
             "incarnations": "its starts, where it was started again with another number of ranks",
         },

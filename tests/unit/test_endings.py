@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 SECOND = 1_000_000_000
-#: What to look at, of a rank that was killed, and of one that ended otherwise.
-OOM, LAST = "`dmesg -T` there shows whether memory ran out", "read what it printed last"
+#: What to look at, of a rank that was killed, and of ranks that ended otherwise.
+OOM = "see whether memory ran out where rank 1 on node0 ran: `dmesg -T`"
+LAST = "read the last output of rank {}"
 
 
 def ended(lives: Sequence[tuple[int, int]], exit_code: int | None = 137, **tables: Any) -> Run:
@@ -81,24 +82,30 @@ def told_by_the_kernel(
 
 
 @pytest.mark.parametrize(
-    ("ends", "said"),
+    ("ends", "said", "to_do"),
     [
-        ([(3, 15), (0, 9), (3, 15)], f"rank 1 on node0 died first (SIGKILL), 3.0 ms before ranks 0 and 2; {OOM}"),
-        ([(3, 15), (0, 139), (3, 15)], f"rank 1 on node0 died first (SIGSEGV), 3.0 ms before ranks 0 and 2; {LAST}"),
+        ([(3, 15), (0, 9), (3, 15)], "rank 1 on node0 died first (SIGKILL), 3.0 ms before ranks 0 and 2", OOM),
+        (
+            [(3, 15), (0, 139), (3, 15)],
+            "rank 1 on node0 died first (SIGSEGV), 3.0 ms before ranks 0 and 2",
+            LAST.format(1),
+        ),
         (
             [(3, 15), (3, 15), (2, 256)],
-            f"rank 2 on node0 died first (exit code 1), 1.0 ms before ranks 0 and 1; {LAST}",
+            "rank 2 on node0 died first (exit code 1), 1.0 ms before ranks 0 and 1",
+            LAST.format(2),
         ),
         (
             [(2e-6, 15), (0, 11), (1e-6, 15)],
-            f"rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2; {LAST}",
+            "rank 1 on node0 died first (SIGSEGV), a moment before ranks 0 and 2",
+            LAST.format(1),
         ),
-        ([(0, 15), (1, 15), (2, 9)], "ranks 0, 1 and 2 on node0 were killed or crashed, order unknown"),
+        ([(0, 15), (1, 15), (2, 9)], "ranks 0, 1 and 2 on node0 were killed or crashed, order unknown", None),
     ],
 )
-def test_the_kernel_s_word_says_who_died_first(ends: list[tuple[float, int]], said: str) -> None:
+def test_the_kernel_s_word_says_who_died_first(ends: list[tuple[float, int]], said: str, to_do: str | None) -> None:
     """A launcher ends the rest by SIGTERM, and in any order: which of those came first says nothing."""
-    assert endings.sentence(told_by_the_kernel(*ends)) == f"exit code 137 (SIGKILL); {said}"
+    assert endings.of(told_by_the_kernel(*ends)) == (f"exit code 137 (SIGKILL); {said}", to_do)
 
 
 def test_a_rank_s_exception_comes_before_whatever_it_caused() -> None:
@@ -145,7 +152,7 @@ def test_an_exception_that_a_death_caused_is_not_taken_for_the_first() -> None:
 
 def test_gone_in_one_observation_without_more_is_not_known() -> None:
     """No rank is named by guessing."""
-    said = endings.sentence(ended([(VANISHED, 9)] * 4))
+    said, _ = endings.of(ended([(VANISHED, 9)] * 4))
     assert said is not None
     assert said.startswith("exit code 137 (SIGKILL); ranks 0, 1, 2 and 3")
     assert said.endswith("order unknown")
@@ -156,32 +163,36 @@ def test_a_job_that_was_asked_to_end_has_no_first_to_die(seconds: tuple[int, ...
     """After Ctrl-C a launcher kills its ranks in any order, which says nothing about them."""
     run = ended([(VANISHED, when) for when in seconds], exit_code=1, in_flight=entered([0, 2, 3]))
     run = dataclasses.replace(run, job=dataclasses.replace(run.job, interrupted_by="SIGINT"))
-    assert endings.sentence(run) == "interrupted by SIGINT; exit code 1"
+    assert endings.of(run) == ("interrupted by SIGINT; exit code 1", None)
 
 
 @pytest.mark.parametrize(
     ("code", "lives", "said"),
     [
-        (0, [(FINISHED, 9), (FINISHED, 9)], None),
-        (0, [(VANISHED, 9), (FINISHED, 9)], None),
-        (None, [(RUNNING, 9), (RUNNING, 9)], None),
-        (3, [(FINISHED, 9), (FINISHED, 9)], "exit code 3"),
-        (-9, [(FINISHED, 9), (FINISHED, 9)], "killed by signal 9 (SIGKILL)"),
-        (139, [(FINISHED, 9), (VANISHED, 9)], f"exit code 139 (SIGSEGV); rank 1 on node0 died first; {LAST}"),
-        (None, [(FINISHED, 9), (VANISHED, 9)], f"rank 1 on node0 died first; {LAST}"),
+        (0, [(FINISHED, 9), (FINISHED, 9)], (None, None)),
+        (0, [(VANISHED, 9), (FINISHED, 9)], (None, None)),
+        (None, [(RUNNING, 9), (RUNNING, 9)], (None, None)),
+        (3, [(FINISHED, 9), (FINISHED, 9)], ("exit code 3", None)),
+        (-9, [(FINISHED, 9), (FINISHED, 9)], ("killed by signal 9 (SIGKILL)", None)),
+        (
+            139,
+            [(FINISHED, 9), (VANISHED, 9)],
+            ("exit code 139 (SIGSEGV); rank 1 on node0 died first", LAST.format(1)),
+        ),
+        (None, [(FINISHED, 9), (VANISHED, 9)], ("rank 1 on node0 died first", LAST.format(1))),
     ],
 )
-def test_how_a_job_ended(code: int | None, lives: list[tuple[int, int]], said: str | None) -> None:
-    """Only a failure is reported; without an exit code a process that vanished is one."""
-    assert endings.sentence(ended(lives, code)) == said
+def test_how_a_job_ended(code: int | None, lives: list[tuple[int, int]], said: tuple[str | None, str | None]) -> None:
+    """Only a failure is reported, with what to look at; without an exit code a process that vanished is one."""
+    assert endings.of(ended(lives, code)) == said
 
 
 @pytest.mark.parametrize("code", [131, 132, 134, 135, 139])
 def test_a_launchers_own_exit_code_is_no_signal(code: int) -> None:
     """Open MPI 4 exits with 131 to 135 where it cannot start a job: no rank was seen, or all finished in order."""
-    assert endings.sentence(ended([(FINISHED, 9), (FINISHED, 9)], code)) == f"exit code {code}"
+    assert endings.of(ended([(FINISHED, 9), (FINISHED, 9)], code)) == (f"exit code {code}", None)
     unseen = Run(job=Job("j", exit_code=code))
-    assert (endings.sentence(unseen), unseen.killed_by) == (f"exit code {code}", None)
+    assert (*endings.of(unseen), unseen.killed_by) == (f"exit code {code}", None, None)
 
 
 @pytest.mark.parametrize(("code", "signal"), [(132, 4), (-9, 9), (128, None), (1, None), (None, None)])
@@ -206,8 +217,9 @@ def test_a_job_that_its_user_ended_did_not_fail() -> None:
 def test_the_kernel_that_killed_for_want_of_memory_is_quoted() -> None:
     """The most frequent reason for a SIGKILL without a sender."""
     metrics = from_rows("metrics", [("node0", "hindmost_node_oom_kills_total", "{}", at, 3.0 + at) for at in range(3)])
-    said = endings.sentence(ended([(VANISHED, 5), (VANISHED, 9)], metrics=metrics))
+    said, to_do = endings.of(ended([(VANISHED, 5), (VANISHED, 9)], metrics=metrics))
     assert said is not None
+    assert to_do is None, "the kernel's word says it all"
     assert said.endswith("node0 ran out of memory: its kernel killed 2 processes")
 
 
@@ -221,6 +233,8 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
     )
     lines = text.render(report.to_dict()).splitlines()
     assert lines[1].startswith("ENDED  exit code 137 (SIGKILL); rank 0 on node0 died first")
+    assert "DO     read the last output of rank 0" in lines
+    assert "<p>read the last output of rank 0</p>" in html.render(report.to_dict())
 
 
 @pytest.mark.parametrize(
@@ -294,7 +308,7 @@ def test_who_finishes_because_of_a_ctrl_c_had_not_left_what_it_waited_in(
 def test_a_long_wait_that_was_ended_is_a_hang_and_no_death() -> None:
     """The awaited rank did not die first: all were killed by a user or a time-out."""
     run = ended([(VANISHED, 60)] * 4, in_flight=entered([0, 2, 3], seen=60))
-    said = endings.sentence(run)
+    said, _ = endings.of(run)
     assert said is not None
     assert said.endswith("were killed or crashed while ranks 0, 2 and 3 waited for rank 1")
     assert judge(run).verdicts[0].kind == "hang"

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
 LOOK_NS = 1_500_000_000
 
 
-def sentence(run: Run) -> str | None:
-    """How the job failed and which rank died first, as far as known; ``None`` where it ended well or that is unknown.
+def of(run: Run) -> tuple[str | None, str | None]:
+    """How the job failed and which rank died first, as far as known, and what to look at then.
+
+    ``None`` where it ended well or that is unknown, and where nothing more is to be seen.
 
     A training process that closed its ring left in order, also where its exit code was not 0. In a job that was
     asked to end no rank is named: its processes are killed in any order.
@@ -33,7 +35,7 @@ def sentence(run: Run) -> str | None:
     gone = _gone(run)
     code, signalled = run.job.exit_code, run.job.interrupted_by
     if not code and (code is not None or len(gone) == 0):
-        return None
+        return None, None
     told = [exit_words(code, None if signalled else run.killed_by)] if code else []
     first, how = first_to_die(run)
     if signalled:
@@ -43,17 +45,14 @@ def sentence(run: Run) -> str | None:
     elif len(gone):
         told.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
-    look = [] if killed or signalled or not first else [_to_do(first, how)]
-    return "; ".join(told + killed + look)
+    return "; ".join(told + killed), None if killed or signalled or not first else _to_do(run, first, how)
 
 
-def _to_do(ranks: Sequence[int], how: str) -> str:
+def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
     """What to look at where ranks died ``how``."""
     if how.startswith(" (SIGKILL)"):
-        return "`dmesg -T` there shows whether memory ran out"
-    if how.startswith(f" ({RAISED}"):
-        return f"read {'its' if len(ranks) == 1 else 'their'} traceback"
-    return f"read what {'it' if len(ranks) == 1 else 'they'} printed last"
+        return f"see whether memory ran out where {_who(run, ranks)} ran: `dmesg -T`"
+    return f"read {'the traceback' if how.startswith(f' ({RAISED}') else 'the last output'} of {names(ranks)}"
 
 
 def exit_words(code: int, killed_by: int | None) -> str:

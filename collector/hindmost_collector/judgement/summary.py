@@ -31,6 +31,7 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
     about = run.job
     nodes = {*codes(run.ranks["node"])[1]} - {""}
     seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
+    ended, to_do = endings.of(run)
     return JobSummary(
         id=about.id,
         command=about.command,
@@ -41,7 +42,8 @@ def job(run: Run, blocks: Blocks | None) -> JobSummary:
         duration_s=seconds,
         exit_code=about.exit_code,
         interrupted_by=about.interrupted_by,
-        ended=endings.sentence(run),
+        ended=ended,
+        to_do=to_do,
         source=about.source,
         incarnations=run.incarnations,
     )

@@ -196,6 +196,7 @@ class JobSummary:
     stalls: tuple[Stall, ...] = ()
     slowed: Slowed | None = None
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
+    to_do: str | None = None  # what to look at after that
     source: str | None = None
     incarnations: tuple[Incarnation, ...] = ()  # where it was started again with another number of ranks
 

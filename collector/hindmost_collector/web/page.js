@@ -197,7 +197,7 @@ function show(report) {
   document.title = (troubled ? "● " : "") + "hindmost · " + (job.id || "");
   find("job").textContent = [job.id, job.command].filter(Boolean).join(" · ");
   find("verdicts").replaceChildren(...report.rendered.slice(0, 5).map(verdictCard));
-  const ended = job.ended ? ["Ended: " + job.ended] : [];
+  const ended = [job.ended && "Ended: " + job.ended, job.to_do].filter(Boolean);
   const bound = report.bound ? ["Bound by " + report.bound] : [];
   const overlap = report.overlap ? [report.overlap] : [];
   find("notes").replaceChildren(...[...overlap, ...ended, ...bound, ...(report.notes || [])].map(sentence));
