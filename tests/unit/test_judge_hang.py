@@ -95,6 +95,20 @@ def test_groups_of_other_ranks_that_wait_for_each_other_name_no_rank() -> None:
     """Two groups entered in different order: each rank waits, and neither order is the wrong one."""
     run = in_another_communicator(hang(FOUR, [2], op="all_reduce", other="all_reduce"), 2, members=2)
     assert (first(run).kind, first(run).ranks) == ("desync", ())
+    said = "rank 2 is in all_reduce of another communicator, ranks 0, 1 and 3 are in all_reduce"
+    assert first(run).evidence[0] == said
+
+
+def test_each_of_three_groups_that_parted_is_named_with_what_it_is_in() -> None:
+    """Rank 2 gathers, rank 3 is in a barrier, the others broadcast: no rank is left out."""
+    run = in_another_communicator(hang(FOUR, [2], op="broadcast", other="all_gather"), 2, members=4)
+    table = {name: column.copy() for name, column in run.in_flight.items()}
+    table["name"][table["rank"] == 3], table["comm"][table["rank"] == 3] = "barrier", 9
+    group = {name: column.copy() for name, column in run.communicators.items()} | {"comm": np.array([9], np.uint64)}
+    group = {name: np.concatenate([run.communicators[name], column]) for name, column in group.items()}
+    verdict = first(replace(run, in_flight=table, communicators=group))
+    assert verdict.kind == "desync"
+    assert verdict.evidence[0] == "rank 2 is in all_gather, rank 3 is in barrier, ranks 0 and 1 are in broadcast"
 
 
 @pytest.mark.parametrize(("waited", "kind"), [(30.0, "balanced"), (90.0, "hang")])
@@ -173,10 +187,15 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     """The end of a finished job bounds the wait, and the advice does not suggest attaching to it."""
     run = replace(hang(FOUR, [3]), stacks=from_rows("stacks", [(3, 1, AT)]))
     verdict = first(replace(run, job=replace(run.job, **over)))
-    assert verdict.evidence[0] == "3 ranks waited up to 30.0 s in all_reduce; rank 3 never entered it"
+    waited = (
+        "at least 30.0 s in all_reduce (the recording ends there)"
+        if "recording" in end
+        else "up to 30.0 s in all_reduce"
+    )
+    assert verdict.evidence[0] == f"3 ranks waited {waited}; rank 3 never entered it"
     assert end in verdict.evidence
     assert not [line for line in verdict.advice if "attach" in line]
-    assert verdict.advice[0].startswith("find out what blocks rank 3 on node0: it is at train.py:49, in load()")
+    assert verdict.advice[0].startswith("see what rank 3 on node0 waits for at train.py:49, in load()")
 
 
 def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:
@@ -185,7 +204,7 @@ def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:
     verdict = first(run)
     assert verdict.evidence[0].startswith("3 ranks have waited up to 30.0 s")
     assert [line.partition(";")[0] for line in verdict.advice] == [
-        "find out what blocks rank 3 on node0: it is at train.py:49, in load()",
+        "see what rank 3 on node0 waits for at train.py:49, in load()",
         "before you cancel the job: `hindmost attach --stacks --job made` on the node of rank 3",
     ]
 

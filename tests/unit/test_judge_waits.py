@@ -90,7 +90,8 @@ def test_one_in_a_collective_and_the_others_in_messages_have_parted() -> None:
         )
     )
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("desync", (1,), (0, 2, 3))
-    assert verdict.evidence[0] == "rank 1 is in all_reduce, rank 0 waits for rank 1 in MPI_Recv"
+    assert verdict.evidence[0] == "rank 1 is in all_reduce, the others are in MPI_Recv"
+    assert "rank 0 waits for rank 1 in MPI_Recv" in verdict.evidence
 
 
 @pytest.mark.parametrize(("after", "told"), [(0, True), (29, False)])

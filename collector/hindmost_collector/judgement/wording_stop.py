@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from hindmost.attach.stacks import UNREAD
@@ -42,7 +43,7 @@ def hang(stop: Hang, run: Run) -> list[str]:
         inside = "" if stop.waits else stop.op
         number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
         found = found or [_standing(rank, text) for rank, text in stacks.items() if rank in stop.ranks]
-        found = [_instead(stop, run), *found, _waited(stop, run, inside)]
+        found = [_instead(stop, run), *found, *_of_messages(stop, run), _waited(stop, run, inside)]
         return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
     waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), halted(stop, run)
     found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
@@ -85,15 +86,18 @@ def _waits(stop: Hang, run: Run) -> str:
     """``rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv``."""
     said = []
     for one in stop.waits[:_RANKS]:
-        if stop.kind == "desync" and one.seq >= 0:
-            said.append(f"rank {one.rank} is in {one.op}")
-            continue
         whom = "for an unknown rank" if one.peer is None else f"for rank {one.peer}"
         said.append(
             f"rank {one.rank} waits {whom} in {f'{one.op} number {one.seq}' if one.seq >= 0 else _call(one.op, run)}"
         )
     more = len(stop.waits) - len(said)
     return ", ".join(said) + (f", and {more} more" if more else "")
+
+
+def _of_messages(stop: Hang, run: Run) -> list[str]:
+    """Whom ranks wait for that took another way than those in a collective."""
+    messages = replace(stop, waits=tuple(one for one in stop.waits if one.seq < 0))
+    return [_waits(messages, run)] if messages.waits else []
 
 
 def _for_long(stop: Hang, run: Run) -> list[str]:
@@ -105,21 +109,29 @@ def _for_long(stop: Hang, run: Run) -> list[str]:
 
 
 def _instead(stop: Hang, run: Run) -> str:
-    """``rank 1 is in all_gather, the others are in all_reduce``."""
-    if stop.waits:
-        return _waits(stop, run)
+    """``rank 1 is in all_gather, the others are in all_reduce``: every rank that is in something, by what that is."""
     table = run.in_flight
-    open_now = set(zip(table["rank"].tolist(), table["name"].tolist(), strict=True))
-    ranks: dict[tuple[str, str], list[int]] = {}
-    for rank, op in sorted(stop.doing.items()):
-        ranks.setdefault((op, "in" if (rank, op) in open_now else "ran"), []).append(rank)
-    said = [
-        f"{names(who)} {'ran' if way == 'ran' else 'is in' if len(who) == 1 else 'are in'} {op}"
-        for (op, way), who in ranks.items()
-    ]
-    rest = [rank for rank in stop.victims if rank not in stop.doing]
-    others = names(rest) if len(rest) == 1 or not stop.ranks else "the others"
-    return ", ".join([*said, f"{others} {'is' if len(rest) == 1 else 'are'} in {stop.op}"])
+    columns = (table[name].tolist() for name in ("rank", "name", "kind", "comm"))
+    here = {(rank, op): comm for rank, op, kind, comm in zip(*columns, strict=True) if kind != "phase"}
+    inside = {} if stop.waits else dict.fromkeys(stop.victims, stop.op)
+    inside |= dict(sorted(here)) | dict(one for one in here if one[1] == stop.op)
+    inside |= {one.rank: one.op for one in stop.waits} | stop.doing
+    odd: dict[str, list[int]] = {}
+    rest: dict[str, list[int]] = {}
+    for rank, op in sorted(inside.items()):
+        mine, comm = rank in {*stop.doing, *stop.ranks}, here.get((rank, op))
+        what = _call(op, run) if comm is not None or rank not in stop.doing else f"ran {op}"
+        if rank in stop.doing and op == stop.op and comm not in (None, stop.comm):
+            what += " of another communicator"
+        (odd if mine else rest).setdefault(what, []).append(rank)
+    said = [_are_in(names(who), what, len(who)) for groups in (odd, rest) for what, who in groups.items()]
+    if stop.ranks and len(rest) == 1 < sum(map(len, rest.values())):
+        said[-1] = _are_in("the others", next(iter(rest)), 2)
+    return ", ".join(said)
+
+
+def _are_in(who: str, what: str, count: int) -> str:
+    return f"{who} {what}" if what.startswith("ran ") else f"{who} {'is' if count == 1 else 'are'} in {what}"
 
 
 def halted(stop: Hang, run: Run) -> dict[int, float]:
@@ -151,15 +163,22 @@ def _waited(stop: Hang, run: Run, where: str) -> str:
     if stop.waited_ns < 0:
         return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
     have = f"{'has' if one else 'have'} " if _at_work(run) else ""
-    most = "" if one else "up to "
-    return f"{waited} {have}waited {most}{stop.waited_ns / 1e9:.1f} s{inside}"
+    most, until = "" if one else "up to ", ""
+    if _cut_off(run):
+        most, until = "at least ", " (the recording ends there)"
+    return f"{waited} {have}waited {most}{stop.waited_ns / 1e9:.1f} s{inside}{until}"
+
+
+def _cut_off(run: Run) -> bool:
+    """Whether a job that is over, or was abandoned, may have waited longer than the recording."""
+    return not _at_work(run) and (run.job.source != Job.source or run.job.abandoned)
 
 
 def _end(run: Run, stop: Hang) -> list[str]:
     """What ended a wait that had no end of its own, in a job that is over."""
     if _at_work(run) or stop.waited_ns < 0:
         return []
-    if run.job.source != Job.source or run.job.abandoned:
+    if _cut_off(run):
         return ["the wait is as long as the recording; a time-out may have ended it"]
     if run.job.interrupted_by:
         return [f"the wait ended when {run.job.interrupted_by} ended the job"]
@@ -309,7 +328,7 @@ def _look(stop: Hang, run: Run) -> list[str]:
         return []
     rank, line = next(iter(lines.items()))
     kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"find out what blocks {whereabouts(run, rank)}: it is at {line}{kept}"]
+    return [f"see what {whereabouts(run, rank)} waits for at {line}{kept}"]
 
 
 def whereabouts(run: Run, rank: int) -> str:
