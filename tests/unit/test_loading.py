@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -57,11 +58,18 @@ def told(run: Run) -> Verdict:
 
 @pytest.mark.parametrize(("workers", "storage"), [(0, 0.55), (2, 1.1)])
 def test_input_that_waits_for_storage_is_file_io(workers: int, storage: float) -> None:
-    """The rank itself, or its workers, in state D; the evidence has their seconds, MB/s and the mount."""
-    found = told(sampled(late(), workers=workers, rank=1, storage=storage, read=12e6))
+    """The rank itself, or its workers, in state D; the evidence has that time per step, the mount, then MB/s."""
+    report = judge(sampled(late(), workers=workers, rank=1, storage=storage, read=12e6))
+    (found,) = report.verdicts
     assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "io")
-    assert "blocked by storage (state D)" in found.evidence[0]
-    assert "12.0 MB/s, others 50.0 MB/s; nas:/data, mounted on /data" in found.evidence[0]
+    who = "all workers of rank 1 together" if workers else "rank 1"
+    mount = "nas:/data, mounted on /data"
+    blocked = re.fullmatch(
+        rf"blocked by storage \(state D\) per step: {who} ([\d.]+) ms, others 0.0 ms; {mount}", found.evidence[0]
+    )
+    assert blocked is not None
+    assert float(blocked[1]) == pytest.approx(storage * (report.job.step_ms["mean"] or 0.0), rel=0.02)
+    assert found.evidence[1] == f"reads: {who} 12.0 MB/s, others 50.0 MB/s"
     assert "disk or mount" in found.advice[0]
 
 
@@ -75,7 +83,7 @@ def test_workers_without_a_cpu_are_contention() -> None:
     """They are in the run queue for most of the time for which their rank waits."""
     found = told(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))
     assert found.cause == "cpu_contention"
-    assert "waiting for a CPU: workers of rank 1" in found.evidence[0]
+    assert "waiting for a CPU per step: all workers of rank 1" in found.evidence[0]
 
 
 def all_wait(**parts: float) -> Run:

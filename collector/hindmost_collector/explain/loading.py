@@ -15,9 +15,12 @@ from hindmost_judge.causes import awaited
 
 from hindmost_collector.costs import on_top
 from hindmost_collector.explain.sampled import scattered
+from hindmost_collector.judgement.wording import ms
 from hindmost_collector.robust import average, mean, median
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hindmost_collector.align import Array, Floats
     from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.timeline.blocks import Blocks
@@ -35,6 +38,7 @@ class Loading:
     """What loads the ranks' input, [R] each: s per s in storage, in the run queue, on a CPU, B per s from storage.
 
     ``workers`` [R]: whether that is their DataLoader workers'. ``waited`` [R] s per s that the ranks waited.
+    ``period``: ns that a step takes.
     """
 
     workers: Array
@@ -43,7 +47,7 @@ class Loading:
     queued: Floats
     cpu: Floats
     read: Floats
-    seconds: float
+    period: float
 
     @cached_property
     def shares(self) -> dict[str, Floats]:
@@ -57,26 +61,30 @@ class Loading:
         share = float(self.shares[name][row])
         return (name, share) if name != "input" and share >= _MOST else ("input", 1.0)
 
-    def told(self, blocks: Blocks, row: int) -> str:
-        """What shows that storage, or the run queue, is what a rank's input waits for."""
+    def told(self, blocks: Blocks, row: int) -> list[str]:
+        """What shows that storage, or the run queue, is what a rank's input waits for; then how fast it reads."""
         rank, others = int(blocks.ranks[row]), np.arange(len(blocks.ranks)) != row
-        who = f"workers of rank {rank}" if self.workers[row] else f"rank {rank}"
+        who = f"all workers of rank {rank} together" if self.workers[row] else f"rank {rank}"
         why, _ = self.cause(row)
         what, rates = (
             ("blocked by storage (state D)", self.storage) if why == "io" else ("waiting for a CPU", self.queued)
         )
 
-        def against(values: Floats, text: str, digits: int = 1) -> str:
+        def against(values: Floats, shown: Callable[[float], str]) -> str:
             theirs = float(median(values[others])) if others.any() else float("nan")
-            peers = f", others {theirs:.{digits}f}{text}" if not np.isnan(theirs) else ""
-            return f"{values[row]:.{digits}f}{text}{peers}"
+            peers = f", others {shown(theirs)}" if not np.isnan(theirs) else ""
+            return f"{who} {shown(values[row])}{peers}"
 
-        found = f"{what}: {who} {against(rates * self.seconds, ' s')}"
+        found = f"{what} per step: {against(rates * self.period, ms)}"
         if why != "io":
-            return found
-        found += f"; read {against(self.read / 1e6, ' MB/s')}" if not np.isnan(self.read[row]) else ""
+            return [found]
         mount = blocks.samples.mount(row) if blocks.samples is not None else None
-        return found + (f"; {mount[0]}, mounted on {mount[1]}" if mount is not None else "")
+        found += f"; {mount[0]}, mounted on {mount[1]}" if mount is not None else ""
+        return [found, *([f"reads: {against(self.read, _speed)}"] if not np.isnan(self.read[row]) else [])]
+
+
+def _speed(rate: float) -> str:
+    return f"{rate / 1e6:.1f} MB/s"
 
 
 def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
@@ -106,7 +114,7 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
         queued=np.where(workers, level("children_runqueue"), queued),
         cpu=np.where(workers, level("children_cpu"), np.nan),
         read=np.where(workers, level("children_read"), level("read")),
-        seconds=float(np.nansum(blocks.period[held])) / 1e9,
+        period=period,
     )
 
 
@@ -119,7 +127,7 @@ def on(verdict: Verdict, blocks: Blocks) -> Verdict:
     found = [made.cause(row) for row in rows] if made is not None else []
     if made is None or len({cause for cause, _ in found}) != 1 or found[0][0] == "input":
         return verdict
-    shown = [made.told(blocks, row) for row in rows[:_TOLD]]
+    shown = [line for row in rows[:_TOLD] for line in made.told(blocks, row)]
     causes = tuple(found[0][0] if one == "input" else one for one in verdict.causes)
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
     return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=(*shown, *verdict.evidence))
