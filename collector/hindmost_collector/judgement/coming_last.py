@@ -46,10 +46,10 @@ def _sentence(blocks: Blocks, row: int, often: float, caused: float, *, ahead: b
     longer = float(np.nan_to_num(median(blocks.excess[row])))
     more = longer > _NOTHING * blocks.step_ns
     last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"
-    last = f"{last} as its peers' CPUs are ahead" if ahead else last
+    last = f"{last} as its peers' CPUs launch earlier" if ahead else last
     if not more:
         theirs = "theirs" if ahead else "its peers'"
-        return f"{last}: its work is no longer than {theirs}"
+        return f"{last}, but its work is no longer than {theirs}"
     cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
     return f"{last}: {_longer(blocks, row, longer)}{cost}"
 

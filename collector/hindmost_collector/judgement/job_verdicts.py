@@ -43,9 +43,11 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
     """The verdict on work whose size differs from rank to rank, in turn."""
     if found is None:
         return []
-    what = "samples or tokens" if found.counted else "GPU forward times"
+    unlike = f"GPU forward times of a step differ by {percent(found.swing)} (standard deviation)"
+    if found.counted:
+        unlike = f"the largest batch of a step has {_largest(blocks)} of the smallest"
     evidence = [
-        f"{what} per step differ by {percent(found.swing)}: that explains {percent(found.explained)} of the delays",
+        f"{unlike}: that explains {percent(found.explained)} of the delays",
         f"ranks are late in turn; with work of equal size a step is {ms(found.cost)} shorter",
     ]
     if not found.counted:
@@ -63,6 +65,12 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
             advice=("give ranks batches of equal size: sort or pack by length, or balance tokens, not samples",),
         )
     ]
+
+
+def _largest(blocks: Blocks) -> str:
+    """``2.4 times the samples or tokens``: of the smallest batch, which the largest of the typical step has."""
+    assert blocks.work is not None  # noqa: S101 - it was counted
+    return f"{float(median(np.fmax.reduce(blocks.work) / np.fmin.reduce(blocks.work))):.1f} times the samples or tokens"
 
 
 def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdict]:
@@ -121,13 +129,15 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
     if np.isnan(found.queued):
         queue = "forward takes the CPU of the last rank as long as its GPU"
     evidence = [f"CPUs launch kernels for {percent(found.launching)} of the step", queue]
-    if idle is not None:
-        evidence.append(f"that GPU ran no kernel for {percent(idle)} of the time")
+    cost = idle * average(blocks.period) if idle is not None else None
+    if cost is not None:
+        one = "the GPU that the others wait for is idle"
+        evidence.insert(0, f"{one} {ms(cost)} per step: its next kernel is not launched yet")
     return [
         Verdict(
             kind="host_bound",
             since_step=since(blocks, 0),
-            cost_ms_per_step=idle * average(blocks.period) / 1e6 if idle is not None else None,
+            cost_ms_per_step=cost / 1e6 if cost is not None else None,
             cost_ratio=idle,
             confidence=0.8,
             evidence=tuple(evidence),
@@ -198,7 +208,7 @@ def _of_storage(made: Loading | None, blocks: Blocks, rows: Ints) -> list[str]:
         return []
     by_storage = [row for row in rows.tolist() if made.cause(row)[0] == "io"]
     most = max(by_storage, key=lambda row: float(made.storage[row]), default=None)
-    return [made.told(blocks, most)] if most is not None and 2 * len(by_storage) > len(rows) else []
+    return made.told(blocks, most) if most is not None and 2 * len(by_storage) > len(rows) else []
 
 
 def input_share(inputs: Floats, blocks: Blocks) -> float:
