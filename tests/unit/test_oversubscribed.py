@@ -48,7 +48,7 @@ def test_two_ranks_on_one_cpu_are_told_with_their_cost() -> None:
     (found,) = judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).verdicts
     assert (found.kind, found.ranks, found.cause) == ("oversubscribed", (0, 1), "cpu_contention")
     assert found.cost_ms_per_step == pytest.approx(8.0, rel=0.1)
-    assert "2 ranks share CPU 0 of the 8 CPUs on node0" in found.evidence[0]
+    assert "2 ranks run only on CPU number 0 (node0 has 8 CPUs)" in found.evidence[0]
 
 
 def test_ranks_with_a_cpu_each_are_not() -> None:

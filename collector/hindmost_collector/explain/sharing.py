@@ -59,9 +59,10 @@ class Bound(Sharing):
     throttled: float = 0.0
 
     def __str__(self) -> str:
-        cpus = f"CPU{'s' if self.cpus > 1 else ''}"
-        where = f"CPU{'s' if self.cpus > 1 else ''} {self.listed}" if self.listed else f"a quota of {self.cpus} {cpus}"
-        return f"{self.ranks} ranks share {where} of the {self.of} CPUs on {self.node}"
+        cpus, has = f"CPU{'s' if self.cpus > 1 else ''}", f"({self.node} has {self.of} CPUs)"
+        if not self.listed:
+            return f"{self.ranks} ranks share a quota of {self.cpus} {cpus} {has}"
+        return f"{self.ranks} ranks run only on {cpus}{' number' if self.cpus == 1 else ''} {self.listed} {has}"
 
 
 def find(run: Run) -> Sharing | None:

@@ -72,6 +72,7 @@ def _verdict(
     ranks = tuple(sorted(blocks.ranks[rows].tolist()))
     listed = [str(one) for one in bound[:_LISTED]]
     more = [f"{len(bound) - _LISTED} more such bindings"] if len(bound) > _LISTED else []
+    whom = "the other" if len(bound) == 1 and bound[0].ranks == 2 else "the others"
     return [
         Verdict(
             kind="oversubscribed",
@@ -83,7 +84,7 @@ def _verdict(
             confidence=_SURE,
             explained=1.0,
             evidence=(
-                f"{listed[0]}: they wait for each other {ms(waited)} of {ms(period)} per step",
+                f"{listed[0]}: each waits {ms(waited)} per step for {whom}",
                 *listed[1:],
                 *more,
                 f"none of {names(ranks)} has more work than the others",
