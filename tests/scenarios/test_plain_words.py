@@ -78,6 +78,24 @@ def test_every_sentence_is_short_and_in_the_fields_words(report: Callable[[], Ma
     assert findings(report()) == []
 
 
+_STALLS = re.compile(r"stall\D* in (\d+) of (\d+) steps, (?:up to )?([\d.]+ m?s) each")
+_LONGER = re.compile(r"such a step becomes ([\d.]+ m?s) longer")
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_stalls_times_what_each_takes_are_their_cost(report: Callable[[], Mapping[str, Any]]) -> None:
+    """A reader who multiplies the numbers of the sentence gets the cost, within a tenth and their digits."""
+    for one in report()["verdicts"]:
+        said = next((line for line in one["evidence"] if _STALLS.search(line)), None)
+        if said is None:
+            continue
+        count, steps, each = _STALLS.search(said).groups()  # type: ignore[union-attr]
+        longer = _LONGER.search(said)
+        value, unit = (longer[1] if longer else each).split()
+        total = int(count) / int(steps) * float(value) * (1 if unit == "ms" else 1000)
+        assert total == pytest.approx(one["cost_ms_per_step"], rel=0.12, abs=0.05)
+
+
 @pytest.mark.parametrize("report", REPORTS)
 def test_nothing_is_lost_at_sixty_columns(report: Callable[[], Mapping[str, Any]]) -> None:
     """Each line fits, each word of each verdict is there, and so is each column that decided one."""

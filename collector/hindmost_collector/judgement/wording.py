@@ -338,12 +338,15 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     count = int(np.count_nonzero(found.stalled >= first))
     pace = _every(blocks, found.stalled)
     often = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps, {most}{ms(found.excess)} each{pace}"
-    longer = f"each stall makes its step {ms(cost / count)} longer"
+    if found.together or abs(cost / count - found.excess) > _SAME * found.excess:
+        often += f"; such a step becomes {ms(cost / count)} longer"
     has = "has" if len(found.rows) == 1 else "have"
     accounts = shares(found.excess, cause, per="in such a step")
-    return [often, *accounts, longer, f"{who} {has} {percent(found.share)} of all stalls in the job"]
+    return [often, *accounts, f"{who} {has} {percent(found.share)} of all stalls in the job"]
 
 
+#: Stalls cost their length, as far as a reader who multiplies can tell, up to this share of it.
+_SAME = 0.1
 #: Stalls come at one pace if so many of the times from one to the next are this close to the typical one.
 _REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
 #: At a faster pace than this, steps are what is counted.
