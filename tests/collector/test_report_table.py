@@ -37,5 +37,5 @@ def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> Non
     last = text.render(report(step_ms=2.0)).splitlines()[-1]
     assert last == "ms per step, medians of all steps after warm-up"
     shown = columns.caption(["rank", "step", "caused wait"], report(step_ms=2.0))
-    assert shown.endswith("caused wait: how long the others wait for this rank, on average")
+    assert shown.endswith("caused wait: the others' wait for this rank, on average")
     assert "last to arrive" not in shown

@@ -95,7 +95,8 @@ def number(value: float | None) -> str:
 _EXPLAINED = {
     "self time": "work between collectives",
     "CPU forward": "the CPU's part, launching kernels",
-    "GPU backward": "may include waits, so a slow rank's can look short",
+    "GPU backward": "includes waits for slower ranks",
+    "sync": "waiting for gradients of all ranks",
     "other": "in no phase (logging, metrics)",
     "CPU queue": "ready to run, no free CPU",
     "queue in step": "ready to run, no free CPU",
@@ -103,7 +104,9 @@ _EXPLAINED = {
     "storage wait": "blocked by storage, all loading processes",
     "wait": "for ranks that arrive later",
     "transfer": "collectives without that wait",
-    "caused wait": "how long the others wait for this rank, on average",
+    "caused wait": "the others' wait for this rank, on average",
+    "last to arrive": "share of collectives",
+    "CPUs": "used on average",
 }
 #: Columns that are no times, and so need no caption.
 _NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}

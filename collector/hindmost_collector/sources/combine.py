@@ -213,9 +213,7 @@ def _looked_at_to_the_end(run: Run) -> Run:
     later = last > np.maximum(found, run.in_flight["start_ns"])
     if not later.any():
         return run
-    note = "The recording ends during the wait, which may have lasted longer."
-    looked = {**run.in_flight, "observed_ns": np.where(later, last, found)}
-    return replace(run, in_flight=looked, notes=(*run.notes, note))
+    return replace(run, in_flight={**run.in_flight, "observed_ns": np.where(later, last, found)})
 
 
 def _with_gpus_by_index(run: Run) -> Run:
@@ -235,5 +233,5 @@ def _with_gpus_by_index(run: Run) -> Run:
         first = numbers[0]
     uuid = np.array([gpu(int(rank) - first) for rank in run.ranks["rank"]])
     whose = f"rank {first} + i's" if first else "rank i's"
-    note = f"GPU samples have an index only: GPU i is assumed to be {whose}."
+    note = f"which GPU a rank uses was not recorded: GPU i is taken for {whose}"
     return replace(run, ranks={**run.ranks, "gpu_uuid": uuid}, notes=(*run.notes, note))
