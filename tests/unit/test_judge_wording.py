@@ -42,6 +42,19 @@ def test_a_cost_is_that_of_the_steps_in_which_the_fault_acted(when: dict[str, fl
     assert said in _report({"rank": 1, "compute": 3.0, **when})
 
 
+@pytest.mark.parametrize(
+    ("when", "said"),
+    [
+        ({}, "WHY CPU time"),
+        ({"from": 60}, "WHY since step 60, CPU time"),
+        ({"from": 60, "until": 120}, "WHY in these steps, CPU time"),
+    ],
+)
+def test_numbers_of_some_steps_say_of_which(when: dict[str, float], said: str) -> None:
+    """The table is of all steps, and differs."""
+    assert said in _report({"rank": 1, "compute": 3.0, **when})
+
+
 def test_the_cost_of_stalls_is_a_share_of_the_time_in_which_they_came() -> None:
     """Stalls of the whole run are counted over all of it, those that began late over the steps since then."""
     stalls = {"rank": 3, "blocked": 9.0, "every": 10}

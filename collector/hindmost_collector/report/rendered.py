@@ -94,6 +94,9 @@ def _verdict(report: Mapping[str, Any], one: Mapping[str, Any]) -> RenderedVerdi
     why, do = tuple(one.get("evidence") or ()), tuple(one.get("advice") or ())[:_ADVICE]
     if why and (what.endswith(why[0]) or why[0].startswith(TWO_CAUSES)):  # the head says it already
         why = why[1:]
+    if why and one["kind"] in _OF_SOME and one["ranks"] and (when := _when(one)):
+        begun = f"since step {one['since_step']}" if one.get("until_step") is None else when
+        why = (f"{begun}, {why[0]}", *why[1:])
     return RenderedVerdict(kind, head, what, sure, cost, why, columns.place(report, one), do)
 
 
@@ -247,12 +250,21 @@ def _slowed(slowed: Mapping[str, Any]) -> str:
     return f"all ranks, since step {slowed['since_step']}: {levels}"
 
 
+#: Verdicts whose numbers are of some steps, where the table's are of all.
+_OF_SOME = ("straggler", "intermittent", "slow_link")
+
+
+def _when(one: Mapping[str, Any]) -> str:
+    """Of which steps the numbers of a verdict are; empty where it held in all."""
+    return "in these steps" if one.get("until_step") is not None else "since then" if one.get("since_step") else ""
+
+
 def _cost(one: Mapping[str, Any]) -> str:
     """``3.9 of 8.9 ms per step (44 %); without it a step takes 5.0 ms``: of the steps in which the fault acted."""
     cost, share = one.get("cost_ms_per_step"), one.get("cost_ratio")
     if cost is None:
         return ""
-    when = " in these steps" if one.get("until_step") is not None else " since then" if one.get("since_step") else ""
+    when = f" {_when(one)}".rstrip()
     before = one.get("given") or ()
     if not share:
         return f"{duration(cost)} per step{when}"
