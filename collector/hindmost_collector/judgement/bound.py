@@ -95,9 +95,7 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
         return None
     used = f"accessed {percent(touched)} of the time"
     if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
-        return Bound(
-            "unknown", f"memory is {used}; its bandwidth was not sampled (that takes the GPU performance monitor)"
-        )
+        return Bound("unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)")
     return Bound("gpu_compute", f"GPUs are at their power limit; memory is not the limit ({used})")
 
 
