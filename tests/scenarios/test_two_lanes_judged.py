@@ -50,6 +50,18 @@ def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, s
     assert found["cost"] == pytest.approx(1.0, rel=0.2)
 
 
+@pytest.mark.parametrize("seed", [1_000, 40_003, 40_006])
+def test_more_samples_lengthen_what_the_host_does_too(bench: Any, seed: int) -> None:
+    """So its GPU also idles longer; the cause is the work, as far as the samples differ."""
+    job = bench(".families").job("unequal on purpose", seed)
+    (found,) = judge(bench("").simulate(job).run).verdicts
+    assert (found.ranks, found.cause, found.advice) == (
+        (0,),
+        "workload",
+        ("give rank 0 as much work per step as its peers",),
+    )
+
+
 @pytest.mark.parametrize("paced", ["host-bound", "input-bound", "hidden"])
 def test_the_verdict_explains_the_table_of_a_simulated_job(bench: Any, paced: str) -> None:
     """Wherever hosts wait for their GPUs, of small jobs with a fault."""

@@ -91,8 +91,8 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
     return replace(blocks, segments=blocks.segments + more, even=even + more) if more.any() else blocks
 
 
-#: Causes of which queueing ranks may hide a part: GPU computing, and unknown ones.
-COMPUTED = ("compute", "gpu_throttle", "gpu_contention", "unknown")
+#: Causes of which queueing ranks may hide a part: work of GPUs, and unknown ones.
+COMPUTED = ("compute", "workload", "gpu_throttle", "gpu_contention", "unknown")
 
 
 def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:

@@ -87,6 +87,9 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
                 phases = _shares(blocks, row, columns, settings, 0.0) if between else shares
                 beyond = _beyond(blocks, phases.get(name, 0.0) / excess, settings)
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
+    more = slow_computing.more_work(blocks, row, columns, settings)
+    if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
+        return Cause("workload", sum(fractions.values()), None, listed, more)
     best = max(fractions, key=lambda name: fractions[name])
     return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
 

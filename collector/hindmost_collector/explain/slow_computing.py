@@ -31,7 +31,7 @@ def finer(
     The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer
     beyond its delay, from collectives overlapped with backward.
     """
-    more = _more_work(blocks, row, columns, settings)
+    more = more_work(blocks, row, columns, settings)
     if more is not None:
         return "workload", more
     now, before = _levels(blocks, columns, since)
@@ -53,7 +53,7 @@ def finer(
     return "compute", None
 
 
-def _more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
+def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
     """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer."""
     longer, beyond = _longer(blocks, row, columns), _work_beyond(blocks, row, columns)
     if not beyond > settings.work_differs or longer <= 0 or blocks.work is None:

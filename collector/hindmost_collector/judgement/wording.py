@@ -279,9 +279,10 @@ def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
         rest = f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"
         return [*took, rest] if longer > _MORE * excess else took
     # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
-    # its host's cause looks like from there, and no second one.
+    # its host's cause looks like from there, and no second one; more samples lengthen what both do.
     named = cause.cause != "unknown"
-    shown = [(name, ns) for name, ns in cause.shares_ns if not (named and name == "idle")]
+    seen = named and cause.cause != "workload"
+    shown = [(name, ns) for name, ns in cause.shares_ns if not (seen and name == "idle")]
     known = [(name, min(ns, excess)) for name, ns in shown if ns >= 0.05 * excess][:3]
     if not known:
         return ["no measurement explains the delay"]
