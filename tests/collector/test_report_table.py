@@ -37,5 +37,13 @@ def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> Non
     last = text.render(report(step_ms=2.0)).splitlines()[-1]
     assert last == "ms per step, medians of all steps after warm-up"
     shown = columns.caption(["rank", "step", "caused wait"], report(step_ms=2.0))
-    assert shown.endswith("caused wait: the others' wait for this rank, on average")
+    assert shown.endswith("caused wait: the others' wait for this rank")
+    assert "(means: caused wait)" in shown
     assert "last to arrive" not in shown
+
+
+def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
+    """A verdict since step 27 has numbers of its own, which the medians of all steps do not repeat."""
+    late = report(step_ms=2.0) | {"verdicts": [{"kind": "straggler", "since_step": 27, "cost_ms_per_step": 0.5}]}
+    shown = columns.caption(["rank", "step"], late)
+    assert shown == "ms per step, medians of all steps after warm-up, also those before step 27 (means: COST)"

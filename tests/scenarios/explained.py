@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hindmost_collector.report import columns
+
 if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Report
 
 #: A rank is seen to come last in this share of the collectives, with the others waiting for this share of a step.
 _MOSTLY, _MUCH = 0.5, 0.05
+#: What other ranks cause, as means, explains a rank's typical wait if it is this share of it.
+_ABOUT = 1 / 3
 
 
 def not_explained(report: Report) -> list[int]:
@@ -22,5 +26,19 @@ def not_explained(report: Report) -> list[int]:
         seen = (row.share_last or 0.0) > _MOSTLY and waited >= _MUCH * (row.step_ms or float("inf"))
         told = row.rank in named or any(f"rank {row.rank} " in f"{line} " for line in said)
         if seen and not told:
+            found.append(row.rank)
+    return found
+
+
+def waits_of_no_rank(report: Report) -> list[int]:
+    """Ranks that wait for much of a step, says the table, though it shows no other rank that they wait for."""
+    shown = report.to_dict()
+    caption = columns.caption(columns.table(shown["ranks"])[0], shown)
+    if "wait: in receives" in caption or "longer work of this rank explains" in caption:
+        return []
+    found = []
+    for row in report.ranks:
+        caused = sum(other.caused_wait_ms or 0.0 for other in report.ranks if other.rank != row.rank)
+        if (row.wait_ms or 0.0) > max(_MUCH * (row.step_ms or float("inf")), caused / _ABOUT):
             found.append(row.rank)
     return found

@@ -19,7 +19,7 @@ import pytest
 from hindmost_collector.judge import judge
 from hindmost_collector.sources import load
 
-from .explained import not_explained
+from .explained import not_explained, waits_of_no_rank
 
 if TYPE_CHECKING:
     from hindmost_collector.judgement.verdict import Report
@@ -154,16 +154,25 @@ def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
         assert verdict.cost_ms_per_step == pytest.approx(expected.cost_ms, rel=0.2)
 
 
-@pytest.mark.parametrize(
+_OF_EVERY_RECORDING = pytest.mark.parametrize(
     "name",
     sorted(
         {*RECORDINGS, "hostbound-live-clean", "inputbound-live-clean"}
         | {one.name.split(".")[0] for one in OURS.iterdir()}
     ),
 )
+
+
+@_OF_EVERY_RECORDING
 def test_the_verdict_explains_the_table(name: str) -> None:
     """A rank that is last in most collectives, with the others waiting 5 % of a step, is in a verdict or a sentence."""
     assert not_explained(judged(_recording(name))) == []
+
+
+@_OF_EVERY_RECORDING
+def test_ranks_wait_for_others_that_the_table_shows(name: str) -> None:
+    """What ranks wait for a late one is caused by one; elsewhere the caption says what else the column holds."""
+    assert waits_of_no_rank(judged(_recording(name))) == []
 
 
 def test_a_slow_stage_of_one_rank_is_reported_with_its_rank() -> None:

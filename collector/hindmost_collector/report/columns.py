@@ -102,10 +102,10 @@ _EXPLAINED = {
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time in which it was blocked",
     "storage wait": "blocked by storage, all loading processes",
-    "wait": "for ranks that arrive later",
+    "wait": "in collectives, for ranks that arrive later",
     "transfer": "collectives without that wait",
-    "caused wait": "the others' wait for this rank, on average",
-    "last to arrive": "share of collectives",
+    "caused wait": "the others' wait for this rank",
+    "last to arrive": "in that share of collectives",
     "CPUs": "used on average",
 }
 #: Columns that are no times, and so need no caption.
@@ -114,6 +114,10 @@ _NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}
 
 #: Phases that hosts and GPUs have both.
 _ON_BOTH = ("forward", "backward", "optimizer")
+#: Columns that are means, not medians.
+_MEANS = ("caused wait", "storage wait")
+#: Ranks cause the waits of the table if what they cause is at least this share of these.
+_CAUSED = 0.5
 
 
 def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
@@ -123,12 +127,29 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
     found = report["verdicts"]
     stopped = any(one["kind"] in STOPS for one in found[:1])
     of = "the steps before the job stopped" if stopped else "all steps after warm-up"
+    starts = [one["since_step"] for one in found if one.get("since_step") and not stopped]
+    of += f", also those before step {min(starts)}" if starts else ""
     cost = any(one.get("cost_ms_per_step") is not None for one in found)
-    explained = [f"{title}: {_EXPLAINED[title]}" for title in titles if title in _EXPLAINED]
+    means = [*(["COST"] if cost else []), *(title for title in _MEANS if title in titles)]
+    explained = [f"{title}: {words}" for title, words in _explained(report).items() if title in titles]
     overlap = (
         [f"Columns overlap: {'only COST is lost time' if cost else 'do not add them'}"] if "wait" in titles else []
     )
-    return ". ".join([f"ms per step, medians of {of}", *explained, *overlap])
+    which = f" (means: {', '.join(means)})" if means else ""
+    return ". ".join([f"ms per step, medians of {of}{which}", *explained, *overlap])
+
+
+def _explained(report: Mapping[str, Any]) -> dict[str, str]:
+    """What each column is in this table: a rank that comes late is not always who makes the others wait."""
+    waits, caused = (
+        [row[name] for row in report["ranks"] if row.get(name) is not None] for name in ("wait_ms", "caused_wait_ms")
+    )
+    if waits and not caused:  # stages that only send to each other
+        return {**_EXPLAINED, "wait": "in receives, until another rank has sent"}
+    others = max(len(caused) - 1, 1) / max(len(caused), 1)
+    if waits and sum(caused) * others < _CAUSED * sum(waits) / len(waits):
+        return {**_EXPLAINED, "caused wait": "the part of the others' wait that longer work of this rank explains"}
+    return _EXPLAINED
 
 
 #: The columns in which the numbers of a cause are; of the first of these that was measured.
