@@ -112,6 +112,14 @@ def test_a_program_without_python_gets_no_python(cause: str, running: bool, fram
     assert not any(word in said for word in ("DataLoader", "hindmost.step", "hindmost attach", "python"))
 
 
+@pytest.mark.parametrize("cause", ["unknown", "cpu_contention"])
+def test_of_a_job_that_ended_no_process_is_named(cause: str) -> None:
+    """Its PIDs are gone, or another program's: what to look at is in the next run."""
+    said = late(cause, gpus=False, framework="torch")
+    assert "102" not in said
+    assert said.startswith("run the job again and ")
+
+
 def test_the_command_names_the_process_and_the_gpu() -> None:
     """What can be copied into a terminal is given with its arguments."""
     assert "`taskset -cp 102`" in late("cpu_contention", gpus=False, framework="torch", running=True)

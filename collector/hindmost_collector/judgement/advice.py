@@ -135,9 +135,9 @@ def of_cause(cause: str, at: Place) -> str:
         loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
         return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`){loads}"
     if cause == "cpu_contention":
-        bound = f"`taskset -cp {at.pids[0]}`" if len(at.pids) == 1 else "`taskset -cp PID`"
-        its = "its" if single else "their"
-        return f"check the CPU binding of {who}{at.on} ({bound}), {its} cgroup quota, and other processes (`top`)"
+        its, pid = "its" if single else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"
+        bound = f"the CPU binding of {who}{at.on} (`taskset -cp {pid}`), {its} cgroup quota, and other processes"
+        return f"check {bound} (`top`)" if at.runs else f"run the job again and check {bound} (`top`)"
     if cause == "stopped":
         return of_stopped(at)
     words = _OF_ONE if single else _OF_SEVERAL
@@ -184,7 +184,8 @@ def _compare_hosts(at: Place, who: str) -> str:
     """The same where it is the CPU that is slow, in a job that may have GPUs."""
     does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
     job = at.job if at.runs else "ID"
-    return f"run {who} on another core or node; if {does}: `hindmost attach --job {job}`{at.on}"
+    run = "run" if at.runs else "in the next run, put"
+    return f"{run} {who} on another core or node; if {does}: `hindmost attach --job {job}`{at.on}"
 
 
 def _look(at: Place, who: str) -> str:

@@ -335,12 +335,13 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     the ``first`` step, an index."""
     who = names([int(blocks.ranks[row]) for row in found.rows])
     verb = "stalls" if len(found.rows) == 1 else "stall, alone or together," if found.together else "stall in turn"
-    most = "up to " if found.together else ""
     count = int(np.count_nonzero(found.stalled >= first))
     pace = _every(blocks, found.stalled)
-    often = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps, {most}{ms(found.excess)} each{pace}"
-    if found.together or abs(cost / count - found.excess) > _SAME * found.excess:
-        often += f"; such a step becomes {ms(cost / count)} longer"
+    often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
+    if abs(each - found.excess) <= _SAME * found.excess:
+        often += f", {ms(found.excess)} each{pace}"
+    else:
+        often += f"{pace}; each such step takes {ms(each)} longer"
     has = "has" if len(found.rows) == 1 else "have"
     accounts = shares(found.excess, cause, per="in such a step")
     return [often, *accounts, f"{who} {has} {percent(found.share)} of all stalls in the job"]

@@ -178,7 +178,7 @@ def _slow(one: Mapping[str, Any], who: str) -> tuple[str, str]:
 
 def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     stall = "stalls" if len(one["ranks"]) == 1 else "stall"
-    return "SLOW", f"{who}: {stall} in some steps ({doing(one)}){_interval(one)}"
+    return "SLOW", f"{who}: {stall} ({doing(one)}){_interval(one)}"
 
 
 def _link(one: Mapping[str, Any], who: str) -> tuple[str, str]:
