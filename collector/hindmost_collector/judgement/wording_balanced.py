@@ -32,7 +32,6 @@ _STACKS = "while such a job runs, `hindmost attach --stacks --job ID` shows wher
 TELLING = (f"let the job run for more steps; {_STACKS}",)
 TELLING_ON_SHARED_CPUS = (
     "run fewer ranks per node, or on nodes with more CPUs: each rank needs its own; then see which rank comes last",
-    _STACKS,
 )
 
 
@@ -46,7 +45,7 @@ def balanced(
     """
     row, most = _most(blocks)
     share = most / blocks.step_ns
-    last = f"rank {int(blocks.ranks[row])} is last most often, by {percent(share)} of a step"
+    last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     judged, sure = _how_surely(share, least)
     found = [f"{last}: {judged}"]
     if needs is not None:
@@ -58,7 +57,8 @@ def balanced(
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [f"{needy}: negligible", on_shared]
         if beyond >= _FOR_ITS_CPU:
-            took = f"{work} {ms(usual + most)}, others {ms(usual)}"
+            typical = median(needs.own, axis=1)
+            took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
             found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False
     transfers = float(median(blocks.transfer[:1])) / blocks.step_ns
     if transfers >= _MANY_TRANSFERS:
