@@ -109,6 +109,7 @@ def test_each_of_three_groups_that_parted_is_named_with_what_it_is_in() -> None:
     verdict = first(replace(run, in_flight=table, communicators=group))
     assert verdict.kind == "desync"
     assert verdict.evidence[0] == "rank 2 is in all_gather, rank 3 is in barrier, ranks 0 and 1 are in broadcast"
+    assert verdict.advice == ("find the branch in the script that only some ranks took",)
 
 
 @pytest.mark.parametrize(("waited", "kind"), [(30.0, "balanced"), (90.0, "hang")])

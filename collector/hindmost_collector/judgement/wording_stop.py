@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 #: Ranks of which evidence says what each does.
 _RANKS = 8
+#: Operations that ranks are in where one branch of the script explains them.
+_SIDES = 2
 
 
 def hang(stop: Hang, run: Run) -> list[str]:
@@ -42,7 +44,7 @@ def hang(stop: Hang, run: Run) -> list[str]:
         found = [f"rank {rank} entered {stop.doing[rank]} there{line}" for rank, line in called[:_RANKS] if line]
         inside = "" if stop.waits else stop.op
         number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
-        found = found or [_standing(rank, text) for rank, text in stacks.items() if rank in stop.ranks]
+        found = found or _places(stop, run)
         found = [_instead(stop, run), *found, *_of_messages(stop, run), _waited(stop, run, inside)]
         return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
     waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), halted(stop, run)
@@ -108,8 +110,16 @@ def _for_long(stop: Hang, run: Run) -> list[str]:
     return [f"they {'have ' if _at_work(run) else ''}waited {stop.waited_ns / 1e9:.1f} s", *others]
 
 
-def _instead(stop: Hang, run: Run) -> str:
-    """``rank 1 is in all_gather, the others are in all_reduce``: every rank that is in something, by what that is."""
+def _places(stop: Hang, run: Run) -> list[str]:
+    """Where the culprits are; where ranks are in three operations or more, where one rank of each is."""
+    stacks, groups = stacks_of(run), [who for some in _groups(stop, run) for who in some.values()]
+    shown = list(stop.ranks) if len(groups) <= _SIDES else [rank for who in groups for rank in who[:1]]
+    lines = [_standing(rank, stacks[rank]) for rank in shown if rank in stacks]
+    return ["; ".join(lines)] if lines and len(groups) > _SIDES else lines
+
+
+def _groups(stop: Hang, run: Run) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """What ranks are in, and who is in it: of those that took another way, and of the rest."""
     table = run.in_flight
     columns = (table[name].tolist() for name in ("rank", "name", "kind", "comm"))
     here = {(rank, op): comm for rank, op, kind, comm in zip(*columns, strict=True) if kind != "phase"}
@@ -124,6 +134,12 @@ def _instead(stop: Hang, run: Run) -> str:
         if rank in stop.doing and op == stop.op and comm not in (None, stop.comm):
             what += " of another communicator"
         (odd if mine else rest).setdefault(what, []).append(rank)
+    return odd, rest
+
+
+def _instead(stop: Hang, run: Run) -> str:
+    """``rank 1 is in all_gather, the others are in all_reduce``: every rank that is in something, by what that is."""
+    odd, rest = _groups(stop, run)
     said = [_are_in(names(who), what, len(who)) for groups in (odd, rest) for what, who in groups.items()]
     if stop.ranks and len(rest) == 1 < sum(map(len, rest.values())):
         said[-1] = _are_in("the others", next(iter(rest)), 2)
@@ -267,7 +283,8 @@ def source_line(stack: str) -> str:
 def hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
     if stop.kind == "desync" or stop.deadlock:
-        return [_break(stop) if stop.deadlock else branch_of(stop.ranks)]
+        sides = sum(map(len, _groups(stop, run)))
+        return [_break(stop) if stop.deadlock else branch_of(stop.ranks if sides <= _SIDES else ())]
     if not stop.ranks:
         return [_advice_on_all(stop, run)]
     who = names(stop.ranks)

@@ -29,7 +29,7 @@ _LABEL = 7
 _LONGEST, _WIDEST = 2000, 64
 #: Commands, numbers with their units, and how sure a verdict is stay on one line: a private character as wide stands
 #: for their blanks until the lines are broken.
-_COMMAND, _IN_COMMAND = re.compile(r"`[^`]+`|[\d.,]+ % sure$|[\d.,]+ (?:%|ms|s|[KMG]i?B(?:/s)?)(?!\w)"), "\ue000"
+_COMMAND, _IN_COMMAND = re.compile(r"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:%|ms|s|[KMG]i?B(?:/s)?)(?!\w)"), "\ue000"
 #: Kinds of verdicts that can wait while a job has stopped.
 _LIMITS = ("input_bound", "host_bound")
 #: Notes that are shown without being asked for.
@@ -64,19 +64,21 @@ def render(
     stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
     for one in shown:
-        page.print(_verdict(one, page.width, explain))
+        aside = one.head == "OK" and report["job"].get("ended") and not explain  # how the job ended is the news
+        said = "; ".join((one.what, *one.why[:1]))
+        page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
     if overlapping := overlap(shown):
         page.print(labelled("NOTE", overlapping, "dim"))
     if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
-        apart = "apart from that, " if any(one.cost for one in shown) else ""
-        page.print(labelled("BOUND", f"{apart}by {bound}" if headline.bound_by(report) else bound))
+        limited = "otherwise limited by" if any(one.cost for one in shown) else "by"
+        page.print(labelled("BOUND", f"{limited} {bound}" if headline.bound_by(report) else bound))
         if to_do := headline.on_bound(report):
             page.print(labelled("DO", to_do))
     waste = headline.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
-    said = not explain and any(one.kind == "stalled" for one in shown)  # the verdict has the rest of such a note
-    told = [note for note in notes if not (said and note.startswith(STALL))][: None if explain else _NOTES]
+    stalled = not explain and any(one.kind == "stalled" for one in shown)  # the verdict has the rest of such a note
+    told = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
     for note in told:
         page.print(labelled("NOTE", note, "dim"))
     hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
@@ -151,8 +153,8 @@ def _head(one: RenderedVerdict, width: int) -> Padding:
     style = _STYLES.get(one.head, "bold red")
     what = one_line(one.what, _LONGEST)
     room = width - max(_LABEL, len(one.head) + 1) - len(what) - len(one.sure)
-    gap = " " * room if room >= 2 else ", "  # no_wrap would cut
-    return labelled(one.head, what + (gap + one.sure if one.sure else ""), style="bold", label_style=style)
+    sure = " " * room + one.sure if room >= 2 else f" ({one.sure})"  # no_wrap would cut
+    return labelled(one.head, what + (sure if one.sure else ""), style="bold", label_style=style)
 
 
 def _named(report: Mapping[str, Any]) -> set[int]:
