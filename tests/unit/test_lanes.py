@@ -34,7 +34,7 @@ def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     last = np.zeros(found.last.shape)
     last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)
     (told,) = coming_last.notes(replace(found, last=last, wait=wait), [])
-    why = "as its peers' CPUs launch earlier, but its work is no longer than theirs"
+    why = "only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
     assert told == f"rank 2 is last in 100 % of collectives {why}"
     assert len(told.split()) <= 25
 

@@ -29,11 +29,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostBound:
-    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured."""
+    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured.
+
+    ``row`` is the rank that waits least in most steps; ``None`` where there is none.
+    """
 
     launching: float
     queued: float
     idle: float
+    row: int | None = None
 
 
 @register(after=["input_bound"])  # while hosts wait for their input, they launch nothing
@@ -73,8 +77,7 @@ def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostB
     queued, launching = (_of_latest(blocks, one, columns) for one in (_queued(blocks), _launching(blocks)))
     if not (short or queued <= settings.host_bound_queued) or not launching >= settings.host_bound_launching:
         return None
-    latest = np.unique(np.argmin(blocks.wait[:, columns], axis=0), return_counts=True)
-    row = int(latest[0][np.argmax(latest[1])])
+    row, mostly = _latest(blocks, columns)
     if blocks.lanes is None and float(median(blocks.excess[row, columns])) > settings.host_bound_late * blocks.step_ns:
         return None
     whole = len(columns) == len(blocks.steps)
@@ -84,7 +87,7 @@ def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostB
     paced = blocks.lanes is not None or (idles and follows if short else idles if follows is None else follows)
     if not paced:
         return None
-    return HostBound(launching, float("nan") if short else queued, 1 - resident)
+    return HostBound(launching, float("nan") if short else queued, 1 - resident, row if mostly else None)
 
 
 def _of_messages(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
@@ -95,7 +98,14 @@ def _of_messages(blocks: Blocks, settings: Settings, columns: Array) -> HostBoun
     launching, idle = (_of_latest(blocks, one, columns) for one in (_launching(blocks), starved))
     if not (launching >= settings.host_bound_launching and idle > 1 - settings.host_bound_busy):
         return None
-    return HostBound(launching, 0.0, idle)
+    row, mostly = _latest(blocks, columns)
+    return HostBound(launching, 0.0, idle, row if mostly else None)
+
+
+def _latest(blocks: Blocks, columns: Array) -> tuple[int, bool]:
+    """The row of the rank that waits least in more of these steps than any other, and whether in most of them."""
+    rows, counts = np.unique(np.argmin(blocks.wait[:, columns], axis=0), return_counts=True)
+    return int(rows[np.argmax(counts)]), bool(counts.max() > len(columns) / 2)
 
 
 def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:

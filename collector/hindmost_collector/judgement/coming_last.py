@@ -46,12 +46,23 @@ def _sentence(blocks: Blocks, row: int, often: float, caused: float, *, ahead: b
     longer = float(np.nan_to_num(median(blocks.excess[row])))
     more = longer > _NOTHING * blocks.step_ns
     last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"
-    last = f"{last} as its peers' CPUs launch earlier" if ahead else last
+    if not more and ahead:
+        return f"{last} only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
     if not more:
-        theirs = "theirs" if ahead else "its peers'"
-        return f"{last}, but its work is no longer than {theirs}"
+        return f"{last}, but its work is no longer than its peers'"
+    last = f"{last}, partly because its peers' CPUs launch kernels earlier" if ahead else last
     cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
     return f"{last}: {_longer(blocks, row, longer)}{cost}"
+
+
+def _shown(blocks: Blocks, row: int, longer: float) -> float:
+    """``longer`` as the table shows it, where that has self times: the difference of two medians."""
+    peers = (blocks.role == blocks.role[row]) & (np.arange(len(blocks.ranks)) != row)
+    if blocks.overlapped or not peers.any():
+        return longer
+    own = median(blocks.own, axis=1)
+    found = float(np.nan_to_num(own[row] - median(own[peers])))
+    return found if found > 0 else longer
 
 
 def _longer(blocks: Blocks, row: int, longer: float) -> str:
@@ -59,7 +70,7 @@ def _longer(blocks: Blocks, row: int, longer: float) -> str:
 
     Ranks that share CPUs make each other wait: the last one may have the least work.
     """
-    steps, least = np.arange(len(blocks.steps)), _EXPLAINS * longer
+    steps, least, longer = np.arange(len(blocks.steps)), _EXPLAINS * longer, _shown(blocks, row, longer)
     cpu, queue = (blocks.parts.get(name) for name in ("self_cpu", "self_runqueue"))
     if cpu is None or np.isnan(cpu[row]).all() or causes.excess_of(cpu, row, steps) >= least:
         return f"its work is {ms(longer)} longer"
