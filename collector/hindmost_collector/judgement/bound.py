@@ -96,7 +96,7 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
     used = f"accessed {percent(touched)} of the time"
     if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
         return Bound("unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)")
-    return Bound("gpu_compute", f"GPUs are at their power limit; memory is not the limit ({used})")
+    return Bound("gpu_compute", f"GPUs are at their power limit; memory bandwidth is not the limit (memory is {used})")
 
 
 def _typical(blocks: Blocks, name: str) -> float:

@@ -232,6 +232,6 @@ def _with_gpus_by_index(run: Run) -> Run:
     if numbers[-1] - numbers[0] == size - 1 and not any(labels_of(rank) in gpus for rank in numbers):
         first = numbers[0]
     uuid = np.array([gpu(int(rank) - first) for rank in run.ranks["rank"]])
-    whose = f"rank {first} + i's" if first else "rank i's"
-    note = f"which GPU a rank uses was not recorded: GPU i is taken for {whose}"
+    which = f"rank {first} + i" if first else "rank i"
+    note = f"which GPU a rank uses was not recorded; assumed: {which} uses GPU i"
     return replace(run, ranks={**run.ranks, "gpu_uuid": uuid}, notes=(*run.notes, note))

@@ -104,7 +104,7 @@ def test_gpu_samples_join_ranks_by_index(tmp_path: Path) -> None:
     assert run.ranks["gpu_uuid"].tolist() == ["gpu0", "gpu1", "gpu2"]
     power = run.metrics["value"][run.metrics["name"] == "hindmost_gpu_power_watts"]
     assert power == pytest.approx([112.835] * 3)
-    assert any("GPU i is taken for rank i's" in note for note in run.notes)
+    assert any("assumed: rank i uses GPU i" in note for note in run.notes)
 
 
 def test_a_torn_last_line_is_left_out_and_said(tmp_path: Path) -> None:
