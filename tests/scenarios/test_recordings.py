@@ -187,6 +187,15 @@ def test_stalls_are_not_reported_again_as_waiting_for_hosts() -> None:
     assert verdict.kind == "intermittent"
 
 
+@pytest.mark.parametrize(
+    ("name", "which"), [("fsdp-host-bound", "of rank 3"), ("pp4-host-bound", "now of one rank, now of another")]
+)
+def test_a_gpu_that_waits_for_launches_is_reported_with_its_rank(name: str, which: str) -> None:
+    """Where the others wait for one rank in most steps; else that it is not always the same."""
+    (verdict,) = judged(_recording(name)).verdicts
+    assert verdict.evidence[0].startswith(f"the GPU that the others wait for ({which}) is idle ")
+
+
 def test_stalls_at_one_pace_are_reported_with_it() -> None:
     """Rank 1 was stopped for 250 ms every 2 s, on a machine whose other work holds up both ranks by up to 150 ms."""
     (verdict,) = judged(OURS / "gloo-observed-stopped-now-and-then-rank1.tar.xz").verdicts
