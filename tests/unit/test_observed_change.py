@@ -39,3 +39,25 @@ def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     assert whatif.observed_change(blocks, slice(20, 50)) is None
     (verdict,), notes = of_habits(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
     assert (verdict.ranks, notes) == ((0,), [])
+
+
+def test_a_slow_loader_costs_what_it_is_slower_than_its_peers_were() -> None:
+    """Their workers catch up while they wait for it: that they no longer wait for input is no reason to add."""
+    before = [{"rank": rank, "input": 40.0, "every": 4, "until": 300} for rank in range(4)]
+    slow = {"rank": 1, "input": 120.0, "every": 4, "from": 300}
+    load = Load(kind="torch", steps=600, compute=20.0, faults=[*before, slow])
+    (verdict,) = judge(make(load)).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")
+    assert verdict.cost_ms_per_step == pytest.approx((120.0 - 40.0) / 4, rel=0.1)
+
+
+def test_waits_of_peers_that_end_with_the_onset_are_not_taken_out_of_the_steps_before() -> None:
+    """Steps of 40 ms, 10 of them waits for peers, become steps of 50 for one rank: 10 more, not 20."""
+    blocks = blocks_of.build(make(Load(compute=10.0)), DEFAULT)
+    assert blocks is not None
+    late = np.arange(len(blocks.steps)) >= 75
+    waits = np.where(late, 0.0, np.random.default_rng(1).uniform(0.0, 20e6, len(late)))
+    blocks = replace(blocks, period=np.where(late, 50e6, 30e6 + waits))
+    change = whatif.observed_change(blocks, slice(75, None), replayed=waits)
+    assert change is not None
+    assert change.longer == pytest.approx(10e6, rel=0.15)

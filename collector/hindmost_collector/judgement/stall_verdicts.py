@@ -174,6 +174,9 @@ def _verdict(
         return None
     span = np.arange(_began(one.stalled), len(rest.steps))
     gain = float(saved[span].mean())
+    if cause.cause == "input":  # workers of those that wait catch up meanwhile: their full queues hide what they need
+        change = whatif.observed_change(rest, slice(int(span[0]), len(rest.steps)), longest=np.inf)
+        gain = gain if change is None else change.cost(gain, gain, None)
     held_up = starving.of_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
     ranks = tuple(sorted(int(rest.ranks[row]) for row in one.rows))
     return Verdict(
