@@ -93,9 +93,13 @@ def _late(faults: Sequence[Fault], right: Sequence[Verdict]) -> int | None:
 
 
 def _cost(asked: Job, truth: Truth, right: Sequence[Verdict]) -> float | None:
-    """What verdicts on faulty ranks say that a repair saves, over what it does."""
+    """What verdicts on faulty ranks say that a repair of these saves, over what it does."""
+    if not right:
+        return None
+    named = {rank for one in right for rank in one.ranks}
+    without = [each for fault, each in zip(asked.faults, truth.each, strict=True) if named & set(fault.ranks)]
     said = 0.0
     for one in right:
         until = asked.steps if one.until_step is None else one.until_step
         said += (one.cost_ms_per_step or 0.0) * (until - (one.since_step or 0))
-    return said / (truth.total - truth.repaired) if right else None
+    return said / (truth.total - (without[0] if len(without) == 1 else truth.repaired))

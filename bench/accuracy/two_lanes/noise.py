@@ -38,7 +38,7 @@ def draw(job: Job) -> Draws:
     random = np.random.default_rng([job.seed, 0x4C414E45])
     steps, ranks, noise = job.steps, job.ranks, job.noise
     host, gpu = (_factors(random, job, lane) for lane in (0, 1))
-    step = max(job.host, job.gpu, job.load)
+    step = max(job.host, job.gpu, job.load / max(job.workers, 1))
     rare = random.random((steps, ranks)) < noise.tail
     late = np.where(rare, np.minimum(0.05 * step * (1 + random.pareto(_TAIL, (steps, ranks))), 3 * step), 0.0)
     queued = np.zeros((steps, ranks))
