@@ -433,7 +433,8 @@ def idle_inside(blocks: Blocks, share: float) -> tuple[str, str]:
     """Why phases in which a rank did nothing clear no rank."""
     found = f"a rank used no CPU for {percent(share)} of a step of {ms(blocks.step_ns)}; it may have waited for others"
     remedy = (
-        "see where ranks are with `hindmost attach --stacks --job ID`; mark where they meet: `hindmost.phase('sync')`"
+        "while such a job runs, see where ranks are with `hindmost attach --stacks --job ID`; "
+        "mark where they meet: `hindmost.phase('sync')`"
     )
     return found, remedy
 
