@@ -3,8 +3,8 @@
     make figures                           # measure, keep bench/results/figures.json, rewrite both tables
     python -m bench.figures --table        # rewrite the tables from what was measured last
 
-Nothing else should run meanwhile. Accuracy takes 25 minutes and is measured by bench/accuracy; its row is of the commit
-that bench/results/accuracy.json names. Figures on GPUs are
+Nothing else should run meanwhile. Accuracy takes 30 minutes and is measured by bench/accuracy; its rows are of the commits
+that bench/results/accuracy.json and lanes.json name. Figures on GPUs are
 from the results of bench/gpu.
 """
 
@@ -51,9 +51,12 @@ def measure() -> dict[str, Any]:
     return {"commit": commit, "when": when, "machine": machine, **found}
 
 
-def headline(kept: dict[str, Any], accuracy: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]) -> str:
-    """The README's four rows."""
+def headline(
+    kept: dict[str, Any], accuracy: dict[str, Any], lanes: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]
+) -> str:
+    """The README's five rows."""
     named, slow = counted(accuracy, "single fault of 5 % or more: recall")
+    exact, all_lanes = exactly(lanes)
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
     wrong = [case for one in live for case in one["faults"] if not case["as_expected"]]
     named_healthy = sum(case["expected"] == "nobody" for case in wrong)
@@ -63,6 +66,11 @@ def headline(kept: dict[str, Any], accuracy: dict[str, Any], on_gpus: dict[str, 
     (load,) = (one for one in kept["collector"]["measured"] if one["server"] == "hindmost")
     return rows(
         ("simulated jobs with a fault of 5 % or more, judged right", f"{named} of {slow}", "`bench/accuracy`"),
+        (
+            "jobs of a second simulator, also small faults, few ranks: exactly the right ranks",
+            f"{exact} of {all_lanes}",
+            "`bench/accuracy --suite lanes`",
+        ),
         (
             "live jobs on H200s, with and without faults, judged right",
             f"{right} of {cases}; {missed}",
@@ -112,12 +120,21 @@ def counted(accuracy: dict[str, Any], name: str) -> tuple[str, str]:
     return found[1], found[2]
 
 
+def exactly(lanes: dict[str, Any]) -> tuple[int, int]:
+    """Of how many jobs of the second simulator exactly the right ranks were named, and of how many there are."""
+    (row,) = (one for one in lanes["table"] if one.startswith("| all |"))
+    many, few = (re.search(r"\((\d+)/(\d+)\)", cell) for cell in row.split("|")[2:4])
+    if many is None or few is None:
+        raise ValueError(f"bench/results/lanes.json: no counts in {row!r}")
+    return int(many[1]) + int(few[1]), int(many[2]) + int(few[2])
+
+
 def pages() -> dict[Path, str]:
     """Each page with the table of what was measured last."""
-    files = (KEPT, RESULTS / "accuracy.json", RESULTS / "guest_parts_h200x2.json")
-    kept, accuracy, on_gpus = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    files = (KEPT, *(RESULTS / f"{name}.json" for name in ("accuracy", "lanes", "guest_parts_h200x2")))
+    kept, accuracy, lanes, on_gpus = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     live = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("live_faults_*.json"))]
-    tables = {README: headline(kept, accuracy, on_gpus, live), PERFORMANCE: parts(kept, accuracy)}
+    tables = {README: headline(kept, accuracy, lanes, on_gpus, live), PERFORMANCE: parts(kept, accuracy)}
     return {page: _in_place(page.read_text(encoding="utf-8"), table) for page, table in tables.items()}
 
 
