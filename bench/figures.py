@@ -3,9 +3,8 @@
     make figures                           # measure, keep bench/results/figures.json, rewrite both tables
     python -m bench.figures --table        # rewrite the tables from what was measured last
 
-Nothing else should run meanwhile. Accuracy takes 30 minutes and is measured by bench/accuracy; its rows are of the commits
-that bench/results/accuracy.json and lanes.json name. Figures on GPUs are
-from the results of bench/gpu.
+Nothing else should run meanwhile. Accuracy takes 30 minutes and is measured by bench/accuracy; its
+rows are of the commits that bench/results/accuracy.json and lanes.json name. Figures on GPUs are from bench/gpu.
 """
 
 from __future__ import annotations
