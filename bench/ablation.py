@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 COLLECTOR = ROOT / "collector"
 #: What decides, and not what words it, in the order in which it is tried.
-FOLDERS = ("detectors", "explain", "timeline", "judgement", "costs")
-FILES = ("align.py", "robust.py", "judge.py", "detector.py", "lag.py")
-WORDS = ("wording", "advice", "summary", "rank_rows", "compare", "verdict.py")
+FOLDERS = ("detect", "causes", "timeline", "verdict", "whatif", "graph", "stats")
+FILES = ("judge.py", "detector.py")
+WORDS = ("wording", "advice", "summary", "rank_rows", "schema.py")
 #: A change is tried until so many runs were decided otherwise.
 ENOUGH = 3
 #: Runs of each family of the benches.
@@ -236,7 +236,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """As the path finder does, with another loader."""
-        if not fullname.startswith(("hindmost_collector.", "hindmost_judge.")):
+        if not fullname.startswith("hindmost_judge."):
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.origin is not None and _decides(Path(spec.origin)):
@@ -245,21 +245,21 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def _place(path: Path) -> str:
-    """A module by its path in the collector, or in the judge with the judge's name."""
-    return path.relative_to(COLLECTOR).as_posix().removeprefix("hindmost_collector/")
+    """A module by its path in the judge."""
+    return path.relative_to(COLLECTOR / "hindmost_judge").as_posix()
 
 
 def _decides(path: Path) -> bool:
     place = _place(path)
     part = place.split("/")[0]
-    return (part in (*FOLDERS, "hindmost_judge") or place in FILES) and not path.name.startswith((*WORDS, "__"))
+    return (part in FOLDERS or place in FILES) and not path.name.startswith((*WORDS, "__"))
 
 
 def _import_all() -> None:
     """All modules that decide, in one order, so that a switch has one number in each process."""
     sys.meta_path.insert(0, Finder())
-    importlib.import_module("hindmost_collector.judge")
-    for path in sorted(COLLECTOR.glob("hindmost_*/**/*.py")):
+    importlib.import_module("hindmost_judge.judge")
+    for path in sorted(COLLECTOR.glob("hindmost_judge/**/*.py")):
         if _decides(path):
             importlib.import_module(".".join(path.relative_to(COLLECTOR).with_suffix("").parts))
 
@@ -272,8 +272,8 @@ def collect(folders: list[Path], out: Path, only: str) -> None:
     import injected  # noqa: PLC0415 - bench/accuracy, where it is asked for
     import numpy as np  # noqa: PLC0415
     import suite  # noqa: PLC0415
+    from hindmost_collector.recordings import load  # noqa: PLC0415
     from hindmost_collector.simulate import simulate  # noqa: PLC0415
-    from hindmost_collector.sources import load  # noqa: PLC0415
     from two_lanes import families  # noqa: PLC0415
     from two_lanes import simulate as two_lanes  # noqa: PLC0415
 
@@ -316,8 +316,8 @@ RUNS: list[tuple[str, Any, Any]] = []
 def _decided(index: int, settings: Any = None) -> tuple[list[dict[str, Any]], bool | None]:
     """The decisions on a run, and whether they are right where that is known."""
     import numpy as np  # noqa: PLC0415
-    from hindmost_collector.judge import judge  # noqa: PLC0415
-    from hindmost_collector.settings import DEFAULT  # noqa: PLC0415
+    from hindmost_judge.judge import judge  # noqa: PLC0415
+    from hindmost_judge.settings import DEFAULT  # noqa: PLC0415
     from two_lanes.grade import compared  # noqa: PLC0415
 
     from bench.golden import as_decision  # noqa: PLC0415
@@ -353,7 +353,7 @@ def _cached() -> list[Any]:
 
 def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[str], float]:
     """A run as it is: decisions, the switches and settings that it uses, and the seconds that judging takes."""
-    from hindmost_collector.settings import Settings  # noqa: PLC0415
+    from hindmost_judge.settings import Settings  # noqa: PLC0415
 
     names, read = {one.name for one in fields(Settings)}, set[str]()
 
@@ -375,7 +375,7 @@ def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[str
 
 def _changed(change: tuple[str, int, float, list[int]]) -> tuple[str, float, list[tuple[int, bool | None]], int]:
     """A change, and the runs whose decisions it changes."""
-    from hindmost_collector.settings import DEFAULT  # noqa: PLC0415
+    from hindmost_judge.settings import DEFAULT  # noqa: PLC0415
 
     from bench.golden import differences  # noqa: PLC0415
 
@@ -409,7 +409,7 @@ def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -
     logging.disable()
     signal.signal(signal.SIGPROF, _no_end)
     _import_all()
-    from hindmost_collector.settings import Settings  # noqa: PLC0415
+    from hindmost_judge.settings import Settings  # noqa: PLC0415
 
     for path in paths:
         with path.open("rb") as stream:

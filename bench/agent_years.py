@@ -25,12 +25,12 @@ from hindmost.identity import Identity
 from hindmost.ring import layout
 from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
+from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.jobs import Jobs
-from hindmost_agent.rings import Rings
+from hindmost_agent.jobs.discovery import Jobs
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
-from hindmost_agent.spool import Spool
 
 RANKS, FIRST_PID, PIDS = 2, 1000, 30000
 #: Ticks of a job's life and after it, s.

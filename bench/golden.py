@@ -19,10 +19,10 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "tests/fixtures/recordings"
@@ -83,7 +83,7 @@ def recordings(folders: list[Path]) -> dict[str, Path]:
 
 def decisions(path: Path) -> list[Decision]:
     """What is decided on one recording, in the order of the report; an exception is a decision too, and never right."""
-    from hindmost_collector.sources import load  # noqa: PLC0415 - its formats need packages that judging does not
+    from hindmost_collector.recordings import load  # noqa: PLC0415 - its formats need packages that judging does not
 
     try:
         report = judge(load(path))

@@ -54,7 +54,7 @@ def command(directory: Path) -> list[str]:
 
 def recorded(run: Path) -> dict[int, dict[str, int]]:
     """First and last step of each rank in the run directory."""
-    read = importlib.import_module("hindmost_collector.store.parquet").read_run(run)
+    read = importlib.import_module("hindmost_collector.store.parquet.store").read_run(run)
     found: dict[int, dict[str, int]] = {}
     for rank, step in zip(read.steps["rank"].tolist(), read.steps["step"].tolist(), strict=True):
         one = found.setdefault(rank, {"first_step": step, "last_step": step, "steps": 0})

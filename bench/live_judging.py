@@ -25,21 +25,21 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from hindmost_collector.judgement.verdict import JobSummary, Report
-from hindmost_collector.model import Job as ModelJob
-from hindmost_collector.model import Run, rows
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.judging import Judging, load_judge, share_of
-from hindmost_collector.running.looks import seen
-from hindmost_collector.running.watching import LOOK_S, Watch
-from hindmost_collector.running.window import ROWS
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.live.incremental import seen
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.judging import Judging, load_judge, share_of
+from hindmost_collector.live.watching import LOOK_S, Watch
+from hindmost_collector.live.window import ROWS
 from hindmost_collector.simulate import Fault, Scenario, engine
 from hindmost_collector.simulate.wire import Job
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import NodeClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.packed import packed
+from hindmost_judge.model import Job as ModelJob
+from hindmost_judge.model import Run, rows
+from hindmost_judge.verdict.schema import JobSummary, Report
 
 PERIOD_S = 1.5
 #: For how long the pace of judging is simulated; its second half counts.

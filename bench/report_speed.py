@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from hindmost_collector.model import rows
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_collector.store import schema
-from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_judge.model import rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hindmost_collector.model import Run, Table
+    from hindmost_judge.model import Run, Table
 
     Move = Callable[[str, int, int], str]
 

@@ -51,7 +51,7 @@ def priority_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_detector_fails() -> Iterator[None]:
     """A detector that fails costs a user's report its own verdict only; a test that it happens in, it fails."""
     yield
-    detector = sys.modules.get("hindmost_collector.detector")
+    detector = sys.modules.get("hindmost_judge.detector")
     failed = dict(detector.failures) if detector is not None else {}
     if detector is not None:
         detector.failures.clear()

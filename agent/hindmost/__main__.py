@@ -2,6 +2,6 @@
 
 import sys
 
-from hindmost.cli import main
+from hindmost_cli import main
 
 sys.exit(main())

@@ -1,4 +1,4 @@
-"""The two kinds of failure a user can see; ``hindmost.cli.main`` maps them to exit codes."""
+"""The two kinds of failure a user can see; ``hindmost_cli.main`` maps them to exit codes."""
 
 from __future__ import annotations
 

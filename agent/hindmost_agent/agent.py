@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING
 
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent.batch import Builder, message, sequenced
-from hindmost_agent.ledger import REASONS
-from hindmost_agent.life import Lives
+from hindmost_agent.delivery.batch import Builder, message, sequenced
+from hindmost_agent.delivery.ledger import REASONS
+from hindmost_agent.jobs.rank_state import Lives
 from hindmost_agent.runner import LONG_AGO_NS, following
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_agent.jobs import Jobs
-    from hindmost_agent.ranks import RankProcess
-    from hindmost_agent.rings import Producer, Rings
+    from hindmost_agent.delivery.spool import Spool
+    from hindmost_agent.jobs.discovery import Jobs
+    from hindmost_agent.jobs.ranks import RankProcess
+    from hindmost_agent.jobs.rings import Producer, Rings
     from hindmost_agent.runner import Runner
     from hindmost_agent.sampler import Host
-    from hindmost_agent.spool import Spool
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import logging
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-from hindmost_agent.ancestors import owner
 from hindmost_agent.gpu import RANK, RANK_MEMORY, Trouble, of_each
+from hindmost_agent.jobs.ancestors import owner
 from hindmost_agent.metric import series
 from hindmost_agent.sampler import GPU, Host, Sampler
 

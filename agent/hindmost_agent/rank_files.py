@@ -10,7 +10,7 @@ from hindmost_agent.metric import series
 from hindmost_agent.sampler import NAN, Host, Sampler
 
 if TYPE_CHECKING:
-    from hindmost_agent.ranks import RankProcess
+    from hindmost_agent.jobs.ranks import RankProcess
 
 log = logging.getLogger(__name__)
 

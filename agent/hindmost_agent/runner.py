@@ -9,7 +9,7 @@ from collections import defaultdict
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from hindmost_agent.beside import Beside, patience
+from hindmost_agent.driver_threads import Beside, patience
 from hindmost_agent.sampler import DRIVERS, Absent
 
 if TYPE_CHECKING:

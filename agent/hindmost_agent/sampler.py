@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from hindmost_agent.jobs.ranks import Ranks
 from hindmost_agent.observe import Own
-from hindmost_agent.ranks import Ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -15,27 +15,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hindmost import __version__, priority
-from hindmost.attach import stacks
 from hindmost.full_cores import FullCores
 from hindmost.open_files import allow_files
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent import closer, kept, samplers
+from hindmost_agent import event_trace, samplers, stacks
 from hindmost_agent.agent import Agent
+from hindmost_agent.delivery import undelivered
+from hindmost_agent.delivery.ship import Shipper
+from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
-from hindmost_agent.jobs import Jobs, sweep
-from hindmost_agent.rings import Rings
+from hindmost_agent.jobs.discovery import Jobs, sweep
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
 from hindmost_agent.settings import Address, Settings, default_spool
-from hindmost_agent.ship import Shipper
-from hindmost_agent.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_agent.ranks import RankProcess
+    from hindmost_agent.jobs.ranks import RankProcess
 
 
 log = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ class Service:
     def _part(self, reason: str) -> None:
         said: dict[str, object] = {"left": reason}
         if self.spool is not None:
-            said["samples"] = kept.closed(self.spool, self.settings)
+            said["samples"] = undelivered.closed(self.spool, self.settings)
         self._clear_rings(over=reason in OVER)
         _say(said, self._out)
 
@@ -253,7 +253,7 @@ class Service:
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
         paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]
-        content = await asyncio.to_thread(closer.trace, paths, rank.rank, first, last)
+        content = await asyncio.to_thread(event_trace.trace, paths, rank.rank, first, last)
         self.agent.attach(rank, f"trace-{first}-{last}.json", content, time.monotonic_ns())
 
     def _watch_stdin(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -331,7 +331,7 @@ def serve(
         if settings.job_id and (removed := sweep(Host().proc)):
             log.info("removed %d rings of processes that are gone", removed)
         if settings.job_id and settings.spool is not None:
-            kept.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
+            undelivered.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
         log.info("cannot remove old rings or spools: %s", error)
     service = Service(settings, monotonic_ns)

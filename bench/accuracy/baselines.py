@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 #: How far above the typical rank the longest has to be, to be named.
 MARGIN = 0.01

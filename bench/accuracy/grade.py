@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from baselines import BASELINES
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Simulated, simulate
 from hindmost_collector.simulate.engine import WARMUP
+from hindmost_judge.judge import judge
 from suite import scenario
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
     from hindmost_collector.simulate import Scenario, Truth
+    from hindmost_judge.verdict.schema import Verdict
 
 #: Verdicts that name ranks.
 NAMING = ("straggler", "intermittent", "hang", "desync")

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 #: The real command, its rounds of compaction often enough to be interrupted too.
 PROGRAM = """
 import sys
-import hindmost_collector.tending
-hindmost_collector.tending.UPKEEP_S = 0.4
-from hindmost.cli import main
+import hindmost_collector.maintenance
+hindmost_collector.maintenance.UPKEEP_S = 0.4
+from hindmost_cli import main
 sys.exit(main())
 """
 TABLES = ("steps", "collectives", "metrics")

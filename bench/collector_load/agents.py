@@ -17,14 +17,14 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
-from hindmost_agent import batch as packing
 from hindmost_agent.agent import FLUSH_MOST_NS, FLUSH_NS
-from hindmost_agent.life import REPEAT_NS
+from hindmost_agent.delivery import batch as packing
+from hindmost_agent.delivery.round_trips import CLOCK_PERIOD_S, RoundTrips
+from hindmost_agent.delivery.ship import SILENCE_S
+from hindmost_agent.jobs.rank_state import REPEAT_NS
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.observe import Own
-from hindmost_agent.ranks import RankProcess
-from hindmost_agent.round_trips import CLOCK_PERIOD_S, RoundTrips
-from hindmost_agent.ship import SILENCE_S
-from hindmost_collector.stream.varint import varint
+from hindmost_collector.ingest.varint import varint
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.call import Call, CallError, connect
 

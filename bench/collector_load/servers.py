@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from hindmost.cli.collector import POLLER
+from hindmost_cli.collector import POLLER
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, Gauge
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.compute as pc
-from hindmost_collector.store import segments
+from hindmost_collector.store.parquet import segments
 
 from .link import Link
 

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING, Any
 
 import hindmost_collector
 import pyarrow as pa
-from hindmost_collector.store import schema, segments
-from hindmost_collector.store.clickhouse import ClickHouseStore
-from hindmost_collector.store.merge import merged
-from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store import schema
+from hindmost_collector.store.clickhouse.store import ClickHouseStore
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.merge import merged
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 from hindmost_collector.store.samples import metrics_tables
-from hindmost_collector.store.upkeep import Retention, Upkeep
 
 from bench.storage import data, engines, questions
 

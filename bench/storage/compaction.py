@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hindmost_collector.store import upkeep
-from hindmost_collector.store.merge import merged
-from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.parquet import upkeep
+from hindmost_collector.store.parquet.merge import merged
+from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.samples import metrics_tables
 
 from bench.storage import data

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from hindmost_collector.model import PHASES
+from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.metric_rows import MetricRows
 from hindmost_collector.store import schema
-from hindmost_collector.stream.definitions import Definitions, Schema, Series
-from hindmost_collector.stream.metric_rows import MetricRows
+from hindmost_judge.model import PHASES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,15 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-from hindmost_collector.store.remote_write import RemoteWrite
-from hindmost_collector.store.remote_write_http import Receiver
+from hindmost_collector.store.remote_write.http import Receiver
+from hindmost_collector.store.remote_write.sink import RemoteWrite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
-    from hindmost_collector.stream.definitions import Definitions
-    from hindmost_collector.stream.metric_rows import MetricRows
+    from hindmost_collector.ingest.definitions import Definitions
+    from hindmost_collector.ingest.metric_rows import MetricRows
 
 
 def size(path: Path) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.recorded import Recording
-    from hindmost_collector.store.clickhouse_reading import ClickHouseRecording
+    from hindmost_collector.recording_api import Recording
+    from hindmost_collector.store.clickhouse.reading import ClickHouseRecording
 
 
 def open(path: str | Path, *others: str | Path) -> Recording | ClickHouseRecording:  # noqa: A001 - hindmost_collector.open reads as what it does
@@ -19,6 +19,6 @@ def open(path: str | Path, *others: str | Path) -> Recording | ClickHouseRecordi
     Raises:
         hindmost.errors.UsageError: there is no recording at a path.
     """
-    from hindmost_collector.recorded import open_recording  # noqa: PLC0415 - DuckDB is loaded only where used
+    from hindmost_collector.recording_api import open_recording  # noqa: PLC0415 - DuckDB is loaded only where used
 
     return open_recording(path, *others)

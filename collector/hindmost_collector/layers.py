@@ -123,7 +123,7 @@ def _check(options: Options, named: Named) -> None:
         address(options.http, named("http"))
     _check_store(options, named)
     if options.remote_write:
-        from hindmost_collector.store.remote_write_http import Receiver  # noqa: PLC0415 - where used
+        from hindmost_collector.store.remote_write.http import Receiver  # noqa: PLC0415 - where used
 
         Receiver(options.remote_write, named("remote_write"))  # raises when it is none
     _check_relay(options, named)

@@ -11,15 +11,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from hindmost.open_files import allow_files
+from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector import allocator, lazy_pandas
+from hindmost_collector.ingest import relay
 from hindmost_collector.serving import serve
-from hindmost_collector.settings import DEFAULT
-from hindmost_collector.stream import relay
 
 if TYPE_CHECKING:
+    from hindmost_judge.settings import Settings
+
     from hindmost_collector.options import Options
-    from hindmost_collector.settings import Settings
 
 
 #: How long a thread that writes or judges may keep the event loop waiting for the interpreter's lock.

@@ -9,37 +9,37 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from hindmost.full_cores import FullCores
+from hindmost_judge.settings import DEFAULT
 
-from hindmost_collector.ingest import MESSAGE_LIMIT, Ingest
-from hindmost_collector.lag import Lag
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.judging import STARTING_S, Judging, share_of
-from hindmost_collector.running.sealing import finish as seal
-from hindmost_collector.running.sealing import note
-from hindmost_collector.running.watching import Watch
-from hindmost_collector.scrape import Scrape
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.listening import listen
+from hindmost_collector.ingest.pace import batch_ns
+from hindmost_collector.ingest.parking import Parking
+from hindmost_collector.ingest.service import MESSAGE_LIMIT, Ingest
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.judging import STARTING_S, Judging, share_of
+from hindmost_collector.live.sealing import finish as seal
+from hindmost_collector.live.sealing import note
+from hindmost_collector.live.watching import Watch
+from hindmost_collector.loop_lag import Lag
+from hindmost_collector.maintenance import tend
+from hindmost_collector.serve.http import Page
+from hindmost_collector.serve.scrape import Scrape
+from hindmost_collector.shielded import Unbroken
 from hindmost_collector.store.recording import WAIT_S, Recorder
-from hindmost_collector.store.remote_write import RemoteWrite
-from hindmost_collector.store.remote_write_http import Receiver
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import JobClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.listening import listen
-from hindmost_collector.stream.pace import batch_ns
-from hindmost_collector.stream.parking import Parking
-from hindmost_collector.tending import tend
-from hindmost_collector.unbroken import Unbroken
-from hindmost_collector.web.server import Page
+from hindmost_collector.store.remote_write.http import Receiver
+from hindmost_collector.store.remote_write.sink import RemoteWrite
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import grpc
+    from hindmost_judge.settings import Settings
 
     from hindmost_collector.options import Options
-    from hindmost_collector.settings import Settings
     from hindmost_collector.store.recording import Store
 
 log = logging.getLogger(__name__)

@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from hindmost import priority
 from hindmost.errors import HindmostError
-from hindmost_proto import keeping
+from hindmost_judge.settings import DEFAULT
+from hindmost_proto import retry
 
-from hindmost_collector.running.sealing import from_memory
+from hindmost_collector.live.sealing import from_memory
 from hindmost_collector.service import Collector
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.store.awaiting import store_and_page
-from hindmost_collector.store.clickhouse_client import Unreachable, is_url, parse
+from hindmost_collector.store.clickhouse.client import Unreachable, is_url, parse
 
 if TYPE_CHECKING:
+    from hindmost_judge.settings import Settings
+
     from hindmost_collector.options import Options
-    from hindmost_collector.settings import Settings
 
 log = logging.getLogger(__name__)
 
@@ -62,7 +63,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
     if options.exit_when_stdin_closes:
         await asyncio.to_thread(priority.weigh, 0)
-    reason = keeping.JOB_OVER if job_over.is_set() else "the collector is stopping"
+    reason = retry.JOB_OVER if job_over.is_set() else "the collector is stopping"
     stopping = asyncio.create_task(collector.stop(reason))
     if not await ended(stopping, collector):
         abandon(collector)

@@ -7,10 +7,10 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import UsageError
+from hindmost_judge.settings import Settings
 
 from hindmost_collector.layers import JUDGE, converted, read
 from hindmost_collector.options import Options
-from hindmost_collector.settings import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 Floats: TypeAlias = "np.ndarray[Any, np.dtype[np.float64]]"
 Ints: TypeAlias = "np.ndarray[Any, np.dtype[np.int64]]"
 Bools: TypeAlias = "np.ndarray[Any, np.dtype[np.bool_]]"
+Array: TypeAlias = "np.ndarray[Any, Any]"
+
+#: How the text begins that stands in for a stack that could not be read; its reason follows after a colon.
+UNREAD = "no stack of process"
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_collector import exposition_jobs, exposition_own, lag
-from hindmost_collector.exposition import INFO
-from hindmost_collector.store import remote_write_metrics
-from hindmost_collector.stream import relay, strangers
+from hindmost_collector import loop_lag
+from hindmost_collector.ingest import rejected_calls, relay
+from hindmost_collector.serve import job_metrics, own_metrics
+from hindmost_collector.serve.exposition import INFO
+from hindmost_collector.store.remote_write import metrics as remote_write_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hindmost_collector.exposition import Metric
+    from hindmost_collector.serve.exposition import Metric
 
 HEAD = """# Metrics of the collector
 
@@ -29,10 +30,10 @@ RELAY = "A relay (`relay_to`) has `hindmost_collector_info`, `hindmost_collector
 
 OWN = (
     INFO,
-    *exposition_own.OF_AGENTS,
-    *exposition_own.OF_COLLECTOR,
-    strangers.REFUSED,
-    lag.METRIC,
+    *own_metrics.OF_AGENTS,
+    *own_metrics.OF_COLLECTOR,
+    rejected_calls.REFUSED,
+    loop_lag.METRIC,
     *remote_write_metrics.METRICS,
 )
 
@@ -43,10 +44,10 @@ def page() -> str:
         (
             HEAD,
             "## Jobs and ranks\n",
-            _table(exposition_jobs.OF_JOBS),
+            _table(job_metrics.OF_JOBS),
             "## Verdicts\n",
             VERDICTS,
-            _table(exposition_jobs.OF_VERDICTS),
+            _table(job_metrics.OF_VERDICTS),
             "## The collector itself\n",
             _table(OWN),
             "## A relay\n",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 
-from hindmost.cli import COMMANDS, command
+from hindmost_cli import COMMANDS, command
 
 HEAD = """# Command line
 

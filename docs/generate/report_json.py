@@ -7,10 +7,10 @@ import re
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import verdict as contract
-from hindmost_collector.model import Incarnation
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Incarnation
+from hindmost_judge.verdict import schema as contract
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

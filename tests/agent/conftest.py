@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_agent.ranks import RankProcess
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.sampler import Host
 
 from tests.agent import fake_node

@@ -33,9 +33,9 @@ sys.path[:0] = [str(ROOT / part) for part in ("agent", "proto", "tests/agent")]
 
 from anonymous import Anonymous  # noqa: E402 - after the repository is on the path
 from hindmost_agent import samplers  # noqa: E402
-from hindmost_agent.ancestors import owner  # noqa: E402
-from hindmost_agent.descendants import descendants  # noqa: E402
-from hindmost_agent.ranks import RankProcess  # noqa: E402
+from hindmost_agent.jobs.ancestors import owner  # noqa: E402
+from hindmost_agent.jobs.descendants import descendants  # noqa: E402
+from hindmost_agent.jobs.ranks import RankProcess  # noqa: E402
 from hindmost_agent.runner import NS, Runner  # noqa: E402
 from hindmost_agent.sampler import Host  # noqa: E402
 from nvml_recording import RecordingNvml  # noqa: E402

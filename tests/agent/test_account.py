@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost_agent.agent import Agent
+from hindmost_agent.delivery.ship import Shipper
+from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.rings import Rings
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
 from hindmost_agent.samplers import agent as account
 from hindmost_agent.settings import Address
-from hindmost_agent.ship import Shipper
-from hindmost_agent.spool import Spool
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

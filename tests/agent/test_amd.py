@@ -8,7 +8,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_agent.ranks import RankProcess
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.amd import Amd

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 
 import pytest
-from hindmost_agent.batch import UNMEASURED, Builder
+from hindmost_agent.delivery.batch import UNMEASURED, Builder
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.fold import CollectiveRow, StepRow
+from hindmost_agent.jobs.fold import CollectiveRow, StepRow
 from hindmost_agent.metric import Metric, Series, gauge
 from hindmost_agent.runner import Reading
 from hindmost_proto import telemetry_pb2 as wire

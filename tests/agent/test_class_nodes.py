@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent import samplers
-from hindmost_agent.ranks import RankProcess
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent import closer
+from hindmost_agent import event_trace
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def events(content: bytes) -> list[dict[str, Any]]:
 
 def test_the_steps_that_were_asked_for(python_ring: Path, nccl_ring: Path) -> None:
     """Steps, phases and GPU operations of the window come in order, on one clock, and nothing else does."""
-    content = closer.trace([python_ring, nccl_ring], 3, 4, 5)
+    content = event_trace.trace([python_ring, nccl_ring], 3, 4, 5)
     assert json.loads(content)["window"] == {"first_step": 4, "last_step": 5}
     assert [(e["cat"], e["name"], e["ts"], e["dur"], e["tid"]) for e in events(content)] == [
         ("step", "train", 1400.0, 100.0, "py"),
@@ -62,8 +62,8 @@ def test_the_steps_that_were_asked_for(python_ring: Path, nccl_ring: Path) -> No
 
 def test_steps_that_are_gone_give_way_to_the_latest(python_ring: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the window is not held any more the answer has the latest events, says so, and is bounded."""
-    monkeypatch.setattr(closer, "MOST", 4)
-    content = closer.trace([python_ring], 3, 400, 500)
+    monkeypatch.setattr(event_trace, "MOST", 4)
+    content = event_trace.trace([python_ring], 3, 400, 500)
     assert json.loads(content)["window"] == {"latest_events": 4}
     assert [(e["cat"], e["ts"]) for e in events(content)] == [
         ("step", 1800.0),
@@ -75,4 +75,4 @@ def test_steps_that_are_gone_give_way_to_the_latest(python_ring: Path, monkeypat
 
 def test_a_ring_that_is_gone_is_no_error(tmp_path: Path) -> None:
     """A process that ended meanwhile leaves an empty trace."""
-    assert events(closer.trace([tmp_path / "gone.ring"], 0, 1, 2)) == []
+    assert events(event_trace.trace([tmp_path / "gone.ring"], 0, 1, 2)) == []

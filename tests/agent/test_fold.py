@@ -9,12 +9,12 @@ from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.ring import Event
 from hindmost.ring.layout import NONE16
-from hindmost_agent.fold import UNMEASURED, Fold
+from hindmost_agent.jobs.fold import UNMEASURED, Fold
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.fold import Rows
+    from hindmost_agent.jobs.fold import Rows
 
 
 def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event:

@@ -11,12 +11,12 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import files
-from hindmost_agent import jobs as jobs_module
 from hindmost_agent.agent import Agent
-from hindmost_agent.jobs import PERIOD_NS, YOUNG, Jobs, ring_folders, sweep
-from hindmost_agent.launched import job_id
-from hindmost_agent.ranks import RankProcess
-from hindmost_agent.rings import Rings
+from hindmost_agent.jobs import discovery as jobs_module
+from hindmost_agent.jobs.discovery import PERIOD_NS, YOUNG, Jobs, ring_folders, sweep
+from hindmost_agent.jobs.launched import job_id
+from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
 
@@ -125,7 +125,7 @@ def test_processes_that_are_out_of_reach_are_said_once(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return read(path, limit)
 
-    monkeypatch.setattr("hindmost_agent.launched.read_once", refusing)
+    monkeypatch.setattr("hindmost_agent.jobs.launched.read_once", refusing)
     jobs = Jobs(host)
     jobs.look(0)
     process(host.proc, 4245, "PMI_RANK=3 PMI_SIZE=4 SLURM_JOB_ID=99")
@@ -218,7 +218,9 @@ def test_threads_of_the_kernel_are_looked_at_once(host: Host, monkeypatch: pytes
     jobs = Jobs(host)
     jobs.look(0)
     (host.proc / "10/comm").write_text("kworker/0:1-events\n")
-    monkeypatch.setattr("hindmost_agent.jobs.command_line", lambda _, pid: pytest.fail(f"{pid} was looked at again"))
+    monkeypatch.setattr(
+        "hindmost_agent.jobs.discovery.command_line", lambda _, pid: pytest.fail(f"{pid} was looked at again")
+    )
     jobs.look(PERIOD_NS)
     assert len(host.ranks) == 0
 

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from hindmost.bootstrap import ENTERED
-from hindmost_agent import jobs
+from hindmost_agent.jobs import discovery
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -22,6 +22,6 @@ def test_what_the_probe_left_keeps_no_folder_and_what_others_left_does(tmp_path:
     (theirs / "notes").touch()
     for folder in folders:
         os.utime(folder, (0, 0))
-    jobs.tidy(folders, 1e9)
+    discovery.tidy(folders, 1e9)
     assert not ours.exists()
     assert len(list(theirs.iterdir())) == 3

@@ -16,7 +16,7 @@ from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import service
 from hindmost_agent.agent import Agent
-from hindmost_agent.rings import start_ticks
+from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.settings import Settings, settings
 
 if TYPE_CHECKING:

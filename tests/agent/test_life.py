@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.life import NS, OPEN_NS, Lives
-from hindmost_agent.rings import Rings
+from hindmost_agent.jobs.rank_state import NS, OPEN_NS, Lives
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.sampler import Host
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hindmost_agent.rings import Producer
+    from hindmost_agent.jobs.rings import Producer
 
 ENTERED_NS = 1_000
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.rings import Rings
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.sampler import Host
 
 if TYPE_CHECKING:

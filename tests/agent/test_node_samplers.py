@@ -11,7 +11,7 @@ import pytest
 from hindmost.open_files import allow_files
 from hindmost_agent import samplers
 from hindmost_agent.files import File
-from hindmost_agent.ranks import RankProcess
+from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.cgroup import Cgroup

@@ -9,10 +9,10 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent.agent import Agent
-from hindmost_agent.rings import Rings
+from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import NS, Runner
 from hindmost_agent.sampler import Host
-from hindmost_agent.spool import Spool
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

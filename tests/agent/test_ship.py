@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
-from hindmost_agent import ship
-from hindmost_agent.batch import message, sequenced
+from hindmost_agent.delivery import ship
+from hindmost_agent.delivery.batch import message, sequenced
+from hindmost_agent.delivery.ship import LONGEST_PAUSE_S, Pace, Shipper
+from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.observe import Own
 from hindmost_agent.settings import Address
-from hindmost_agent.ship import LONGEST_PAUSE_S, Pace, Shipper
-from hindmost_agent.spool import Spool
-from hindmost_proto import keeping
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> 
                     yield wire.CollectorMessage(need=wire.Need(refs=[77, 78]))
                     yield wire.CollectorMessage(zoom=wire.Zoom(job_id="j", stacks=True))
                     yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True, batch_ns=3))
-                    yield wire.CollectorMessage(stop=wire.Stop(reason=keeping.JOB_OVER))
+                    yield wire.CollectorMessage(stop=wire.Stop(reason=retry.JOB_OVER))
 
     async def work() -> None:
         append(spool, 1)
@@ -301,16 +301,16 @@ def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptu
 
 def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     """After the line that it is out of reach, one that it is back; none when it was there from the start."""
-    caplog.set_level("INFO", logger="hindmost_agent.ship")
+    caplog.set_level("INFO", logger="hindmost_agent.delivery.ship")
 
     async def work() -> None:
         async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
             await until(lambda: link.own.connected)
-            assert not [one for one in caplog.records if one.name == "hindmost_agent.ship"]
+            assert not [one for one in caplog.records if one.name == "hindmost_agent.delivery.ship"]
             await collector.stop()
             async with listening(collector.successor()):
                 await until(lambda: link.own.connects == 2)
-                lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.ship")
+                lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.delivery.ship")
         assert "does not answer" in lost
         assert "answers again" in back
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_agent.spool import Spool
+from hindmost_agent.delivery.spool import Spool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +55,7 @@ def test_batches_are_sent_once_in_order_after_their_definitions(spool: Spool) ->
 
 def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Definitions that the collector has are forgotten now and then, and sent again where a batch needs them."""
-    monkeypatch.setattr("hindmost_agent.spool.MOST_ON_STREAM", 10)
+    monkeypatch.setattr("hindmost_agent.delivery.spool.MOST_ON_STREAM", 10)
     spool.connected(0)
     for job in range(100):
         fill(spool, 1, size=1000, definitions={job: b"a job's", 77_000: b"the node's"})
@@ -232,7 +232,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise OSError(28, "No space left on device")
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr("hindmost_agent.segment.os.pwrite", refuse)
+    monkeypatch.setattr("hindmost_agent.delivery.segment.os.pwrite", refuse)
     return state
 
 

@@ -10,12 +10,12 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hindmost_collector.web.server import Page
+from hindmost_collector.serve.http import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hindmost_collector.scrape import Scrape
+    from hindmost_collector.serve.scrape import Scrape
 
 #: Without the background-networking flags Chromium calls home at every start.
 FLAGS = (

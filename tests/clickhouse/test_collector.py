@@ -9,8 +9,8 @@ import urllib.error
 import urllib.request
 
 import pytest
-from hindmost.cli import main
-from hindmost_collector.store.clickhouse import ClickHouseStore
+from hindmost_cli import main
+from hindmost_collector.store.clickhouse.store import ClickHouseStore
 
 from tests.clickhouse.conftest import Standin
 from tests.collector.waiting import until

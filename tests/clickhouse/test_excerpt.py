@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.store import excerpt, schema, segments
-from hindmost_collector.store.clickhouse import ClickHouseStore
-from hindmost_collector.store.run_directory import read_run
+from hindmost_collector.store import excerpt, schema
+from hindmost_collector.store.clickhouse.store import ClickHouseStore
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.run_directory import read_run
 
 pytestmark = pytest.mark.clickhouse
 

@@ -8,9 +8,9 @@ import hindmost_collector
 import pyarrow as pa
 import pytest
 from hindmost_collector.store import schema
-from hindmost_collector.store.clickhouse import LEVELS_LATE_S, ClickHouseStore
-from hindmost_collector.store.clickhouse_client import Unreachable
-from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.clickhouse.client import Unreachable
+from hindmost_collector.store.clickhouse.store import LEVELS_LATE_S, ClickHouseStore
+from hindmost_collector.store.parquet.store import ParquetStore
 
 pytestmark = pytest.mark.clickhouse
 SECOND = 1_000_000_000

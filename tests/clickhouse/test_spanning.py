@@ -6,7 +6,7 @@ import asyncio
 import json
 
 import pytest
-from hindmost.cli import main
+from hindmost_cli import main
 
 from tests.collector.test_relay import Four
 

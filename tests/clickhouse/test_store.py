@@ -8,10 +8,10 @@ import hindmost_collector
 import pyarrow as pa
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector.store import clickhouse_ddl as ddl
 from hindmost_collector.store import schema
-from hindmost_collector.store.clickhouse import ClickHouseStore
-from hindmost_collector.store.clickhouse_client import Server, Unreachable, parse
+from hindmost_collector.store.clickhouse import ddl
+from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
+from hindmost_collector.store.clickhouse.store import ClickHouseStore
 
 pytestmark = pytest.mark.clickhouse
 NOW_NS = time.time_ns()

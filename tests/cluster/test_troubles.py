@@ -7,8 +7,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import hindmost_cli
 import pytest
-from hindmost import cli
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
@@ -140,7 +140,7 @@ def test_reporting_a_directory_that_is_no_run(out: Path, what: str, capsys: pyte
             segment.write_bytes(segment.read_bytes()[:40])
     elif what == "empty":
         out.mkdir()
-    assert cli.main(["report", str(out)]) == 2
+    assert hindmost_cli.main(["report", str(out)]) == 2
     said = capsys.readouterr().err
     assert str(out) in said
     assert said.count("\n") == 1

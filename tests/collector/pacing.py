@@ -6,10 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judgement.verdict import JobSummary, Report, Verdict
-from hindmost_collector.model import Job, Run
-from hindmost_collector.running.judging import LEAST_SHARE, Judging
-from hindmost_collector.running.watching import LOOK_S, Watch
+from hindmost_collector.live.judging import LEAST_SHARE, Judging
+from hindmost_collector.live.watching import LOOK_S, Watch
+from hindmost_judge.model import Job, Run
+from hindmost_judge.verdict.schema import JobSummary, Report, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,7 @@ from hindmost.errors import HindmostError
 from hindmost_collector import serving
 from hindmost_collector.options import Options
 from hindmost_collector.store import awaiting
-from hindmost_collector.store.clickhouse_client import Unreachable
+from hindmost_collector.store.clickhouse.client import Unreachable
 from hindmost_collector.store.opening import open_store
 
 from tests.collector.waiting import until

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hindmost_collector.model import COMMUNICATORS
-from hindmost_collector.running import waits, window
-from hindmost_collector.running.known import Known
-from hindmost_collector.stream.chunk import Chunk, from_rows
-from hindmost_collector.stream.columns import Words
-from hindmost_collector.stream.definitions import Definitions
+from hindmost_collector.ingest.chunk import Chunk, from_rows
+from hindmost_collector.ingest.columns import Words
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.live import waits, window
+from hindmost_collector.live.known import Known
+from hindmost_judge.model import COMMUNICATORS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from hindmost_collector.stream.clock import JobClock, NodeClock
+from hindmost_collector.ingest.clock import JobClock, NodeClock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hindmost_collector.exposition_jobs import JobPage
-from hindmost_collector.judge import judge
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.window import Window
 from hindmost_collector.report.rendered import with_rendered
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.window import Window
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
 
 ONSET, END, STEPS = 40, 100, 160
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.exposition_jobs import ranks_label
-from hindmost_collector.model import NONBLOCKING
-from hindmost_collector.running.waits import Waits
-from hindmost_collector.stream.columns import Builder, Malformed, Owners, Words
-from hindmost_collector.stream.packed import packed
+from hindmost_collector.ingest.columns import Builder, Malformed, Owners, Words
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.live.waits import Waits
+from hindmost_collector.serve.job_metrics import ranks_label
+from hindmost_judge.model import NONBLOCKING
 from hindmost_proto import telemetry_pb2 as wire
 from hypothesis import given
 from hypothesis import strategies as st

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.running.common import HELD_NS, told_by_all
+from hindmost_collector.live.common import HELD_NS, told_by_all
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 RANKS, ONSET, STEPS = 32, 60, 100
 #: Ranks of the node whose agent sent its last batch a while ago.

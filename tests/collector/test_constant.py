@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector import constant
-from hindmost_collector.model import STEPS
+from hindmost_collector.ingest.chunk import Chunk, finish, with_words
+from hindmost_collector.ingest.columns import Owners, Words
+from hindmost_collector.ingest.decode import JobRows
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed import packed
 from hindmost_collector.store.flush import arrow_tables
-from hindmost_collector.stream.chunk import Chunk, finish, with_words
-from hindmost_collector.stream.columns import Owners, Words
-from hindmost_collector.stream.decode import JobRows
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.packed import packed
+from hindmost_judge import constant
+from hindmost_judge.model import STEPS
 from hindmost_proto import telemetry_pb2 as wire
 
 ROWS = 1000

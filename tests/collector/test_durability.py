@@ -10,8 +10,8 @@ import sys
 import grpc
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector.store.journal import Journal
-from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.parquet.journal import Journal
+from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
 
 def test_duckdb_reads_while_writing(collecting, fake_agent, tmp_path):
@@ -97,7 +97,7 @@ def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monke
     """While the disk is full nothing is acknowledged and readiness says why; afterwards everything is stored."""
     import errno
 
-    from hindmost_collector.store import segments
+    from hindmost_collector.store.parquet import segments
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

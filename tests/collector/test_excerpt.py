@@ -8,19 +8,20 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 import pytest
-from hindmost_collector import constant
-from hindmost_collector.judge import judge
 from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.store import excerpt, segments
-from hindmost_collector.store.run_directory import read_run
+from hindmost_collector.store import excerpt
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.run_directory import read_run
 from hindmost_collector.store.schema import arrow_schema, to_numpy
+from hindmost_judge import constant
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 STEPS = 400
 

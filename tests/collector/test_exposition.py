@@ -6,14 +6,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hindmost_collector import exposition_jobs
-from hindmost_collector.exposition_nodes import NodeMetrics
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import NodeClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions, Schema, Series
-from hindmost_collector.stream.metric_rows import MetricRows
-from hindmost_collector.stream.packed import packed
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.metric_rows import MetricRows
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.serve import job_metrics
+from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -88,7 +88,7 @@ def test_two_slowdowns_of_one_rank_are_one_series():
     """A rank that is slow throughout and more so since later, for one cause, costs what both do: a scrape knows one."""
     one = {"kind": "straggler", "cause": "input", "ranks": [2], "cost_ms_per_step": 4.0, "confidence": 0.9}
     job = SimpleNamespace(id="j", verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}])
-    told = "".join(exposition_jobs._verdicts([job]))
+    told = "".join(job_metrics._verdicts([job]))
     (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
     (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)

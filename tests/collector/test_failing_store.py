@@ -9,10 +9,10 @@ import threading
 
 import duckdb
 import pytest
-from hindmost_collector import tending
-from hindmost_collector.store import journal, segments
-from hindmost_collector.store.parquet import ParquetStore, folder, read_run
-from hindmost_collector.store.upkeep import Upkeep
+from hindmost_collector import maintenance
+from hindmost_collector.store.parquet import journal, segments
+from hindmost_collector.store.parquet.store import ParquetStore, folder, read_run
+from hindmost_collector.store.parquet.upkeep import Upkeep
 
 from tests.collector.waiting import until
 
@@ -81,7 +81,7 @@ def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, m
     monkeypatch.setattr(segments, "write", unless_full)
     monkeypatch.setattr(Upkeep, "compact", lambda _: 0)
     monkeypatch.setattr(Upkeep, "expire", lambda upkeep: expire(upkeep) if failed.is_set() else 0)
-    monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
 
     async def scenario():
         # a byte less would be kept: the old segment is all that there is

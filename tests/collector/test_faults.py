@@ -13,7 +13,7 @@ import grpc
 import numpy as np
 import psutil
 import pytest
-from hindmost_collector.store.parquet import read_run
+from hindmost_collector.store.parquet.store import read_run
 
 from bench.collector_faults import ledger
 from bench.collector_faults.client import Client

@@ -13,16 +13,16 @@ import urllib.request
 
 import grpc
 import pytest
-from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.columns import Malformed, Words
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.rejected_calls import Strangers
+from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.flush import arrow_tables
-from hindmost_collector.store.parquet import read_run
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import NodeClock
-from hindmost_collector.stream.columns import Malformed, Words
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.packed import packed
-from hindmost_collector.stream.strangers import Strangers
+from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import telemetry_pb2 as wire
 
 INT64 = (0, 1, -1, 2**63 - 1, -(2**63))

@@ -7,12 +7,12 @@ import threading
 
 import grpc
 import pytest
-from hindmost_collector.ingest import Ingest, StoreAway
-from hindmost_collector.store.parquet import ParquetStore
-from hindmost_collector.stream.clock import JobClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.relay_ingest import RelayStream
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.relay_ingest import RelayStream
+from hindmost_collector.ingest.service import Ingest, StoreAway
+from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_proto import telemetry_pb2 as wire
 
 

@@ -11,14 +11,15 @@ import duckdb
 import numpy as np
 import pytest
 from hindmost_collector import service, serving
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.columns import Words
+from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.metric_rows import MetricRows
 from hindmost_collector.options import Options
-from hindmost_collector.store import recording, segments
+from hindmost_collector.store import recording
 from hindmost_collector.store.opening import open_store
+from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.recording import Recorder
-from hindmost_collector.stream.chunk import Chunk
-from hindmost_collector.stream.columns import Words
-from hindmost_collector.stream.definitions import Definitions, Schema, Series
-from hindmost_collector.stream.metric_rows import MetricRows
 
 from tests.collector.waiting import until
 

@@ -11,29 +11,29 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement.wording import OLDER
-from hindmost_collector.model import Counted
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.judging import LEAST_SHARE, OF_LOOKS, WHOLES_AHEAD, Judging
-from hindmost_collector.running.live import VerdictLog
-from hindmost_collector.running.watching import Watch
-from hindmost_collector.running.window import Window
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.judging import LEAST_SHARE, OF_LOOKS, WHOLES_AHEAD, Judging
+from hindmost_collector.live.verdicts import VerdictLog
+from hindmost_collector.live.watching import Watch
+from hindmost_collector.live.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.wire import Job
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import NodeClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.packed import packed
-from hindmost_collector.timeline import counting
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Counted
+from hindmost_judge.timeline import step_numbers
+from hindmost_judge.verdict.wording import OLDER
 
 from tests.collector.pacing import collector, turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 ONSET, END, STEPS = 60, 260, 360
 #: A step takes about 0.11 s: the window holds some 70 of them.
@@ -205,11 +205,11 @@ def test_numbers_go_on_where_windows_share_no_step() -> None:
     starts = np.arange(40.0)[None, :] * 1e8
     joined = SimpleNamespace(start=np.concatenate([starts + 5e6, starts]))
     number = np.where(np.arange(40) % 2, -1, np.arange(40) // 2)
-    assert counting.as_before(number, joined, None).tolist() == number.tolist()
-    assert counting.as_before(number, joined, Counted(17, 4.1e8)).max() == 17 + 17
-    assert counting.as_before(number, joined, Counted(17, -10e8)).max() == 17 + 5 + 19
+    assert step_numbers.as_before(number, joined, None).tolist() == number.tolist()
+    assert step_numbers.as_before(number, joined, Counted(17, 4.1e8)).max() == 17 + 17
+    assert step_numbers.as_before(number, joined, Counted(17, -10e8)).max() == 17 + 5 + 19
     unseen = SimpleNamespace(start=np.full((2, 40), np.nan))
-    assert counting.as_before(number, unseen, Counted(17, 0.0)).tolist() == number.tolist()
+    assert step_numbers.as_before(number, unseen, Counted(17, 0.0)).tolist() == number.tolist()
 
 
 def test_what_begins_with_the_window_may_be_older() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hindmost_collector.stream import inbox
-from hindmost_collector.stream.clock import JobClock
-from hindmost_collector.stream.inbox import Inbox
-from hindmost_collector.stream.session import Outbox
+from hindmost_collector.ingest import inbox
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.inbox import Inbox
+from hindmost_collector.ingest.session import Outbox
 from hindmost_proto import telemetry_pb2 as wire
 
 

@@ -10,9 +10,9 @@ import duckdb
 import grpc
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate.stream import open_stream
-from hindmost_collector.store.parquet import read_run
+from hindmost_collector.store.parquet.store import read_run
+from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hindmost_collector.model import GPU_TIME
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import NodeClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.packed import packed
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed import packed
+from hindmost_judge.model import GPU_TIME
 from hindmost_proto import telemetry_pb2 as wire
 
 AHEAD = 1_000_000

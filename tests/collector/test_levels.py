@@ -12,9 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_collector.store import merge, schema, segments, upkeep
-from hindmost_collector.store.parquet import ParquetStore, read_run
-from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import merge, segments, upkeep
+from hindmost_collector.store.parquet.store import ParquetStore, read_run
+from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
 SECOND = 1_000_000_000
 START_NS = 1_760_000_400 * SECOND  # a full hour

@@ -6,17 +6,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import hang
-from hindmost_collector.judgement.verdict import JobSummary, Report
-from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.judging import Judging, share_of
-from hindmost_collector.running.window import Window
-from hindmost_collector.settings import DEFAULT
-from hindmost_collector.stream.chunk import Chunk, from_rows
-from hindmost_collector.stream.columns import Words
-from hindmost_collector.stream.definitions import Definitions, Schema
-from hindmost_collector.stream.metric_rows import MetricRows
+from hindmost_collector.ingest.chunk import Chunk, from_rows
+from hindmost_collector.ingest.columns import Words
+from hindmost_collector.ingest.definitions import Definitions, Schema
+from hindmost_collector.ingest.metric_rows import MetricRows
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.judging import Judging, share_of
+from hindmost_collector.live.window import Window
+from hindmost_judge.detect import hang
+from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict.schema import JobSummary, Report
 
 from tests.collector.pacing import Paced
 

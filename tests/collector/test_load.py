@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hindmost_agent import batch as packing
-from hindmost_agent.fold import CollectiveRow, StepRow
+from hindmost_agent.delivery import batch as packing
+from hindmost_agent.jobs.fold import CollectiveRow, StepRow
 from hindmost_agent.runner import Reading
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -12,13 +12,13 @@ import threading
 
 import pytest
 from hindmost_collector import serving
-from hindmost_collector.ingest import Ingest
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.connection_log import Attendance
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.options import Options
-from hindmost_collector.stream.attendance import Attendance
-from hindmost_collector.stream.clock import JobClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_proto import keeping
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
 ATTENDANCE = logging.getLogger(Attendance.__module__)
@@ -111,7 +111,7 @@ def test_stdin_may_end_after_the_collector_has(monkeypatch):
     assert (thread.is_alive(), failed) == (False, [])
 
 
-@pytest.mark.parametrize(("signalled", "reason"), [(True, "the collector is stopping"), (False, keeping.JOB_OVER)])
+@pytest.mark.parametrize(("signalled", "reason"), [(True, "the collector is stopping"), (False, retry.JOB_OVER)])
 def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeypatch, capsys, signalled, reason):
     """The end of its stdin is the job's; a signal ends the collector alone, and agents that run on go on."""
     said, (read, write) = [], os.pipe()

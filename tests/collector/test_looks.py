@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement.verdict import JobSummary, RankRow, Report, Verdict
-from hindmost_collector.model import Job, Run
-from hindmost_collector.running import newest
-from hindmost_collector.running.judging import Judging
-from hindmost_collector.running.looks import Seen, apart, borne_out, news, seen
-from hindmost_collector.running.pieces import Piece, piece
+from hindmost_collector.live import newest
+from hindmost_collector.live.incremental import Seen, apart, borne_out, news, seen
+from hindmost_collector.live.judging import Judging
+from hindmost_collector.live.pieces import Piece, piece
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Job, Run
+from hindmost_judge.verdict.schema import JobSummary, RankRow, Report, Verdict
 
 from tests.collector.pacing import BEGAN, Paced
 

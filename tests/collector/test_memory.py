@@ -5,17 +5,17 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hindmost_collector.ingest import Ingest
-from hindmost_collector.running.jobs import LiveJob
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import JobClock, NodeClock
+from hindmost_collector.ingest.columns import Malformed, Words
+from hindmost_collector.ingest.decode import NAME_LIMIT, STACK_LIMIT, Decoder
+from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.parking import PARK_BATCHES, PARK_NS, Parking
+from hindmost_collector.ingest.service import Ingest
+from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.schema import to_numpy
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import JobClock, NodeClock
-from hindmost_collector.stream.columns import Malformed, Words
-from hindmost_collector.stream.decode import NAME_LIMIT, STACK_LIMIT, Decoder
-from hindmost_collector.stream.definitions import IDENTITY_LIMIT, Definitions
-from hindmost_collector.stream.packed import packed
-from hindmost_collector.stream.parking import PARK_BATCHES, PARK_NS, Parking
 from hindmost_proto import telemetry_pb2 as wire
 
 

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost_collector.store import schema
-from hindmost_collector.store.parquet import ParquetStore
-from hindmost_collector.store.run_directory import read_run
-from hindmost_collector.store.upkeep import Retention, Upkeep
+from hindmost_collector.store.parquet.run_directory import read_run
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 NAME = "ddp-observed-clean"
 RECORDING = Path(__file__).parents[1] / f"fixtures/recordings/{NAME}.tar.xz"

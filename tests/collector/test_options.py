@@ -14,13 +14,13 @@ import threading
 from pathlib import Path
 
 import pytest
-from hindmost.cli import collector as command_line
 from hindmost.errors import UsageError
-from hindmost_collector import serving, tending
+from hindmost_cli import collector as command_line
+from hindmost_collector import maintenance, serving
 from hindmost_collector.layers import resolve
 from hindmost_collector.options import Options
-from hindmost_collector.store.parquet import read_run
-from hindmost_collector.store.upkeep import Upkeep
+from hindmost_collector.store.parquet.store import read_run
+from hindmost_collector.store.parquet.upkeep import Upkeep
 
 from tests.collector.waiting import until
 
@@ -195,7 +195,7 @@ def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
         raise ValueError("cannot convert float NaN to integer")
 
     monkeypatch.setattr(Upkeep, "compact", compact)
-    monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
 
     async def scenario():
         async with collecting(store=str(tmp_path)):
@@ -208,7 +208,7 @@ def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
 def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):
     """The CPU time of compaction and retention is on the metrics page, whether it came to an end or not."""
     monkeypatch.setattr(Upkeep, "compact", lambda _: len(sorted(range(100_000), key=lambda one: -one)) // 0)
-    monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
 
     async def scenario():
         async with collecting(store=str(tmp_path)) as collector:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hindmost_collector.ingest import Ingest
-from hindmost_collector.stream.clock import JobClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.pace import NS, batch_ns
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.pace import NS, batch_ns
+from hindmost_collector.ingest.service import Ingest
 from hindmost_proto import telemetry_pb2 as wire
 
 

@@ -10,17 +10,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import hindmost_cli
 import hindmost_collector
 import numpy as np
 import pyarrow as pa
 import pytest
-from hindmost import cli
 from hindmost.errors import UsageError
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 from hindmost_collector.store import schema
-from hindmost_collector.store.parquet import ParquetStore
-from hindmost_collector.store.upkeep import Retention, Upkeep
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 DOCS = Path(__file__).parents[2] / "docs"
 FLUSHES = 20  # one more than a compaction wants
@@ -30,7 +30,7 @@ READER = """
 import json, sys
 from pathlib import Path
 import hindmost_collector, pandas
-from hindmost_collector.store.run_directory import read_run
+from hindmost_collector.store.parquet.run_directory import read_run
 
 folder, done = Path(sys.argv[1]), Path(sys.argv[2])
 seen, last = [], False
@@ -110,11 +110,11 @@ def test_tables_are_arrow_with_the_job(tmp_path):
 def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, capsys):
     """Ranks of MPI programs mark none: the help's query has rows all the same, and stderr stays empty."""
     with pytest.raises(SystemExit):
-        cli.main(["query", "--help"])
+        hindmost_cli.main(["query", "--help"])
     (example,) = re.findall(r'hindmost query \S+ "(.*)"', capsys.readouterr().out)
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
-    assert cli.main(["query", str(tmp_path), example, "--format", "csv"]) == 0
+    assert hindmost_cli.main(["query", str(tmp_path), example, "--format", "csv"]) == 0
     said = capsys.readouterr()
     assert {row.split(",")[0] for row in said.out.splitlines()[1:]} == {"0", "1"}
     assert said.err == ""
@@ -126,7 +126,7 @@ def test_only_python_is_offered_a_mark_for_steps(tmp_path, capsys, framework, py
     run = simulate(Scenario(2, 12)).run
     run_directory([replace(run, ranks={**run.ranks, "framework": np.full(2, framework)})], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
-    assert cli.main(["query", str(tmp_path), "select count(*) from steps", "--format", "csv"]) == 0
+    assert hindmost_cli.main(["query", str(tmp_path), "select count(*) from steps", "--format", "csv"]) == 0
     said = capsys.readouterr().err
     assert ("hindmost.step()" in said) == python
     assert ("query `collectives`" in said) == (not python)
@@ -145,7 +145,7 @@ def test_an_unrecorded_table_is_reported(tmp_path, capsys, query, told):
     """Of a run whose ranks marked no steps a query answers, and one line says why, and where steps are found then."""
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
-    assert cli.main(["query", str(tmp_path), query, "--format", "csv"]) == 0
+    assert hindmost_cli.main(["query", str(tmp_path), query, "--format", "csv"]) == 0
     said = capsys.readouterr()
     assert said.out.splitlines()[1:] == ["0" if told else "1"] * (2 - told)
     lines = said.err.splitlines()

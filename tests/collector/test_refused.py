@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import hindmost_collector
 import pytest
-from hindmost.cli import main
 from hindmost.errors import HindmostError
+from hindmost_cli import main
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
-from hindmost_collector.store import segments
-from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,12 +13,12 @@ import urllib.request
 import duckdb
 import grpc
 import pytest
-from hindmost.cli import collector as command
 from hindmost.errors import UsageError
+from hindmost_cli import collector as command
+from hindmost_collector.ingest.relay import Agent, choose
+from hindmost_collector.ingest.relay_link import Link, relayed
 from hindmost_collector.layers import resolve
 from hindmost_collector.simulate.stream import open_stream
-from hindmost_collector.stream.relay import Agent, choose
-from hindmost_collector.stream.relay_link import Link, relayed
 from hindmost_proto import telemetry_pb2 as wire
 
 PATIENCE_S = 60.0

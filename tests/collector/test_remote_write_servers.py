@@ -12,7 +12,7 @@ import urllib.parse
 import urllib.request
 
 import pytest
-from hindmost_collector.store.parquet import read_run
+from hindmost_collector.store.parquet.store import read_run
 
 from tests.servers import START_S, free_port, until_it_answers
 

@@ -8,10 +8,10 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
+from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.metric_rows import MetricRows, origin
 from hindmost_collector.store import samples
 from hindmost_collector.store.samples import metrics_tables
-from hindmost_collector.stream.definitions import Definitions, Schema, Series
-from hindmost_collector.stream.metric_rows import MetricRows, origin
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,16 +6,16 @@ import asyncio
 
 import numpy as np
 from hindmost_collector import service
-from hindmost_collector.judge import judge
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.running.window import ALL_ROWS, LEAST_ROWS, ROWS, window_limit
-from hindmost_collector.store import journal
-from hindmost_collector.store.parquet import read_run
-from hindmost_collector.stream.chunk import finish
-from hindmost_collector.stream.clock import NodeClock
-from hindmost_collector.stream.decode import Decoder
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.stream.packed import packed
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed import packed
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.window import ALL_ROWS, LEAST_ROWS, ROWS, window_limit
+from hindmost_collector.store.parquet import journal
+from hindmost_collector.store.parquet.store import read_run
+from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
 DAY = 86400

@@ -10,12 +10,13 @@ import hindmost_collector
 import numpy as np
 import pyarrow as pa
 import pytest
-from hindmost.cli import query
 from hindmost.errors import UsageError
-from hindmost_collector.store import schema, segments
+from hindmost_cli import query
+from hindmost_collector.store import schema
 from hindmost_collector.store.flush import in_order
-from hindmost_collector.store.parquet import ParquetStore
-from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
 DAY = 86400.0
 

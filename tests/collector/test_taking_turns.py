@@ -8,10 +8,10 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hindmost_collector.live import watching
+from hindmost_collector.live.judging import Judging
+from hindmost_collector.live.watching import Watch
 from hindmost_collector.options import Options
-from hindmost_collector.running import watching
-from hindmost_collector.running.judging import Judging
-from hindmost_collector.running.watching import Watch
 from hindmost_collector.service import Collector
 from hindmost_collector.store import recording
 

@@ -10,17 +10,18 @@ import sys
 import time
 import urllib.request
 
+import hindmost_cli
 import hindmost_collector
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hindmost import cli
 from hindmost.errors import UsageError
-from hindmost_collector import tending
-from hindmost_collector.store import schema, segments
-from hindmost_collector.store.parquet import ParquetStore, read_run
-from hindmost_collector.store.run_directory import read_together
-from hindmost_collector.store.upkeep import FEW, Retention, Upkeep
+from hindmost_collector import maintenance
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.run_directory import read_together
+from hindmost_collector.store.parquet.store import ParquetStore, read_run
+from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
 BAD = 3
 
@@ -147,7 +148,7 @@ def test_a_run_of_which_nothing_can_be_read_is_refused(store, tmp_path, capsys, 
     for path in (tmp_path / "b/segments/metrics").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:40])
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
-    assert cli.main([words[0], str(tmp_path / "b"), *words[1:]]) == 2
+    assert hindmost_cli.main([words[0], str(tmp_path / "b"), *words[1:]]) == 2
     said = capsys.readouterr()
     told = f"hindmost {words[0]}: {tmp_path / 'b'}: nothing "
     assert (said.out, said.err.count("\n"), said.err.startswith(told)) == ("", 1, True)
@@ -224,7 +225,7 @@ def test_retention_is_kept_whatever_became_of_compaction(collecting, tmp_path, m
         def compact(_):
             raise OSError("Corrupt snappy compressed data")
 
-        monkeypatch.setattr(tending, "UPKEEP_S", 0.01)
+        monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
         monkeypatch.setattr(Upkeep, "compact", compact)
         monkeypatch.setattr(Upkeep, "expire", expire)
         async with collecting(store=str(tmp_path)):

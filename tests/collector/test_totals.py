@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.stream.chunk import Chunk
-from hindmost_collector.stream.columns import Words
-from hindmost_collector.stream.definitions import Definitions
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.columns import Words
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.live.jobs import LiveJob
 
 
 def chunk(words, steps):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from hindmost_collector.running import sealing
+from hindmost_collector.live import sealing
 from hindmost_collector.simulate import Scenario, simulate
 
 

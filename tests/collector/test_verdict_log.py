@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hindmost_collector.judgement.wording import OLDER
-from hindmost_collector.running.live import VerdictLog
+from hindmost_collector.live.verdicts import VerdictLog
+from hindmost_judge.verdict.wording import OLDER
 
 
 def verdict(kind: str = "straggler", **known: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
-from hindmost_collector.running.live import zoom
-from hindmost_collector.stream.clock import JobClock
-from hindmost_collector.stream.session import Outbox
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.session import Outbox
+from hindmost_collector.live.verdicts import zoom
 from hindmost_proto import telemetry_pb2 as wire
 
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from hindmost.cli import COMMANDS
-from hindmost_collector.judgement.verdict import CAUSES, KINDS
+from hindmost_cli import COMMANDS
 from hindmost_collector.layers import variable
-from hindmost_collector.model import OTHER, PHASES, TABLES
 from hindmost_collector.options import Options
 from hindmost_collector.report import columns as of_ranks
-from hindmost_collector.settings import Settings
 from hindmost_collector.thresholds import PREFIX as OF_JUDGE
+from hindmost_judge.model import OTHER, PHASES, TABLES
+from hindmost_judge.settings import Settings
+from hindmost_judge.verdict.schema import CAUSES, KINDS
 from hindmost_proto import telemetry_pb2
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ def section_of(page: str, heading: str) -> str:
 def options(command: str) -> set[str]:
     """The options that a subcommand takes."""
     parser = argparse.ArgumentParser()
-    importlib.import_module(f"hindmost.cli.{command}").configure(parser)
+    importlib.import_module(f"hindmost_cli.{command}").configure(parser)
     return set(re.findall(r"--[a-z][a-z-]*", parser.format_help()))
 
 

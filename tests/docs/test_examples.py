@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 import pandas as pd
 import pytest
-from hindmost_collector.model import TABLES
+from hindmost_judge.model import TABLES
 
 PAGE = Path(__file__).parents[2] / "docs/reference/run-directory.md"
 STEPS = 20

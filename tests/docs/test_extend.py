@@ -28,7 +28,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert [path for path, _ in blocks] == [
         "agent/hindmost/probes/drill.py", "tests/unit/test_drill_probe.py",
         "agent/hindmost_agent/samplers/open_files.py", "tests/agent/test_open_files.py",
-        "collector/hindmost_collector/detectors/collecting.py", "tests/unit/test_collecting.py",
+        "collector/hindmost_judge/detect/collecting.py", "tests/unit/test_collecting.py",
     ]  # fmt: skip
     for path, code in blocks:
         assert not (copy / path).exists()

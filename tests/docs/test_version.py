@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 from hindmost import __version__
-from hindmost.cli import main
+from hindmost_cli import main
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from hindmost_collector.model import COLLECTIVES, IN_FLIGHT, METRICS, RANKS, STEPS, Job, Run, Table, empty
+from hindmost_judge.model import COLLECTIVES, IN_FLIGHT, METRICS, RANKS, STEPS, Job, Run, Table, empty
 
 MS = 1e6
 

@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_collector.model import Run, Table
+    from hindmost_judge.model import Run, Table
 
 TIMES = ("start_ns", "time_ns", "observed_ns")
 

@@ -11,10 +11,10 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.report import columns, html, text
 from hindmost_collector.report.rendered import rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
 
 from .loads import Load, hang, make
 from .plain import findings, sentences
@@ -24,7 +24,7 @@ from .test_scenarios import run_of, scenarios
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 ALL = tuple(range(4))
 #: Jobs that neither a scenario nor a recording is of.
@@ -129,7 +129,7 @@ def test_each_command_that_is_advised_can_be_typed(report: Callable[[], Mapping[
     for one in rendered(report()):
         for name, words in re.findall(r"`hindmost (\w+)([^`]*)`", " ".join((*one.why, *one.do))):
             parser = argparse.ArgumentParser()
-            importlib.import_module(f"hindmost.cli.{name}").configure(parser)
+            importlib.import_module(f"hindmost_cli.{name}").configure(parser)
             parser.parse_args(shlex.split(words))
 
 

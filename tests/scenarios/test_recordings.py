@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 from .explained import not_explained, waits_of_no_rank
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "tests/fixtures/recordings"

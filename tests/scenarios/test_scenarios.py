@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from . import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
 
 def scenarios() -> Iterator[Any]:

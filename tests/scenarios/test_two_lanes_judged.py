@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from .explained import not_explained
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from hindmost.native import build
-from hindmost.supervise import environment
+from hindmost_cli.run import environment
 
 from tests.cluster.jobs import mounted
 from tests.needs import need

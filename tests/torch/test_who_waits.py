@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost_agent.fold import Fold, is_amount
+from hindmost_agent.jobs.fold import Fold, is_amount
 
 from tests.torch.conftest import run
 from tests.torch.loops import LOOPS

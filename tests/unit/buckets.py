@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hindmost_collector.model import GPU_TIME, Job, Run
-from hindmost_collector.sources.columns import table
+from hindmost_collector.formats.columns import table
+from hindmost_judge.model import GPU_TIME, Job, Run
 
 RANKS, STEPS, BUCKETS = 4, 120, 12
 FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import constant
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import unseen
-from hindmost_collector.judgement.absent import Absent
-from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge import constant
+from hindmost_judge.judge import judge
+from hindmost_judge.verdict import missing_ranks
+from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.unrecorded_ranks import Absent
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 OF_RANKS = ("steps", "collectives", "intervals", "in_flight", "stacks", "rank_states")
 #: What is gone of a rank: all that it did, that and what it was defined as, its plugin's, or every trace.
@@ -39,7 +39,7 @@ def _lacking(run: Run, rank: int, gone: str) -> Run:
     """As a collector has it to which nothing of this came."""
     tables = run.tables()
     left = {name: constant.chosen(tables[name], tables[name]["rank"] != rank) for name in GONE[gone]}
-    return unseen.with_missing(replace(run, job=replace(run.job, source="hindmost"), **left))
+    return missing_ranks.with_missing(replace(run, job=replace(run.job, source="hindmost"), **left))
 
 
 @cache

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import advice
-from hindmost_collector.judgement.verdict import CAUSES, Verdict
-from hindmost_collector.model import COLLECTIVES, STEPS, empty
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, STEPS, empty
+from hindmost_judge.verdict import advice
+from hindmost_judge.verdict.schema import CAUSES, Verdict
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 RUN = simulate(Scenario(ranks=8, steps=4)).run
 

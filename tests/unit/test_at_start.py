@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import at_start
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.detect import at_start
+from hindmost_judge.judge import judge
 
 LEVEL = 10.0
 

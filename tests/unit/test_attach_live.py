@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hindmost_cli
 import pytest
-from hindmost import cli
-from hindmost.attach import injected, stacks
+from hindmost_agent import stacks
+from hindmost_cli.attach import injected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,7 +66,7 @@ def test_two_running_ranks_are_sampled(train: Callable[..., int], capsys: pytest
     spent = [("0.2", "0.02"), ("0.02", "0.2")]
     pids = [train(LOOP, *seconds, RANK=str(r), WORLD_SIZE="2") for r, seconds in enumerate(spent)]
     argv = ["attach", "--sample", "--seconds", "3", "--format", "json", *(f"--pid={pid}" for pid in pids)]
-    assert cli.main(argv) == 0
+    assert hindmost_cli.main(argv) == 0
     report = json.loads(capsys.readouterr().out)
     assert [one["rank"] for one in report["ranks"]] == [0, 1]
     comm = [one["phases"]["comm"]["share"] for one in report["ranks"]]
@@ -85,11 +86,11 @@ def test_a_running_process_shows_where_it_stands(
         time.sleep(0.05)
     assert f"Process {pid}" in text
     assert "<module> (script.py:" in text
-    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(tmp_path / "run")]) == 0
+    assert hindmost_cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(tmp_path / "run")]) == 0
     (kept,) = (tmp_path / "run/stacks").iterdir()
     assert "<module> (script.py:" in kept.read_text()
     assert kept.read_text().startswith("--- 20")
-    assert cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(kept)]) == 1
+    assert hindmost_cli.main(["attach", "--stacks", f"--pid={pid}", "--save-to", str(kept)]) == 1
     assert capsys.readouterr().err.startswith(
         f"hindmost attach: --save-to: cannot write {kept}/stacks (Not a directory)"
     )
@@ -124,7 +125,7 @@ def test_a_python_314_is_entered_and_left_without_a_trace(
                 time.sleep(0.08)
     """
     pid = train(script, str(tmp_path / "seen"), python=python_314, RANK="0", WORLD_SIZE="1")
-    assert cli.main(["attach", "--seconds", "3", "--format", "json", f"--pid={pid}"]) == 0
+    assert hindmost_cli.main(["attach", "--seconds", "3", "--format", "json", f"--pid={pid}"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["method"] == "measured inside"
     phases = {name: seen["share"] for name, seen in report["ranks"][0]["phases"].items()}
@@ -142,7 +143,7 @@ def test_a_python_314_that_makes_no_step_can_be_sampled_is_said(
 ) -> None:
     """Phases are measured in steps: of a loop that has none that is said, and what shows it all the same."""
     pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
-    assert cli.main(["attach", "--seconds", "1", f"--pid={pid}"]) == 0
+    assert hindmost_cli.main(["attach", "--seconds", "1", f"--pid={pid}"]) == 0
     assert f"process {pid} finished no step" in (said := capsys.readouterr().out)
     assert f"`hindmost attach --sample --pid {pid}`" in said
 
@@ -153,7 +154,7 @@ def test_a_python_314_can_be_sampled_from_outside(
 ) -> None:
     """Where it is asked for, py-spy looks into the newest Python too, and nothing enters the process."""
     pid = train(LOOP, "0.2", "0.02", python=python_314, RANK="0", WORLD_SIZE="1")
-    assert cli.main(["attach", "--sample", "--seconds", "2", "--format", "json", f"--pid={pid}"]) == 0
+    assert hindmost_cli.main(["attach", "--sample", "--seconds", "2", "--format", "json", f"--pid={pid}"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["method"].startswith("sampled")
     assert report["ranks"][0]["phases"]["comm"]["share"] > 0.6
@@ -173,7 +174,7 @@ def test_a_process_that_comes_by_too_late_is_left_alone(
     ) as process:
         assert process.stdout is not None
         assert process.stdout.read(2) == b"in"
-        assert cli.main(["attach", "--seconds", "1", f"--pid={process.pid}"]) != 0
+        assert hindmost_cli.main(["attach", "--seconds", "1", f"--pid={process.pid}"]) != 0
         assert "inside one long call" in capsys.readouterr().err
         assert process.communicate(b"x", timeout=60) == (b"False\n", b"")
     assert not list(tmp_path.glob("hindmost-attach-*"))

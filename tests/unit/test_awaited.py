@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hindmost_collector.judge import judge
-from hindmost_collector.model import NONBLOCKING, Run
 from hindmost_collector.report import text
+from hindmost_judge.judge import judge
+from hindmost_judge.model import NONBLOCKING, Run
 
 from tests.scenarios.loads import Load, make
 

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import backward
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.causes import backward
+from hindmost_judge.judge import judge
 
 from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import bound
-from hindmost_collector.judgement.verdict import BOUNDS, Bound, Verdict
+from hindmost_collector.formats.columns import concatenate, table
 from hindmost_collector.report import headline, html, text
 from hindmost_collector.report.rendered import with_rendered
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.sources.columns import concatenate, table
-from hindmost_collector.timeline import blocks as blocks_of
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.verdict import step_limit
+from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 ROOT = Path(__file__).parents[2]
 #: What the agent read of one H200 that multiplied matrices, copied memory, or idled.
@@ -128,7 +128,7 @@ def test_a_slow_rank_does_not_make_a_job_bound_by_something_else() -> None:
 def test_too_few_steps_say_nothing() -> None:
     """As no verdict does."""
     run = recorded(steps=6, gpu_bound="compute")
-    assert bound.find(blocks_of.build(run, DEFAULT), (), DEFAULT) is None
+    assert step_limit.find(blocks_of.build(run, DEFAULT), (), DEFAULT) is None
 
 
 def test_a_report_says_it_in_one_line() -> None:
@@ -164,5 +164,5 @@ def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:
     """What is sampled is then of the stalls: a GPU that waits in a collective's kernel looks busy."""
     blocks = blocks_of.build(recorded(gpu_bound="compute"), DEFAULT)
     stalls = Verdict("intermittent", (1,), cost_ratio=0.77)
-    assert bound.find(blocks, [replace(stalls, cost_ratio=0.2)], DEFAULT) is not None
-    assert bound.find(blocks, [stalls], DEFAULT) is None
+    assert step_limit.find(blocks, [replace(stalls, cost_ratio=0.2)], DEFAULT) is not None
+    assert step_limit.find(blocks, [stalls], DEFAULT) is None

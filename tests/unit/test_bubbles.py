@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.costs import bubbles
-from hindmost_collector.judge import judge
-from hindmost_collector.model import METRICS, STEPS, Run, empty
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+from hindmost_judge.judge import judge
+from hindmost_judge.model import METRICS, STEPS, Run, empty
+from hindmost_judge.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+from hindmost_judge.whatif import pipeline_replay
 
 PIPELINE = Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4, microbatches=4)
 MS = 1e6
@@ -175,7 +175,7 @@ def _two_stages(sender_works: float, receiver_works: np.ndarray[tuple[int], np.d
 def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     """A blocking send is as long as its receiver is late: with that repaired, the sender is done sooner."""
     late = np.where(np.arange(20) % 2, 30.0, 5.0)
-    built = bubbles.build(_two_stages(10.0, late), np.array([0, 1]), 20)
+    built = pipeline_replay.build(_two_stages(10.0, late), np.array([0, 1]), 20)
     assert built is not None
     assert built.own(2)[0] == pytest.approx(10.0 * MS)
     assert built.own(2)[1] == pytest.approx(late * MS)
@@ -190,7 +190,7 @@ def test_an_overlapped_send_that_waits_travels_no_longer_for_it() -> None:
     schedule = _two_stages(10.0, np.full(20, 30.0))
     start, end = schedule.start.copy(), schedule.end.copy()
     start[1] = 11 * MS  # the sender goes on meanwhile, until both meet
-    built = bubbles.build(replace(schedule, start=start, end=end), np.array([0, 1]), len(steps))
+    built = pipeline_replay.build(replace(schedule, start=start, end=end), np.array([0, 1]), len(steps))
     assert built is not None
     less, _ = built.segments(2)
     less[1, ::2] = -20 * MS
@@ -221,7 +221,9 @@ def _sends_in_a_row(works: float, receives: np.ndarray[tuple[int, int], np.dtype
 def test_a_sender_works_on_while_its_sends_wait_for_the_receiver() -> None:
     """A send that is over before the next begins was overlapped if the time after it is shorter by as much."""
     scatter = np.random.default_rng(3).uniform(0, 8, (3, 40))
-    built = bubbles.build(_sends_in_a_row(20.0, np.array([[30.0], [48.0], [66.0]]) + scatter), np.array([0, 1]), 40)
+    built = pipeline_replay.build(
+        _sends_in_a_row(20.0, np.array([[30.0], [48.0], [66.0]]) + scatter), np.array([0, 1]), 40
+    )
     assert built is not None
     work = built.work[np.flatnonzero(built.row == 0)[:3]]
     assert work == pytest.approx(np.full((3, 40), 20.0 * MS))
@@ -230,4 +232,6 @@ def test_a_sender_works_on_while_its_sends_wait_for_the_receiver() -> None:
 def test_operations_that_wait_in_a_circle_are_not_replayed() -> None:
     """A receive without a send, as in a torn recording, is no schedule."""
     schedule = _two_stages(10.0, np.full(20, 30.0))
-    assert bubbles.build(replace(schedule, kind=np.array([RECEIVE, COLLECTIVE] * 2)), np.array([0, 1]), 20) is None
+    assert (
+        pipeline_replay.build(replace(schedule, kind=np.array([RECEIVE, COLLECTIVE] * 2)), np.array([0, 1]), 20) is None
+    )

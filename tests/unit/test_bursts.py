@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import bursts
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.detect import transient
+from hindmost_judge.judge import judge
 
 from tests.scenarios.loads import Load, make
 
@@ -42,9 +42,9 @@ def test_what_happens_to_others_too_is_no_burst() -> None:
     """Where ranks are late for some steps now here and now there, the longest of these is no rank's fault."""
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
-    assert bursts.find(excess, 10.0) == [(1, 50, 60)]
+    assert transient.find(excess, 10.0) == [(1, 50, 60)]
     excess[3, 120:130] += 20.0
-    assert bursts.find(excess, 10.0) == []
+    assert transient.find(excess, 10.0) == []
 
 
 def test_a_rank_may_have_several_bursts() -> None:
@@ -52,9 +52,9 @@ def test_a_rank_may_have_several_bursts() -> None:
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 300))
     for first in (50, 120, 200):
         excess[1, first : first + 10] += 40.0
-    assert sorted(bursts.find(excess, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
+    assert sorted(transient.find(excess, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
     excess[1, 260:270] += 40.0
-    assert bursts.find(excess, 10.0) == []
+    assert transient.find(excess, 10.0) == []
 
 
 def test_what_is_reported_already_is_no_bursts_equal() -> None:
@@ -62,8 +62,8 @@ def test_what_is_reported_already_is_no_bursts_equal() -> None:
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
     excess[3, 100:] += 30.0
-    assert bursts.find(excess, 10.0) == []
-    assert bursts.find(excess, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
+    assert transient.find(excess, 10.0) == []
+    assert transient.find(excess, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.8, 0.95])
@@ -75,7 +75,7 @@ def test_noise_that_lasts_is_no_burst(memory: float) -> None:
         for step in range(1, 400):
             excess[:, step] += memory * excess[:, step - 1]
         stalls = (random.random(excess.shape) < 0.02) * random.exponential(20.0, excess.shape)
-        assert bursts.find(excess + stalls, 1.0) == []
+        assert transient.find(excess + stalls, 1.0) == []
 
 
 def test_of_two_ranks_that_are_slow_in_turn_neither_is_named() -> None:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import episodes, straggler
-from hindmost_collector.judge import judge
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_collector.timeline.blocks import Blocks, build
+from hindmost_judge.detect import episodes, straggler
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline.blocks import Blocks, build
 
 #: Steps of a series, those of the segment, and its scatter from step to step, in units of the least effect.
 STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4

@@ -6,8 +6,9 @@ import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, NoReturn
 
+import hindmost_cli
 import pytest
-from hindmost import cli, requirements
+from hindmost import requirements
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:
     """An unset variable: the line says so."""
-    assert cli.main(["report", ""]) == 2
+    assert hindmost_cli.main(["report", ""]) == 2
     assert capsys.readouterr().err == "hindmost report: PATH is empty: is a variable not set?\n"
 
 
@@ -28,8 +29,8 @@ def test_what_may_not_be_read_ends_in_one_line(
         raise PermissionError(13, "Permission denied", "runs/7/meta.json")
 
     module = SimpleNamespace(configure=lambda _: None, run=denied)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda _: module)
-    assert cli.main(["report"]) == 2
+    monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
+    assert hindmost_cli.main(["report"]) == 2
     told = capsys.readouterr().err
     assert told.startswith("hindmost report: runs/7/meta.json: Permission denied")
     assert told.count("\n") == 1
@@ -38,9 +39,9 @@ def test_what_may_not_be_read_ends_in_one_line(
 @pytest.mark.parametrize(
     ("command", "module", "extra"),
     [
-        (["report", "."], "hindmost_collector.judge", "collector"),
+        (["report", "."], "hindmost_judge.judge", "collector"),
         (["query", ".", "select 1"], "duckdb", "collector"),
-        (["compare", ".", "."], "hindmost_collector.judgement.compare", "collector"),
+        (["compare", ".", "."], "hindmost_collector.comparison", "collector"),
         (["simulate", "out"], "hindmost_collector.simulate", "collector"),
         (["collector", "--help"], "hindmost_collector.options", "collector"),
         (["agent"], "hindmost_agent.service", "agent"),
@@ -60,7 +61,7 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
     monkeypatch.setitem(sys.modules, module, None)
     (tmp_path / "segments").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert cli.main(command) == 1
+    assert hindmost_cli.main(command) == 1
     told = (
         f"hindmost {command[0]}: no module {module}: pip install --force-reinstall '.[{extra}]' in a clone of hindmost"
     )
@@ -78,8 +79,10 @@ def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
     def run(_: object) -> NoReturn:
         raise ModuleNotFoundError("No module named 'google'", name="google")
 
-    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run))
-    assert cli.main(command[:1]) == 1
+    monkeypatch.setattr(
+        hindmost_cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run)
+    )
+    assert hindmost_cli.main(command[:1]) == 1
     said = capsys.readouterr().err
     assert "google" not in said
     assert said.startswith(f"hindmost {command[0]}: ")
@@ -100,8 +103,10 @@ def test_without_an_installed_hindmost_a_missing_module_is_named(
         raise ModuleNotFoundError("No module named 'duckdb'", name="duckdb")
 
     monkeypatch.setattr(requirements.metadata, "requires", unknown)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run))
-    assert cli.main(["report"]) == 1
+    monkeypatch.setattr(
+        hindmost_cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run)
+    )
+    assert hindmost_cli.main(["report"]) == 1
     said = capsys.readouterr().err
     assert said.startswith("hindmost report: no module duckdb: pip install ")
     assert said.count("\n") == 1
@@ -116,8 +121,10 @@ def test_a_protobuf_that_is_too_old_is_one_line(
     def run(_: object) -> NoReturn:
         raise VersionError("gencode 9.0.0 runtime 8.0.0")
 
-    monkeypatch.setattr(cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run))
-    assert cli.main(["agent"]) == 1
+    monkeypatch.setattr(
+        hindmost_cli.importlib, "import_module", lambda _: SimpleNamespace(configure=lambda _: None, run=run)
+    )
+    assert hindmost_cli.main(["agent"]) == 1
     assert capsys.readouterr().err.startswith("hindmost agent: gencode 9.0.0 runtime 8.0.0: pip install")
 
 
@@ -128,8 +135,8 @@ def test_what_is_broken_is_said_as_it_is(monkeypatch: pytest.MonkeyPatch, capsys
         raise ImportError("libarrow.so: cannot open shared object file", name="pyarrow")
 
     module = SimpleNamespace(configure=lambda _: None, run=broken)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda _: module)
-    assert cli.main(["report"]) == 1
+    monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
+    assert hindmost_cli.main(["report"]) == 1
     assert capsys.readouterr().err.startswith(
         "hindmost report: libarrow.so: cannot open shared object file: pip install"
     )
@@ -140,7 +147,7 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
     capsys: pytest.CaptureFixture[str], words: list[str]
 ) -> None:
     """An unknown option, a missing argument, a wrong number: one line, exit code 2."""
-    assert cli.main(words) == 2
+    assert hindmost_cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     name = " report" * (words[0] == "report") + " top" * (words[0] == "top")
     assert line.startswith(f"hindmost{name}: ")
@@ -184,7 +191,7 @@ def test_what_cannot_be_is_refused_before_anything_is_done(
 ) -> None:
     """An unset variable, a number that no job has: one line names it, exit code 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
-    assert cli.main(words) == 2
+    assert hindmost_cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hindmost {words[0]}: {told}")
     assert list(tmp_path.iterdir()) == []
@@ -194,7 +201,10 @@ def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
     """The file is named, and not the recording, which is there."""
     truth = tmp_path / "missing" / "truth.json"
     assert (
-        cli.main(["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4", "--ground-truth", str(truth)]) == 2
+        hindmost_cli.main(
+            ["simulate", str(tmp_path / "out"), "--ranks", "2", "--steps", "4", "--ground-truth", str(truth)]
+        )
+        == 2
     )
     assert capsys.readouterr().err.startswith(f"hindmost simulate: --ground-truth {truth}: cannot be written: ")
 
@@ -216,7 +226,7 @@ def test_what_the_system_refuses_is_one_line(
         raise error
 
     module = SimpleNamespace(configure=lambda _: None, run=failing)
-    monkeypatch.setattr(cli.importlib, "import_module", lambda _: module)
-    assert cli.main(["report"]) == code
+    monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
+    assert hindmost_cli.main(["report"]) == code
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"hindmost report: {told}")

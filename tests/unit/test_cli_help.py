@@ -6,8 +6,8 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+import hindmost_cli
 import pytest
-from hindmost import cli
 
 from words import rules
 
@@ -20,7 +20,7 @@ SCREEN_LINES, SCREEN_COLUMNS = 50, 120
 EXAMPLE = re.compile(r"^  (hindmost .*)$", re.MULTILINE)
 
 
-@pytest.fixture(params=cli.COMMANDS)
+@pytest.fixture(params=hindmost_cli.COMMANDS)
 def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -33,41 +33,41 @@ def texts(parser: argparse.ArgumentParser) -> list[str]:
 
 def examples(name: str) -> list[list[str]]:
     """The invocations of hindmost in a command's help, as words."""
-    lines = EXAMPLE.findall(cli.command(name).epilog or "")
+    lines = EXAMPLE.findall(hindmost_cli.command(name).epilog or "")
     return [shlex.split(part) for line in lines for part in line.split("&&")]
 
 
 def test_every_option_is_explained(name: str) -> None:
-    unexplained = [action.dest for action in cli.command(name)._actions if not action.help]
+    unexplained = [action.dest for action in hindmost_cli.command(name)._actions if not action.help]
     assert not unexplained
 
 
 def test_no_sentence_is_long(name: str) -> None:
-    found = [sentence for text in texts(cli.command(name)) for _, sentence in rules.sentences(text)]
+    found = [sentence for text in texts(hindmost_cli.command(name)) for _, sentence in rules.sentences(text)]
     assert [sentence for sentence in found if len(sentence.split()) > LONGEST_SENTENCE] == []
 
 
 def test_help_fits_a_screen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(SCREEN_COLUMNS))
-    lines = cli.command(name).format_help().splitlines()
+    lines = hindmost_cli.command(name).format_help().splitlines()
     assert len(lines) <= SCREEN_LINES
     assert [line for line in lines if len(line) > SCREEN_COLUMNS] == []
 
 
 def test_the_first_help_fits_a_screen_and_names_every_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(SCREEN_COLUMNS))
-    text = cli.parser().format_help()
+    text = hindmost_cli.parser().format_help()
     assert len(text.splitlines()) <= SCREEN_LINES
-    assert re.findall(r"^  (\w+) +\w", text.partition("commands:")[2], re.MULTILINE)[: len(cli.COMMANDS)] == list(
-        cli.COMMANDS
-    )
+    assert re.findall(r"^  (\w+) +\w", text.partition("commands:")[2], re.MULTILINE)[
+        : len(hindmost_cli.COMMANDS)
+    ] == list(hindmost_cli.COMMANDS)
 
 
 def test_help_has_an_example_that_the_command_accepts(name: str) -> None:
     own = [words for words in examples(name) if words[1] == name]
     assert own
     for words in own:
-        cli.command(name).parse_args(words[2:])
+        hindmost_cli.command(name).parse_args(words[2:])
 
 
 def test_examples_on_recordings_work(
@@ -76,11 +76,13 @@ def test_examples_on_recordings_work(
     monkeypatch.chdir(tmp_path)
     (tmp_path / "hindmost-runs").mkdir()
     for run in ("hindmost-runs/JOB", "hindmost-runs/before", "hindmost-runs/after"):
-        assert cli.main(["simulate", run, "--ranks", "8", "--steps", "20"]) == 0
-    assert cli.main(["simulate", "profiler-traces", "--ranks", "8", "--steps", "20", "--format", "traces"]) == 0
+        assert hindmost_cli.main(["simulate", run, "--ranks", "8", "--steps", "20"]) == 0
+    assert (
+        hindmost_cli.main(["simulate", "profiler-traces", "--ranks", "8", "--steps", "20", "--format", "traces"]) == 0
+    )
     for words in [*examples("report"), *examples("compare"), *examples("query")]:
         capsys.readouterr()
-        assert cli.main(words[1:]) == 0, words
+        assert hindmost_cli.main(words[1:]) == 0, words
         assert capsys.readouterr().out or "-o" in words
 
 
@@ -90,6 +92,6 @@ def test_examples_of_simulated_faults_are_judged(tmp_path: Path, monkeypatch: py
         monkeypatch.chdir(tmp_path)
         out = f"run{at}"
         fewer = ["--ranks", "8"] if "--ranks" not in words else []
-        assert cli.main([words[1], out, *words[3:], *fewer]) == 0
-        assert cli.main(["report", out, "-o", "report.txt"]) == 0
+        assert hindmost_cli.main([words[1], out, *words[3:], *fewer]) == 0
+        assert hindmost_cli.main(["report", out, "-o", "report.txt"]) == 0
         assert "8 ranks" in (tmp_path / "report.txt").read_text() or "64 ranks" in (tmp_path / "report.txt").read_text()

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.sources.columns import table
-from hindmost_collector.timeline import communicator_classes, run_order
+from hindmost_collector.formats.columns import table
+from hindmost_judge.timeline import communicator_classes, run_order
 
 REDUCE, GATHER = 0, 1
 Calls = list[tuple[tuple[int, ...], int, int, int]]

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost.cli import main
-from hindmost_collector.judgement import compare as comparing
-from hindmost_collector.judgement.compare import compare
-from hindmost_collector.model import COLLECTIVES, empty
+from hindmost_cli import main
+from hindmost_collector import comparison as comparing
+from hindmost_collector.comparison import compare
 from hindmost_collector.report import compare as text
 from hindmost_collector.report import headline
 from hindmost_collector.simulate.write import write
+from hindmost_judge.model import COLLECTIVES, empty
 
 from tests.scenarios import loads
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 SLOW = {"rank": 2, "compute": 3.0}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
 
 FAULTS = [
     Fault("input", (3,), 0.2),

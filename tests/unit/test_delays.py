@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 

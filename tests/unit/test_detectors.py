@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector import detector, detectors
-from hindmost_collector.detector import Case, Registered, in_order, register
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement.verdict import Verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge import detect, detector
+from hindmost_judge.detector import Case, Registered, in_order, register
+from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Verdict
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +32,8 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 def beside(monkeypatch: pytest.MonkeyPatch, **more: detector.Detector) -> None:
     """Let the judge ask these first, and then all others."""
-    known = detectors.load()
-    monkeypatch.setattr(detectors, "load", lambda: {**more, **known})
+    known = detect.load()
+    monkeypatch.setattr(detect, "load", lambda: {**more, **known})
 
 
 def nothing(case: Case) -> list[Verdict]:
@@ -42,7 +42,7 @@ def nothing(case: Case) -> list[Verdict]:
 
 def test_a_detector_is_asked_after_those_whose_verdicts_it_wants() -> None:
     """Of those in the folder, and else by name."""
-    asked = list(detectors.load())
+    asked = list(detect.load())
     assert set(asked) >= {"host_bound", "input_bound", "slow_link", "slow_network", "uneven", "uneven_stages"}
     assert asked.index("input_bound") < asked.index("host_bound")
     assert asked.index("slow_link") < min(asked.index("slow_network"), asked.index("uneven_stages"))

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import examine, requirements
-from hindmost.attach import stacks
-from hindmost.cli import main
-from hindmost.examine import host, jobs
-from hindmost.examine.finding import Machine
+from hindmost import requirements
 from hindmost.native import build
+from hindmost_agent import stacks
+from hindmost_cli import main
+from hindmost_cli.doctor import checks, host, jobs
+from hindmost_cli.doctor.finding import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +51,8 @@ def test_a_bare_machine_is_described(bare: Machine, monkeypatch: pytest.MonkeyPa
     """Where nothing can be seen every check still answers, and says what is lost by it."""
     monkeypatch.setattr(stacks, "_beside_interpreter", list)
     monkeypatch.setattr(stacks, "_beside_modules", list)
-    findings = examine.examine(bare)
-    assert list(findings) == list(examine.CHECKS)
+    findings = checks.examine(bare)
+    assert list(findings) == list(checks.CHECKS)
     assert {finding.state for finding in findings.values()} <= STATES
     unseen = ("mpi", "compiler", "gpu", "shared memory", "cgroup", "pressure", "run queue", "stacks")
     if sys.version_info >= (3, 14):
@@ -80,8 +80,8 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
     def broken(_: Machine) -> None:
         raise RuntimeError("struck by lightning")
 
-    monkeypatch.setitem(examine.CHECKS, "gpu", broken)
-    assert "struck by lightning" in examine.examine(bare)["gpu"].found
+    monkeypatch.setitem(checks.CHECKS, "gpu", broken)
+    assert "struck by lightning" in checks.examine(bare)["gpu"].found
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
     ],
 )
 def test_what_files_say(
-    bare: Machine, check: Callable[[Machine], examine.Finding], files: dict[str, str], state: str, says: str
+    bare: Machine, check: Callable[[Machine], checks.Finding], files: dict[str, str], state: str, says: str
 ) -> None:
     """Each check reads the kernel's own files, below the root it is given."""
     for path, text in files.items():
@@ -184,7 +184,7 @@ def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libz.so.1: no such file')")
     machine = Machine(root=bare.root, environ={**bare.environ, "PYTHONPATH": str(bare.root)})
-    assert jobs.agent(machine) == examine.Finding(
+    assert jobs.agent(machine) == checks.Finding(
         "no",
         "hindmost_agent.service cannot be loaded: ImportError: libz.so.1: no such file",
         jobs.agent(machine).lost,
@@ -223,7 +223,7 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     """--format json holds the same findings, a key a check."""
     assert main(["doctor", "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert list(said) == list(examine.CHECKS)
+    assert list(said) == list(checks.CHECKS)
     assert said["python"]["state"] == "yes"
 
 

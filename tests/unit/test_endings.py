@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import endings
-from hindmost_collector.judgement.compare import compare
-from hindmost_collector.model import FINISHED, RUNNING, VANISHED, Job, Run
+from hindmost_collector.comparison import compare
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report import html, text
-from hindmost_collector.store.parquet import ParquetStore, read_run
+from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_collector.store.schema import arrow_schema
-from hindmost_collector.stream.chunk import from_rows
+from hindmost_judge.judge import judge
+from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run
+from hindmost_judge.verdict import endings
 
 from tests.scenarios import loads
 

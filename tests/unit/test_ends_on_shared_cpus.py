@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import episodes
-from hindmost_collector.settings import DEFAULT
+from hindmost_judge.detect import episodes
+from hindmost_judge.settings import DEFAULT
 
 
 @pytest.mark.parametrize(

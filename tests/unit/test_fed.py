@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import fed
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.causes import launch_bound
+from hindmost_judge.judge import judge
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -71,7 +71,9 @@ class Case:
     def slower(self) -> float | None:
         """By how many ms the first slow rank's host is reported to be slower."""
         blocks, run = self.blocks()
-        found = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks)).slower(self.slow[0], np.arange(STEPS))
+        found = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
+            self.slow[0], np.arange(STEPS)
+        )
         return found / MS if found is not None else None
 
 
@@ -101,7 +103,7 @@ def test_ranks_of_which_nothing_else_is_known_are_no_others() -> None:
     blocks, run = Case(USUAL * 1.17).blocks()
     table = {name: np.concatenate([column, column[-40:]]) for name, column in run.collectives.items()}
     table["rank"][-40:] = 7
-    assert fed._Hosts(table, blocks, fed.waits_for_host(blocks)).slower(2, np.arange(STEPS)) == 0.0
+    assert launch_bound._Hosts(table, blocks, launch_bound.waits_for_host(blocks)).slower(2, np.arange(STEPS)) == 0.0
 
 
 @pytest.mark.parametrize(("steps", "sure"), [(6, False), (STEPS, True)])
@@ -109,7 +111,9 @@ def test_some_steps_that_take_a_host_longer_are_not_enough(steps: int, sure: boo
     """Its input takes twice the others', or anything: six such steps may be chance, forty are none."""
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2] = np.tile([0.4, 1.4, 2.2, 2.4, 3.2, 3.8], 7)[:STEPS] * MS
-    found = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks)).slower(2, np.arange(steps))
+    found = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
+        2, np.arange(steps)
+    )
     assert found is not None
     assert (found > 0) == sure
 
@@ -134,7 +138,7 @@ def test_what_a_host_needs_that_is_held_up_shows_where_it_is_not(held: bool) -> 
     own = USUAL.copy()
     own[1] += 20
     blocks, run = Case(own, at=1).blocks()
-    hosts = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks))
+    hosts = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
     for peer in (0, 1) if held else ():
         hosts._between(peer)[0][1, 1] = USUAL[1] * MS
     assert hosts.slower(2, np.arange(STEPS)) == pytest.approx(20 * MS if held else 0.0)
@@ -146,7 +150,7 @@ def test_what_hosts_once_took_less_for_is_no_measure(usual: float, least: float,
     gaps = USUAL.copy()
     gaps[1] = own
     blocks, run = Case(gaps).blocks()
-    hosts = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks))
+    hosts = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
     for peer in (0, 1):
         hosts._between(peer)[0][:, 1] = usual * MS
         hosts._between(peer)[0][1, 1] = least * MS
@@ -159,8 +163,8 @@ def test_stalls_are_judged_by_themselves() -> None:
     late[3::7] = 90.0 * MS
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2, 3::7] += 90.0 * MS
-    hosts = fed._Hosts(run.collectives, blocks, fed.waits_for_host(blocks))
-    slower = [(some.tolist(), hosts.slower(2, some)) for some in fed._alike(steps, late)]
+    hosts = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    slower = [(some.tolist(), hosts.slower(2, some)) for some in launch_bound._alike(steps, late)]
     stalls = [(some, found) for some, found in slower if 3 in some]
     assert stalls == [(list(range(3, STEPS, 7)), pytest.approx(90.0 * MS))]
     assert [found for some, found in slower if 3 not in some] == [0.0]
@@ -171,7 +175,10 @@ def test_steps_in_a_row_are_judged_together(often: int) -> None:
     """No stalls, or so few that they tell nothing of a host, are no steps by themselves."""
     late = np.full(STEPS, 5.0 * MS)
     late[: 9 * often : 9] = 90.0 * MS
-    assert [some.tolist() for some in fed._alike(np.arange(STEPS), late)] == [[*range(20)], [*range(20, STEPS)]]
+    assert [some.tolist() for some in launch_bound._alike(np.arange(STEPS), late)] == [
+        [*range(20)],
+        [*range(20, STEPS)],
+    ]
 
 
 def test_hosts_of_other_operations_are_no_measure() -> None:
@@ -181,7 +188,7 @@ def test_hosts_of_other_operations_are_no_measure() -> None:
 
 def test_a_gpu_waits_for_its_host_where_nothing_waits_for_the_gpu() -> None:
     """Rank 2's operations run as they are enqueued; the others' a step later."""
-    waits = fed.waits_for_host(Case(USUAL).blocks()[0])
+    waits = launch_bound.waits_for_host(Case(USUAL).blocks()[0])
     assert waits is not None
     assert waits.mean(axis=1).tolist() == [0.0, 0.0, 1.0]
 
@@ -193,9 +200,9 @@ def test_a_gpu_waits_for_its_host_where_it_is_late_though_it_queues_in_most_of_t
     blocks.joined.start[2, place >= 2] += 30.0 * MS
     blocks.joined.duration = np.full(blocks.joined.start.shape, MS)
     blocks.joined.duration[:2, place < 2] += 5.0 * MS
-    late_once = fed.waits_for_host(blocks)
+    late_once = launch_bound.waits_for_host(blocks)
     blocks.overlapped, blocks.joined.gathers = True, place < 2
-    late_where = fed.waits_for_host(blocks)
+    late_where = launch_bound.waits_for_host(blocks)
     assert late_once is not None
     assert late_where is not None
     assert not late_once.any()
@@ -204,6 +211,6 @@ def test_a_gpu_waits_for_its_host_where_it_is_late_though_it_queues_in_most_of_t
 
 def test_a_clock_that_is_far_off_hides_no_wait() -> None:
     """Operations that wait for 20 ms, the shortest of them too, do wait."""
-    waits = fed.waits_for_host(Case(USUAL, waited=20.0).blocks()[0])
+    waits = launch_bound.waits_for_host(Case(USUAL, waited=20.0).blocks()[0])
     assert waits is not None
     assert not waits.any()

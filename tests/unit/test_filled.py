@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, STEPS, Job, Run, Table
-from hindmost_collector.timeline import filled
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, STEPS, Job, Run, Table
+from hindmost_judge.timeline import filled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -17,7 +17,7 @@ RUN = """
 import os, signal, sys
 for number in (signal.SIGINT, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
-from hindmost.supervise import foreground
+from hindmost_cli.run import foreground
 sys.exit(foreground.exit_like(foreground.run(sys.argv[1:], os.environ)))
 """
 ALONE = [sys.executable, "-c", RUN]
@@ -63,7 +63,7 @@ def test_signals_to_us_are_reported() -> None:
     """The caller of the command learns which signals came meanwhile, without its children's ends."""
     script = """
 import os, signal
-from hindmost.supervise import foreground
+from hindmost_cli.run import foreground
 signal.signal(signal.SIGINT, signal.SIG_DFL)
 command = ["sh", "-c", "trap '' USR1; kill -USR1 $PPID; kill -INT $PPID; exec sleep 20"]
 heard = []
@@ -115,7 +115,7 @@ def test_the_command_does_not_outlive_us() -> None:
 )
 def test_a_command_that_cannot_be_run(what: str, code: int, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     """What cannot be run is named in one line, with a shell's exit code."""
-    from hindmost.cli import main
+    from hindmost_cli import main
 
     assert main(["run", "--", what]) == code
     said = capsys.readouterr().err

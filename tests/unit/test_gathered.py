@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, UNMEASURED, Run
-from hindmost_collector.timeline import gathered
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, UNMEASURED, Run
+from hindmost_judge.timeline import gathered
 
 from tests.scenarios.loads import Load, make
 

@@ -6,8 +6,8 @@ import dataclasses
 import json
 
 import numpy as np
-from hindmost_collector.explain.telemetry import with_gpus
-from hindmost_collector.stream.chunk import from_rows
+from hindmost_collector.ingest.chunk import from_rows
+from hindmost_judge.causes.telemetry import with_gpus
 
 from tests.scenarios import loads
 

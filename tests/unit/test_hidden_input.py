@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import hidden_input
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.causes import hidden_input
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
 
 
 def fetching(ms: dict[int, float], *faults: Fault) -> Run:

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judgement.hosts_unseen import without_doubtful
-from hindmost_collector.judgement.verdict import Verdict
+from hindmost_judge.verdict.missing_launches import without_doubtful
+from hindmost_judge.verdict.schema import Verdict
 
 STEPS = 100
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.timeline import in_a_row
+from hindmost_judge.judge import judge
+from hindmost_judge.timeline import repeated_calls as in_a_row
 
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 STEPS = 100
 Gaps = np.ndarray[Any, np.dtype[np.float64]]

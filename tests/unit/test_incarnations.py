@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.timeline import incarnations
+from hindmost_judge.judge import judge
+from hindmost_judge.timeline import incarnations
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run, Table
+    from hindmost_judge.model import Run, Table
 
 _LATER_NS = 600 * 10**9
 

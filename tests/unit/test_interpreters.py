@@ -11,9 +11,10 @@ from pathlib import Path
 
 import hindmost
 import pytest
-from hindmost import isolation, ring
+from hindmost import ring
 from hindmost.native import build
-from hindmost.supervise import environment
+from hindmost_cli.run import environment
+from hindmost_cli.run.kept_out import kept_out
 
 PACKAGE = Path(hindmost.__file__).parent
 
@@ -87,7 +88,7 @@ def test_who_is_seen(tmp_path: Path, interpreter: Path, entry: str, way: str) ->
     seen = _is_seen(tmp_path, wrapper, environ)
     assert seen is (way != "-S" and (entry != "by PYTHONPATH" or way not in IGNORED))
     if options in {"-I", "-E", "-S"}:
-        said = isolation.kept_out([str(interpreter / "bin/python"), options, "train.py"], environ)
+        said = kept_out([str(interpreter / "bin/python"), options, "train.py"], environ)
         assert (said is None) is seen
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import interrupted
-from hindmost_collector.judge import judge
+from hindmost_judge.causes import interrupted
+from hindmost_judge.judge import judge
 
 from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 

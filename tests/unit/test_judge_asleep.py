@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import crowded as crowded_of
-from hindmost_collector.judge import judge
-from hindmost_collector.model import FINISHED, METRICS, empty
 from hindmost_collector.report.rendered import of_verdict
-from hindmost_collector.settings import DEFAULT
-from hindmost_collector.timeline import blocks as blocks_of
+from hindmost_judge.causes import oversubscribed_verdicts as crowded_of
+from hindmost_judge.judge import judge
+from hindmost_judge.model import FINISHED, METRICS, empty
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks as blocks_of
 
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
-    from hindmost_collector.model import Run, Table
+    from hindmost_judge.model import Run, Table
+    from hindmost_judge.verdict.schema import Report
 
 CPUS = 2
 LATE_MS = 30.0

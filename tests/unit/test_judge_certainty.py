@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.settings import Settings
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import Settings
 
 from tests.scenarios.loads import Load, make
 

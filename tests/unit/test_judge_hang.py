@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors.hang import _steps_done
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
+from hindmost_collector.formats import columns
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report.rendered import of_verdict
-from hindmost_collector.sources import columns
-from hindmost_collector.stream.chunk import from_rows
+from hindmost_judge.detect.hang import _steps_done
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
 
 from tests.scenarios.loads import Load, hang, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
 
 FOUR = Load(ranks=4, steps=40)
 SECOND = 10**9

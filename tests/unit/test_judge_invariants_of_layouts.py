@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.moved import renamed, shifted
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 STEP_MS = 100.0
 

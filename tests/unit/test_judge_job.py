@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detector import Case
-from hindmost_collector.detectors import host_bound as host_bound_of
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement.verdict import Verdict
-from hindmost_collector.model import FINISHED, RUNNING, VANISHED
+from hindmost_collector.formats import columns
 from hindmost_collector.report import text
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.sources import columns
-from hindmost_collector.timeline.blocks import build
+from hindmost_judge.detect import host_bound as host_bound_of
+from hindmost_judge.detector import Case
+from hindmost_judge.judge import judge
+from hindmost_judge.model import FINISHED, RUNNING, VANISHED
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline.blocks import build
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run, Table
+    from hindmost_judge.model import Run, Table
 
 
 def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
 

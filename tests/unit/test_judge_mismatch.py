@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 
 def differing(ranks: list[int], first: int, source: str = "hindmost") -> Run:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import Job, Run
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Job, Run
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
+    from hindmost_judge.verdict.schema import Report
 
 TABLES = ("rank", "node", "stage", "cause", "phase")
 

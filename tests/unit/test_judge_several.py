@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import straggler
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement.job_verdicts import until
-from hindmost_collector.robust import peers_median
-from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.timeline import blocks as blocks_of
+from hindmost_judge.detect import straggler
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT, Settings
+from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.verdict.whole_job import until
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
 
 def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:

@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import stall_sets
-from hindmost_collector.judge import judge
-from hindmost_collector.robust import peers_median
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
-from hindmost_collector.timeline import calm_peers
-from hindmost_collector.timeline.blocks import build
+from hindmost_judge.detect import stall_sets
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.timeline import small_cohorts
+from hindmost_judge.timeline.blocks import build
 
 
 @pytest.mark.parametrize("count", range(2, 33))
@@ -21,7 +21,7 @@ def test_early_ranks_are_on_time_however_many_are_late(count: int) -> None:
     """What ranks are beyond the median of their peers says in full how far they are apart."""
     came = np.random.default_rng(count).normal(size=(count, 20))
     early = np.sort(came, axis=0)[(count - 1) // 4]
-    behind = calm_peers.behind(came - peers_median(came), np.zeros(count, np.int64))
+    behind = small_cohorts.behind(came - peers_median(came), np.zeros(count, np.int64))
     assert behind == pytest.approx(came - early)
 
 
@@ -137,8 +137,8 @@ def test_ranks_of_a_large_job_are_set_against_their_median(
     """Ordering all ranks in each step takes longer than the rest of an evaluation, and few can move the median of so
     many."""
     asked: list[int] = []
-    behind = calm_peers.behind
-    monkeypatch.setattr(calm_peers, "behind", lambda late, role: asked.append(len(late)) or behind(late, role))
+    behind = small_cohorts.behind
+    monkeypatch.setattr(small_cohorts, "behind", lambda late, role: asked.append(len(late)) or behind(late, role))
     assert sorted(stall_sets.find(_blocks(count, _each(range(3))), DEFAULT)) == [0, 1, 2]
     assert asked == ([count] if sorted_out else [])
 

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import intermittent
-from hindmost_collector.judge import judge
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
-from hindmost_collector.timeline.blocks import build
+from hindmost_judge.detect import intermittent
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline.blocks import build
 
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
-    from hindmost_collector.timeline.blocks import Blocks
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats
 
 
 @pytest.mark.parametrize("seed", [0, 2])

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import RANKS, STEPS, Job, Run, empty
+from hindmost_judge.judge import judge
+from hindmost_judge.model import RANKS, STEPS, Job, Run, empty
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
 MS = 1_000_000
 STEPS_MADE = 120

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import ANY_PEER, SENDS
-from hindmost_collector.sources.columns import table
+from hindmost_collector.formats.columns import table
+from hindmost_judge.judge import judge
+from hindmost_judge.model import ANY_PEER, SENDS
 
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
 
 SECOND = 10**9
 WORLD, PAIR = 7, 9

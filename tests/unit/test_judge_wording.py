@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import straggler
-from hindmost_collector.explain.causes import Cause
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import wording, wording_balanced
-from hindmost_collector.judgement.wording import duration, ms, why
+from hindmost_collector.recordings import load
 from hindmost_collector.report import text
 from hindmost_collector.report.rendered import of_verdict
-from hindmost_collector.settings import DEFAULT, Settings
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.sources import load
-from hindmost_collector.timeline.blocks import build
+from hindmost_judge.causes.table import Cause
+from hindmost_judge.detect import straggler
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT, Settings
+from hindmost_judge.timeline.blocks import build
+from hindmost_judge.verdict import wording, wording_balanced
+from hindmost_judge.verdict.wording import duration, ms, why
 
 from tests.scenarios.loads import Load, hang, make
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import coming_last
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_collector.sources import load
-from hindmost_collector.timeline import blocks, lanes
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks, host_lanes
+from hindmost_judge.verdict import last_ranks
 
 RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
 
@@ -22,18 +22,18 @@ def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> N
     """So are those that gather parameters: hosts wait in many places there."""
     found = blocks.build(load(RECORDINGS / f"{name}.tar.xz"), DEFAULT)
     assert found is not None
-    assert lanes.by_work(found) is found
+    assert host_lanes.by_work(found) is found
 
 
 def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     """It says what the rank's own work is longer by, and what that costs, as the table does."""
     built = blocks.build(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
     assert built is not None
-    found = lanes.by_work(built)
+    found = host_lanes.by_work(built)
     assert found.lanes is not None
     last = np.zeros(found.last.shape)
     last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)
-    (told,) = coming_last.notes(replace(found, last=last, wait=wait), [])
+    (told,) = last_ranks.notes(replace(found, last=last, wait=wait), [])
     why = "only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
     assert told == f"rank 2 is last in 100 % of collectives {why}"
     assert len(told.split()) <= 25
@@ -63,5 +63,5 @@ def test_a_rank_that_comes_last_works_longer_only_if_its_cpu_time_says_so(part: 
     later[1] = 2e6
     parts = dict.fromkeys(("self_cpu", "self_runqueue", "self_blocked"), np.zeros(later.shape)) | {part: later}
     last, wait = (later > 0).astype(float), np.full(later.shape, built.step_ns)
-    (note,) = coming_last.notes(replace(built, excess=later, parts=parts, last=last, wait=wait), [])
+    (note,) = last_ranks.notes(replace(built, excess=later, parts=parts, last=last, wait=wait), [])
     assert note == f"rank 1 is last in 100 % of collectives: {said}"

@@ -8,8 +8,8 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import launchers
-from hindmost.launchers import _hosts, mpirun, srun
+from hindmost_cli import launchers
+from hindmost_cli.launchers import _hosts, mpirun, srun
 
 if TYPE_CHECKING:
     from pathlib import Path

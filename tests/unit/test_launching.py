@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import launching
-from hindmost_collector.settings import DEFAULT
+from hindmost_judge.causes import launching
+from hindmost_judge.settings import DEFAULT
 
 RANKS, STEPS = 4, 64
 MS = 1e6

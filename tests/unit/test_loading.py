@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
 
 
 def sampled(run: Run, *, workers: int, rank: int, **rates: float) -> Run:

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import TABLES, empty
 from hindmost_collector.report.rendered import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import TABLES, empty
 
 
 def _job(cause: str, onset: int, layout: str = "dp", end: int | None = None) -> Scenario:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
-from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.formats.columns import concatenate, table
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
 MS = 1_000_000
 SLOW, STEPS, EVERY = 20, 120, 12

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.cli import main
 from hindmost.native import build, mpi
+from hindmost_cli import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable

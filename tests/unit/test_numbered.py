@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.timeline.numbered import found_in, numbered
+from hindmost_judge.timeline.whole_numbers import found_in, numbered
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.costs import whatif
-from hindmost_collector.detectors import straggler
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement.verdicts import of_habits
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.timeline import blocks as blocks_of
+from hindmost_judge.detect import straggler
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.verdict.slow_ranks import of_habits
+from hindmost_judge.whatif import savings
 
 from tests.scenarios.loads import Load, make
 
@@ -36,7 +36,7 @@ def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     blocks = blocks_of.build(simulate(Scenario(4, faults=(Fault("compute", (0,), 0.1, 20, 50),))).run, DEFAULT)
     assert blocks is not None
     blocks = replace(blocks, period=np.full(len(blocks.steps), 48_813_815.52214547))
-    assert whatif.observed_change(blocks, slice(20, 50)) is None
+    assert savings.observed_change(blocks, slice(20, 50)) is None
     (verdict,), notes = of_habits(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
     assert (verdict.ranks, notes) == ((0,), [])
 
@@ -58,6 +58,6 @@ def test_waits_of_peers_that_end_with_the_onset_are_not_taken_out_of_the_steps_b
     late = np.arange(len(blocks.steps)) >= 75
     waits = np.where(late, 0.0, np.random.default_rng(1).uniform(0.0, 20e6, len(late)))
     blocks = replace(blocks, period=np.where(late, 50e6, 30e6 + waits))
-    change = whatif.observed_change(blocks, slice(75, None), replayed=waits)
+    change = savings.observed_change(blocks, slice(75, None), replayed=waits)
     assert change is not None
     assert change.longer == pytest.approx(10e6, rel=0.15)

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.explain import off_cpu
+from hindmost_judge.causes import off_cpu
 
 if TYPE_CHECKING:
     import pytest
-    from hindmost_collector.align import Floats
+    from hindmost_judge.types import Floats
 
 STEPS = 40
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
+    from hindmost_judge.verdict.schema import Report
 
 ALL = tuple(range(16))
 STEPS, ONSET = 100, 50

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import load
-from hindmost_collector.timeline import overlapping
+from hindmost_judge.judge import judge
+from hindmost_judge.timeline import overlapping
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
 from hindmost_collector.report import text
+from hindmost_judge.judge import judge
 
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
 
 QUEUE = "hindmost_process_runqueue_seconds_total"
 CPU = "hindmost_process_cpu_seconds_total"

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import own_work, straggler
-from hindmost_collector.robust import peers_median
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_collector.timeline.blocks import Blocks, build
+from hindmost_judge.detect import self_time, straggler
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.timeline.blocks import Blocks, build
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_judge.types import Floats
 
 MS = 1e6
 RANKS, SLOW = 4, 3
@@ -83,7 +83,7 @@ def test_a_forward_that_was_timed_in_few_steps_says_nothing_surely(share: float,
     steps = len(blocks.steps)
     forward = np.where(np.arange(steps) < share * steps, blocks.parts["gpu_forward"], np.nan)
     timed = replace(blocks, parts={"gpu_forward": forward})
-    assert own_work.surely_longer(timed, SLOW, slice(0, steps), 9.0 * MS, DEFAULT) == known
+    assert self_time.surely_longer(timed, SLOW, slice(0, steps), 9.0 * MS, DEFAULT) == known
 
 
 def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
@@ -99,7 +99,7 @@ def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
         blocks.joined = SimpleNamespace(gpu_time=True, enqueue=launched, start=launched + 0.1 * MS)
         blocks.starts, blocks.step_ns = np.arange(len(longer)), 100 * MS
         blocks.ended, blocks.took = began + 90 * MS, np.full(began.shape, 90 * MS)
-    return own_work.surely_longer(blocks, SLOW, slice(0, len(longer)), 9.0 * MS, DEFAULT)
+    return self_time.surely_longer(blocks, SLOW, slice(0, len(longer)), 9.0 * MS, DEFAULT)
 
 
 @pytest.mark.parametrize(("steps", "known"), [(DEFAULT.min_steps - 1, False), (DEFAULT.min_steps, True)])

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, empty
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, empty
 
 ONSET, STEPS = 20, 80
 

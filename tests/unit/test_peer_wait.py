@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import align
-from hindmost_collector.model import Job, Run
-from hindmost_collector.stream.chunk import from_rows
+from hindmost_collector.ingest.chunk import from_rows
+from hindmost_judge.model import Job, Run
+from hindmost_judge.timeline import join
 
 if TYPE_CHECKING:
-    from hindmost_collector.align import Floats
+    from hindmost_judge.types import Floats
 
 MS = 1_000_000
 
@@ -27,7 +27,7 @@ def _waited(transfers: list[tuple[str, int, int]]) -> Floats:
         (0, 9, seq, op, start * MS, took * MS, 8, 0, 1, -1, -1, -1, -1, -1)
         for seq, (op, start, took) in enumerate(transfers)
     ]
-    grid = align.grid(Run(Job(id="made"), collectives=from_rows("collectives", rows)))
+    grid = join.grid(Run(Job(id="made"), collectives=from_rows("collectives", rows)))
     assert grid is not None
     return grid.peer_wait / MS
 

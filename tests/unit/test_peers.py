@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.costs import whatif
-from hindmost_collector.detectors import intermittent, straggler
-from hindmost_collector.explain import backward
-from hindmost_collector.judgement.job_verdicts import since
+from hindmost_judge.causes import backward
+from hindmost_judge.detect import intermittent, straggler
+from hindmost_judge.verdict.whole_job import since
+from hindmost_judge.whatif import savings
 
 STEPS = 4_000
 
@@ -65,5 +65,5 @@ def test_what_stalls_cost_is_seen_in_the_steps_of_five(stalls: int, longer: floa
     period[stalled] += 40.0
     period[stalled[:2]] += 500.0
     blocks: Any = SimpleNamespace(steps=np.arange(100), period=period)
-    found = whatif.longer_when(blocks, stalled)
+    found = savings.longer_when(blocks, stalled)
     assert (found and found[0]) == longer

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.costs import bubbles
-from hindmost_collector.judge import judge
 from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
-from hindmost_collector.timeline import schedule, starved
+from hindmost_judge.judge import judge
+from hindmost_judge.timeline import gpu_starvation, schedule
+from hindmost_judge.whatif import pipeline_replay
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 FOUR: dict[str, Any] = {"ranks": 4, "steps": 100, "layout": "pp_dp", "pipeline": 4}
 
@@ -88,9 +88,9 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
         steps=steps,
         enqueue=np.array([start[0] - queued, start[1] - 1e6]) + 2e6,
     )
-    built = bubbles.build(order, np.array([0, 1]), len(steps))
+    built = pipeline_replay.build(order, np.array([0, 1]), len(steps))
     assert built is not None
-    idle = starved.find(order, built, np.array([0, 1]), (2, len(steps)))
+    idle = gpu_starvation.find(order, built, np.array([0, 1]), (2, len(steps)))
     assert idle is not None
     np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
 

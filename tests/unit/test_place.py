@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost.supervise import environment, place
+from hindmost_cli.run import environment, place
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.costs import planned
-from hindmost_collector.detectors import uneven
-from hindmost_collector.judge import judge
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.formats.columns import concatenate, table
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.sources.columns import concatenate, table
-from hindmost_collector.timeline import blocks as blocks_of
+from hindmost_judge.detect import uneven
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.whatif import planned
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
-    from hindmost_collector.timeline.blocks import Blocks
+    from hindmost_judge.model import Run
+    from hindmost_judge.timeline.blocks import Blocks
 
 STEPS, STEP_MS = 150, 100.0
 NO_STEPS = table("steps", rank=[])

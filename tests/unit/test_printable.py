@@ -7,12 +7,12 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.cli import main
 from hindmost.errors import UsageError
 from hindmost.printable import MOST, one_line, printable
-from hindmost_collector.judge import judge
+from hindmost_cli import main
 from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Scenario, simulate
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.model import PROFILED
-from hindmost_collector.settings import DEFAULT
+from hindmost_collector.formats.columns import table
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_collector.sources.columns import table
-from hindmost_collector.timeline import profiled
-from hindmost_collector.timeline.blocks import build
+from hindmost_judge.model import PROFILED
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import profiled
+from hindmost_judge.timeline.blocks import build
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.cli import main
+from hindmost_cli import main
 from hindmost_collector.report.columns import deciding
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write

@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hindmost_collector.robust import alike, lower_median, median, or_zero
+from hindmost_judge.stats.robust import alike, lower_median, median, or_zero
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays

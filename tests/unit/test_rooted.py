@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import align, coded
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run
-from hindmost_collector.sources.columns import concatenate, table
-from hindmost_collector.timeline import rooted
-from hindmost_collector.timeline.operation_names import is_rooted
+from hindmost_collector.formats.columns import concatenate, table
+from hindmost_judge import dictionary_encoding
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run
+from hindmost_judge.timeline import join, rooted
+from hindmost_judge.timeline.operation_names import is_rooted
 
 MS = 1_000_000
 RANKS, STEPS = 4, 60
@@ -65,9 +65,9 @@ def _calls(op: str, step: int, start: Any, took: Any, size: int, comm: int | np.
 
 def counted(run: Run) -> int:
     """How many of a run's broadcasts count as ones that are waited in."""
-    code, names = coded.codes(run.collectives["op"])
+    code, names = dictionary_encoding.codes(run.collectives["op"])
     gives = np.array([is_rooted(name) for name in names])
-    return int(rooted.awaited(run.collectives, code, gives, align.synchronising(run.collectives, (code, names))).sum())
+    return int(rooted.awaited(run.collectives, code, gives, join.synchronising(run.collectives, (code, names))).sum())
 
 
 def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:

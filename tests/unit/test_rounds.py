@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector import align
-from hindmost_collector.model import GPU_TIME, Job, Run
-from hindmost_collector.sources.columns import concatenate, table
-from hindmost_collector.timeline import rounds
+from hindmost_collector.formats.columns import concatenate, table
+from hindmost_judge.model import GPU_TIME, Job, Run
+from hindmost_judge.timeline import join, rounds
 
 MS = 1_000_000
 RANKS, STEPS = 3, 20
@@ -36,10 +35,10 @@ def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) 
         table("ranks", rank=np.arange(RANKS), world_size=RANKS, pid=np.arange(RANKS) + 1),
         collectives=concatenate("collectives", rows),
     )
-    grid = align.grid(run)
+    grid = join.grid(run)
     assert grid is not None
     starts = np.arange(STEPS) * len(delays) * len(kinds)
-    return np.median(rounds.late(grid, align.own_time(grid), starts), axis=1) / MS
+    return np.median(rounds.late(grid, join.own_time(grid), starts), axis=1) / MS
 
 
 def _call(seq: int, op: str, size: int, start: Any, end: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import UNMEASURED, Job, Run
-from hindmost_collector.sources.columns import table
-from hindmost_collector.timeline.phases import busy
+from hindmost_collector.formats.columns import table
+from hindmost_judge.judge import judge
+from hindmost_judge.model import UNMEASURED, Job, Run
+from hindmost_judge.timeline.phases import busy
 
 RANKS, STEPS, EVERY = 4, 80, 8
 MS = 1_000_000

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.explain.sampled import SOURCES, Samples
-from hindmost_collector.explain.telemetry import Metrics
-from hindmost_collector.model import Job, Run
-from hindmost_collector.sources.columns import table
+from hindmost_collector.formats.columns import table
+from hindmost_judge.causes.sampled import SOURCES, Samples
+from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.model import Job, Run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.explain.telemetry import Series
+    from hindmost_judge.causes.telemetry import Series
 
 RANKS = np.arange(5)
 #: The last two ranks share a GPU.

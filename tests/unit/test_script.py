@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 
 import pytest
-from hindmost.script import script, split
+from hindmost.identity import LAUNCHER_MODULES
 from hindmost_collector.report.headline import title
+from hindmost_judge.script import RUNNERS, script, split
 
 
 @pytest.mark.parametrize(
@@ -60,3 +61,8 @@ def test_a_report_is_called_as_the_job_is() -> None:
     job = {"id": "j", "command": "mpirun -np 2 python 'my job.py' --steps 3"}
     assert title({"job": job}) == "hindmost · my job.py"
     assert split("python 'my jo") == ["python", "'my", "jo"]
+
+
+def test_the_judge_knows_every_launcher_that_the_probe_knows() -> None:
+    """Modules that are no script of the user's are the same in both, though neither imports the other."""
+    assert set(LAUNCHER_MODULES) <= set(RUNNERS)

@@ -6,18 +6,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector import align
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_collector.timeline import marked
+from hindmost_judge.timeline import join, step_of_collective
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_steps_begin_where_they_are_marked_and_not_at_any_long_gap(seed: int) -> None:
     """Collectives that do not say their step, as those of a running job: each is of the step in which it was run."""
     run = simulate(Scenario(8, 60, seed=seed, layout="fsdp")).run
-    grid = align.grid(run)
+    grid = join.grid(run)
     assert grid is not None
     untold = replace(grid, step=np.full_like(grid.step, -1))
-    found = marked.numbers(untold, align.own_time(untold), run.steps)
+    found = step_of_collective.numbers(untold, join.own_time(untold), run.steps)
     assert (found == grid.step)[found >= 0].all()
     assert np.mean(found >= 0) > 0.9

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector import align, constant
-from hindmost_collector.judge import judge
-from hindmost_collector.model import Job
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.timeline import phases
+from hindmost_judge import constant
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Job
+from hindmost_judge.timeline import join, phases
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 
 def _of_the_last(run: Run, steps: int) -> Run:
@@ -33,7 +33,7 @@ def test_collectives_that_are_not_judged_are_not_joined(
     """Those of eight steps are not looked at; whom the marks name is named either way."""
     made = simulate(Scenario(8, 60, seed=3, gpu_bound="compute", faults=(Fault("compute", (5,), 0.2),)))
     run, asked = _of_the_last(made.run, steps), []
-    monkeypatch.setattr(align, "grid", lambda run, grid=align.grid: asked.append(run) or grid(run))
+    monkeypatch.setattr(join, "grid", lambda run, grid=join.grid: asked.append(run) or grid(run))
     (verdict,) = judge(run).verdicts
     assert (verdict.kind, verdict.ranks, bool(asked)) == ("straggler", (5,), joined)
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
 
 NOTE = "queued work hides it in most steps"
 

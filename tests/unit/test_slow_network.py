@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors import slow_network
-from hindmost_collector.detectors.slow_network import SlowNetwork
-from hindmost_collector.judge import judge
-from hindmost_collector.model import Past
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_judge.detect import slow_network
+from hindmost_judge.detect.slow_network import SlowNetwork
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Past
 
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Verdict
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
 
 STEPS, ONSET = 140, 60
 

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import slowed
 from hindmost_collector.report import text
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
-from hindmost_collector.timeline import blocks
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks
+from hindmost_judge.verdict import all_slower
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report
+    from hindmost_judge.verdict.schema import Report
 
 _ALL = tuple(range(8))
 
@@ -52,9 +52,9 @@ def test_where_verdicts_cost_more_than_steps_take_nothing_is_left_to_have_slowed
     run = simulate(Scenario(8, 150, 77, faults=(Fault("compute", _ALL, 0.2, 60),))).run
     built = blocks.build(run, DEFAULT)
     assert built is not None
-    assert slowed.find(built, []) is not None
+    assert all_slower.find(built, []) is not None
     stalls = replace(judge(run).verdicts[0], kind="intermittent", since_step=0, cost_ms_per_step=1000.0)
-    assert slowed.find(built, [stalls]) is None
+    assert all_slower.find(built, [stalls]) is None
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -68,15 +68,15 @@ def test_a_calm_or_a_wandering_job_did_not_become_slow(seed: int) -> None:
 def test_what_rises_slowly_has_no_onset() -> None:
     """A ramp is longer in its second half, but since no step; a step of the same height is."""
     ramp, sharp = 1.0 + np.linspace(0, 0.4, 200), np.where(np.arange(200) < 80, 1.0, 1.2)
-    assert slowed._longer(ramp) is None
-    assert slowed._longer(sharp) == slice(80, 200)
+    assert all_slower._longer(ramp) is None
+    assert all_slower._longer(sharp) == slice(80, 200)
 
 
 @pytest.mark.parametrize(("longer", "told"), [(0.03, False), (0.07, True)])
 def test_some_per_cent_longer_are_no_slow_down(longer: float, told: bool) -> None:
     """Clocks and neighbours make that of a healthy job: it is reported from a twentieth on."""
     period = np.where(np.arange(200) < 80, 1.0, 1.0 + longer)
-    assert slowed._longer(period) == (slice(80, 200) if told else None)
+    assert all_slower._longer(period) == (slice(80, 200) if told else None)
 
 
 @pytest.mark.parametrize(("every", "told"), [(14, True), (7, False)])
@@ -84,4 +84,4 @@ def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, 
     """Where more than a tenth of the steps before was as long, as a regular part of the job, it did not become slow."""
     period = np.where(np.arange(200) < 80, 1.0, 1.2)
     period[3:80:every] = 1.25
-    assert slowed._longer(period) == (slice(80, 200) if told else None)
+    assert all_slower._longer(period) == (slice(80, 200) if told else None)

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hindmost_collector.explain import fed, idle_gpu
-from hindmost_collector.timeline import starved
+from hindmost_judge.causes import idle_gpu, launch_bound
+from hindmost_judge.timeline import gpu_starvation
 
 RANKS, PLACES, STEPS = 2, 3, 20
 MS = 1e6
@@ -23,7 +23,7 @@ def _idle(work: Any, queued: Any, role: tuple[int, int] = (0, 0)) -> Any:
     order: Any = SimpleNamespace(row=row, start=start * MS, enqueue=(start - waited) * MS)
     built: Any = SimpleNamespace(row=row, place=np.tile(np.arange(PLACES), RANKS), work=work.reshape(-1, STEPS) * MS)
     order.steps = built.steps = np.arange(STEPS)
-    found = starved.find(order, built, np.array(role), (RANKS, STEPS))
+    found = gpu_starvation.find(order, built, np.array(role), (RANKS, STEPS))
     assert found is not None
     return found / MS
 
@@ -65,7 +65,7 @@ def test_a_stage_is_late_by_what_its_gpu_computes_longer_whatever_it_waits_for_i
     own = np.array([[20.0] * STEPS, [30.0] * STEPS]) * MS
     waited = np.array([[0.0] * STEPS, [5.0] * STEPS]) * MS
     blocks: Any = SimpleNamespace(own=own, starved=waited, role=np.zeros(RANKS, np.int64), excess=own - own[::-1])
-    np.testing.assert_allclose(fed._computed(blocks)[1], 5.0 * MS)
+    np.testing.assert_allclose(launch_bound._computed(blocks)[1], 5.0 * MS)
     every = np.arange(STEPS)
     assert idle_gpu.of(blocks, 1, every) == 5.0 * MS
     blocks.excess = blocks.excess / 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hindmost_collector.timeline import step_times
+from hindmost_judge.timeline import step_times
 from hypothesis import given
 from hypothesis import strategies as st
 

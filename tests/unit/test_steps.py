@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.timeline.steps import Marks, are_parts, infer
+from hindmost_judge.timeline.steps import Marks, are_parts, infer
 
 LAYERS, STEPS = 12, 60
 FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6

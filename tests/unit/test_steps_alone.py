@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, COMMUNICATORS, RANKS, STEPS, Job, Run, empty
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, RANKS, STEPS, Job, Run, empty
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Table
+    from hindmost_judge.model import Table
 
 MS = 10**6
 STEPS_EACH = 60

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost.attach.stacks import UNREAD
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, NONBLOCKING, empty
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report import text
 from hindmost_collector.report.rendered import with_rendered
-from hindmost_collector.stream.chunk import from_rows
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, NONBLOCKING, empty
+from hindmost_judge.types import UNREAD
 
 from tests.scenarios.loads import Load, hang, make
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 SECOND = 10**9
 STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'

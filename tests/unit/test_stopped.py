@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report.rendered import of_verdict, with_rendered
-from hindmost_collector.stream.chunk import from_rows
+from hindmost_judge.judge import judge
 
 from tests.scenarios.loads import Load, hang, make
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hindmost_collector.judgement.verdict import Verdict
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
 
 SECOND = 10**9
 #: When the others begin to wait in ``hang``, s.

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import taking_turns
-from hindmost_collector.judge import judge
-from hindmost_collector.sources.columns import table
+from hindmost_collector.formats.columns import table
+from hindmost_judge.causes import taking_turns
+from hindmost_judge.judge import judge
 
 from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
 

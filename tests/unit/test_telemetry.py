@@ -6,9 +6,9 @@ import gc
 from dataclasses import replace
 
 import numpy as np
-from hindmost_collector.coded import codes
-from hindmost_collector.explain.telemetry import Metrics
-from hindmost_collector.model import Job, Run
+from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.model import Job, Run
 
 
 def test_metrics_are_read_once_a_run_and_leave_no_mark_on_it() -> None:

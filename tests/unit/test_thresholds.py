@@ -6,14 +6,14 @@ import dataclasses
 import json
 
 import pytest
-from hindmost.cli import main
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.running import stall
-from hindmost_collector.running.judging import Judging
-from hindmost_collector.settings import DEFAULT, Settings
+from hindmost_cli import main
+from hindmost_collector.live import stall
+from hindmost_collector.live.judging import Judging
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.thresholds import resolve
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT, Settings
 
 from docs.generate import thresholds as documentation
 
@@ -83,11 +83,14 @@ def test_no_number_of_the_judge_is_without_a_reason():
 
 def test_the_numbers_are_found_in_all_that_judges():
     """The search follows the judge's own imports: detectors, causes, costs and words, and what is asked live."""
-    wanted = ["detectors.straggler", "detectors.bursts", "costs.bubbles", "costs.whatif", "explain.causes"]
-    assert {*wanted, "running.live", "running.stall"} <= set(documentation.modules())
+    wanted = ["detect.straggler", "detect.transient", "whatif.pipeline_replay", "whatif.savings", "causes.table"]
+    wanted = [f"hindmost_judge.{one}" for one in wanted]
+    assert {*wanted, "hindmost_collector.live.verdicts", "hindmost_collector.live.stall"} <= set(
+        documentation.modules()
+    )
     known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
-    assert known["detectors.worth_a_look._STANDS_OUT"] == "3.5"
-    assert known["costs.bubbles._HELD, _HELD_NS"] == "2.0, 50000.0"
+    assert known["hindmost_judge.detect.candidate_screening._STANDS_OUT"] == "3.5"
+    assert known["hindmost_judge.whatif.pipeline_replay._HELD, _HELD_NS"] == "2.0, 50000.0"
 
 
 def test_a_set_threshold_decides_and_is_reported():

@@ -9,9 +9,9 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost.cli import main, top
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
+from hindmost_cli import main, top
+from hindmost_judge.judge import judge
 
 from tests.scenarios import loads
 

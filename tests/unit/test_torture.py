@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.native import build
-from hindmost.supervise import environment
+from hindmost_cli.run import environment
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,13 +6,13 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
 BEGIN_NS, STEP_NS = 1_795_225_915_000_000_000, 10_000_000
 

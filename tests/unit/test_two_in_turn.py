@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-from hindmost_collector.detectors import straggler
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_collector.timeline.blocks import build
+from hindmost_judge.detect import straggler
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline.blocks import build
 
 
 def test_each_turn_of_both_is_reported_whatever_a_host_did_at_the_start() -> None:

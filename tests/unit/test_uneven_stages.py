@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hindmost_collector.detectors import uneven_stages
-from hindmost_collector.judge import judge
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Noise, Scenario, Simulated, simulate
-from hindmost_collector.timeline import blocks
+from hindmost_judge.detect import uneven_stages
+from hindmost_judge.judge import judge
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks
 
 SIXTEEN: dict[str, Any] = {"ranks": 16, "steps": 100, "seed": 41, "layout": "pp_dp", "pipeline": 4}
 

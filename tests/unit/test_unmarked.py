@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.explain import fed, unmarked
-from hindmost_collector.judgement.abstaining import hosts_unmarked
-from hindmost_collector.settings import DEFAULT
+from hindmost_judge.causes import launch_bound, unmarked_steps
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict.inconclusive import hosts_unmarked
 
 STEPS, OPERATIONS = 60, 6
 MS = 1e6
@@ -66,7 +66,7 @@ class Case:
     def slower(self) -> float | None:
         """By how many ms rank 2's host is reported to be slower."""
         blocks, table = self.blocks()
-        found = unmarked.Hosts(table, blocks).slower(2, np.ones(STEPS, bool))
+        found = unmarked_steps.Hosts(table, blocks).slower(2, np.ones(STEPS, bool))
         return found / MS if found is not None else None
 
 
@@ -107,7 +107,7 @@ def test_hosts_of_other_operations_are_no_measure() -> None:
 
 def test_gpus_that_wait_for_hosts_are_known_without_marks() -> None:
     """Rank 2's operations run as they are enqueued; the others' a step later."""
-    waits = fed.waits_for_host(Case(USUAL).blocks()[0])
+    waits = launch_bound.waits_for_host(Case(USUAL).blocks()[0])
     assert waits is not None
     assert waits.mean(axis=1).tolist() == [0.0, 0.0, 1.0]
 

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Job, Run, empty
+from hindmost_collector.formats.columns import table
 from hindmost_collector.report import csv as report_csv
-from hindmost_collector.settings import DEFAULT
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.sources.columns import table
-from hindmost_collector.store.parquet import ParquetStore, read_run
-from hindmost_collector.timeline import blocks
+from hindmost_collector.store.parquet.store import ParquetStore, read_run
+from hindmost_judge.judge import judge
+from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Job, Run, empty
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline import blocks
 
 from tests.scenarios import loads
 

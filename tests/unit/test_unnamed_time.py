@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hindmost_collector.model import PHASES
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.columns import Words
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.report import columns
-from hindmost_collector.running.jobs import LiveJob
-from hindmost_collector.stream.chunk import Chunk
-from hindmost_collector.stream.columns import Words
-from hindmost_collector.stream.definitions import Definitions
-from hindmost_collector.timeline.phases import unnamed
+from hindmost_judge.model import PHASES
+from hindmost_judge.timeline.phases import unnamed
 
 MS = 1_000_000
 

@@ -6,14 +6,16 @@ import os
 import shutil
 from pathlib import Path
 
+import hindmost
 import pytest
-from hindmost import isolation
-from hindmost.supervise import place
-from hindmost_collector.judge import judge
-from hindmost_collector.judgement import unseen
-from hindmost_collector.judgement.verdict import Verdict
-from hindmost_collector.model import Job, Run, Unseen
-from hindmost_collector.sources.columns import table
+from hindmost_cli.run import place
+from hindmost_cli.run.kept_out import kept_out
+from hindmost_collector.formats.columns import table
+from hindmost_judge import isolation
+from hindmost_judge.judge import judge
+from hindmost_judge.model import Job, Run, Unseen
+from hindmost_judge.verdict import missing_ranks
+from hindmost_judge.verdict.schema import Verdict
 
 
 @pytest.mark.parametrize(
@@ -39,15 +41,15 @@ def test_a_python_with_the_pth_file_is_seen_under_isolation(tmp_path: Path) -> N
     environ = {"PATH": os.defpath}
     plain, ready = _interpreter(tmp_path / "plain"), _interpreter(tmp_path / "ready")
     site = next((tmp_path / "ready").glob("lib/python*/site-packages"))
-    agent = Path(isolation.__file__).parents[1]
+    agent = Path(hindmost.__file__).parents[1]
     (site / "agent.pth").write_text(f"{agent}\n")
     shutil.copy(agent / "hindmost/inject/hindmost.pth", site / "hindmost.pth")
-    said = isolation.kept_out((plain, "-I", "loop.py"), environ)
+    said = kept_out((plain, "-I", "loop.py"), environ)
     assert said is not None
     assert f"`{plain} -m pip install ." in said
-    assert isolation.kept_out((ready, "-I", "loop.py"), environ) is None
-    assert "drop -S" in (isolation.kept_out((ready, "-S", "loop.py"), environ) or "")
-    assert isolation.kept_out((plain, "loop.py"), environ) is None
+    assert kept_out((ready, "-I", "loop.py"), environ) is None
+    assert "drop -S" in (kept_out((ready, "-S", "loop.py"), environ) or "")
+    assert kept_out((plain, "loop.py"), environ) is None
 
 
 def _interpreter(folder: Path) -> str:
@@ -62,7 +64,7 @@ def _interpreter(folder: Path) -> str:
 def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together: float, told: bool) -> None:
     """The share of the time for which all who were seen wait at once: transfers alone make up to 0.025 of it."""
     run = Run(Job("a", source="inspector"), unseen=Unseen((3,), together))
-    (found,) = unseen.judged([Verdict(kind="balanced")], run, None)
+    (found,) = missing_ranks.judged([Verdict(kind="balanced")], run, None)
     assert any("likely for rank 3" in one for one in found.evidence) == told
 
 
@@ -70,7 +72,7 @@ def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together:
 def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, told: str) -> None:
     """Up to seven."""
     run = Run(Job("a", source="inspector"), unseen=Unseen(tuple(range(1, count + 1))))
-    (found,) = unseen.judged([], run, None)
+    (found,) = missing_ranks.judged([], run, None)
     assert told in found.advice[0]
 
 

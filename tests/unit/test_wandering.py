@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.detectors.wandering import wanders
+from hindmost_judge.detect.drifting import wanders
 
 
 def late(*whiles: tuple[int, int, float]) -> np.ndarray:

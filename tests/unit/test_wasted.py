@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.costs.wasted import rows
-from hindmost_collector.judge import judge
-from hindmost_collector.model import PHASES
 from hindmost_collector.report import headline, html, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+from hindmost_judge.model import PHASES
+from hindmost_judge.whatif.waste import rows
 
 if TYPE_CHECKING:
-    from hindmost_collector.judgement.verdict import Report, Waste
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report, Waste
 
 TABLES = ("by_rank", "by_node", "by_cause", "by_phase")
 COMPUTE, INPUT = Fault("compute", (5,), 0.12), Fault("input", (9,), 0.2)
@@ -190,6 +190,6 @@ def test_checkpoints_that_one_rank_writes_for_all_have_a_cause() -> None:
 @pytest.mark.parametrize("shown", [-1e-3, 0.0])
 def test_a_job_that_loses_nothing_wastes_nothing(monkeypatch: pytest.MonkeyPatch, shown: float) -> None:
     """Rounding of visible delays never makes the job faster than it was, nor its waste negative."""
-    monkeypatch.setattr("hindmost_collector.costs.whatif.stretched", lambda *_: np.array([shown]))
+    monkeypatch.setattr("hindmost_judge.whatif.savings.stretched", lambda *_: np.array([shown]))
     what_if = judge(simulate(Scenario(4, 40, seed=1)).run).what_if
     assert (what_if.slowdown, what_if.wasted_ratio) == (1.0, 0.0)

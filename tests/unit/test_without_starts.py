@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, Job, Run
-from hindmost_collector.sources.columns import table
+from hindmost_collector.formats.columns import table
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, Job, Run
 
 RANKS, COUNT = 4, 400
 TRANSFER, WAIT = 0.2e6, 0.5e6

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from hindmost_agent import nvml_fields
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Metric, counter, gauge, series
-from hindmost_agent.nvml import Device, opened, trouble
-from hindmost_agent.nvml_fields import Field
+from hindmost_agent.nvml import fields as nvml_fields
+from hindmost_agent.nvml.fields import Field
+from hindmost_agent.nvml.library import Device, opened, trouble
 from hindmost_agent.sampler import NAN, register
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import os
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from hindmost_agent.descendants import children_of_main, descendants
 from hindmost_agent.files import mount_text, numbers, read_once
+from hindmost_agent.jobs.descendants import children_of_main, descendants
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
 from hindmost_agent.samplers.process_threads import Stat, stat, waited
@@ -16,7 +16,7 @@ from hindmost_agent.sums import Sums
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.ranks import RankProcess
+    from hindmost_agent.jobs.ranks import RankProcess
 
 _BY = ("job", "rank")
 CHILDREN = gauge("hindmost_process_children", "Descendants of the rank: DataLoader workers and others.", *_BY)

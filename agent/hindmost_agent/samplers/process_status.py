@@ -12,7 +12,7 @@ from hindmost_agent.sampler import Sampler, register
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.ranks import RankProcess
+    from hindmost_agent.jobs.ranks import RankProcess
 
 _BY = ("job", "rank")
 ALLOWED = gauge("hindmost_process_allowed_cpus", "Cores on which the rank may run.", *_BY)

@@ -15,7 +15,7 @@ from two_lanes.noise import draw
 from two_lanes.recording import recorded
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
     from two_lanes.job import Job
 

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.judge import judge
+from hindmost_judge.judge import judge
 
 from two_lanes import simulate
 from two_lanes.families import job
@@ -14,7 +14,7 @@ from two_lanes.families import job
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
     from two_lanes.job import Fault, Job, Truth
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.model import GPU_TIME, Run
-from hindmost_collector.model import Job as RecordedJob
-from hindmost_collector.sources.columns import concatenate, table
+from hindmost_collector.formats.columns import concatenate, table
+from hindmost_judge.model import GPU_TIME, Run
+from hindmost_judge.model import Job as RecordedJob
 
 from two_lanes import programs
 
@@ -56,7 +56,7 @@ def recorded(job: Job, history: History, work: Array) -> Run:
     """The run as hindmost reads it; ``work`` [S, R] is counted in samples."""
     if job.written == "run":
         return _rows(job, history, work)
-    from hindmost_collector.sources import load  # noqa: PLC0415 - its formats need packages that judging does not
+    from hindmost_collector.recordings import load  # noqa: PLC0415 - its formats need packages that judging does not
 
     with tempfile.TemporaryDirectory() as folder:
         _traces(job, history, Path(folder))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hindmost_collector.judgement.verdict import STOPS
-from hindmost_collector.judgement.wording import UNMEASURED, duration, percent
-from hindmost_collector.model import OTHER, PHASES
+from hindmost_judge.model import OTHER, PHASES
+from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

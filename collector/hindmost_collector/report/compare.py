@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.wording import UNMEASURED, duration
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.judgement.verdict import STOPS
-from hindmost_collector.judgement.wording import UNMEASURED, duration
 from hindmost_collector.report import headline
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.rendered import doing, of_verdict

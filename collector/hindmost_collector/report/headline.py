@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hindmost.script import script, split
+from hindmost_judge.script import script, split
+from hindmost_judge.verdict.wording import duration
 
-from hindmost_collector.judgement.wording import duration
 from hindmost_collector.report.columns import part_of, ratio
 
 if TYPE_CHECKING:

@@ -6,7 +6,8 @@ import re
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judgement.wording import UNMEASURED, duration
+from hindmost_judge.verdict.wording import UNMEASURED, duration
+
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import overlap, rendered
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.judgement.verdict import UNSURE
-from hindmost_collector.judgement.wording import TWO_CAUSES, duration, names
+from hindmost_judge.verdict.schema import UNSURE
+from hindmost_judge.verdict.wording import TWO_CAUSES, duration, names
+
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.columns import part_of, ratio, without
 

@@ -7,14 +7,14 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from hindmost.printable import one_line
+from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.wording import STALL
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.judgement.verdict import STOPS
-from hindmost_collector.judgement.wording import STALL
 from hindmost_collector.report import columns, headline
 from hindmost_collector.report.rendered import overlap, rendered
 

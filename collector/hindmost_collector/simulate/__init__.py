@@ -14,7 +14,8 @@ from hindmost_collector.simulate.scenario import Fault, Noise, Scenario, Truth
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+
     from hindmost_collector.simulate.draws import Draws
 
 __all__ = ["Fault", "Noise", "Scenario", "Simulated", "Truth", "simulate"]

@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.model import GPU_TIME, UNMEASURED, Job, Run, Table
+from hindmost_collector.formats.columns import concatenate, select, table
 from hindmost_collector.simulate.engine import ISSUE_SHARE, acting
 from hindmost_collector.simulate.layout import groups
 from hindmost_collector.simulate.standstill import SEEN_SECONDS, standing, stopped_ns
 from hindmost_collector.simulate.telemetry import telemetry
-from hindmost_collector.sources.columns import concatenate, select, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hindmost_collector.formats.columns import concatenate, table
 from hindmost_collector.simulate.engine import acting
 from hindmost_collector.simulate.standstill import SEEN_SECONDS, stopped_ns
-from hindmost_collector.sources.columns import concatenate, table
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Table
+    from hindmost_judge.model import Table
+
     from hindmost_collector.simulate.draws import Draws
     from hindmost_collector.simulate.engine import Timing
     from hindmost_collector.simulate.layout import Array

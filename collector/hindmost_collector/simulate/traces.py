@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost.errors import UsageError
+from hindmost_judge.model import Run, Table, rows
 
-from hindmost_collector.model import Run, Table, rows
-from hindmost_collector.sources.columns import select
-from hindmost_collector.sources.processes import counted
+from hindmost_collector.formats.columns import select
+from hindmost_collector.formats.processes import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +37,7 @@ _SAMPLED = {
 
 def trace_folder(run: Run, folder: Path) -> None:
     """``prof.PID.csv`` and ``steps.RANK.jsonl`` of every rank, ``nvml.csv`` of their GPUs; of a job that stopped the
-    Flight Recorder's dumps. All of it is what :mod:`hindmost_collector.sources` reads.
+    Flight Recorder's dumps. All of it is what :mod:`hindmost_collector.recordings` reads.
     """
     size = rows(run.ranks)
     if size > MAX_RANKS:

@@ -8,9 +8,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hindmost_judge.model import PHASES, Table, rows
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.model import PHASES, Table, rows
+from hindmost_collector.formats.columns import select
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.draws import draw
 from hindmost_collector.simulate.layout import groups
@@ -26,7 +27,6 @@ from hindmost_collector.simulate.record import (
 from hindmost_collector.simulate.record import node as node_of
 from hindmost_collector.simulate.standstill import SEEN_SECONDS, stopped_ns
 from hindmost_collector.simulate.telemetry import labels_of, sampled, told_by
-from hindmost_collector.sources.columns import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 from hindmost.errors import HindmostError, UsageError
+from hindmost_judge.model import Run, Table, rows
 
-from hindmost_collector.model import Run, Table, rows
+from hindmost_collector.formats.columns import table
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.draws import draw
 from hindmost_collector.simulate.record import pieces
 from hindmost_collector.simulate.traces import trace_folder
-from hindmost_collector.sources.columns import table
 from hindmost_collector.store import schema
-from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.parquet.store import ParquetStore
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

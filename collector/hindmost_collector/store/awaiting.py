@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 from hindmost import __version__
 from prometheus_client import CollectorRegistry, generate_latest
 
-from hindmost_collector.exposition import INFO, STORE_FAILING, collected
-from hindmost_collector.store.clickhouse_client import Unreachable
+from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
+from hindmost_collector.serve.http import Page
+from hindmost_collector.store.clickhouse.client import Unreachable
 from hindmost_collector.store.opening import open_store
-from hindmost_collector.web.server import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

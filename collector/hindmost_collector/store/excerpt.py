@@ -9,14 +9,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hindmost_collector.running.window import CAUSAL
-from hindmost_collector.store import segments
+from hindmost_collector.live.window import CAUSAL
+from hindmost_collector.store.parquet import segments
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 #: Rows that are read of a table: judging takes up to 600 bytes of memory for a call, and half as much for a step.
 MOST = {"collectives": 1_200_000, "steps": 1_200_000}

@@ -7,19 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from hindmost_judge import constant
 
-from hindmost_collector import constant
+from hindmost_collector.ingest.chunk import CODED
 from hindmost_collector.store import schema
 from hindmost_collector.store.samples import metrics_tables
-from hindmost_collector.stream.chunk import CODED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from hindmost_collector.model import Table
-    from hindmost_collector.stream.chunk import Chunk
-    from hindmost_collector.stream.columns import Array, Words
-    from hindmost_collector.stream.definitions import Definitions
+    from hindmost_judge.model import Table
+
+    from hindmost_collector.ingest.chunk import Chunk
+    from hindmost_collector.ingest.columns import Array, Words
+    from hindmost_collector.ingest.definitions import Definitions
 
     #: By ``(job, table)``, in pieces.
     Rows = Mapping[tuple[str, str], Iterable[pa.Table]]

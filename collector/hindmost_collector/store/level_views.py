@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_collector.store import schema, segments
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import segments
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from hindmost.errors import UsageError
 
 from hindmost_collector.store import meta
-from hindmost_collector.store.clickhouse_client import is_url
-from hindmost_collector.store.parquet import ParquetStore
+from hindmost_collector.store.clickhouse.client import is_url
+from hindmost_collector.store.parquet.store import ParquetStore
 
 if TYPE_CHECKING:
     from hindmost_collector.options import Options
@@ -29,7 +29,7 @@ def open_store(options: Options) -> Store | None:
             )
         return ParquetStore(Path(options.out), single=True)
     if is_url(options.store):
-        from hindmost_collector.store.clickhouse import ClickHouseStore  # noqa: PLC0415 - where used
+        from hindmost_collector.store.clickhouse.store import ClickHouseStore  # noqa: PLC0415 - where used
 
         return ClickHouseStore(options.store, options.retention_days)
     if options.store:

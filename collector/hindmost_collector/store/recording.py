@@ -12,16 +12,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from hindmost_collector.store.flush import arrow_tables
-from hindmost_collector.store.journal import UnsettledError
+from hindmost_collector.store.parquet.journal import UnsettledError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
+
+    from hindmost_collector.ingest.chunk import Chunk
+    from hindmost_collector.ingest.columns import Words
+    from hindmost_collector.ingest.definitions import Definitions
     from hindmost_collector.store.flush import Clock, Files, Rows
-    from hindmost_collector.stream.chunk import Chunk
-    from hindmost_collector.stream.columns import Words
-    from hindmost_collector.stream.definitions import Definitions
 
 log = logging.getLogger(__name__)
 

@@ -19,9 +19,9 @@ from hindmost_collector.store import schema
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from hindmost_collector.stream.columns import Array
-    from hindmost_collector.stream.definitions import Definitions, Schema
-    from hindmost_collector.stream.metric_rows import MetricRows
+    from hindmost_collector.ingest.columns import Array
+    from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.metric_rows import MetricRows
 
 #: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
 _PIECE = 1 << 17

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
+from hindmost_judge import constant
+from hindmost_judge.model import TABLES, UNMEASURED, Table
 
-from hindmost_collector import constant
-from hindmost_collector.model import TABLES, UNMEASURED, Table
-from hindmost_collector.stream.columns import texts
+from hindmost_collector.ingest.columns import texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,7 +11,7 @@ from hindmost_collector.store import schema
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_collector.model import Table
+    from hindmost_judge.model import Table
 
 #: By what a row is known again: each collector has its own clock, so times of it do not tell.
 KNOWN_BY = {

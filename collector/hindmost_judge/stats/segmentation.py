@@ -15,6 +15,7 @@ import numpy as np
 if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
 
+#: A median absolute deviation as a standard deviation of normal noise.
 _MAD_TO_SIGMA = 1.4826
 #: Steps around one that tell whether it is a stall; a change shows in most of them.
 _NEIGHBOURS = 9

@@ -10,7 +10,7 @@ from hindmost.errors import UsageError
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Run
+    from hindmost_judge.model import Run
 
 QUIET = Noise(0, 0, 0, 0.8, 0, 0, 0, 0, 0, 0)
 

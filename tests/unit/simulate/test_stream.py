@@ -8,19 +8,19 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import hindmost_cli
 import pytest
-from hindmost import cli
 from hindmost.errors import HindmostError
-from hindmost_collector.judge import judge
 from hindmost_collector.options import Options
+from hindmost_collector.recordings import load
 from hindmost_collector.service import Collector
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import send
 from hindmost_collector.simulate.telemetry import sampled
 from hindmost_collector.simulate.wire import Job
-from hindmost_collector.sources import load
 from hindmost_collector.store.opening import open_store
+from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def test_a_collector_that_leaves_is_reported_in_one_line(
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--speed", str(speed)]
-        assert await asyncio.to_thread(cli.main, words) == 1
+        assert await asyncio.to_thread(hindmost_cli.main, words) == 1
         line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
         await server.stop(None)
         (err,) = capsys.readouterr().err.splitlines()

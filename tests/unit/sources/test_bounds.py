@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import HindmostError, UsageError
+from hindmost_collector.formats import files, processes, profiler_csv
+from hindmost_collector.joining import several
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import files, load, processes, profiler_csv, several
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, PROFILED
-from hindmost_collector.sources import files, load
-from hindmost_collector.sources.json_stream import MAX_VALUE_CHARACTERS, events
+from hindmost_collector.formats import files
+from hindmost_collector.formats.json_stream import MAX_VALUE_CHARACTERS, events
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, PROFILED
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_collector.recordings import load
 from hindmost_collector.report.rendered import of_verdict
-from hindmost_collector.sources import load
+from hindmost_judge.judge import judge
 
 from tests.unit.sources.dumps import HUNG, dump_of, of_group, write
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
-from hindmost_collector.sources.flight_recorder import MAX_DUMP_BYTES, plain_pickle
+from hindmost_collector.formats.flight_recorder import MAX_DUMP_BYTES, plain_pickle
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 from tests.unit.sources.dumps import HUNG, dump_of, of_group, write
 

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.model import rows
-from hindmost_collector.sources import flight_recorder, load
+from hindmost_collector.formats import flight_recorder
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
+from hindmost_judge.model import rows
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
-from hindmost_collector.sources.operations import operation
+from hindmost_collector.formats.operations import operation
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 from tests.unit.sources.dumps import dump_of, write
 

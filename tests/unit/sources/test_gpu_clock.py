@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.sources.profiler_csv import _ahead
+from hindmost_collector.formats.profiler_csv import _ahead
 
 
 @pytest.mark.parametrize("offset", [-20_000_000, 0, 700_000, 3_600_000_000_000])

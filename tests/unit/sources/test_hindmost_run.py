@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.constant import chosen
-from hindmost_collector.judge import judge
+from hindmost_collector.formats import hindmost_run
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import hindmost_run, load
+from hindmost_judge.constant import chosen
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path

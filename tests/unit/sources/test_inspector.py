@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME
+from hindmost_collector.formats.files import MAX_LINE_BYTES
+from hindmost_collector.recordings import load
 from hindmost_collector.report import headline
-from hindmost_collector.sources import load
-from hindmost_collector.sources.files import MAX_LINE_BYTES
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME
 
 if TYPE_CHECKING:
     from pathlib import Path

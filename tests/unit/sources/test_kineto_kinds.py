@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME, rows
-from hindmost_collector.sources import load
-from hindmost_collector.sources.rank_in_name import rank_in_name
+from hindmost_collector.formats.rank_in_name import rank_in_name
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME, rows
 
 BASE_NS = 1_790_857_026_000_000_000
 STEP_US = 10_000.0

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.judge import judge
-from hindmost_collector.model import UNMEASURED
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import load
+from hindmost_judge.judge import judge
+from hindmost_judge.model import UNMEASURED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,16 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.model import GPU_TIME
+from hindmost_collector.formats import foreign_records
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import load, not_its_own
+from hindmost_judge.judge import judge
+from hindmost_judge.model import GPU_TIME
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.sources.not_its_own import Columns
+    from hindmost_collector.formats.foreign_records import Columns
 
 MS = 1_000_000
 BEGIN, STEP = 1_795_346_662_000 * MS, 20 * MS
@@ -44,27 +45,27 @@ def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> Columns:
 def test_what_began_before_it_was_enqueued_has_the_times_of_another() -> None:
     """Nothing else is believed then, but what that belongs to is reported."""
     columns = _columns(late=5 * MS)
-    found = not_its_own.found([columns])
+    found = foreign_records.found([columns])
     assert found == {"all_reduce"}
-    (note,) = not_its_own.told(found)
+    (note,) = foreign_records.told(found)
     assert note.startswith("How long all_reduce took is not known")
 
 
 def test_of_all_files_where_it_is_in_one() -> None:
     """A comparison of ranks shows which is late for an operation."""
-    assert not_its_own.found([_columns(), _columns(late=5 * MS)]) == {"all_reduce"}
+    assert foreign_records.found([_columns(), _columns(late=5 * MS)]) == {"all_reduce"}
 
 
 @pytest.mark.parametrize("columns", [_columns(), _columns(drift=1_000), _columns(drift=-1_000), _columns(logged=MS)])
 def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: Columns) -> None:
     """A GPU's clock is some ms off its host's, and gains or loses."""
-    assert not not_its_own.found([columns])
+    assert not foreign_records.found([columns])
 
 
 def test_another_clock_shows_nothing() -> None:
     """What was logged before it was enqueued was not logged by that clock."""
     columns = {**_columns(late=5 * MS), "logged": np.zeros(800, np.int64)}
-    assert not not_its_own.found([columns])
+    assert not foreign_records.found([columns])
 
 
 def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
@@ -72,7 +73,7 @@ def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
     columns = _columns(late=5 * MS)
     queued = 50 * MS * (1 + np.arange(800) % 7)
     columns = {**columns, "start": columns["start"] + queued, "stop": columns["stop"] + queued}
-    assert not not_its_own.found([columns])
+    assert not foreign_records.found([columns])
 
 
 def _experts(folder: Path, *, untrue: bool) -> Path:

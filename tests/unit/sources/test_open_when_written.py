@@ -7,13 +7,13 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.judgement.verdict import Verdict
+    from hindmost_judge.verdict.schema import Verdict
 
 MS = 1_000_000
 STOPPED, STEP = 1_795_000_000 * 10**9, 40 * MS

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "inspector-ddp-slow-rank0.tar.xz"
 RANKS, STEPS, PLACES = 4, 60, 12

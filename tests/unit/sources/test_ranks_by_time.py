@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hindmost_collector.sources import load
-from hindmost_collector.sources.processes import GUESSED
+from hindmost_collector.formats.processes import GUESSED
+from hindmost_collector.recordings import load
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import load
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.judge import judge
-from hindmost_collector.sources import load, same_count
-from hindmost_collector.sources.columns import table
+from hindmost_collector.formats.columns import table
+from hindmost_collector.joining import same_count
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
-    from hindmost_collector.model import Table
+    from hindmost_judge.model import Table
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "inspector-ddp-slow-rank0.tar.xz"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hindmost.cli import main
+from hindmost_cli import main
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindmost_collector.judge import judge
+from hindmost_collector.formats.columns import select
+from hindmost_collector.recordings import load
 from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.sources import load
-from hindmost_collector.sources.columns import select
+from hindmost_judge.judge import judge
 
 RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "ddp-slow-compute-rank1.tar.xz"
 STEPS = 60

@@ -1,1 +1,0 @@
-"""Look into training processes that are already running, without restarting them."""

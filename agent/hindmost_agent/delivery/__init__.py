@@ -1,0 +1,1 @@
+"""From rows to acknowledged batches: batch, spool, ledger, stream to the collector."""

@@ -1,0 +1,362 @@
+"""What has been produced and is not yet known to be durable at the collector: bounded, and alive after kill -9.
+
+Every batch is written here before it is sent (to the page cache: it outlives the agent, not a crash of the node), so
+sending is nothing but reading on from a cursor, whether the collector was away for a millisecond or an hour.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost.errors import UsageError
+
+from hindmost_agent.delivery.ledger import Ledger
+from hindmost_agent.delivery.segment import BATCH, DEFINITION, START, FileSegment, MemorySegment, Segment, encode
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+#: Kept in memory at most while the disk takes nothing.
+MEMORY_LIMIT = 8 << 20
+SEGMENTS = 16
+#: Marks as JSON; made once: ``json.dumps`` makes a new encoder for each call with separators.
+COMPACT = json.JSONEncoder(separators=(",", ":")).encode
+LARGEST_SEGMENT = 8 << 20
+#: Definitions of which is remembered that this stream has them; beyond it all are forgotten, and sent once more where
+#: they are met. Jobs come and go, and a stream may last for years.
+MOST_ON_STREAM = 4096
+#: Segments in memory are tried to be replaced by files this often (in batches).
+RETRY_DISK = 30
+
+
+class Outgoing(NamedTuple):
+    """A message to send: a definition (``sequence`` 0) or a batch."""
+
+    sequence: int
+    message: bytes
+
+
+class Spool:
+    """The spool in ``folder``; ``None`` keeps everything in memory. ``limit`` is in bytes.
+
+    Raises ``UsageError`` when the folder belongs to another agent or cannot be made.
+    """
+
+    def __init__(self, folder: Path | None, limit: int) -> None:
+        self.limit = limit
+        self._folder = folder
+        self._lock = _locked(folder) if folder else -1
+        self._ledger_path = folder / "ledger.json" if folder else None
+        self.ledger = Ledger(self._ledger_path)
+        self._segments: list[Segment] = []
+        self._number = 0
+        self._since_disk = 0
+        self._in_segment: dict[int, bytes] = {}
+        self._on_stream: dict[int, int] = {}
+        self._disk_failed = False
+        self._resume_after = 0
+        self._sent = 0
+        self._cursor: tuple[Segment, int] | None = None
+        self._ack: tuple[Segment, int] | None = None
+        #: How far each ring had been read when the last batch was made, by an agent that then ended.
+        self.marks: dict[str, list[int]] = {}
+        self._recover()
+
+    @property
+    def size(self) -> int:
+        """Bytes held."""
+        return sum(segment.size for segment in self._segments)
+
+    def append(
+        self,
+        samples: int,
+        message: bytes,
+        definitions: Mapping[int, bytes],
+        marks: Mapping[str, Sequence[int]] | None = None,
+    ) -> None:
+        """Take a batch (``message`` holds ``next_sequence``) and the definitions that it refers to."""
+        sequence = self.next_sequence
+        noted = COMPACT(marks).encode() if marks else b""
+        batch = encode(BATCH, sequence, samples, message, noted if len(noted) < 1 << 16 else b"")
+        try:
+            self._store(sequence, batch, definitions)
+        except OSError as error:
+            self._say(error)
+            self._start_segment(MemorySegment(self.ledger.agent_id))
+            self._store(sequence, batch, definitions)
+        if self._disk_failed and isinstance(self._segments[-1], FileSegment):
+            self._say(None)
+        self.ledger.made(sequence, samples)
+        if isinstance(self._segments[-1], MemorySegment):
+            self.ledger.in_memory += samples
+        self._shrink()
+
+    @property
+    def next_sequence(self) -> int:
+        """The number of the batch to be appended next."""
+        return self.ledger.sequence + 1
+
+    def connected(self, durable: int, received: int = 0) -> None:
+        """A new stream: the collector has everything up to ``durable``; go on from there.
+
+        What it has ``received`` beyond that, on a stream before, may still become durable; nothing else will.
+
+        What an earlier collector acknowledged is not sent to another: it was delivered, once.
+        """
+        self.ledger.sequence = max(self.ledger.sequence, durable)  # numbers it knows are used up
+        self.ledger.resolve(durable, received)
+        self.acknowledge(durable)
+        self._on_stream.clear()
+        self._resume_after = self._sent = self.ledger.acked
+        self._cursor = (self._segments[0], START) if self._segments else None
+
+    def on_the_way(self) -> int:
+        """Batches sent on this stream and not acknowledged, at most (dropped ones leave gaps in the sequence)."""
+        return max(self._sent - self.ledger.acked, 0)
+
+    def next(self) -> Outgoing | None:
+        """What to send next on this stream, or ``None`` when all is sent."""
+        while self._cursor is not None:
+            segment, offset = self._cursor
+            record = segment.record(offset)
+            if record is None:
+                following = self._after(segment)
+                if following is None:
+                    return None
+                self._cursor = following, START
+                continue
+            self._cursor = segment, record.end
+            if record.kind == DEFINITION and self._on_stream.get(record.number) != record.crc:
+                if len(self._on_stream) >= MOST_ON_STREAM:
+                    self._on_stream.clear()
+                self._on_stream[record.number] = record.crc
+                return Outgoing(0, segment.message(record))
+            if record.kind == BATCH and record.number > self._resume_after:
+                self.ledger.sending(record.number)
+                self._sent = record.number
+                return Outgoing(record.number, segment.message(record))
+        return None
+
+    def acknowledge(self, durable: int) -> None:
+        """Everything up to ``durable`` is safe at the collector: count it as delivered and give its space back."""
+        ledger = self.ledger
+        if durable <= ledger.acked:
+            return
+        ledger.resolve(durable)
+        while self._ack is not None:
+            segment, offset = self._ack
+            record = segment.record(offset)
+            if record is None:
+                following = self._after(segment)
+                if following is None:
+                    break
+                self._ack = following, START
+                continue
+            if record.kind == BATCH:
+                if record.number > durable:
+                    break
+                if record.number > ledger.acked:
+                    ledger.delivered += record.samples
+            self._ack = segment, record.end
+        ledger.acked = durable
+        ledger.save()
+        while len(self._segments) > 1 and self._segments[0].last <= durable:
+            self._remove_oldest()
+
+    def definition(self, ref: int) -> bytes | None:
+        """The message that defines a reference, or ``None`` if it is not held any more."""
+        for segment in reversed(self._segments):
+            for record in segment.records():
+                if record.kind == DEFINITION and record.number == ref:
+                    return segment.message(record)
+        return None
+
+    def close(self, *, remove: bool = False) -> None:
+        """Save the account and leave everything to the next agent; or ``remove`` it all."""
+        for segment in self._segments:
+            if remove:
+                segment.remove()
+            elif not isinstance(segment, FileSegment):
+                self._save(segment)
+            else:
+                if not segment.there:
+                    self._drop(segment, "damaged")
+                segment.close()
+        self.ledger.in_memory = 0
+        self.ledger.save()
+        self._segments = []
+        self._cursor = self._ack = None
+        if remove and self._folder is not None:
+            for name in ("ledger.json", "lock"):
+                (self._folder / name).unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # it is gone, or contains other files
+                self._folder.rmdir()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _save(self, segment: Segment) -> None:
+        """Leave to the next agent what was held in memory; where the disk still takes nothing it is given up."""
+        try:
+            file = FileSegment(self._path(segment.number), self.ledger.agent_id)
+            try:
+                file.append(segment.read(segment.size - START, START))
+            except OSError:
+                file.remove()
+                raise
+            file.close()
+        except OSError:
+            self._drop(segment, "memory_lost")
+
+    def _say(self, error: OSError | None) -> None:
+        """One line when the disk takes no more, one when it does again."""
+        if error is not None and not self._disk_failed:
+            log.warning("spool %s: %s: keeping data in memory, at most %d MiB", self._folder, error, MEMORY_LIMIT >> 20)
+        elif error is None and self._disk_failed:
+            log.info("spool %s: writable again", self._folder)
+        self._disk_failed = error is not None
+
+    def _path(self, number: int) -> Path:
+        """Where a segment belongs. Raises ``OSError`` of a spool that is in memory alone."""
+        if self._folder is None:
+            raise FileNotFoundError("no folder")
+        return self._folder / f"{number:016d}.spool"
+
+    def _store(self, sequence: int, batch: bytes, definitions: Mapping[int, bytes]) -> None:
+        segment = self._active(len(batch))
+        for ref, message in definitions.items():
+            if self._in_segment.get(ref) != message:
+                segment.append(encode(DEFINITION, ref, 0, message))
+                self._in_segment[ref] = message
+        segment.append(batch, sequence)
+
+    def _active(self, coming: int) -> Segment:
+        """The segment to append to: the last one, or a new one when that is full or should be on disk again."""
+        last = self._segments[-1] if self._segments else None
+        full = last is None or last.size + coming > min(max(self.limit // SEGMENTS, 1 << 16), LARGEST_SEGMENT)
+        self._since_disk += isinstance(last, MemorySegment)
+        if last is None or full or (self._folder and self._since_disk >= RETRY_DISK):
+            self._since_disk = 0
+            return self._start_segment(self._new_file() or MemorySegment(self.ledger.agent_id))
+        return last
+
+    def _new_file(self) -> FileSegment | None:
+        if self._folder is None:
+            return None
+        try:
+            return FileSegment(self._path(self._number), self.ledger.agent_id)
+        except OSError as error:
+            self._say(error)
+            return None
+
+    def _start_segment(self, segment: Segment) -> Segment:
+        segment.number = self._number
+        self._number += 1
+        self._segments.append(segment)
+        self._in_segment = {}
+        self._cursor = self._cursor or (segment, START)
+        self._ack = self._ack or (segment, START)
+        return segment
+
+    def _shrink(self) -> None:
+        """Give up the oldest segments while there is too much."""
+        while len(self._segments) > 1 and self.size > self.limit:
+            self._drop_oldest("spool_full")
+        while len(self._segments) > 1 and self._in_memory() > min(MEMORY_LIMIT, self.limit):
+            self._drop_oldest("memory_full")
+
+    def _in_memory(self) -> int:
+        return sum(segment.size for segment in self._segments if isinstance(segment, MemorySegment))
+
+    def _drop_oldest(self, reason: str) -> None:
+        self._drop(self._segments[0], reason)
+        self.ledger.save()
+        self._remove_oldest()
+
+    def _drop(self, segment: Segment, reason: str) -> None:
+        for record in segment.records():
+            if record.kind == BATCH and record.number > self.ledger.acked:
+                self.ledger.drop(record.number, record.samples, reason)
+
+    def _remove_oldest(self) -> None:
+        oldest = self._segments.pop(0)
+        following = (self._segments[0], START)
+        if self._cursor is not None and self._cursor[0] is oldest:
+            self._cursor = following
+        if self._ack is not None and self._ack[0] is oldest:
+            self._ack = following
+        oldest.remove()
+        if not self._in_memory():
+            self.ledger.in_memory = 0
+
+    def _after(self, segment: Segment) -> Segment | None:
+        index = next(i for i, item in enumerate(self._segments) if item is segment) + 1
+        return self._segments[index] if index < len(self._segments) else None
+
+    def _recover(self) -> None:
+        """Take over what an earlier agent left; what had been acknowledged or dropped is removed."""
+        ledger = self.ledger
+        paths = sorted(self._folder.glob("*.spool")) if self._folder else []
+        for path in paths:
+            try:
+                self._number = int(path.stem) + 1  # also of one that cannot be read: it is not written over
+                segment = FileSegment(path)
+            except (OSError, ValueError) as error:
+                log.warning("spool: %s; skipped", error)
+                continue
+            if ledger.fresh:  # the account was lost: the segments say whose they are
+                ledger.agent_id = segment.agent_id
+            # The last one stays until another follows, delivered or not: it holds the marks.
+            over = ledger.dropped_through if path == paths[-1] else max(ledger.acked, ledger.dropped_through)
+            if segment.agent_id != ledger.agent_id or segment.last <= over:
+                segment.remove()
+                continue
+            self._start_segment(segment)
+            self._take_over(segment)
+        ledger.skip_sent()
+        damaged = ledger.hold(sum(self._held(segment) for segment in self._segments))
+        if damaged > 0:
+            log.warning(
+                "spool %s: %d samples were in damaged or missing segments: counted as dropped (damaged)",
+                self._folder, damaged,
+            )  # fmt: skip
+        if self._folder is not None:
+            ledger.save()
+
+    def _held(self, segment: Segment) -> int:
+        """Samples of a segment that are not acknowledged."""
+        records = segment.records()
+        return sum(one.samples for one in records if one.kind == BATCH and one.number > self.ledger.acked)
+
+    def _take_over(self, segment: Segment) -> None:
+        for record in segment.records():
+            if record.kind == BATCH:
+                if record.number > self.ledger.sequence:
+                    self.ledger.made(record.number, record.samples)
+                if record.marks:
+                    self.marks = json.loads(segment.marks(record))
+            elif segment is self._segments[-1]:
+                self._in_segment[record.number] = segment.message(record)
+
+
+def _locked(folder: Path) -> int:
+    """Make the folder and lock it for this process; returns the lock's descriptor."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"--spool {folder}: {error.strerror}; name a folder that can be written") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        raise UsageError(f"--spool {folder}: another agent uses it; give each its own") from error
+    return lock

@@ -1,0 +1,1 @@
+"""Which ranks are on this node, what their rings say, and how they end."""

@@ -1,0 +1,1 @@
+"""NVIDIA's management library: opened once, its events, its field values."""

@@ -1,0 +1,52 @@
+"""The Python stacks of a running process, by py-spy, which reads its memory from outside."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from hindmost.errors import HindmostError
+from hindmost_judge.types import UNREAD
+
+
+def py_spy(path: str | None = None) -> str:
+    """The py-spy to run: next to this interpreter, on the PATH (``path``, where given), or where
+    ``pip install --target`` puts what belongs to a folder of modules. HindmostError where there is none."""
+    on_path = shutil.which("py-spy", path=path)
+    places = [*_beside_interpreter(), *([Path(on_path)] if on_path else []), *_beside_modules()]
+    found = next((str(place) for place in places if os.access(place, os.X_OK)), None)
+    if found is None:
+        raise HindmostError("py-spy is not installed: pip install py-spy")
+    return found
+
+
+def _beside_interpreter() -> list[Path]:
+    return [Path(sys.executable).with_name("py-spy")]
+
+
+def _beside_modules() -> list[Path]:
+    return [Path(folder, "bin", "py-spy") for folder in sys.path if folder]
+
+
+def dump(pid: int, timeout_s: float = 15.0) -> str:
+    """The stacks of all threads of a process as ``py-spy dump`` prints them, or one line that says why not.
+
+    The process is not paused: a stalled one does not move, and a moving one must not be held up. Never raises.
+    """
+    try:
+        command = [py_spy(), "dump", "--nonblocking", "--pid", str(pid)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
+    except (HindmostError, OSError, subprocess.SubprocessError) as error:
+        return f"{UNREAD} {pid}: {error}\n"
+    return done.stdout if done.returncode == 0 else f"{UNREAD} {pid}: {reason(done.stderr)}\n"
+
+
+def reason(stderr: str) -> str:
+    """What py-spy says went wrong, as one line, with the remedy where one is known."""
+    lines = [line.removeprefix("Error: ").strip() for line in stderr.splitlines() if line.strip()]
+    if "ermission" in stderr:
+        return "the kernel forbids reading it (kernel.yama.ptrace_scope or a container without CAP_SYS_PTRACE)"
+    return lines[0] if lines else "py-spy failed without a message"

@@ -1,0 +1,166 @@
+"""The ``hindmost`` command: one file a subcommand, each with ``configure(parser)`` and ``run(args) -> int``."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from hindmost import __version__
+from hindmost.errors import HindmostError, MissingError, UsageError
+
+from hindmost_cli import streams
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Subcommand to what it does, in the order in which ``--help`` shows them. The module is ``hindmost_cli.NAME``.
+COMMANDS = {
+    "run": "start a training job, watch it, and print the verdict",
+    "report": "print the verdict of a recorded run, or of traces of another tool",
+    "compare": "say what changed between two recorded runs, and how sure that is",
+    "top": "watch the verdict and the ranks of a running job in the terminal",
+    "query": "run SQL on a recorded run, also while it is being recorded",
+    "agent": "sample this node and its training processes",
+    "collector": "receive data from agents, judge live, serve the page and metrics",
+    "native": "build the C libraries now instead of at first use",
+    "simulate": "write the recording of a simulated job with known faults",
+    "attach": "show where training processes that already run spend their time",
+    "doctor": "list what hindmost can measure on this machine, and how to get the rest",
+}
+EPILOG = """\
+start with:
+  hindmost doctor
+  hindmost run -- mpirun -np 4 python train.py
+
+`hindmost COMMAND --help` explains a command and shows examples."""
+#: Why a write fails.
+_UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with one-line errors, and help that keeps the lines of examples."""
+
+    def __init__(self, prog: str, description: str) -> None:
+        super().__init__(prog, description=description, formatter_class=_Help)
+
+    def error(self, message: str) -> NoReturn:
+        """Raises UsageError."""
+        raise UsageError(f"{message}; `{self.prog} --help` lists the options")
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Options and their meaning in one line where the terminal is wide enough."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=34, width=min(shutil.get_terminal_size().columns, 120) - 2)
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line, without the options of the commands."""
+    root = Parser("hindmost", "Find the rank that all others wait for, why, since when, and what it costs.")
+    root.add_argument(
+        "--version", action="version", version=f"hindmost {__version__}", help="print the version and exit"
+    )
+    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
+    commands = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
+    root.epilog = f"commands:\n{commands}\n\n{EPILOG}"
+    return root
+
+
+def command(name: str) -> argparse.ArgumentParser:
+    """The parser of one command, whose module is imported now."""
+    what = COMMANDS[name]
+    found = Parser(f"hindmost {name}", f"{what[0].upper()}{what[1:]}.")
+    importlib.import_module(f"hindmost_cli.{name}").configure(found)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand; return its exit code. What is wrong with its input or around it is one line on stderr."""
+    streams.prepare()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else ""
+    try:
+        return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of our output has closed it
+        streams.discard()
+        return 141
+    except (HindmostError, ImportError, MemoryError, OSError, UnicodeEncodeError) as error:
+        return _fail(name, _in_words(name, error))
+    except Exception as error:
+        if not _refused_by_protobuf(error):
+            raise
+        return _fail(name, _not_installed(name, error))
+
+
+def _fail(name: str, why: HindmostError) -> int:
+    streams.say(f"{f'hindmost {name}'.rstrip()}: {why}\n")
+    return why.exit_code
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        name = parser().parse_args(arguments[:1] or ["--help"]).command
+        args = command(name).parse_args(arguments[1:])
+        code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))
+    except SystemExit:  # --help, --version
+        sys.stdout.flush()
+        raise
+    sys.stdout.flush()
+    return code
+
+
+def _in_words(name: str, error: Exception) -> HindmostError:
+    """The error as one line for the user."""
+    if isinstance(error, HindmostError):
+        return error
+    if isinstance(error, ImportError):
+        return _not_installed(name, error)
+    if isinstance(error, UnicodeEncodeError):
+        return UsageError(f"{error.object}: this name is not UTF-8: rename it, or link to it (ln -s)")
+    if isinstance(error, MemoryError):
+        return HindmostError(
+            f"out of memory ({error or 'no details'}): read a smaller recording, or use a machine with more memory"
+        )
+    if isinstance(error, PermissionError):
+        where = error.filename if error.filename is not None else "a file"
+        return UsageError(
+            f"{where}: {error.strerror or error}: change its permissions, or copy the files that you may read"
+        )
+    return _of_the_system(error)
+
+
+def _not_installed(name: str, error: Exception) -> HindmostError:
+    return MissingError(error, "agent" if name == "agent" else "collector")
+
+
+def _refused_by_protobuf(error: Exception) -> bool:
+    """Whether the runtime is older than the code that was generated for it, which is no ImportError."""
+    return type(error).__module__ == "google.protobuf.runtime_version"
+
+
+def _of_the_system(error: Exception) -> HindmostError:
+    """What the operating system refused, and of what: where it names no file, it was asked to write our output."""
+    if isinstance(error, FileNotFoundError) and error.filename is None and not _somewhere():
+        return UsageError("the current folder no longer exists: cd to another")
+    why, file = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
+    if file is not None or getattr(error, "errno", None) not in _UNWRITTEN:
+        return HindmostError(f"{file}: {why}" if file is not None else str(why))
+    streams.discard()
+    return HindmostError(f"cannot write the output ({why}): free some space, or write it elsewhere")
+
+
+def _somewhere() -> bool:
+    """Whether the current folder is still there."""
+    try:
+        Path.cwd()
+    except OSError:
+        return False
+    return True

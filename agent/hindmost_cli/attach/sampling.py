@@ -1,0 +1,126 @@
+"""Phases of a running process from samples of its main thread's stack, with the error that sampling has.
+
+Sampling cannot separate everything: all time inside ``loss.backward()`` is ``backward``, with DDP's wait for its peers.
+A C function (mpi4py's calls) is recognised by the source line that calls it.
+"""
+
+from __future__ import annotations
+
+import linecache
+import math
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from hindmost.errors import HindmostError
+from hindmost_agent import stacks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hindmost_cli.attach.target import Target
+
+PHASES = ("input", "forward", "backward", "comm", "optimizer", "checkpoint", "other")
+
+#: With --threads the first frame names the thread; a program that never imported threading has one, without a name.
+MAIN_THREAD = re.compile(r"^thread \(\w+\)(: MainThread)?$")
+FRAME = re.compile(r"^(?P<function>.*) \((?P<file>.*?)(?::(?P<line>\d+))?\)$")
+#: Where any frame of the stack decides.
+OUTER = (("input", re.compile(r"torch/utils/data/(dataloader|_utils/fetch)\.py|torchdata/|hindmost/stepping\.py")),)
+#: Else the innermost frame that one of these knows decides.
+INNER = (
+    ("comm", re.compile(r"torch/distributed/(distributed_c10d|_functional_collectives)\.py|horovod/\w+/mpi_ops\.py")),
+    ("checkpoint", re.compile(r"torch/serialization\.py|torch/distributed/checkpoint/|keras/.*/saving/|safetensors")),
+    ("optimizer", re.compile(r"torch/optim/|torch/amp/grad_scaler\.py|keras/.*/optimizers/")),
+    ("backward", re.compile(r"torch/autograd/(__init__|graph|function)\.py|torch/_tensor\.py")),
+    ("forward", re.compile(r"torch/nn/|torch/_dynamo/|keras/.*/layers/")),
+)
+#: A frame of Python's own import system: whatever a module runs while it is imported is start-up, no phase of a step.
+IMPORTING = "<frozen importlib"
+#: A line of source that calls into MPI.
+MPI_CALL = re.compile(
+    r"\.\s*(I?(all)?(reduce|gather|scatter)v?|[ib]?bcast|barrier|alltoall[vw]?|reduce_scatter(_block)?|exscan|scan"
+    r"|[is]?send(recv)?|recv|wait(all|any)?)\s*\(",
+    re.IGNORECASE,
+)
+
+
+class Frame(NamedTuple):
+    """One frame of a stack."""
+
+    function: str
+    file: str
+    line: int
+
+
+class Shares(NamedTuple):
+    """How a process spent its time: phase -> share (0 to 1). ``samples`` is 0 where it was measured, not sampled."""
+
+    share: dict[str, float]
+    samples: int
+
+    def error(self, phase: str) -> float:
+        """Half the width of a share's 95 % interval (binomial); 0 where it was measured."""
+        if not self.samples:
+            return 0.0
+        # One sample's worth is added to either side: a share of 0 out of 100 samples is not surely 0.
+        likely = (self.share.get(phase, 0.0) * self.samples + 1) / (self.samples + 2)
+        return 1.96 * math.sqrt(likely * (1 - likely) / (self.samples + 2))
+
+
+def sample(targets: Sequence[Target], seconds: float, rate: int) -> list[Shares]:
+    """Sample all targets at once, ``rate`` times a second. HindmostError where one cannot be read."""
+    with tempfile.TemporaryDirectory(prefix="hindmost-attach-") as folder:
+        files = [Path(folder, str(target.pid)) for target in targets]
+        running = [_record(target, file, seconds, rate) for target, file in zip(targets, files, strict=True)]
+        for target, process in zip(targets, running, strict=True):
+            _, stderr = process.communicate(timeout=seconds + 60)
+            if process.returncode != 0:
+                raise HindmostError(f"process {target.pid} cannot be sampled: {stacks.reason(stderr)}")
+        return [shares(file.read_text(errors="replace").splitlines()) for file in files]
+
+
+def _record(target: Target, file: Path, seconds: float, rate: int) -> subprocess.Popen[str]:
+    """py-spy over one process. Idle threads count: a rank that waits for a peer uses no CPU."""
+    command = [stacks.py_spy(), "record", "--nonblocking", "--idle", "--threads", "--full-filenames", "--format", "raw"]
+    command += ["--rate", str(rate), "--duration", str(max(1, math.ceil(seconds))), "--output", str(file)]
+    return subprocess.Popen(
+        [*command, "--pid", str(target.pid)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def shares(lines: Iterable[str]) -> Shares:
+    """Phases of the main thread from py-spy's raw format: ``frame;frame;… count`` a line, the outermost frame first."""
+    counts: Counter[str] = Counter()
+    for line in lines:
+        stack, _, count = line.rpartition(" ")
+        frames = stack.split(";")
+        if len(frames) > 1 and MAIN_THREAD.match(frames[0]) and count.isdigit():
+            counts[classify([parse(frame) for frame in frames[1:]])] += int(count)
+    total = sum(counts.values())
+    return Shares({phase: counts[phase] / total for phase in PHASES} if total else {}, total)
+
+
+def parse(text: str) -> Frame:
+    """``function (file:line)`` as py-spy writes it."""
+    found = FRAME.match(text)
+    return Frame(found["function"], found["file"], int(found["line"] or 0)) if found else Frame(text, "", 0)
+
+
+def classify(frames: Sequence[Frame]) -> str:
+    """The phase that a stack, outermost frame first, is in."""
+    if any(frame.file.startswith(IMPORTING) for frame in frames):
+        return "other"
+    for phase, pattern in OUTER:
+        if any(pattern.search(frame.file) for frame in frames):
+            return phase
+    if frames and MPI_CALL.search(linecache.getline(frames[-1].file, frames[-1].line)):
+        return "comm"
+    for frame in reversed(frames):
+        for phase, pattern in INNER:
+            if pattern.search(frame.file):
+                return phase
+    return "other"

@@ -1,0 +1,57 @@
+"""``hindmost collector``: receive agents, judge live, serve metrics and the page."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from pathlib import Path
+
+from hindmost_cli import thresholds
+
+#: gRPC's own event engine hands a message from thread to thread; its older poller does not, and halves what the library
+#: costs a collector (measured with 1.85 by bench/collector_load). A version without these switches ignores them.
+POLLER = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq"
+EPILOG = """\
+examples:
+  hindmost collector --store /var/lib/hindmost --listen 0.0.0.0:9460
+  hindmost collector --out runs/job-7 --job-id job-7
+
+Each option is also an environment variable, e.g. HINDMOST_COLLECTOR_STORE, and a key of the TOML file."""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """A flag for each setting; each is also a key of the TOML file and HINDMOST_COLLECTOR_KEY in the environment."""
+    from hindmost_collector.layers import flag
+    from hindmost_collector.options import Options
+
+    parser.epilog = EPILOG
+    parser.usage = "hindmost collector [options]"
+    for one in dataclasses.fields(Options):
+        form, choices, meaning = one.metadata["form"], one.metadata["choices"], one.metadata["meaning"]
+        text = meaning if "default" in meaning or not one.default else f"{meaning} (default: {one.default})"
+        if isinstance(one.default, bool):
+            parser.add_argument(flag(one.name), action=argparse.BooleanOptionalAction, help=text)
+        else:
+            parser.add_argument(flag(one.name), metavar=form or None, choices=choices or None, help=text)
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="read settings from this TOML file, thresholds from its table [judge]",
+    )
+    thresholds.configure(parser, config=False)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until stopped."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
+    os.environ.setdefault("GRPC_EXPERIMENTS", POLLER)  # read when the library is loaded
+    from hindmost_collector.layers import resolve
+
+    ours = ("config", "set")
+    options = resolve({name: value for name, value in vars(args).items() if name not in ours}, os.environ, args.config)
+    settings = thresholds.chosen(args.set, args.config)
+    from hindmost_collector.main import run_collector
+
+    return run_collector(options, settings)

@@ -1,0 +1,24 @@
+"""``accelerate launch``: starts several ranks as torchrun does, and one process plainly, without naming its rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_judge import command_line
+
+from hindmost_cli.launchers._inherited import carry, remote_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
+
+NAME = "accelerate"
+NATIVE = ("nccl",)
+PROGRAMS = command_line.ACCELERATE
+MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """``accelerate launch …``, ``python -m accelerate.commands.launch …``."""
+    return command_line.starts(argv, PROGRAMS, MODULES)

@@ -1,0 +1,37 @@
+"""horovodrun, over gloo or MPI: it passes its own environment to every rank."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_judge import command_line
+
+from hindmost_cli.launchers import _hosts
+from hindmost_cli.launchers._inherited import carry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
+
+NAME = "horovodrun"
+NATIVE = ("pmpi", "nccl")
+PROGRAMS = command_line.HOROVODRUN
+ARITY = dict.fromkeys("-np --num-proc -p --ssh-port -H --hosts -hostfile --hostfile --config-file".split(), 1)
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """``horovodrun …``, or its module."""
+    return command_line.starts(argv, PROGRAMS, ("horovod.runner",))
+
+
+def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Hosts from ``-H`` or ``--hostfile``, or else the batch allocation."""
+    at = command_line.position(argv, PROGRAMS)
+    named: list[str] = []
+    for _, option, value in command_line.options(argv[(at or 0) + 1 :], ARITY):
+        if option in {"-H", "--hosts"}:
+            named += _hosts.in_list(value)
+        elif option in {"-hostfile", "--hostfile"}:
+            named += _hosts.in_file(value)
+    return _hosts.others(named or _hosts.of_batch(environ))

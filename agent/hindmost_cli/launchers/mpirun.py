@@ -1,0 +1,140 @@
+"""mpirun and mpiexec of Open MPI 4 and 5, MPICH and Intel MPI.
+
+Hydra (MPICH, Intel) passes its whole environment to every rank by default; Open MPI passes to other hosts
+only what ``-x`` names, one application context at a time.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import TYPE_CHECKING
+
+from hindmost_judge import command_line
+
+from hindmost_cli.launchers import _hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+NAME = "mpirun"
+NATIVE = ("pmpi", "nccl")
+
+PROGRAMS = command_line.MPIRUN
+
+#: What ``--version`` prints, and whose it is. Intel's is a Hydra too, so it is looked for first.
+SIGNATURES = (
+    ("Open MPI", "openmpi"),
+    ("OpenRTE", "openmpi"),
+    ("PRRTE", "openmpi"),
+    ("PMIx Reference", "openmpi"),
+    ("Intel(R) MPI", "intel"),
+    ("HYDRA", "mpich"),
+)
+
+ARITY = command_line.MPIRUN_ARITY
+HOST_LISTS = frozenset({"-H", "-host", "--host", "-hosts"})
+HOST_FILES = frozenset({"-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile"})
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """``mpirun …``, ``mpiexec.hydra …``, ``env A=1 mpirun …``."""
+    return command_line.starts(argv, PROGRAMS)
+
+
+def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """``-x NAME`` for Open MPI, in each application context; Hydra's lists completed where the user gave one."""
+    at = _start(argv)
+    family = kind(argv[: at + 1], environ)
+    head, contexts = list(argv[: at + 1]), _contexts(argv[at + 1 :])
+    if family == "openmpi":
+        contexts = [_open_mpi(words, names, environ) for words in contexts]
+    elif family in {"mpich", "intel"}:
+        contexts = [_hydra(words, names) for words in contexts]
+    for index, words in enumerate(contexts):
+        head += [":", *words] if index else words
+    return head
+
+
+def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """Hosts from ``--host``, a host file, or else the batch allocation."""
+    named: list[str] = []
+    for words in _contexts(argv[_start(argv) + 1 :]):
+        for _, option, value in command_line.options(words, ARITY):
+            if option in HOST_LISTS:
+                named += _hosts.in_list(value)
+            elif option in HOST_FILES:
+                named += _hosts.in_file(value)
+    return _hosts.others(named or _hosts.of_batch(environ))
+
+
+def kind(program: Sequence[str], environ: Mapping[str, str]) -> str:
+    """``openmpi``, ``mpich``, ``intel``, or ``unknown``: what this mpirun says of itself."""
+    return family(version(program, environ))
+
+
+def version(program: Sequence[str], environ: Mapping[str, str]) -> str:
+    """What ``PROGRAM --version`` prints; empty where it cannot be run."""
+    try:
+        said = subprocess.run(
+            [*program, "--version"],
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return (said.stdout + said.stderr).decode(errors="replace")
+
+
+def family(said: str) -> str:
+    """Whose mpirun it is that says this for ``--version``."""
+    return next((family for sign, family in SIGNATURES if sign in said), "unknown")
+
+
+def _start(argv: Sequence[str]) -> int:
+    at = command_line.position(argv, PROGRAMS)
+    return 0 if at is None else at
+
+
+def _contexts(words: Sequence[str]) -> list[list[str]]:
+    """The application contexts, which ``:`` divides: ``-np 1 a : -np 3 b`` are two."""
+    contexts: list[list[str]] = [[]]
+    for word in words:
+        if word == ":":
+            contexts.append([])
+        else:
+            contexts[-1].append(word)
+    return contexts
+
+
+def _open_mpi(words: list[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
+    """``-x NAME`` for each that the user does not pass; a value of the user's gets ours in front."""
+    words, passed = list(words), set()
+    for index, option, value in list(command_line.options(words, ARITY)):
+        if option != "-x":
+            continue
+        name, equals, theirs = value.partition("=")
+        passed.add(name)
+        if equals and name in names and index + 1 < len(words):
+            words[index + 1] = f"{name}={_joined(name, environ.get(name, ''), theirs)}"
+    return [part for name in names if name not in passed for part in ("-x", name)] + words
+
+
+def _joined(name: str, ours: str, theirs: str) -> str:
+    """For the two search lists, ours then theirs; any other variable keeps what the user wrote."""
+    if name not in {"PYTHONPATH", "LD_PRELOAD"}:
+        return theirs
+    return ":".join(dict.fromkeys([*ours.split(":")[:1], *theirs.split(":")]))
+
+
+def _hydra(words: list[str], names: Sequence[str]) -> list[str]:
+    """All of the environment is passed unless a list says which: then the list gets ours too."""
+    words = list(words)
+    for index, option, value in list(command_line.options(words, ARITY)):
+        if option in {"-genvlist", "-envlist"}:
+            words[index + 1] = ",".join([value, *names])
+        elif option in {"-genvnone", "-envnone"}:
+            words[index : index + 1] = [option.replace("none", "list"), ",".join(names)]
+    return words

@@ -1,0 +1,26 @@
+"""A plain command: a single process, or a script that starts ranks in a way of its own, which inherit what it has."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_cli.launchers import _hosts
+from hindmost_cli.launchers._inherited import carry
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
+
+NAME = "python"
+NATIVE = ("pmpi", "nccl")
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """Anything that can be run."""
+    return bool(argv)
+
+
+def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
+    """The batch allocation's hosts: the script may start ranks there."""
+    return _hosts.others(_hosts.of_batch(environ))

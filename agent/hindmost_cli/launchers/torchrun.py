@@ -1,0 +1,24 @@
+"""torchrun, ``python -m torch.distributed.run``, and what wraps it: its workers inherit its environment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_judge import command_line
+
+from hindmost_cli.launchers._inherited import carry, remote_hosts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["carry", "recognises", "remote_hosts"]
+
+NAME = "torchrun"
+NATIVE = ("nccl",)
+PROGRAMS = command_line.TORCHRUN
+MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher")
+
+
+def recognises(argv: Sequence[str]) -> bool:
+    """``torchrun …``, ``python -m torch.distributed.run …``, ``deepspeed …``."""
+    return command_line.starts(argv, PROGRAMS, MODULES)

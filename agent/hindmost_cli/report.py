@@ -1,0 +1,162 @@
+"""``hindmost report``: judge a recorded run, or a folder of a foreign format, and say what came out."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import UsageError
+
+from hindmost_cli import thresholds
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+FORMATS = ("text", "json", "html", "csv")
+#: A range of more is a slip of the keyboard.
+_MOST_RANKS = 1 << 20
+
+
+EPILOG = """\
+examples:
+  hindmost report hindmost-runs/JOB
+  hindmost report hindmost-runs/JOB --format html -o report.html
+  hindmost report profiler-traces --ranks 0-7"""
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "path",
+        metavar="PATH",
+        type=place,
+        help="a run directory, a folder of traces, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
+    )
+    parser.add_argument(
+        "others",
+        metavar="PATH",
+        type=place,
+        nargs="*",
+        default=[],
+        help="more run directories of the same job, from other collectors",
+    )
+    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
+    parser.add_argument("--explain", action="store_true", help="show all evidence and notes of the text report")
+    parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the table, e.g. 0-3,17")
+    thresholds.configure(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
+    chosen = parse_ranks(args.ranks) if args.ranks else None
+    color = args.output is None and sys.stdout.isatty()
+    given = thresholds.given(args.set, args.config)
+    others = tuple(map(Path, args.others))
+    recordings = [args.path] if others else _recordings(args.path, args.format)
+    reports = [judged(one, given, others) for one in recordings]
+    if chosen is not None:
+        for report in reports:
+            _refuse_unknown(args.ranks, chosen, report)
+    more = [again(one, args) for one in recordings]
+    pages = [
+        render(report, args.format, chosen, color, args.explain, command)
+        for report, command in zip(reports, more, strict=True)
+    ]
+    write("\n".join(pages), args.output)
+    return 0
+
+
+def again(path: Path | str, args: argparse.Namespace) -> str:
+    """The command that shows all of the report on ``path``, as it can be typed."""
+    settings = [word for one in args.set or () for word in ("--set", one)]
+    settings += ["--config", str(args.config)] if args.config else []
+    return shlex.join(["hindmost", "report", *map(str, (path, *args.others)), *settings, "--explain"])
+
+
+def _recordings(path: Path | str, kind: str) -> list[Path | str]:
+    """What to report on: all that a folder holds one after the other, where the format can hold several."""
+    from hindmost_collector.joining.several import recordings
+
+    found = recordings(path)
+    if len(found) > 1 and kind != "text":
+        names = ", ".join(Path(one).name for one in found[:3])
+        raise UsageError(f"{path}: {len(found)} recordings of different jobs ({names}); name one for --format {kind}")
+    return found
+
+
+def place(text: str) -> Path | str:
+    """A recording as the command line names it: a path, or the URL of a store."""
+    if not text:
+        raise UsageError("PATH is empty: is a variable not set?")
+    scheme, colon, _ = text.partition("://")
+    if colon and scheme != "clickhouse":
+        raise UsageError(
+            f"{text}: only clickhouse://USER@HOST:PORT/DATABASE can be read by URL; copy the recording here instead"
+        )
+    return text if colon else Path(text)
+
+
+def judged(path: Path | str, given: Mapping[str, float] | None = None, others: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
+    given. ``others`` are run directories of the same job that other collectors wrote.
+    """
+    from hindmost_collector import recordings as sources
+    from hindmost_collector.formats import hindmost_run
+    from hindmost_collector.thresholds import over
+    from hindmost_judge.judge import judge
+
+    if others and not isinstance(path, Path):
+        raise UsageError(f"{path}: only run directories can be read together")
+    run = hindmost_run.load_together([Path(path), *others]) if others else sources.load(path)
+    return judge(run, over(dict(run.job.thresholds), given or {})).to_dict()
+
+
+def parse_ranks(text: str) -> list[int]:
+    """``0-3,17`` as a list of ranks."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        if not low.isdigit() or (dash and not high.isdigit()) or not 0 <= int(high or low) - int(low) < _MOST_RANKS:
+            raise UsageError(f"--ranks {text}: expected numbers and ranges, like 0-3,17")
+        found += range(int(low), int(high or low) + 1)
+    return found
+
+
+def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> None:
+    """Raise where the report has a table, and none of these ranks in it."""
+    known = [row["rank"] for row in report["ranks"]]
+    if known and not set(chosen) & set(known):
+        raise UsageError(f"--ranks {text}: no such rank; the report has ranks {min(known)} to {max(known)}")
+
+
+def render(
+    report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False, more: str = ""
+) -> str:
+    """The report in one of the formats; ``more`` is the command that explains it."""
+    from hindmost_collector.report import csv, html, json, text
+
+    if kind == "json":
+        return json.render(report)
+    if kind == "html":
+        return html.render(report)
+    if kind == "csv":
+        return csv.render(report, ranks)
+    width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
+    return text.render(report, width, color, ranks, explain=explain, more=more or text.EXPLAIN)
+
+
+def write(content: str, output: Path | None, flag: str = "") -> None:
+    """To a file, which a ``flag`` named, or to standard output."""
+    if output is None:
+        sys.stdout.write(content)
+        return
+    try:
+        output.write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{flag} {output}: cannot be written: {error.strerror}".lstrip()) from error

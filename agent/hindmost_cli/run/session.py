@@ -1,0 +1,165 @@
+"""One observed job: the collector and this node's agent around it, from before its start to the sealed run."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.bootstrap import ENTERED
+from hindmost.errors import HindmostError
+
+from hindmost_cli.run import environment, foreground, place
+from hindmost_cli.run.daemon import Daemon
+from hindmost_cli.run.kept_out import kept_out
+
+if TYPE_CHECKING:
+    import signal
+    from collections.abc import Callable, Mapping
+
+    from hindmost_cli.launchers import Launcher
+
+#: Seconds to finish in: an agent sends what it holds; a collector waits for remote agents, seals and judges.
+AGENT_SECONDS = 20.0
+COLLECTOR_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the command line of ``hindmost run`` asks for."""
+
+    command: tuple[str, ...]
+    out: Path | None = None
+    job_id: str | None = None
+    live: bool = True
+    listen: str | None = None
+    #: Thresholds of the judge, ``NAME=VALUE`` each.
+    thresholds: tuple[str, ...] = ()
+
+
+@dataclass
+class Session:
+    """A running collector and agent, and what the command must be given to reach them."""
+
+    job: str
+    directory: Path
+    rings: Path
+    page: str | None
+    argv: list[str]
+    environ: dict[str, str]
+    collector: Daemon
+    agent: Daemon
+    interrupted_by: str | None = None
+    no_ring: str | None = None
+
+    @classmethod
+    def start(cls, wish: Wish, launcher: Launcher, environ: Mapping[str, str], say: Callable[[str], None]) -> Session:
+        """Start both and wait until they answer. ``HindmostError`` where they do not; nothing is left then.
+
+        ``say`` gets one sentence for each thing that will be missing.
+        """
+        job = place.job_id(wish.job_id, wish.command, environ)
+        if wish.listen:
+            place.must_be_free(wish.listen)
+        directory, note = place.run_directory(wish.out, job)
+        if note:
+            say(note)
+        rings = place.ring_directory(job)
+        started: list[Daemon] = []
+        try:
+            collector, said = _collector(wish, launcher, job, directory, environ, started)
+            agent = _agent(said["grpc"], job, rings, directory, environ, started)
+        except (HindmostError, KeyboardInterrupt):
+            for daemon in started:
+                daemon.kill()
+            place.remove_rings(rings)
+            raise
+        program = Path(foreground.find(wish.command[0], environ))
+        native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
+        no_ring = place.no_room_for_a_ring(rings)
+        ours = environment.variables(
+            environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
+        )
+        whole = {**environ, **ours}
+        for sentence in (*notes, kept_out(wish.command, whole), no_ring):
+            if sentence:
+                say(sentence)
+        argv = launcher.carry(wish.command, list(ours), whole)
+        return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent, no_ring=no_ring)
+
+    def heard(self, number: signal.Signals) -> None:
+        """Remember the first signal that asked the job to end: ranks that exit after it did not crash."""
+        if self.interrupted_by is None and number in foreground.STOPPING:
+            self.interrupted_by = number.name
+
+    def finish(self, returncode: int, say: Callable[[str], None]) -> str:
+        """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
+        no_ring = self.no_ring or place.no_room_for_a_ring(self.rings)  # the job itself may have filled it
+        how = {"exit_code": returncode, "interrupted_by": self.interrupted_by, "no_ring": no_ring}
+        self.collector.tell({**how, "entered": (self.rings / ENTERED).exists()})
+        kept = _kept(_finished(self.agent, AGENT_SECONDS, say))
+        if kept:
+            say(f"{kept} samples of this node were not delivered (see {self.agent.log})")
+        said = _finished(self.collector, COLLECTOR_SECONDS, say)
+        self.clean()
+        return said
+
+    def abandon(self) -> None:
+        """End both now; what was written stays."""
+        self.agent.kill()
+        self.collector.kill()
+        self.clean()
+
+    def clean(self) -> None:
+        """Remove the rings of this node and logs in which nothing was said."""
+        place.remove_rings(self.rings)
+        for daemon in (self.agent, self.collector):
+            if daemon.log.exists() and not daemon.log.stat().st_size:
+                daemon.log.unlink()
+        logs = self.directory / "logs"
+        if logs.exists() and not any(logs.iterdir()):
+            logs.rmdir()
+
+
+def _finished(daemon: Daemon, seconds: float, say: Callable[[str], None]) -> str:
+    said, wrong = daemon.finish(seconds)
+    if wrong:
+        say(f"{wrong} (see {daemon.log})")
+    return said
+
+
+def _kept(said: str) -> int:
+    """How many samples an agent says it still holds, in its last line on stdout."""
+    try:
+        kept = json.loads(said.strip().rpartition("\n")[2])["samples"]["kept"]
+    except (ValueError, KeyError, TypeError):  # killed, or it had no spool
+        return 0
+    return kept if isinstance(kept, int) else 0
+
+
+def _collector(
+    wish: Wish, launcher: Launcher, job: str, directory: Path, environ: Mapping[str, str], started: list[Daemon]
+) -> tuple[Daemon, dict[str, str]]:
+    host = place.address(launcher.remote_hosts(wish.command, environ))
+    arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
+    arguments += ["--command", shlex.join(wish.command), "--launcher", launcher.NAME]
+    arguments += [f"--set={one}" for one in wish.thresholds]
+    if wish.live:
+        arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
+    daemon = Daemon(
+        "collector", [*arguments, "--exit-when-stdin-closes"], environ, directory / "logs" / "collector.log"
+    )
+    started.append(daemon)
+    return daemon, daemon.ready("grpc")
+
+
+def _agent(
+    collector: str, job: str, rings: Path, directory: Path, environ: Mapping[str, str], started: list[Daemon]
+) -> Daemon:
+    arguments = ["--collector", collector, "--job-id", job, "--ring-dir", str(rings), "--exit-when-stdin-closes"]
+    daemon = Daemon("agent", arguments, environ, directory / "logs" / "agent.log")
+    started.append(daemon)
+    daemon.ready("ready")
+    return daemon

@@ -1,0 +1,46 @@
+"""The options by which the commands that judge are given other thresholds."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.errors import MissingError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Sequence
+    from types import ModuleType
+
+    from hindmost_judge.settings import Settings
+
+
+def configure(parser: argparse.ArgumentParser, config: bool = True) -> None:
+    """Add ``--set`` and, where there is no other file of settings, ``--config``."""
+    meaning = "set a threshold of docs/reference/thresholds.md, e.g. min_effect=0.02; may be repeated"
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", help=meaning)
+    if config:
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="read thresholds from this TOML file, table [judge]"
+        )
+
+
+def chosen(sets: Sequence[str] | None, config: Path | None = None) -> Settings:
+    """The thresholds that flags, environment and file give, else the defaults. Raises UsageError."""
+    settings: Settings = _module().resolve(sets or (), os.environ, config)
+    return settings
+
+
+def given(sets: Sequence[str] | None, config: Path | None = None) -> dict[str, float]:
+    """Those that flags, environment and file give. Raises UsageError."""
+    found: dict[str, float] = _module().given(sets or (), os.environ, config)
+    return found
+
+
+def _module() -> ModuleType:
+    try:
+        from hindmost_collector import thresholds
+    except ImportError as error:
+        raise MissingError(error, "collector") from error
+    return thresholds

@@ -1,1 +1,0 @@
-"""Why a rank is late: what its phases, its host, its GPU and its node measured, each one file."""

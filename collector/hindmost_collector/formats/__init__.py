@@ -1,0 +1,1 @@
+"""Readers of recordings, one file a format."""

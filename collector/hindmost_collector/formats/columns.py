@@ -1,0 +1,53 @@
+"""Tables from what a format knows: missing columns become *not measured*, never zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_judge.model import TABLES, UNMEASURED, Run, Table, empty, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+#: What stands for "not measured" where -1 would be a value or does not fit.
+_MISSING: dict[str, Any] = {"comm": 0, "flags": 0, "kind": "", "world_size": UNMEASURED}
+
+
+def table(name: str, /, **columns: Any) -> Table:
+    """A table of the model from equally long columns; a scalar fills its column, a missing one is not measured.
+
+    Columns that the model does not have are kept for :mod:`combine`, which drops them when it has used them.
+    """
+    schema = TABLES[name]
+    extra = {column: np.asarray(value) for column, value in columns.items() if column not in schema}
+    length = max((len(value) for value in columns.values() if np.ndim(value) == 1), default=1)
+    return {column: _column(column, dtype, columns.get(column), length) for column, dtype in schema.items()} | extra
+
+
+def _column(name: str, dtype: Any, value: Any, length: int) -> np.ndarray[Any, Any]:
+    if value is None:
+        value = _MISSING.get(name, "" if dtype is np.str_ else np.nan if dtype is np.float64 else UNMEASURED)
+    if np.ndim(value) == 1:
+        return np.asarray(value, dtype=dtype)
+    return np.full(length, value, dtype=None if dtype is np.str_ else dtype)
+
+
+def concatenate(name: str, tables: Iterable[Table]) -> Table:
+    """One table of all rows, in order; the empty table of that name where there are none."""
+    kept = [part for part in tables if rows(part)]
+    if len(kept) == 1:
+        return kept[0]
+    if not kept:
+        return empty(TABLES[name])
+    return {column: np.concatenate([part[column] for part in kept]) for column in kept[0]}
+
+
+def select(part: Table, index: np.ndarray[Any, Any]) -> Table:
+    """The rows that ``index`` (a mask or positions) names, in its order."""
+    return {column: values[index] for column, values in part.items()}
+
+
+def has_rows(run: Run, name: str) -> bool:
+    """Whether a run says anything in the table of that name."""
+    return rows(run.tables()[name]) > 0

@@ -1,0 +1,226 @@
+"""The files of a recording: found without surprises, opened without trusting their size.
+
+A folder is walked to a bounded depth and number of files, symbolic links that leave it are not followed; an archive is
+unpacked to a temporary folder, regular files only, up to a bounded size. Every format sees the first bytes of a file
+(:class:`Sample`) and says whether it is one of its own.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import os
+import shutil
+import tarfile
+import tempfile
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, UsageError
+
+from hindmost_collector.formats.damaged import DamagedError
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator
+
+SAMPLE_BYTES = 64 * 1024
+#: No line of any format understood here is longer: the longest seen is a stack in a Flight Recorder dump, 20 KiB.
+MAX_LINE_BYTES = 4 * 1024 * 1024
+MAX_FILES = 100_000
+MAX_DEPTH = 6
+#: What an archive may unpack to: a folder of an hour's profiler traces is about 5 GiB.
+MAX_UNPACKED_BYTES = 16 * 1024**3
+#: What a gzip or xz file may inflate to, in multiples of its size: traces reach 20 to 40, a bomb 1,000.
+MAX_INFLATION = 200
+#: … and below which size it is not checked.
+SMALL_BYTES = 64 * 1024**2
+ARCHIVES = (".tar", ".tar.gz", ".tgz", ".tar.xz", ".txz", ".tar.bz2", ".zip")
+#: What a damaged one, an encrypted one, or one whose names are folders and files at once raises.
+_NO_ARCHIVE = (
+    *(tarfile.TarError, zipfile.BadZipFile, EOFError, zlib.error, lzma.LZMAError),
+    *(NotImplementedError, RuntimeError, NotADirectoryError, FileExistsError, IsADirectoryError),
+)
+#: A format is recognised by any of so many lines.
+_FIRST_LINES = 50
+#: Never opened: what says how a recording came about, a fault that was injected perhaps, is no measurement.
+UNREAD = {"manifest.json"}
+_GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\0"
+_CHUNK = 1024 * 1024
+#: What reading the first bytes of an xz file may take: its densest preset needs 65 MiB.
+_XZ_MEMORY = 256 * 1024**2
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A file's first bytes, decompressed; what a format recognises its own by."""
+
+    path: Path
+    head: bytes
+    size: int
+    compressed: bool = False
+
+    def first_line(self) -> bytes:
+        """The first line that is not blank, without its end; all of the head where it has no end."""
+        return next((line.strip() for line in self.head.split(b"\n") if line.strip()), b"")
+
+    def objects(self) -> Iterator[dict[str, Any]]:
+        """Those of the first lines that are JSON objects: one of them may be torn, or be another program's word."""
+        return (one for line in self.head.split(b"\n")[:_FIRST_LINES] if (one := _object(line)) is not None)
+
+
+def _object(line: bytes) -> dict[str, Any] | None:
+    with contextlib.suppress(ValueError, RecursionError):
+        value = json.loads(line)
+        if isinstance(value, dict):
+            return value
+    return None
+
+
+def walk(root: Path) -> list[Path]:
+    """The regular files of a folder, sorted by path; a file is a folder of itself."""
+    if root.is_file():
+        return [root]
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        here = Path(folder)
+        if len(here.relative_to(root).parts) >= MAX_DEPTH:
+            folders.clear()
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        read = (name for name in names if not name.startswith(".") and name not in UNREAD)
+        found += [here / name for name in read if (here / name).is_file()]
+        if len(found) > MAX_FILES:
+            raise UsageError(f"{root}: more than {MAX_FILES:,} files; name the folder of one recording")
+    return sorted(found)
+
+
+def sample(path: Path) -> Sample:
+    """The head of a file. A gzip or xz file that cannot be inflated has an empty one."""
+    try:
+        with path.open("rb") as raw:
+            head = raw.read(SAMPLE_BYTES)
+    except PermissionError:
+        raise
+    except OSError as error:
+        raise DamagedError(path, f"cannot be read ({error.strerror})") from error
+    compressed = head.startswith((_GZIP, _XZ))
+    if compressed:
+        begin, head = head, b""
+        with contextlib.suppress(zlib.error, lzma.LZMAError):
+            head = (
+                zlib.decompressobj(wbits=31).decompress(begin, SAMPLE_BYTES)
+                if begin.startswith(_GZIP)
+                else lzma.LZMADecompressor(memlimit=_XZ_MEMORY).decompress(begin, SAMPLE_BYTES)
+            )
+    head = head.removeprefix(codecs.BOM_UTF8)
+    return Sample(path, head, path.stat().st_size, compressed)
+
+
+class _Bounded(io.RawIOBase):
+    """A stream that refuses to give more than ``limit`` bytes: what a compressed file may inflate to."""
+
+    def __init__(self, raw: gzip.GzipFile | lzma.LZMAFile, path: Path, limit: int) -> None:
+        self._raw, self._path, self._left = raw, path, limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            data = self._raw.read1(min(len(buffer), _CHUNK))
+        except EOFError:  # cut off, as of a process that was killed: what is there counts
+            return 0
+        except (OSError, zlib.error, lzma.LZMAError) as error:
+            raise DamagedError(self._path, f"damaged ({error}); copy it again") from error
+        self._left -= len(data)
+        if self._left < 0:
+            raise UsageError(f"{self._path}: inflates to more than {MAX_INFLATION} times its size; not read")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._raw.close()
+        super().close()
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """A file for reading, decompressed where it is gzip or xz, within :data:`MAX_INFLATION`."""
+    raw = path.open("rb")
+    begin = raw.read(len(_XZ))
+    if not begin.startswith((_GZIP, _XZ)):
+        raw.seek(0)
+        return raw
+    raw.close()
+    limit = max(SMALL_BYTES, MAX_INFLATION * path.stat().st_size)
+    opened = gzip.GzipFile if begin.startswith(_GZIP) else lzma.LZMAFile
+    inflated = opened(path, "rb")
+    return io.BufferedReader(_Bounded(inflated, path, limit), _CHUNK)
+
+
+def lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file. A line longer than :data:`MAX_LINE_BYTES` is an error that names it, not memory."""
+    with open_bytes(path) as stream:
+        number = 0
+        while line := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            if len(line) > MAX_LINE_BYTES:
+                raise DamagedError(path, f"line {number} is longer than {MAX_LINE_BYTES >> 20} MiB; not a recording")
+            yield line
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a path's name is that of a tar or zip archive."""
+    return path.is_file() and path.name.endswith(ARCHIVES)
+
+
+@contextlib.contextmanager
+def unpacked(path: Path) -> Iterator[Path]:
+    """A folder to read: the path itself, or a temporary one with the regular files of an archive in it."""
+    if not is_archive(path):
+        yield path
+        return
+    with tempfile.TemporaryDirectory(prefix="hindmost-") as folder:
+        try:
+            _unpack(path, Path(folder))
+        except _NO_ARCHIVE as error:
+            raise UsageError(f"{path}: damaged or cut short ({error}); copy it again") from error
+        yield Path(folder)
+
+
+def _unpack(path: Path, folder: Path) -> None:
+    left = min(MAX_UNPACKED_BYTES, shutil.disk_usage(folder).free // 2)
+    with contextlib.closing(_of_zip(path) if path.name.endswith(".zip") else _of_tar(path)) as members:
+        for count, (member, size, content) in enumerate(members):
+            left -= size
+            if left < 0 or count > MAX_FILES:
+                raise HindmostError(f"{path}: unpacks to too much for {folder.parent}; unpack it and name the folder")
+            name = PurePosixPath(member)
+            if content is None or name.is_absolute() or ".." in name.parts:
+                continue  # links, devices and names that lead elsewhere are no part of a recording
+            target = folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with content, target.open("wb") as out:  # of a name that an archive has twice, the last counts
+                shutil.copyfileobj(content, out, _CHUNK)
+
+
+#: A member's name, how much it unpacks to, and its content; None where it is no regular file.
+_Member = tuple[str, int, "IO[bytes] | None"]
+
+
+def _of_tar(path: Path) -> Generator[_Member, None, None]:
+    with tarfile.open(path) as archive:
+        for member in archive:
+            yield member.name, member.size, archive.extractfile(member) if member.isfile() else None
+
+
+def _of_zip(path: Path) -> Generator[_Member, None, None]:
+    """Python reads no more of a member than the size it claims. Links are files with a name in them, and stay that."""
+    with zipfile.ZipFile(path) as archive:
+        for member in archive.infolist():
+            yield member.filename, member.file_size, None if member.is_dir() else archive.open(member)

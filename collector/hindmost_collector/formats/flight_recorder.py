@@ -1,0 +1,387 @@
+"""PyTorch Flight Recorder dumps, one a rank: the last collectives it enqueued and how far each came.
+
+A dump is a pickle of plain dicts, lists, strings and numbers, or the same as JSON. A pickle is a program: it is looked
+through first, and refused if it holds any instruction but those that build such values.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import pickletools
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost.errors import UsageError
+from hindmost_judge.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
+
+from hindmost_collector.formats import damaged, flight_recorder_groups
+from hindmost_collector.formats.columns import concatenate, table
+from hindmost_collector.formats.files import open_bytes
+from hindmost_collector.formats.flight_recorder_groups import text
+from hindmost_collector.formats.operations import operation
+from hindmost_collector.formats.process_groups import ITEM_BYTES, ProcessGroup
+from hindmost_collector.formats.rank_in_name import rank_in_name
+from hindmost_collector.joining import one_job
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hindmost_collector.formats.files import Sample
+
+NAME = "PyTorch Flight Recorder dumps"
+
+#: A dump is a ring of 2,000 to 20,000 entries of about 200 bytes to 2 KiB.
+MAX_DUMP_BYTES = 64 * 1024 * 1024
+#: … of which the newest are read; a pickle may claim any number of one.
+MAX_ENTRIES = 100_000
+#: Most stack lines of a call that are read, and longest time (ms) of an operation.
+_FRAMES, _LONGEST_MS = 64, 30 * 24 * 3600e3
+_MOST_DIMENSIONS = 64  # of a tensor, in torch
+#: Values in a dump: one of 20,000 entries has up to 3 million. Each may take 100 bytes of memory.
+_MOST_VALUES = 6_000_000
+_UNFINISHED = ("scheduled", "started")
+_TOGETHER = ":coalesced"
+_P2P = re.compile(r"^\w+:(send|recv)\b")
+#: A file changed this soon after the newest entry may be of a running job: it was written then, and looking up the
+#: lines of all calls took a rank 8 s on a busy machine. A later change may be a copy or a stopped job, which look
+#: alike. File systems and archives round down to whole seconds.
+_AT_ONCE_NS, _ROUNDED_NS = 30 * 10**9, 2 * 10**9
+#: An operation open for its own time-out had stopped: torch writes dumps then. With a shorter time-out that may be the
+#: time of the writing.
+_LEAST_TIMEOUT_MS = 10_000
+_USUAL_NAMES = ("nccl_trace_rank_", "comm_lib_trace_rank_")
+#: The instructions that build plain values. Anything that names, calls or restores an object is not among them.
+_PLAIN = frozenset(
+    name
+    for names in (
+        ("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+        ("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+        ("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES"),
+        ("STRING", "BINSTRING", "SHORT_BINSTRING", "EMPTY_LIST", "APPEND", "APPENDS", "LIST"),
+        ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
+        ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"),
+    )
+    for name in names
+)
+
+
+@dataclass(frozen=True)
+class _Dump:
+    path: Path
+    rank: int
+    entries: list[dict[str, Any]]
+    groups: dict[str, ProcessGroup]
+    #: The last collective that each group (its number in the process) had completed, counted from 1.
+    completed: dict[str, int]
+    #: What was begun together, by group and numbers, and has ended: the recorder notes that of all of it in one entry.
+    ended_together: frozenset[tuple[str, int, int]] = frozenset()
+
+
+def recognises(sample: Sample) -> bool:
+    """Whether a pickle or a JSON object begins with a Flight Recorder's words; a pickle of its name is looked into."""
+    words = any(word in sample.head for word in (b"collective_seq_id", b"pg_config", b"time_discovered_started_ns"))
+    if sample.path.name.startswith(_USUAL_NAMES) and sample.head[:1] == b"\x80":
+        return True  # whatever else it holds: refused by name rather than left out
+    return words and sample.head.lstrip()[:1] in (b"\x80", b"{") and b'"traceEvents"' not in sample.head
+
+
+def load(files: Sequence[Path]) -> Run:
+    """What every rank had enqueued, and what of it had not finished when the dumps were written."""
+    dumps, torn = damaged.whole(files, _dump)
+    dumps.sort(key=lambda dump: dump.rank)
+    if len({dump.rank for dump in dumps}) < len(dumps):
+        raise UsageError(f"{files[0].parent}: two {NAME} of one rank; name the folder of one job")
+    created = {f"rank {one.rank}": at for one in dumps if ((at := _created(one)) >= 0).any()}
+    one_job.refuse_twins(f"{files[0].parent}: {NAME}", created)
+    usual = one_job.most_at_one_time(created)
+    close = [dump for dump in dumps if f"rank {dump.rank}" in usual]  # another host's clock may be far off
+    seen = max((_latest(dump) for dump in close), default=-1)
+    members = [rank for dump in dumps for group in dump.groups.values() for rank in group.ranks]
+    size = max([*members, *(dump.rank for dump in dumps)]) + 1
+    written = _written(close, seen)
+    unfinished = [_in_flight(dump, written) for dump in dumps]
+    return Run(
+        job=Job(id="", world_size=size, source=NAME),
+        ranks=table("ranks", rank=[dump.rank for dump in dumps], world_size=size, framework="torch"),
+        collectives=concatenate("collectives", [_collectives(dump) for dump in dumps]),
+        communicators=_communicators(dumps),
+        rank_states=table("rank_states", rank=[dump.rank for dump in dumps], time_ns=written, life=RUNNING),
+        in_flight=_told_apart(concatenate("in_flight", unfinished), dumps),
+        stacks=_stacks(dumps, seen) if any(len(part["rank"]) for part in unfinished) else table("stacks", rank=[]),
+        notes=tuple(torn),
+    )
+
+
+def _dump(path: Path) -> _Dump:
+    rank = rank_in_name(path)
+    if rank is None:
+        raise UsageError(f"{path}: whose dump is this? name the file nccl_trace_rank_RANK")
+    content = _content(path)
+    content = content if isinstance(content, dict) else {}
+    entries = content.get("entries", flight_recorder_groups.entries_of_status(content))
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise damaged.DamagedError(path, f"not one of the {NAME}: it has no list of entries")
+    entries = entries[-MAX_ENTRIES:]
+    groups = flight_recorder_groups.of_dump(content, entries, rank)
+    return _Dump(path, rank, entries, groups, flight_recorder_groups.completed(content), _ended_together(entries))
+
+
+def _ended_together(entries: list[dict[str, Any]]) -> frozenset[tuple[str, int, int]]:
+    names = ((one, text(one.get("profiling_name"))[:64]) for one in entries if one.get("state") == "completed")
+    keys = (_together(one) for one, name in names if name.endswith(_TOGETHER))
+    return frozenset(key for key in keys if max(key[1:]) >= 0)
+
+
+def _together(entry: dict[str, Any]) -> tuple[str, int, int]:
+    """What all that was begun together has in common."""
+    return (text(entry.get("pg_id")), _number(entry, "p2p_seq_id"), _number(entry, "collective_seq_id"))
+
+
+class HostileError(pickle.UnpicklingError):
+    """A pickle that could do more than build plain values, or claims more than it holds."""
+
+
+def _content(path: Path) -> Any:
+    if path.stat().st_size > MAX_DUMP_BYTES:
+        raise UsageError(f"{path}: larger than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read")
+    with open_bytes(path) as stream:
+        data = stream.read(MAX_DUMP_BYTES + 1)
+    if len(data) > MAX_DUMP_BYTES:
+        raise UsageError(
+            f"{path}: inflates to more than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read"
+        )
+    if data.count(b"{") + data.count(b"[") > _MOST_VALUES and data.lstrip()[:1] == b"{":
+        raise UsageError(f"{path}: hostile, not read: more than {_MOST_VALUES:,} values")
+    try:
+        return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
+    except (HostileError, RecursionError) as error:
+        raise UsageError(f"{path}: hostile, not read: {str(error).splitlines()[0]}") from error
+    except (ValueError, pickle.UnpicklingError, EOFError, IndexError, KeyError, TypeError) as error:
+        raise damaged.DamagedError(path, f"damaged, not read: {str(error).splitlines()[0]}") from error
+
+
+def plain_pickle(data: bytes) -> Any:
+    """Unpickle plain values only. Raises :class:`HostileError` on anything that could do more than that."""
+    for count, (instruction, argument, position) in enumerate(pickletools.genops(data)):
+        if count > _MOST_VALUES:
+            raise HostileError(f"more than {_MOST_VALUES:,} values")
+        if instruction.name not in _PLAIN:
+            raise HostileError(f"pickle instruction {instruction.name} at byte {position}, not of plain values")
+        if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):
+            raise HostileError(f"memo index {argument} at byte {position}")
+    return pickle.loads(data)  # noqa: S301 - looked through above: nothing in it can name or call anything
+
+
+def _group(dump: _Dump, entry: dict[str, Any]) -> ProcessGroup:
+    name = flight_recorder_groups.name_of(entry)
+    return dump.groups.get(name) or ProcessGroup.named(name, ())
+
+
+def _number(entry: dict[str, Any], key: str) -> int:
+    value = entry.get(key)
+    return value if isinstance(value, int) and abs(value) < 1 << 62 else -1
+
+
+def _seq(entry: dict[str, Any]) -> int:
+    """Counted from 0 as NCCL does; the recorder counts from 1. Before format 2 one number counted both kinds."""
+    if "seq_id" in entry:
+        return _number(entry, "seq_id") - 1
+    return _number(entry, "p2p_seq_id" if _is_p2p(entry) else "collective_seq_id") - 1
+
+
+def _is_p2p(entry: dict[str, Any]) -> bool:
+    """Whether it is a send or a receive; the first formats say so in its name only."""
+    return bool(entry.get("is_p2p", _P2P.search(text(entry.get("profiling_name")))))
+
+
+def _unfinished(dump: _Dump, entry: dict[str, Any]) -> bool:
+    """Whether an operation had not ended.
+
+    gloo is not polled for progress: its operations stay scheduled until retired. Operations begun together with
+    others are noted as a group. NCCL's watchdog retires operations that ended, and those that it aborted: the
+    group's last completed one shows which.
+    """
+    if entry.get("state") not in _UNFINISHED or _together(entry) in dump.ended_together:
+        return False
+    if not entry.get("retired"):
+        return True
+    last = dump.completed.get(text(entry.get("pg_id")), -1)
+    if last < 0 or _is_p2p(entry):
+        return not text(entry.get("profiling_name")).startswith("gloo:")
+    return _seq(entry) >= last
+
+
+def _milliseconds(entry: dict[str, Any]) -> float | None:
+    value = entry.get("duration_ms")
+    return float(value) if isinstance(value, int | float) and 0 <= value < _LONGEST_MS else None
+
+
+def _bytes(entry: dict[str, Any]) -> int:
+    sizes, kinds = entry.get("input_sizes"), entry.get("input_dtypes")
+    if not isinstance(sizes, list) or not isinstance(kinds, list) or len(sizes) != len(kinds):
+        return -1
+    known = [_held(size, ITEM_BYTES.get(text(kind))) for size, kind in zip(sizes, kinds, strict=True)]
+    return sum(known) if min(known, default=-1) >= 0 and sum(known) < 1 << 62 else -1
+
+
+def _held(size: Any, item: int | None) -> int:
+    """Bytes of a tensor of this shape; -1 for what is no shape, or of an unknown type."""
+    plain = isinstance(size, list | tuple) and len(size) <= _MOST_DIMENSIONS and item is not None
+    known = plain and all(isinstance(one, int) and 0 <= one < 1 << 48 for one in size)
+    return math.prod(size) * item if known and item is not None else -1
+
+
+def _latest(dump: _Dump) -> int:
+    keys = ("time_created_ns", "time_discovered_started_ns", "time_discovered_completed_ns")
+    return max((_number(entry, key) for entry in dump.entries for key in keys), default=-1)
+
+
+def _created(dump: _Dump) -> np.ndarray[Any, Any]:
+    return np.array([_number(entry, "time_created_ns") for entry in dump.entries], np.int64)
+
+
+def _written(dumps: list[_Dump], seen: int) -> int:
+    """When the dumps were written, at the least, if that was soon after the newest entry; unmeasured else."""
+    changed = max((dump.path.stat().st_mtime_ns for dump in dumps), default=UNMEASURED)
+    if not -_ROUNDED_NS <= changed - seen < _AT_ONCE_NS:
+        return UNMEASURED
+    return max([seen, *(at for dump in dumps if (at := _timed_out(dump)) != UNMEASURED)])
+
+
+def _timed_out(dump: _Dump) -> int:
+    """When an operation's time-out had passed in which it had not ended, by when its dump was written."""
+    changed = dump.path.stat().st_mtime_ns
+    until = changed + (10**9 if changed % 10**9 == 0 else 0)  # an archive may keep whole seconds only
+    left = [
+        (_number(one, "time_created_ns"), _number(one, "timeout_ms")) for one in dump.entries if _unfinished(dump, one)
+    ]
+    due = [at + limit * 10**6 for at, limit in left if at >= 0 and _LEAST_TIMEOUT_MS <= limit < _LONGEST_MS]
+    return max((at for at in due if at <= until), default=UNMEASURED)
+
+
+def _operation(entry: dict[str, Any]) -> str:
+    return operation(text(entry.get("profiling_name"))[:64])
+
+
+def _collectives(dump: _Dump) -> Table:
+    created = [_number(entry, "time_created_ns") for entry in dump.entries]
+    took = [_milliseconds(entry) for entry in dump.entries]
+    return table(
+        "collectives",
+        rank=np.full(len(created), dump.rank),
+        comm=np.array([_group(dump, entry).comm for entry in dump.entries], dtype=np.uint64),
+        seq=[_seq(entry) for entry in dump.entries],
+        op=[_operation(entry) for entry in dump.entries],
+        start_ns=created,
+        duration_ns=[-1 if value is None else round(value * 1e6) for value in took],
+        bytes=[_bytes(entry) for entry in dump.entries],
+        flags=[NONBLOCKING if value is None else 0 for value in took],
+        enqueue_ns=created,
+    )
+
+
+def _communicators(dumps: list[_Dump]) -> Table:
+    """Every group that a dump names, with its members that left none, too: for those the others may wait."""
+    groups = {group.comm: group for dump in dumps for group in dump.groups.values() if dump.rank in group.ranks}
+    members = [(group, place, rank) for group in groups.values() for place, rank in enumerate(group.ranks)]
+    return table(
+        "communicators",
+        comm=np.array([group.comm for group, _, _ in members], dtype=np.uint64),
+        rank=[rank for _, _, rank in members],
+        rank_in=[place for _, place, _ in members],
+        size=[len(group.ranks) for group, _, _ in members],
+        name=[group.name for group, _, _ in members],
+    )
+
+
+def _in_flight(dump: _Dump, written: int) -> Table:
+    changed = dump.path.stat().st_mtime_ns
+    left = [entry for entry in dump.entries if _unfinished(dump, entry)]
+    times = Counter(_place(dump, entry) for entry in dump.entries)
+    return table(
+        "in_flight",
+        rank=[dump.rank] * len(left),
+        kind=["p2p" if _is_p2p(entry) else "collective" for entry in left],
+        name=[_operation(entry) for entry in left],
+        comm=np.array([_group(dump, entry).comm for entry in left], dtype=np.uint64),
+        seq=[_seq(entry) for entry in left],
+        start_ns=[_number(entry, "time_created_ns") for entry in left],
+        observed_ns=written,
+        changed_ns=np.full(len(left), changed if written != UNMEASURED else UNMEASURED),
+        bytes=[_bytes(entry) if times[_place(dump, entry)] == 1 else UNMEASURED for entry in left],
+        given=[_given(entry) for entry in left],
+    )
+
+
+def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
+    return _group(dump, entry).comm, _seq(entry)
+
+
+#: Operations that all members must call with the same size, as torch calls them. In others, as in an all-gather into a
+#: list, each member may have a part of its own size.
+_ALIKE = re.compile(r"(\w+:)?(all_?reduce(_coalesced)?|reduce|broadcast|_?all_?gather_base|_?reduce_scatter_base)")
+
+
+def _given(entry: dict[str, Any]) -> str:
+    """What a rank called an operation with, where the other members must call theirs with as much."""
+    size, kinds = _bytes(entry), entry.get("input_dtypes")
+    if size < 0 or not kinds or not _ALIKE.fullmatch(text(entry.get("profiling_name"))[:64]):
+        return ""
+    kind = text(kinds[0])
+    return f"{size // ITEM_BYTES[kind]:,} elements of {kind}" if len(kinds) == 1 else f"{size:,} bytes"
+
+
+def _told_apart(in_flight: Table, dumps: list[_Dump]) -> Table:
+    """Open operations, those called with their sizes of which the members of a group gave different ones.
+
+    Operations that were begun together may have one number: which of a rank's is which of another's is not known then.
+    Where a member has left one, as a broadcast's root does, those that are still inside do not show what most gave.
+    """
+    size, given = in_flight.pop("bytes", np.empty(0, np.int64)), in_flight.pop("given", np.empty(0, np.str_))
+    name = in_flight["name"].astype(object)
+    sizes: dict[tuple[int, int, str], set[int]] = {}
+    keys = list(zip(in_flight["comm"].tolist(), in_flight["seq"].tolist(), name.tolist(), strict=True))
+    for key, one in zip(keys, np.where(given != "", size, UNMEASURED).tolist(), strict=True):
+        sizes.setdefault(key, set()).add(one)
+    unlike = {key for key, found in sizes.items() if len(found) > 1 and min(found) >= 0}
+    unlike -= _ended(dumps) if unlike else set()
+    for row, key in enumerate(keys):
+        if key in unlike:
+            name[row] = f"{key[2]} ({given[row]})"
+    return {**in_flight, "name": name.astype(np.str_)}
+
+
+def _ended(dumps: list[_Dump]) -> set[tuple[int, int, str]]:
+    """The operations that some member has left."""
+    over = ((dump, entry) for dump in dumps for entry in dump.entries if not _unfinished(dump, entry))
+    return {(*_place(dump, entry), _operation(entry)) for dump, entry in over}
+
+
+def _stacks(dumps: list[_Dump], seen: int) -> Table:
+    """Where each rank's first unfinished operation was called from; its last one where none is unfinished."""
+    texts = {dump.rank: _call(dump, _frontier(dump)) for dump in dumps}
+    known = {rank: call for rank, call in texts.items() if call}
+    return table("stacks", rank=list(known), time_ns=seen, text=list(known.values()))
+
+
+def _frontier(dump: _Dump) -> dict[str, Any]:
+    left = (entry for entry in dump.entries if _unfinished(dump, entry))
+    return next(left, dump.entries[-1] if dump.entries else {})
+
+
+def _call(dump: _Dump, entry: dict[str, Any]) -> str:
+    frames = entry.get("frames")
+    known = [frame for frame in frames[:_FRAMES] if isinstance(frame, dict)] if isinstance(frames, list) else []
+    if not known:
+        return ""
+    state = "unfinished" if _unfinished(dump, entry) else "completed"
+    called = [
+        f"    {text(frame.get('name'))} ({text(frame.get('filename'))}:{text(frame.get('line'))})" for frame in known
+    ]
+    return "\n".join([f"{state} {_operation(entry)} #{_seq(entry)} was called from", *called])

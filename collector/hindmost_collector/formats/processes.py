@@ -1,0 +1,205 @@
+"""Which rank each process of a recording was, and in which order its communicators worked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_collector.formats.columns import table
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_judge.model import Table
+
+#: Most operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, periods are left
+#: out, the same ones on every rank.
+MAX_OPERATIONS = 900_000
+WINDOW_NS = 10_000_000_000
+_NUMBER_BITS = 40
+#: What is said of ranks that nothing but the processes' numbers tells.
+GUESSED = "No communicator has all processes: ranks are in the order of process ids."
+
+
+def stride(size: int, bytes_each: int) -> int:
+    """Read the first of every so many windows of time, for a recording of ``size`` bytes to stay in memory."""
+    return max(1, -(-size // (bytes_each * MAX_OPERATIONS)))
+
+
+def thinned(stride: int) -> list[str]:
+    """What to say of a recording that was read in part."""
+    return [f"To stay in memory, {WINDOW_NS // 10**9} s in every {stride} times that were read."] if stride > 1 else []
+
+
+def world_ranks(
+    rank_in: Sequence[Mapping[int, int]], sizes: Mapping[int, int]
+) -> tuple[list[int], int | None, list[str]]:
+    """The rank of each process, how many there are in all, and a note where no communicator shows it.
+
+    ``rank_in`` maps communicator to the process's rank in it, one map a process, in the order of process ids. The
+    largest communicator with all processes is the world. The files may cover some processes only: ``sizes`` give the
+    world's size where known. Without them the size is unknown, unless the numbers have no gap; a group of exactly
+    one node has none, although the world goes on beyond it.
+    """
+    count = len(rank_in)
+    found = {
+        comm: [one[comm] for one in rank_in]
+        for comm in sorted({comm for one in rank_in for comm in one})
+        if len({one.get(comm, -1) for one in rank_in} - {-1}) == count
+    }
+    whole = [comm for comm, inside in found.items() if max(inside) == count - 1]
+    if any(comm in sizes for comm in found):
+        comm = max(found, key=lambda one: (sizes.get(one, 0), one in whole))
+        return found[comm], max(sizes[comm], max(found[comm]) + 1), []
+    largest = max((max(inside) for inside in found.values()), default=-1)
+    beyond = [inside for inside in found.values() if max(inside) == largest >= count]
+    if count > 1 or len(found) == 1:
+        if len(beyond) == 1:
+            return beyond[0], None, []
+        if whole:
+            return found[whole[0]], count, []
+    return list(range(count)), count, [GUESSED]
+
+
+def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], sizes: Mapping[int, int]) -> Table:
+    """The members of each communicator; its size is what ``sizes`` says, or the members seen."""
+    members = [(c, rank, inside) for one, rank in zip(rank_in, ranks, strict=True) for c, inside in one.items()]
+    if not members:
+        return table("communicators", comm=np.empty(0, np.uint64))
+    comm = np.array([member[0] for member in members], dtype=np.uint64)
+    inside = np.array([member[2] for member in members])
+    seen = {one: max(int(inside[comm == one].max()) + 1, int((comm == one).sum())) for one in set(comm.tolist())}
+    return table(
+        "communicators",
+        comm=comm,
+        rank=[member[1] for member in members],
+        rank_in=inside,
+        size=[sizes.get(one, seen[one]) for one in comm.tolist()],
+        name="",
+    )
+
+
+def positions(
+    comm: np.ndarray[Any, Any],
+    op: np.ndarray[Any, Any],
+    number: np.ndarray[Any, Any],
+    time: np.ndarray[Any, Any],
+    process: np.ndarray[Any, Any],
+) -> np.ndarray[Any, Any]:
+    """Each operation's position in its communicator, alike on all members, from numbers that count per function.
+
+    Rows are of all ranks together. NCCL demands one order of operations on all members, so the mean time at which an
+    operation was seen puts the functions in order; within a function its numbers do. What a process' clock is ahead of
+    the others' by is taken off: of some operations its lines are missing. What ran before the log begins counts, as far
+    as the numbers tell.
+    """
+    _, code = np.unique(op, return_inverse=True)
+    out = np.zeros(len(comm), dtype=np.int64)
+    for one in np.unique(comm):
+        rows = np.flatnonzero(comm == one)
+        keys, which = np.unique(code[rows].astype(np.int64) << _NUMBER_BITS | number[rows], return_inverse=True)
+        seen = _seen(which, time[rows] - time[rows].min(), process[rows])
+        out[rows] = _order(keys, seen)[which] + before(keys)
+    return out
+
+
+def in_one_order(members: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+    """Each operation's position in a communicator, the same on all members, from their keys in each one's own order.
+
+    A key is a function's code and number. The member that saw most gives the order. A line that it is missing keeps
+    its place too, even if no file has it: otherwise all later ones would be one off against other groups of its
+    class.
+    """
+    reference = max(members, key=len)
+    order = np.argsort(reference, kind="stable")
+    keys, place = reference[order], order
+    lacking = [np.setdiff1d(one, keys) for one in members if not np.array_equal(one, reference)]
+    whole = not any(len(one) for one in lacking) and not _gaps(keys)
+    if not whole:
+        every = np.unique(np.concatenate([keys, *lacking]))
+        place = _order(every, _between(every, keys, order))
+        keys = every
+    earlier = before(keys)
+    at_once = [whole and np.array_equal(one, reference) for one in members]
+    return [
+        np.arange(len(one)) + earlier if same else place[np.searchsorted(keys, one)] + earlier
+        for one, same in zip(members, at_once, strict=True)
+    ]
+
+
+def _gaps(keys: np.ndarray[Any, Any]) -> bool:
+    """Whether numbers are left out between those of one function."""
+    apart = np.diff(keys)
+    return bool(((apart > 1) & (apart < 1 << (_NUMBER_BITS - 1))).any())
+
+
+def _between(
+    every: np.ndarray[Any, Any], keys: np.ndarray[Any, Any], place: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """A place for each of ``every`` key: that of a known one, or one between the next of its function."""
+    found = np.empty(len(every))
+    for code in np.unique(every >> _NUMBER_BITS).tolist():
+        mine, known = every >> _NUMBER_BITS == code, keys >> _NUMBER_BITS == code
+        found[mine] = len(keys)
+        if known.any():
+            found[mine] = np.interp(every[mine], keys[known], place[known], left=-1.0, right=len(keys))
+    return found
+
+
+def _seen(
+    which: np.ndarray[Any, Any], time: np.ndarray[Any, Any], process: np.ndarray[Any, Any]
+) -> np.ndarray[Any, Any]:
+    """The mean time at which each operation was seen, by the clock of the process that saw most of them."""
+    most = process == np.argmax(np.bincount(process))
+    reference = np.full(int(which.max()) + 1, np.nan)
+    reference[which[most]] = time[most]
+    ahead = time - reference[which]
+    on_one = time.astype(np.float64)
+    for one in np.unique(process):
+        known = ahead[(process == one) & ~np.isnan(ahead)]
+        on_one[process == one] -= np.median(known) if len(known) else 0.0
+    return np.asarray(np.bincount(which, on_one) / np.bincount(which))
+
+
+def before(keys: np.ndarray[Any, Any]) -> int:
+    """How many operations ran in a communicator before those with these keys, sorted: function's code and number.
+
+    Functions that had all run before are unknown.
+    """
+    starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
+    number = keys & ((1 << _NUMBER_BITS) - 1)
+    parts = (part for part in np.split(number, starts) if len(part))
+    return sum(int(part[0]) for part in parts if not _leaps(part))
+
+
+def _leaps(numbers: np.ndarray[Any, Any]) -> bool:
+    """Whether numbers, in order, are no count."""
+    return bool(numbers[-1] - numbers[0] > 4 * len(numbers))
+
+
+def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The place of each key in the order of times; unrecorded numbers keep their place too."""
+    starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
+    every, times = [], []
+    for first, end in zip(starts, [*starts[1:], len(keys)], strict=True):
+        mine, rising = keys[first:end], np.maximum.accumulate(seen[first:end])
+        every.append(mine if _leaps(mine) else np.arange(mine[0], mine[-1] + 1))
+        times.append(np.interp(every[-1], mine, rising))
+    order = np.argsort(np.concatenate(times), kind="stable")
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return place[np.searchsorted(np.concatenate(every), keys)]
+
+
+def counted(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+    """0, 1, 2 … for the rows that agree in all columns, in the order in which they stand."""
+    group = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        values, code = np.unique(column, return_inverse=True)
+        _, group = np.unique(group * (len(values) + 1) + code, return_inverse=True)
+    order = np.argsort(group, kind="stable")
+    starts = np.flatnonzero(np.diff(group[order], prepend=-1))
+    out = np.empty(len(group), dtype=np.int64)
+    out[order] = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
+    return out

@@ -1,0 +1,39 @@
+"""Stack dumps of py-spy, one a process: where a hung rank stands."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from hindmost_judge.model import Job, Run
+
+from hindmost_collector.formats.columns import table
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hindmost_collector.formats.files import Sample
+
+NAME = "py-spy stack dumps"
+
+MAX_STACK_BYTES = 64 * 1024
+_PROCESS = re.compile(rb"^Process (\d+): ")
+
+
+def recognises(sample: Sample) -> bool:
+    """Whether it begins as ``py-spy dump`` does."""
+    return _PROCESS.match(sample.head) is not None
+
+
+def load(files: Sequence[Path]) -> Run:
+    """Each process's stacks, under its process id: another source has to say which rank it is."""
+    texts = [_read(path) for path in files]
+    pids = [int(found[1]) for found in (_PROCESS.match(text) for text in texts) if found]
+    decoded = [text.decode(errors="replace") for text in texts]
+    return Run(job=Job(id="", source=NAME), stacks=table("stacks", rank=[-1] * len(pids), text=decoded, pid=pids))
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as stream:
+        return stream.read(MAX_STACK_BYTES)

@@ -1,0 +1,123 @@
+"""What arrived for one job in one tick, as arrays on the job clock: the one shape that store, window, totals take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_judge import constant
+from hindmost_judge.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
+
+from hindmost_collector.ingest.columns import held_bytes, texts
+from hindmost_collector.store.schema import STORED
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_collector.ingest.columns import Words
+    from hindmost_collector.ingest.decode import JobRows
+    from hindmost_collector.ingest.metric_rows import MetricRows
+
+#: Columns whose words travel as codes until they leave the collector.
+CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One tick of one job. ``coded`` tables hold codes in place of words in the columns that ``CODED`` names;
+    ``heard`` is the job time of each node's newest sample; ``in_order`` says that no sample is older than those of
+    its node in ticks before; ``metric_bytes`` is about what ``metrics`` hold."""
+
+    coded: Mapping[str, Table]
+    plain: Mapping[str, Table]
+    metrics: Sequence[MetricRows]
+    attachments: Sequence[tuple[str, bytes]]
+    heard: Mapping[str, int] = field(default_factory=dict)
+    in_order: bool = False
+    metric_bytes: int = 0
+
+    @property
+    def bytes(self) -> int:
+        """About how much memory it holds."""
+        tables = (*self.coded.values(), *self.plain.values())
+        return (
+            sum(held_bytes(column) for table in tables for column in table.values())
+            + self.metric_bytes
+            + sum(len(content) for _, content in self.attachments)
+        )
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing in it."""
+        return not (self.coded or self.plain or self.metrics or self.attachments)
+
+    def definitions(self) -> Chunk:
+        """Only what says who is who: it is sent once, not with the batches that a sequence number covers."""
+        return Chunk({}, {name: self.plain[name] for name in ("ranks", "communicators") if name in self.plain}, [], [])
+
+
+def finish(rows: JobRows) -> Chunk:
+    """Turn gathered rows into arrays; host times become job times."""
+    coded: dict[str, Table] = {}
+    for table, builder, columns in (
+        ("steps", rows.steps, STEPS),
+        ("collectives", rows.collectives, COLLECTIVES),
+        ("intervals", rows.intervals, INTERVALS),
+    ):
+        if builder.rows:
+            coded[table] = _on_job_clock(builder.take(), columns)
+    lists: dict[str, list[Any]] = {
+        "ranks": rows.ranks,
+        "communicators": rows.communicators,
+        "in_flight": rows.in_flight,
+        "rank_states": rows.rank_states,
+        "clocks": rows.clocks,
+        "stacks": rows.stacks,
+    }
+    plain = {table: from_rows(table, found) for table, found in lists.items() if found}
+    return Chunk(coded, plain, rows.metrics, rows.attachments, rows.heard, rows.in_order, rows.metric_bytes)
+
+
+def _on_job_clock(table: Table, columns: Mapping[str, Any]) -> Table:
+    offset, start = table.pop("offset"), table["start_ns"]
+    known = start != -1
+    if "flags" in table:
+        known &= (table["flags"] & GPU_TIME) == 0
+    table["start_ns"] = np.where(known, start + offset, start)
+    if "enqueue_ns" in table:
+        table["enqueue_ns"] = np.where(table["enqueue_ns"] != -1, table["enqueue_ns"] + offset, -1)
+    return {
+        name: table[name] if dtype is np.str_ else table[name].astype(dtype, copy=False)
+        for name, dtype in columns.items()
+    }
+
+
+#: The order in which rows of the small tables are gathered, where it is not the stored one.
+_GATHERED: Mapping[str, tuple[str, ...]] = {
+    "communicators": ("comm", "rank", "rank_in", "size", "name"),
+}
+
+
+def from_rows(table: str, found: Sequence[tuple[Any, ...]]) -> Table:
+    """A small table from tuples in the order of its columns."""
+    names = _GATHERED.get(table) or tuple(STORED[table])
+    return {name: _column([row[index] for row in found], STORED[table][name]) for index, name in enumerate(names)}
+
+
+def _column(values: list[Any], dtype: Any) -> np.ndarray[Any, Any]:
+    return texts(values) if dtype is np.str_ else np.array(values, dtype=dtype)
+
+
+def with_words(table: str, columns: Table, words: Words) -> Table:
+    """A coded table as the model wants it, codes replaced by words."""
+    coded = CODED[table]
+    return {name: words.of(column) if name == coded else column for name, column in columns.items()}
+
+
+def concatenated(table: str, parts: Sequence[Table]) -> Table:
+    """Several pieces of one table as one."""
+    if len(parts) == 1:
+        return parts[0]
+    names = TABLES[table] if table in TABLES else STORED[table]
+    return {name: constant.joined([part[name] for part in parts]) for name in names}

@@ -1,0 +1,215 @@
+"""Growing tables: what the blocks of wire messages are gathered into before they become arrays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from hindmost_judge import constant
+
+from hindmost_collector.ingest.packed import varint_count, varints
+from hindmost_collector.ingest.varint import varint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Array = np.ndarray[Any, Any]
+
+#: Rows that one block may have: no ring holds more.
+BLOCK_LIMIT = 1 << 17
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
+
+
+def bounded(value: int) -> int:
+    """``value`` as far as 64 bits hold it: what others send may be anything, and sums of it more."""
+    return value if _LEAST <= value <= _MOST else min(max(value, _LEAST), _MOST)
+
+
+#: Longer texts are kept one by one: in numpy's own string arrays each would take as much room as the longest.
+_FIXED_WIDTH = 256
+
+
+def texts(values: Sequence[str]) -> Array:
+    """Strings as a column, whose memory is about that of the strings whatever their lengths."""
+    return np.array(values, dtype=object if max(map(len, values), default=0) > _FIXED_WIDTH else np.str_)
+
+
+def held_bytes(column: Array) -> int:
+    """About how much memory a column takes, with the texts that it only points to."""
+    return constant.memory(column) + (sum(map(len, column)) if column.dtype == object else 0)
+
+
+class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an adjective
+    """A block whose columns do not fit together, or whose values cannot be."""
+
+
+class Owners(NamedTuple):
+    """The owners of a block's rows: how many consecutive ones each rank has, as packed varints; their int32 ranks."""
+
+    counts: bytes
+    ranks: bytes
+
+    @classmethod
+    def of(cls, counts: Sequence[int], ranks: Sequence[int]) -> Owners:
+        """From numbers."""
+        return cls(b"".join(map(varint, counts)), np.array(ranks, np.int32).tobytes())
+
+
+class Builder:
+    """A growing table of blocks: packed messages of some ranks' rows, whose columns have one length.
+
+    Columns of blocks of one shape are kept as the bytes they came in, and joined when the table is taken; nothing is
+    done for a single value in Python. Rows come out shape by shape, as they came.
+
+    Args:
+        constants: name to dtype of what holds for a whole block.
+        columns: name to ``(field of the message, dtype, fill)``; a missing column is filled with *not measured*. Of
+            eight bytes a value, like the dtype.
+        varints: name to ``(field, how to read it, dtype, fill)`` of columns that are varints.
+        extras: name to fill of columns of int64 that come in messages of their own.
+        coded: ``(column, field)`` of indices into the words that ``add`` is given codes of.
+    """
+
+    def __init__(
+        self,
+        constants: Mapping[str, Any],
+        columns: Mapping[str, tuple[str, Any, float]],
+        varints: Mapping[str, tuple[str, Callable[[bytes], Array], Any, float]] | None = None,
+        extras: Mapping[str, int] | None = None,
+        coded: tuple[str, str] | None = None,
+    ) -> None:
+        self._constants, self._columns, self._varints = constants, columns, varints or {}
+        self._extras, self._coded = extras or {}, coded
+        self._eights = [source for source, _, _ in columns.values()]
+        self._small = [source for source, *_ in self._varints.values()]
+        index = [coded[1]] if coded else []
+        self._fields = attrgetter(*self._eights, *self._small, *index)
+        self._shapes: dict[Any, _Shape] = {}
+        self.rows = 0
+
+    def add(
+        self,
+        block: Any,
+        count: int,
+        owners: Owners,
+        constants: Sequence[int],
+        codes: tuple[int, ...] = (),
+        extras: Mapping[str, bytes] | None = None,
+    ) -> None:
+        """Append a block of ``count`` rows.
+
+        Args:
+            constants: what holds for the whole block, in the order of ``constants``.
+            codes: of the words that the block's own indices mean; the indices have been looked at.
+            extras: column to its bytes.
+
+        Raises Malformed, appending nothing, when a column has another length.
+        """
+        if count > BLOCK_LIMIT:
+            raise Malformed(f"a block of {count} rows: at most {BLOCK_LIMIT} are taken")
+        extras = extras or {}
+        values = self._fields(block)
+        eights, small = values[: len(self._eights)], values[len(self._eights) :][: len(self._small)]
+        lengths = [*map(len, eights), *map(len, extras.values())]
+        few = [varint_count(one) for one in small]
+        whole = lengths.count(count * 8), few.count(count)
+        if whole[0] + lengths.count(0) != len(lengths) or whole[1] + few.count(0) != len(few):
+            self._refuse(count, lengths, few, extras)
+        missing = None if whole == (len(lengths), len(few)) else (*map(bool, lengths), *map(bool, few))
+        key = codes, tuple(extras), missing
+        shape = self._shapes.get(key)
+        if shape is None:
+            shape = self._shapes[key] = _Shape()
+        shape.blocks.append((*values, *extras.values()))
+        shape.counts.append(owners.counts)
+        shape.ranks.append(owners.ranks)
+        shape.sizes.append(count)
+        shape.constants.extend(constants)
+        self.rows += count
+
+    def _refuse(self, count: int, lengths: Sequence[int], few: Sequence[int], extras: Mapping[str, bytes]) -> None:
+        names = (*self._columns, *extras, *self._varints)
+        found = (*(length / 8 for length in lengths), *few)
+        name, length = next(one for one in zip(names, found, strict=True) if one[1] not in {0, count})
+        raise Malformed(f"column {name} has {length:g} values in a block of {count}")
+
+    def take(self) -> dict[str, Array]:
+        """All rows as arrays, one a column and a constant, not to be written to; the builder is empty afterwards."""
+        shapes, self._shapes, self.rows = self._shapes, {}, 0
+        if not shapes:
+            shapes = {((), (), None): _Shape()}
+        tables = [self._arrays(codes, extras, shape) for (codes, extras, _), shape in shapes.items()]
+        if len(tables) == 1:
+            return tables[0]
+        return {name: constant.joined([table[name] for table in tables]) for name in tables[0]}
+
+    def _arrays(self, codes: tuple[int, ...], extras: Sequence[str], shape: _Shape) -> dict[str, Array]:
+        sizes = np.array(shape.sizes, dtype=np.int64)
+        constants = np.array(shape.constants, dtype=np.int64).reshape(len(sizes), len(self._constants))
+        total = int(sizes.sum())
+        owners, counts = np.frombuffer(b"".join(shape.ranks), np.int32), varints(b"".join(shape.counts))
+        table: dict[str, Array] = {"rank": np.repeat(owners, counts)}
+        for index, (name, dtype) in enumerate(self._constants.items()):
+            table[name] = constant.spread(constants[:, index].astype(dtype), sizes)
+        width = len(self._eights) + len(self._small) + bool(self._coded) + len(extras)
+        joined = iter([b"".join(pieces) for pieces in zip(*shape.blocks, strict=True)] or [b""] * width)
+        for name, (_, dtype, fill) in self._columns.items():
+            table[name] = _array(np.frombuffer(next(joined), dtype), dtype, fill, total)
+        for name, (_, read, dtype, fill) in self._varints.items():
+            table[name] = _array(read(next(joined)), dtype, fill, total)
+        if self._coded:
+            table[self._coded[0]] = constant.thinned(np.array(codes, dtype=np.int32)[varints(next(joined))])
+        for name in extras:
+            table[name] = _array(np.frombuffer(next(joined), np.int64), np.int64, self._extras[name], total)
+        for name in self._extras.keys() - table.keys():
+            table[name] = constant.repeated(self._extras[name], total, np.int64)
+        return table
+
+
+@dataclass
+class _Shape:
+    """Blocks that have the same columns and the same words: of each block its columns."""
+
+    blocks: list[tuple[bytes, ...]] = field(default_factory=list)
+    counts: list[bytes] = field(default_factory=list)
+    ranks: list[bytes] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    constants: list[int] = field(default_factory=list)
+
+
+def _array(given: Array, dtype: Any, fill: float, total: int) -> Array:
+    """What was given, or *not measured*. A column of which every value is the same keeps none of the others' bytes."""
+    return constant.thinned(given.astype(dtype, copy=False)) if len(given) else constant.repeated(fill, total, dtype)
+
+
+class Words:
+    """Strings by number: columns of few distinct strings travel as codes and become words at the edges.
+
+    Args:
+        limit: how many there may be; beyond, every new one is ``OTHER``. None for no limit.
+    """
+
+    OTHER = "other"
+
+    def __init__(self, limit: int | None = None) -> None:
+        self.words: list[str] = []
+        self._codes: dict[str, int] = {}
+        self._limit = limit
+
+    def code(self, word: str) -> int:
+        """The number of ``word``, a new one when it is new."""
+        code = self._codes.get(word)
+        if code is None:
+            if self._limit is not None and len(self.words) >= self._limit and word != self.OTHER:
+                return self.code(self.OTHER)
+            code = self._codes[word] = len(self.words)
+            self.words.append(word)
+        return code
+
+    def of(self, codes: Array) -> Array:
+        """The words of ``codes``; rows share their texts, so that comparing where these lie tells them apart."""
+        if constant.is_constant(codes):
+            return constant.repeated(self.words[codes[0]], len(codes), np.str_)
+        return np.array(self.words, dtype=object)[codes]

@@ -1,0 +1,356 @@
+"""From a wire batch to growing tables, one a job: packed columns move whole, never sample by sample."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_judge.model import ANY_PEER, GPU_TIME, PHASES
+
+from hindmost_collector.ingest.columns import Builder, Malformed, Owners, Words, bounded
+from hindmost_collector.ingest.metric_rows import MetricRows, Origin, origin
+from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, signed, varint_count, varints
+from hindmost_collector.ingest.varint import varint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hindmost_collector.ingest.clock import NodeClock
+    from hindmost_collector.ingest.definitions import Definitions
+
+Array = np.ndarray[Any, Any]
+
+#: No job has more ranks; a number above it is garbage that would cost memory.
+RANK_LIMIT = 1 << 20
+#: Names of operations and intervals that are kept apart; a job that makes them up as it goes gets ``other``.
+WORD_LIMIT = 1 << 16
+#: Characters of a name, and of a stack as the judge quotes it: what is longer is cut. A ring's names have 63.
+NAME_LIMIT, STACK_LIMIT = 128, 256 << 10
+TICK_NS = 10_000_000  # of /proc/PID/stat: USER_HZ is 100 on every Linux
+
+_I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
+_UNKNOWN = (_I64, -1)
+#: What a name sent by others may not bring into a path.
+_UNFIT = re.compile(r"[^A-Za-z0-9._-]")
+#: Indices that are one byte as varints.
+_SMALL = bytes(range(128))
+_PHASE_COLUMNS = {name: f"{name}_ns" for name in PHASES}
+
+
+def _steps_table() -> Builder:
+    return Builder(
+        {"kind": _I32, "offset": _I64},
+        {name: (name, *_UNKNOWN) for name in ("step", "start_ns", "duration_ns", "work")},
+        extras=dict.fromkeys(_PHASE_COLUMNS.values(), -1),
+    )
+
+
+def _collectives_table() -> Builder:
+    unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns", "enqueue_ns")
+    return Builder(
+        {"offset": _I64},
+        {"comm": ("comm", _U64, 0), **{name: (name, *_UNKNOWN) for name in unknown}},
+        {"flags": ("flags", varints, _I64, 0), "peer": ("peer", signed, _I32, -1)},
+        {"step": -1},
+        coded=("op", "op"),
+    )
+
+
+def _intervals_table() -> Builder:
+    return Builder(
+        {"offset": _I64},
+        {
+            "start_ns": ("start_ns", *_UNKNOWN),
+            "duration_ns": ("duration_ns", *_UNKNOWN),
+            "value": ("value", _F64, float("nan")),
+        },
+        coded=("name", "name"),
+    )
+
+
+@dataclass
+class JobRows:
+    """What arrived for one job since it was last taken."""
+
+    steps: Builder = field(default_factory=_steps_table)
+    collectives: Builder = field(default_factory=_collectives_table)
+    intervals: Builder = field(default_factory=_intervals_table)
+    in_flight: list[tuple[int, str, str, int, int, int, int, int, int]] = field(default_factory=list)
+    rank_states: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
+    ranks: list[tuple[Any, ...]] = field(default_factory=list)
+    communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
+    clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
+    metrics: list[MetricRows] = field(default_factory=list)
+    metric_bytes: int = 0
+    heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
+    in_order: bool = True  # no sample is older than what its node sent before
+    stacks: list[tuple[int, int, str]] = field(default_factory=list)
+    attachments: list[tuple[str, bytes]] = field(default_factory=list)
+
+
+#: A block of samples: schema, times, values. Looking into a message costs more than what is then done with them.
+Samples = tuple[int, bytes, bytes]
+_SAMPLES = attrgetter("schema", "time_ns", "values")
+
+
+def samples(batch: Any) -> list[Samples]:
+    """The blocks of samples of a batch."""
+    return list(map(_SAMPLES, batch.metrics))
+
+
+def references(batch: Any, blocks: Iterable[Samples], definitions: Definitions) -> list[int]:
+    """What a batch, of which these are the samples, refers to, without groups of ranks that there were before."""
+    found = [block[0] for block in blocks]
+    for block in (*batch.steps, *batch.collectives, *batch.intervals):
+        ranks = block.ranks
+        if not ranks:
+            found.append(block.rank)
+        elif not definitions.is_known(ranks):
+            found += eights(ranks[: len(ranks) // 8 * 8], _U64).tolist()
+    found += [one.rank for one in batch.rank_states]
+    found += [one.rank for one in batch.attachments]
+    return found
+
+
+class Decoder:
+    """Takes batches, as :mod:`hindmost_collector.ingest.packed` has them, apart into rows by job.
+
+    ``words`` holds the operation, step-kind and interval names behind the codes in the rows.
+    """
+
+    def __init__(self, definitions: Definitions, words: Words | None = None) -> None:
+        self._definitions = definitions
+        self.words = words or Words(WORD_LIMIT)
+        self._jobs: dict[str, JobRows] = {}
+        self._origins: dict[str, dict[int, Origin]] = defaultdict(dict)
+        self._newest: dict[str, int] = {}  # job time of each node's newest sample
+        #: When each process was last said to run: a clock that is known better since does not put its end before that.
+        self._observed: dict[int, int] = {}
+        self.malformed = 0
+        self.samples = 0
+
+    def job(self, job: str) -> JobRows:
+        """The rows of a job that are not taken yet."""
+        rows = self._jobs.get(job)
+        if rows is None:
+            rows = self._jobs[job] = JobRows()
+        return rows
+
+    def take(self) -> dict[str, JobRows]:
+        """All rows so far, by job; the decoder starts anew."""
+        taken, self._jobs = self._jobs, {}
+        return taken
+
+    def add(
+        self, batch: Any, node: str, job: str, clock: NodeClock, blocks: Iterable[Samples] | None = None
+    ) -> list[str]:
+        """Take one batch of ``node`` apart; ``job`` owns its metrics, of which ``blocks``, where given, are taken.
+
+        A sentence for each malformed block.
+        """
+        complaints: list[str] = []
+        for block in batch.steps:
+            complaints += _complaint(self._steps, block, clock)
+        for block in batch.collectives:
+            complaints += _complaint(self._collectives, block, clock)
+        for block in batch.intervals:
+            complaints += _complaint(self._intervals, block, clock)
+        for state in batch.rank_states:
+            complaints += _complaint(self._state, state, clock)
+        if found := samples(batch) if blocks is None else blocks:
+            complaints += self._metrics(found, node, job, clock)
+        for attachment in batch.attachments:
+            self._attach(attachment, clock)
+        self.malformed += len(complaints)
+        return complaints
+
+    def _owned(self, block: Any, count: int) -> Iterable[tuple[Any, int, str, Owners]]:
+        """``(block, rows, job, whose they are)``: the block, or a part each where its ranks are of several jobs.
+
+        Raises Malformed when the rows do not add up, or a rank was never defined.
+        """
+        if not block.ranks:
+            group = self._definitions.group(block.rank.to_bytes(8, "little"))
+            return ((block, count, group.owners[0].job, Owners(varint(count), group.ranks)),)
+        group, rows = self._definitions.group(block.ranks), block.rows
+        given = varint_count(rows)
+        counts = rows if rows.isascii() else varints(rows).tolist()
+        if given != len(group.owners) or sum(counts) != count:
+            held = len(group.owners)
+            raise Malformed(f"{sum(counts)} rows of {given} ranks in a block of {count} rows, {held} ranks")
+        if group.job is not None:
+            return ((block, count, group.job, Owners(rows, group.ranks)),)
+        ends = itertools.accumulate(counts)
+        return [
+            (cut(block, end - own, own, count), own, owner.job, Owners.of([own], [owner.rank]))
+            for owner, own, end in zip(group.owners, counts, ends, strict=True)
+        ]
+
+    def _steps(self, block: Any, clock: NodeClock) -> None:
+        count = len(block.step) // 8
+        if not count:
+            return
+        kind = self.words.code(block.kind[:NAME_LIMIT] or "train")
+        offset = clock.offset(first(block.start_ns)) if block.start_ns else 0
+        for part, rows, job, owners in self._owned(block, count):
+            table = self.job(job)
+            phases, others = _phases(part, rows)
+            table.steps.add(part, rows, owners, (kind, offset), extras=phases)
+            for phase in others:  # a phase of the user's own naming: an interval that starts with its step
+                steps = eights(part.step).astype(_F64).tobytes()
+                named = IntervalBlock(name=bytes(rows), start_ns=part.start_ns, duration_ns=phase.ns, value=steps)
+                code = self.words.code(phase.name[:NAME_LIMIT])
+                table.intervals.add(named, rows, owners, (offset,), (code,))
+
+    def _collectives(self, block: Any, clock: NodeClock) -> None:
+        count = len(block.seq) // 8
+        if not count:
+            return
+        codes = self._codes(block.op_names, block.op, count, "op")
+        offset = _host_offset(block, clock)
+        for part, rows, job, owners in self._owned(block, count):
+            self.job(job).collectives.add(part, rows, owners, (offset,), codes)
+
+    def _intervals(self, block: Any, clock: NodeClock) -> None:
+        count = len(block.start_ns) // 8
+        if not count:
+            return
+        codes = self._codes(block.names, block.name, count, "name")
+        offset = clock.offset(first(block.start_ns))
+        for part, rows, job, owners in self._owned(block, count):
+            self.job(job).intervals.add(part, rows, owners, (offset,), codes)
+
+    def _codes(self, names: Any, indices: bytes, count: int, column: str) -> tuple[int, ...]:
+        """The codes of ``names``. Raises Malformed for an index without a name."""
+        given = varint_count(indices)
+        if given != count:
+            raise Malformed(f"column {column} has {given} values in a block of {count}")
+        known = len(names)
+        if indices.translate(None, _SMALL[:known]) if known <= len(_SMALL) else max(varints(indices)) >= known:
+            raise Malformed(f"column {column} has an index beyond its {known} names")
+        return tuple([self.words.code(name[:NAME_LIMIT]) for name in names])
+
+    def _state(self, state: Any, clock: NodeClock) -> None:
+        rank = self._definitions.rank(state.rank)
+        rows, offset = self.job(rank.job), clock.offset(state.time_ns)
+        observed = max(bounded(state.time_ns + offset), self._observed.get(state.rank, 0))
+        if state.life:
+            self._observed.pop(state.rank, None)
+        else:
+            self._observed[state.rank] = observed
+        totals = bounded(state.events_total), bounded(state.events_lost_total)
+        ended = bounded(state.ended_ns + offset) if state.ended_ns else -1
+        status = state.exit_status if state.HasField("exit_status") else -1
+        rows.rank_states.append((rank.rank, observed, state.life, *totals, ended, status))
+        for one in state.in_flight:
+            kind, name, start = one.kind[:NAME_LIMIT], one.name[:NAME_LIMIT], bounded(one.start_ns + offset)
+            peer = ANY_PEER if one.peer < 0 else one.peer - 1
+            rows.in_flight.append((rank.rank, kind, name, one.comm, one.seq, peer, one.flags & 0xFF, start, observed))
+
+    def _metrics(self, blocks: Iterable[Samples], node: str, job: str, clock: NodeClock) -> list[str]:
+        """Keep the samples of a batch; a sentence for each malformed block. Most blocks end at the same tick."""
+        complaints, rows, known = [], self.job(job), self._definitions.schemas
+        kept, origins = rows.metrics, self._origins[node]
+        tick, ticks, offset, last, taken = b"", b"", 0, 0, 0
+        newest, before, begun, backwards = 0, self._newest.get(node, 0), len(kept), False
+        for ref, times, values in blocks:
+            schema = known.get(ref)
+            if schema is None:
+                complaints.append(f"schema {ref:#x} was never defined")
+            elif len(times) % 8 or len(values) != len(times) * schema.width:
+                told = f"{len(values) / 8:g} values for {len(times) / 8:g} ticks of {schema.width} series"
+                complaints.append(told)
+            elif times:
+                if times != ticks:
+                    ticks = times  # which blocks that have the same then share
+                    if times[-8:] != tick:
+                        tick = times[-8:]
+                        offset = clock.offset(first(tick))
+                        last = first(tick) + offset
+                        backwards = backwards or last < newest
+                        newest = max(newest, last)
+                        if last < before:
+                            rows.in_order = False
+                kept.append(MetricRows(origins.get(ref) or self._origin(node, ref), ticks, offset, values, last))
+                taken += len(values)
+                rows.metric_bytes += len(ticks) + len(values)
+        if backwards and len({one.origin for one in kept[begun:]}) < len(kept) - begun:
+            rows.in_order = False  # of a schema that is there twice the later block may be the older
+        self.samples += taken // 8
+        if taken:
+            self._newest[node] = max(newest, before)
+            rows.heard[node] = max(rows.heard.get(node, newest), newest)
+        return complaints
+
+    def _origin(self, node: str, ref: int) -> Origin:
+        found = self._origins[node][ref] = origin(node, ref)
+        return found
+
+    def prune(self) -> None:
+        """Forget whose samples came, of schemas that are no longer known."""
+        known = self._definitions.schemas
+        for node, origins in list(self._origins.items()):
+            for ref in set(origins).difference(known):  # a difference of views would look at all that is known
+                del origins[ref]
+            if not origins:
+                del self._origins[node]
+                self._newest.pop(node, None)
+
+    def _attach(self, attachment: Any, clock: NodeClock) -> None:
+        rank = self._definitions.ranks.get(attachment.rank)
+        if rank is None:
+            self.malformed += 1
+            return
+        name = _UNFIT.sub("_", attachment.name[:80]).lstrip(".") or "stack.txt"
+        rows = self.job(rank.job)
+        if name.startswith("stack"):
+            time_ns = bounded(attachment.time_ns + clock.offset(attachment.time_ns))
+            rows.stacks.append((rank.rank, time_ns, attachment.content[:STACK_LIMIT].decode("utf-8", "replace")))
+        kept = f"stacks/{rank.rank}.txt" if name == "stack.txt" else f"stacks/{rank.rank}-{name}"
+        rows.attachments.append((kept, attachment.content))
+
+
+def _phases(block: Any, count: int) -> tuple[dict[str, bytes], list[Any]]:
+    """``(known phases by column, others)``. Raises Malformed for one that comes twice."""
+    known: dict[str, bytes] = {}
+    others = []
+    for phase in block.phases:
+        column = _PHASE_COLUMNS.get(phase.name)
+        if column is None:
+            if len(phase.ns) == count * 8:
+                others.append(phase)
+        elif column in known:
+            raise Malformed(f"phase {phase.name} comes twice in one block")
+        else:
+            known[column] = phase.ns
+    return known, others
+
+
+def _complaint(take: Callable[..., None], *given: Any) -> list[str]:
+    """Call ``take``; what was wrong with the block, if anything."""
+    try:
+        take(*given)
+    except (Malformed, IndexError, OverflowError) as error:
+        return [str(error)]
+    return []
+
+
+def _host_offset(block: Any, clock: NodeClock) -> int:
+    """The offset for the rows that are of the host's clock; 0 where none is."""
+    starts, flags = block.start_ns, block.flags
+    if not starts:
+        return 0
+    place = 0
+    if flags and flags[0] & GPU_TIME:
+        of_the_gpu = varints(flags) & GPU_TIME
+        place = int(np.argmin(of_the_gpu))
+        if of_the_gpu[place]:
+            launched = eights(block.enqueue_ns, _I64)
+            known = launched[launched != -1]
+            return clock.offset(int(known[0])) if len(known) else 0
+    return clock.offset(first(starts[place * 8 :])) if place * 8 < len(starts) else 0

@@ -1,0 +1,175 @@
+"""What references mean: ranks, metric schemas and communicators, by the hash of their content.
+
+A reference is the same in every stream, so one registry serves all agents, and a reconnecting agent is asked for
+nothing that is already known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hindmost_collector.ingest.columns import Malformed, bounded
+from hindmost_collector.ingest.decode import NAME_LIMIT, RANK_LIMIT, TICK_NS
+from hindmost_collector.ingest.packed import eights
+from hindmost_collector.ingest.schemas import Schema, Series, learned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from hindmost_proto import telemetry_pb2 as wire
+
+    from hindmost_collector.ingest.clock import NodeClock
+    from hindmost_collector.ingest.decode import Decoder
+
+__all__ = ["Definitions", "RankRef", "Schema", "Series"]
+
+#: Characters of what tells nodes, jobs and GPUs apart, and of a command line, which is only shown.
+IDENTITY_LIMIT, COMMAND_LIMIT = 1024, 4096
+
+
+@dataclass(frozen=True, slots=True)
+class RankRef:
+    """Which rank of which job a reference means, and the labels of ``hindmost_rank_info``."""
+
+    job: str
+    rank: int
+    world_size: int
+    local_rank: int
+    node: str
+    pid: int
+    gpu_uuid: str
+    framework: str
+    command: str
+
+
+class Group(NamedTuple):
+    """The ranks of one block: who they are, their numbers as bytes of int32, and their job; None where several."""
+
+    owners: tuple[RankRef, ...]
+    ranks: bytes
+    job: str | None
+
+
+#: Groups of ranks that are remembered: one for each node, and more while ranks come and go.
+_GROUPS = 1 << 16
+
+
+class Definitions:
+    """The registry. ``revision`` grows with every rank learned."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, RankRef] = {}
+        self.schemas: dict[int, Schema] = {}
+        self._communicators: dict[int, str] = {}
+        self._groups: dict[bytes, Group] = {}
+        self._used: dict[int, int] = {}
+        self.revision = 0
+
+    def missing(self, refs: Iterable[int]) -> list[int]:
+        """Those of ``refs`` that are not defined yet."""
+        return [ref for ref in refs if ref not in self.schemas and ref not in self.ranks]
+
+    def group(self, refs: bytes) -> Group:
+        """The ranks that a packed column of references means. Raises Malformed when one was never defined."""
+        group = self._groups.get(refs)
+        if group is None:
+            if len(refs) % 8:
+                raise Malformed(f"a column of ranks is cut off: {len(refs)} bytes")
+            owners = tuple(map(self.rank, eights(refs, np.uint64).tolist()))
+            jobs = {one.job for one in owners}
+            ranks = np.array([one.rank for one in owners], np.int32).tobytes()
+            if len(self._groups) >= _GROUPS:
+                self._groups.clear()
+            group = self._groups[refs] = Group(owners, ranks, jobs.pop() if len(jobs) == 1 else None)
+        return group
+
+    def rank(self, ref: int) -> RankRef:
+        """The rank that a reference means. Raises Malformed when it was never defined."""
+        try:
+            return self.ranks[ref]
+        except KeyError:
+            raise Malformed(f"rank {ref:#x} was never defined") from None
+
+    def is_known(self, refs: bytes) -> bool:
+        """Whether there was a block of just these ranks before."""
+        return refs in self._groups
+
+    def forget(self) -> None:
+        """Forget who is who, so that all of it is asked for, and recorded, again; schemas are only layouts and stay."""
+        self.ranks.clear()
+        self._groups.clear()
+        self._communicators.clear()
+
+    def forget_job(self, job: str) -> None:
+        """Forget the ranks and communicators of a job that is over; should it go on, they are asked for."""
+        self.ranks = {ref: rank for ref, rank in self.ranks.items() if rank.job != job}
+        self._groups.clear()
+        self._communicators = {ref: owner for ref, owner in self._communicators.items() if owner != job}
+
+    def used(self, schemas: Iterable[int], now_ns: int) -> None:
+        """Note that there are samples of these schemas."""
+        self._used.update(dict.fromkeys(schemas, now_ns))
+
+    def prune(self, now_ns: int, age_ns: int) -> None:
+        """Forget schemas without samples for ``age_ns``: processes and devices come and go, and each has its own."""
+        for ref in list(self.schemas):
+            if now_ns - self._used.setdefault(ref, now_ns) > age_ns:
+                del self.schemas[ref], self._used[ref]
+
+    def command(self, job: str) -> str | None:
+        """The command line that a job's lowest rank runs, as far as known."""
+        said = [(rank.rank, rank.command) for rank in self.ranks.values() if rank.job == job and rank.command]
+        return min(said)[1] if said else None
+
+    def learn(self, sent: wire.Definitions, decoder: Decoder, clock: NodeClock) -> None:
+        """Take definitions in; ranks and communicators that are new become rows. Raises Malformed."""
+        for schema in sent.schemas:
+            if schema.ref not in self.schemas:
+                self.schemas[schema.ref] = learned(schema)
+        for rank in sent.ranks:
+            if rank.ref not in self.ranks:
+                self._learn_rank(rank, decoder, clock)
+        for communicator in sent.communicators:
+            owner = self.ranks.get(communicator.rank)
+            if communicator.ref in self._communicators or owner is None:
+                continue
+            self._communicators[communicator.ref] = owner.job
+            row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name[:NAME_LIMIT])
+            decoder.job(owner.job).communicators.append(row)
+
+    def _learn_rank(self, sent: wire.Rank, decoder: Decoder, clock: NodeClock) -> None:
+        if not 0 <= sent.rank < RANK_LIMIT:
+            raise Malformed(f"rank {sent.rank} is out of range")
+        longest = max(map(len, (sent.job_id, sent.node, sent.gpu_uuid, sent.framework)))
+        if longest > IDENTITY_LIMIT:  # cut, it would be another's
+            raise Malformed(f"rank {sent.rank} says who it is in {longest} characters: at most {IDENTITY_LIMIT}")
+        rank = RankRef(
+            sent.job_id,
+            sent.rank,
+            sent.world_size,
+            sent.local_rank,
+            sent.node,
+            sent.pid,
+            sent.gpu_uuid,
+            sent.framework,
+            sent.command[:COMMAND_LIMIT],
+        )
+        self.ranks[sent.ref] = rank
+        self.revision += 1
+        started = sent.process_start_ticks * TICK_NS
+        start_ns = bounded(started + clock.offset(bounded(started))) if started else -1
+        decoder.job(rank.job).ranks.append(
+            (
+                rank.rank,
+                rank.world_size,
+                rank.local_rank,
+                rank.node,
+                rank.pid,
+                rank.gpu_uuid,
+                rank.framework,
+                start_ns,
+            )
+        )

@@ -1,0 +1,396 @@
+"""Receives agents: one bidirectional stream each, every batch once, acknowledged when it is durable."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from hindmost.errors import HindmostError
+from hindmost_proto import telemetry_pb2
+
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.columns import Malformed
+from hindmost_collector.ingest.connection_log import Attendance
+from hindmost_collector.ingest.decode import Decoder, references, samples
+from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
+from hindmost_collector.ingest.inbox import Inbox
+from hindmost_collector.ingest.parking import Parking
+from hindmost_collector.ingest.rejected_batches import Untaken
+from hindmost_collector.ingest.rejected_calls import HELLO_FIRST, Strangers
+from hindmost_collector.ingest.relay_ingest import RelayStream
+from hindmost_collector.ingest.session import PROTOCOL, Agent, Outbox
+from hindmost_collector.store.durable import Durable
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+
+    from hindmost_proto import telemetry_pb2 as wire
+
+    from hindmost_collector.ingest.clock import JobClock
+    from hindmost_collector.ingest.decode import Samples
+    from hindmost_collector.ingest.definitions import Definitions
+
+log = logging.getLogger(__name__)
+
+#: Larger messages are refused by gRPC before they are built; an agent's batch is a few kB.
+MESSAGE_LIMIT = 16 << 20
+#: After the last acknowledgement: for the agent to have read it, and to end its side of the stream.
+LAST_WORD_S = 1.0
+#: So many streams of one identity that replace each other within so long are two agents, not one that reconnects.
+CONTESTED, CONTEST_NS = 5, 60_000_000_000
+
+
+async def last_word(requests: AsyncIterator[Any]) -> None:
+    """Let an agent end its side first: a stream that its server ends is reset, and an ack on the way may go with it."""
+    with contextlib.suppress(asyncio.TimeoutError, grpc.RpcError):
+        await asyncio.wait_for(_ended(requests), LAST_WORD_S)
+
+
+async def _ended(requests: AsyncIterator[Any]) -> None:
+    async for _ in requests:
+        pass
+
+
+class StoreAway(HindmostError):  # noqa: N818 - a state of the store, said as an adjective
+    """An agent cannot be greeted now: to be tried again."""
+
+
+class Ingest:
+    """The Telemetry service. Its messages are those of :mod:`hindmost_collector.ingest.packed`.
+
+    Args:
+        durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.
+        parking: where batches wait for their definitions.
+        ack_ns: how long an acknowledgement may wait for another message to go with.
+    """
+
+    def __init__(
+        self,
+        clock: JobClock,
+        definitions: Definitions,
+        decoder: Decoder,
+        durable: Callable[[], Mapping[str, int]],
+        parking: Parking | None = None,
+        ack_ns: int = 0,
+    ) -> None:
+        self.clock, self.definitions, self.decoder = clock, definitions, decoder
+        self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
+        self._durable = Durable(durable)
+        self.parking = parking or Parking()
+        self.inbox = Inbox(self._batch)
+        self._ack_ns = ack_ns
+        self.agents: dict[str, Agent] = {}
+        self._connected = 0
+        self.counts: Counter[str] = Counter()
+        self.shed_metrics, self.batch_ns = False, 0
+        self.attendance, self.strangers = Attendance(), Strangers()
+        self.stopping: str | None = None
+        self._untaken = Untaken(self.counts)
+        self._store_away = False
+        self._open = asyncio.Event()
+        self._open.set()
+
+    def pause(self) -> None:
+        """Stop reading from all streams: gRPC's flow control makes the agents wait, and spool."""
+        self._open.clear()
+
+    def resume(self) -> None:
+        """Read again."""
+        self._open.set()
+
+    def handler(self) -> grpc.GenericRpcHandler:
+        """What a gRPC server serves."""
+        write = telemetry_pb2.CollectorMessage.SerializeToString
+        guarded = self.strangers.guarded(self.stream)
+        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, self.inbox.parsed, write)
+        return grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
+
+    async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
+        """Serve one agent until it says Goodbye and has its last ack, or breaks off; or a relay with many."""
+        first = await anext(aiter(requests), None)
+        if first is not None and first.WhichOneof("body") == "relayed":
+            await RelayStream(self, context.write).serve(first, requests)
+            return
+        if first is None:  # it broke off before it said a word
+            return
+        if first.WhichOneof("body") != "hello":
+            await self.strangers.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
+            return
+        if refusal := self.refused(first.hello):
+            await self.strangers.refuse("refused", context, grpc.StatusCode.FAILED_PRECONDITION, refusal)
+            return
+        try:
+            agent, outbox = await self.greet(first.hello)
+        except StoreAway as error:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
+            return
+        pump = asyncio.create_task(outbox.pump(context.write))
+        serve = asyncio.create_task(self._serve(agent, outbox, requests))
+        try:  # a stream without its pump would take batches and never acknowledge one
+            await asyncio.wait({pump, serve}, return_when=asyncio.FIRST_COMPLETED)
+            if serve.done():
+                serve.result()
+                await pump
+            pump.result()
+            if agent.departed and not outbox.reason:
+                await last_word(requests)
+        finally:
+            for task in (pump, serve):
+                task.cancel()
+            await asyncio.gather(pump, serve, return_exceptions=True)
+            self.part(agent, outbox)
+        if outbox.reason:
+            await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
+
+    @staticmethod
+    def refused(hello: wire.Hello) -> str:
+        """Why an agent is not served; empty when it is."""
+        if hello.protocol != PROTOCOL:
+            return f"protocol {hello.protocol} is not spoken here, only {PROTOCOL}: use one hindmost version"
+        longest = max(map(len, (hello.agent_id, hello.node, hello.job_id, hello.boot_id)))
+        if longest > IDENTITY_LIMIT:
+            return f"Hello names its agent, node, job or boot in {longest} characters: at most {IDENTITY_LIMIT}"
+        return ""
+
+    async def greet(self, hello: wire.Hello, *, direct: bool = True) -> tuple[Agent, Outbox]:
+        """The agent that greets, and what to send it on this stream; an older stream of it ends.
+
+        ``direct``: the agent itself connected, not through a relay.
+
+        Raises StoreAway when the agent is new and the store cannot say what of its data is durable.
+        """
+        identity, now = f"{hello.agent_id}@{hello.node}", self.clock.now()
+        durable = 0 if identity in self.agents else await self._known_durable(identity)
+        self.inbox.empty()  # data reported as received has been taken
+        agent = self.agents.get(identity)
+        if agent is None:
+            clock = NodeClock(hello.monotonic_ns, now)
+            agent = Agent(identity, hello.node, hello.job_id, hello.boot_id, clock, durable, durable)
+            self.agents[identity] = agent
+        elif agent.boot_id != hello.boot_id:  # another boot: CLOCK_MONOTONIC began anew
+            agent.boot_id, agent.clock = hello.boot_id, NodeClock(hello.monotonic_ns, now)
+        if agent.outbox is not None:
+            self.counts["replaced_streams"] += 1
+            agent.outbox.close("another stream with this agent's identity replaced this one")
+            self._contest(agent, now)
+        else:
+            self._connected += 1
+            self.attendance.joined(identity)
+        outbox = Outbox(self.clock, self._ack_ns)
+        agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
+        self.parking.clear(identity)
+        outbox.welcome(agent.durable, agent.received, direct=direct)
+        if self.shed_metrics or self.batch_ns:
+            outbox.throttle(self.shed_metrics, self.batch_ns)
+        if self.stopping is not None:
+            outbox.stop(self.stopping)
+        self.counts["streams"] += 1
+        return agent, outbox
+
+    def part(self, agent: Agent, outbox: Outbox) -> None:
+        """A stream has ended; what waits of it comes again on the agent's next one."""
+        self.inbox.empty()
+        if agent.outbox is outbox:
+            agent.outbox = None
+            self._connected -= 1
+            self.attendance.left(agent.identity, said_goodbye=agent.departed)
+            self.parking.clear(agent.identity)
+
+    async def _known_durable(self, identity: str) -> int:
+        try:
+            known = await self._durable.of(identity)
+        except Exception as error:  # whatever the store's trouble is, it ends this one stream and no other
+            if not self._store_away:
+                log.warning("new agents are refused: the store does not answer: %s", error)
+            self._store_away = True
+            raise StoreAway(f"the store cannot say what of this agent is durable; try again: {error}") from error
+        self._store_away = False
+        return known
+
+    def _contest(self, agent: Agent, now: int) -> None:
+        """Say, once, when two agents take the stream from each other: they share a spool's copy, and its numbers."""
+        agent.replaced_ns.append(now)
+        if len(agent.replaced_ns) == CONTESTED and now - agent.replaced_ns[0] < CONTEST_NS and not agent.contested:
+            agent.contested = True
+            log.warning(
+                "two agents on node %s have the identity %s: only the first copy of each batch counts; remove"
+                " the copied spool of one of them",
+                agent.node,
+                agent.identity,
+            )
+
+    async def _serve(self, agent: Agent, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
+        async for message in requests:
+            if outbox.closed or not await self.handle(agent, outbox, message):
+                return
+
+    async def handle(self, agent: Agent, outbox: Outbox, message: wire.AgentMessage) -> bool:
+        """Take one message of a stream; False after the last."""
+        now = agent.last_heard_ns = self.clock.now()
+        kind = message.WhichOneof("body")
+        if kind == "batch":
+            if message.asked_ns:
+                outbox.clock_reply(message.asked_ns, now, with_ack=True)
+            if message.HasField("measured"):
+                self._measured(agent, message.measured, now)
+            self.inbox.add(agent, outbox, message.batch, now)
+            if not self._open.is_set():
+                await self._open.wait()
+        elif kind == "clock":
+            if message.clock.returned_ns:
+                self._measured(agent, message.clock, now)
+            else:
+                outbox.clock_reply(message.clock.sent_ns, now)
+        elif kind == "definitions":
+            self._define(agent, message.definitions)
+        elif kind == "goodbye":
+            self.inbox.empty()
+            agent.departed = True
+            self._unpark(agent, force=True)
+            await self._last_ack(agent, outbox)
+            return False
+        return True
+
+    async def _last_ack(self, agent: Agent, outbox: Outbox) -> None:
+        """Keep the stream until everything received is durable: an agent leaves on its last ack."""
+        while agent.durable < agent.received and not outbox.closed:
+            await asyncio.sleep(0.02)
+        outbox.ack(agent.durable)
+        outbox.close()
+
+    def _measured(self, agent: Agent, sample: wire.ClockSample, now: int) -> None:
+        if not agent.clock.add(sample.sent_ns, sample.received_ns, sample.replied_ns, sample.returned_ns):
+            self.counts["impossible_clock_samples"] += 1
+            return
+        clock = agent.clock
+        self.decoder.job(agent.job).clocks.append(
+            (
+                agent.node,
+                agent.boot_id,
+                now,
+                clock.offset(sample.returned_ns),
+                clock.drift_ppb,
+                clock.uncertainty_ns,
+                clock.round_trip_ns,
+            )
+        )
+
+    def _define(self, agent: Agent, definitions: wire.Definitions) -> None:
+        try:
+            self.definitions.learn(definitions, self.decoder, agent.clock)
+        except Malformed as error:
+            self._untaken.malformed(agent, [str(error)])
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._untaken.unforeseen(agent, "definitions", error)
+        self._unpark(agent)
+
+    def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
+        self.counts["batches"] += 1
+        blocks, missing = self._looked_into(agent, batch)
+        if not missing and self.parking.first(agent.identity) is None:
+            self._take(agent, batch, blocks)
+            return
+        if missing:
+            outbox.need(missing)
+        if not self.parking.add(agent.identity, batch, now):
+            self.parking.clear(agent.identity)
+            outbox.close("too much waits for definitions that were asked for: send it again")
+            return
+        self._unpark(agent, force=self.parking.overdue(agent.identity, now))
+
+    def _looked_into(self, agent: Agent, batch: wire.Batch) -> tuple[Sequence[Samples], list[int]]:
+        """``(its samples, what has to be asked for before it is taken)``."""
+        try:
+            blocks = samples(batch)
+            return blocks, self.definitions.missing(references(batch, blocks, self.definitions))
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._untaken.unforeseen(agent, f"batch {batch.sequence}", error)
+            return (), []
+
+    def _unpark(self, agent: Agent, *, force: bool = False) -> None:
+        """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
+        while (batch := self.parking.first(agent.identity)) is not None:
+            blocks, missing = self._looked_into(agent, batch)
+            if missing and not force:
+                return
+            self.parking.release(agent.identity)
+            self._take(agent, batch, blocks)
+
+    def _take(self, agent: Agent, batch: wire.Batch, blocks: Sequence[Samples]) -> None:
+        if batch.sequence == 0:
+            self._untaken.malformed(agent, ["a batch without a sequence number"])
+            return
+        if not agent.admit(batch.sequence):
+            self.counts["duplicate_batches"] += 1
+            return
+        if self.shed_metrics:
+            self.counts["shed_samples"] += sum(len(values) // 8 for _, _, values in blocks)
+            blocks = ()
+        decoder = self.decoder if batch.sequence > agent.shown else self.again
+        try:
+            complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
+        except Exception as error:  # noqa: BLE001 - whatever it is
+            self._untaken.unforeseen(agent, f"batch {batch.sequence}", error)
+            return
+        if complaints:
+            self._untaken.malformed(agent, complaints)
+
+    def received(self) -> dict[str, int]:
+        """Identity to the last sequence taken, of agents with something not yet durable."""
+        return {agent.identity: agent.received for agent in self.agents.values() if agent.received > agent.durable}
+
+    def durable(self, sequences: Mapping[str, int]) -> None:
+        """Acknowledge to the agents that all data up to these sequences is durable, and earlier data not yet
+        acknowledged."""
+        for identity, sequence in sequences.items():
+            if agent := self.agents.get(identity):
+                agent.durable = max(agent.durable, sequence)
+        for agent in self.agents.values():
+            if agent.outbox and agent.durable > agent.outbox.acked:
+                agent.outbox.ack(agent.durable)
+
+    def rewind(self, reason: str) -> None:
+        """Have all that was received and is not durable sent again, each agent on a new stream."""
+        for agent in self.agents.values():
+            if agent.received > agent.durable:
+                agent.rewind()
+                self.parking.clear(agent.identity)
+                if agent.outbox:
+                    agent.outbox.close(reason)
+
+    def prune(self, older_than_ns: int) -> None:
+        """Forget agents without a stream that were last heard of before then: all they sent is durable."""
+        for identity, agent in list(self.agents.items()):
+            if agent.outbox is None and agent.durable >= agent.received and agent.last_heard_ns < older_than_ns:
+                del self.agents[identity]
+                self._untaken.forget(identity)
+
+    def ask(self, job: str, question: wire.Zoom) -> None:
+        """Send a question to the agents that serve a job: its own, and those that serve a whole node."""
+        for agent in self.agents.values():
+            if agent.outbox and agent.job in {job, ""}:
+                agent.outbox.zoom(question)
+
+    def stop(self, reason: str) -> None:
+        """Ask every agent, and those still to come, to flush and leave."""
+        self.stopping = reason
+        for agent in self.agents.values():
+            if agent.outbox:
+                agent.outbox.stop(reason)
+
+    def throttle(self, shed_metrics: bool, batch_ns: int) -> None:
+        """Tell every agent, and those still to come, whether node metrics are shed, and how often to make a batch."""
+        if (shed_metrics, batch_ns) == (self.shed_metrics, self.batch_ns):
+            return
+        self.shed_metrics, self.batch_ns = shed_metrics, batch_ns
+        for agent in self.agents.values():
+            if agent.outbox:
+                agent.outbox.throttle(shed_metrics, batch_ns)
+
+    def connected(self) -> int:
+        """How many agents have a stream."""
+        return self._connected

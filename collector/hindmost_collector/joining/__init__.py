@@ -1,0 +1,1 @@
+"""What several files, or several recordings, of one job say together."""

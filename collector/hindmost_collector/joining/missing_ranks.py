@@ -1,0 +1,204 @@
+"""Missing ranks: ranks without files, or with cut ones, in a recording, and what can be judged without them.
+
+Waits are known only among ranks whose collectives were all recorded. Where some are missing, a log of the steps of
+all ranks is used instead; without one, the time that all others waited together is reported. A rank that was cut off
+at the end counts as far as its file goes, and then so do the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from hindmost_judge import dictionary_encoding
+from hindmost_judge.model import Run, Unseen, rows, without_waits
+from hindmost_judge.timeline import join
+from hindmost_judge.verdict.wording import names
+
+from hindmost_collector.formats import flight_recorder, processes
+from hindmost_collector.formats.columns import select
+from hindmost_collector.joining import extents
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hindmost_judge.model import Table
+
+    from hindmost_collector.joining.extents import Extent
+
+#: Transfers of one size take about this quantile of what they took, the waiting of all in the rest left out.
+_UNHINDERED = 0.1
+#: With fewer operations of a rank, or steps, common waiting cannot be separated from the scatter of transfers.
+_OPERATIONS, _STEPS = 100, 10
+#: Where a log of the steps has all of a job, it is better than collectives of less than this share of it.
+_BETTER_LOGGED = 0.5
+#: More ranks than this no job has: whatever claims them is believed in nothing.
+_MOST_RANKS = 1 << 20
+#: A rank is in most of a communicator's operations, or it is not one that meets the others there.
+_FEW = 0.05
+
+
+def marked(run: Run, sources: Sequence[Run]) -> Run:
+    """The run with notes on its missing ranks, without data that is useless without them, and marked for the judge."""
+    world = _world(run)
+    if rows(run.ranks) < 2 or rows(run.operations):
+        return run  # files of a single rank have their own note; a graph of operations has one worker for several
+    run = _noted(run, [note for one in sources for note in _missing(one, world)])
+    waits = join.synchronising(run.collectives, dictionary_encoding.codes(run.collectives["op"])).any()
+    judged = _by_collectives if waits else _by_steps
+    names_of = {name: next((one.job.source for one in sources if rows(one.tables()[name])), "") for name in _TABLES}
+    return judged(run, world, names_of)
+
+
+#: Tables that tell who is late, each of one kind of file.
+_TABLES = ("steps", "collectives")
+
+
+def _noted(run: Run, notes: Sequence[str]) -> Run:
+    return replace(run, notes=(*run.notes, *notes))
+
+
+def _world(run: Run) -> set[int]:
+    """All ranks, as far as anything here tells: by the number of them, or by the highest one."""
+    seen = {rank for rank in run.ranks["rank"].tolist() if rank >= 0}
+    size = max(run.job.world_size or 0, max(seen, default=-1) + 1)
+    return set(range(size)) if size <= _MOST_RANKS else seen
+
+
+def _missing(one: Run, world: set[int]) -> list[str]:
+    """A note on the ranks of which a kind of file has nothing, where it is one that has a file a rank."""
+    if not any(rows(part) for part in (one.steps, one.collectives, one.in_flight)):
+        return []
+    lacking = sorted(world - set(one.ranks["rank"].tolist()))
+    if not lacking:
+        return []
+    if processes.GUESSED in one.notes:
+        return [f"{one.job.source}: the files of {len(lacking)} of {len(world)} ranks are missing (ranks unknown)."]
+    are = "'s file is missing" if len(lacking) == 1 else ": their files are missing"
+    return [f"{one.job.source}: {names(lacking)}{are}."]
+
+
+def _cut(source: str, extent: Extent, *, aside: bool) -> str:
+    return f"{source}: {extent}: {'too little to judge' if aside else 'only the part that all ranks have is judged'}."
+
+
+def _by_steps(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
+    """Where only a log of the steps tells of all ranks: judged as far as all have it, those aside who hardly do."""
+    if not rows(run.steps):
+        return run
+    cut = extents.of_steps(run.steps)
+    run = _noted(run, [_cut(source["steps"], one, aside=one.thin) for one in cut])
+    thin = {one.rank for one in cut if one.thin}
+    kept = _within(run.steps["step"], cut) & ~np.isin(run.steps["rank"], sorted(thin))
+    unseen = sorted((world - set(run.steps["rank"].tolist())) | thin)
+    steps = run.steps if kept.all() else select(run.steps, kept)
+    return replace(run, steps=steps, unseen=Unseen(tuple(unseen)) if unseen else run.unseen)
+
+
+def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
+    """Where collectives tell who waits for whom: among all, or among those whose files are there, or not at all."""
+    of_steps = extents.of_steps(run.steps)
+    run = _noted(run, [f"{source['steps']}: {one}." for one in of_steps])
+    rings = source["collectives"] == flight_recorder.NAME  # they hold what was last, of each rank another part
+    cut = [] if rings else extents.of_operations(run.collectives)
+    logged = (set(run.steps["rank"].tolist()) if rows(run.steps) else set()) - {one.rank for one in of_steps}
+    seen = set(run.collectives["rank"].tolist())
+    unseen = (world - seen) | {one.rank for one in cut if one.thin}
+    most = (world - seen) | {one.rank for one in cut if one.share < _BETTER_LOGGED}
+    apart = _apart(run, seen - most)
+    by_steps = bool(most) and not apart and world <= logged
+    unseen = most if by_steps else unseen
+    run = _noted(run, [_cut(source["collectives"], one, aside=one.rank in unseen) for one in cut])
+    if not unseen:
+        first, last = extents.common(cut)
+        return replace(_shortened(run, cut), unseen=Unseen((), judged=max(last - first, 0.0))) if cut else run
+    told = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
+    if by_steps:
+        run = _noted(run, [f"Who waits for whom is not known of {names(told.ranks)}: judged by the log of the steps."])
+    aside = np.isin(run.collectives["rank"], told.ranks) | apart  # separate groups may wait for missing ranks
+    run = without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
+    return replace(run, unseen=replace(told, ranks=()) if _guessed(run) and apart else told)
+
+
+def _guessed(run: Run) -> bool:
+    """Whether nothing tells which ranks the files are of: nor, then, whose are missing."""
+    return processes.GUESSED in run.notes
+
+
+def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
+    """The run as far as all ranks have it."""
+    if not cut:
+        return run
+    table = run.collectives
+    if all(one.what == "step" for one in cut):
+        return without_waits(run, ~_within(table["step"], cut))
+    kept = np.ones(rows(table), bool)
+    for comm in np.unique(table["comm"]).tolist():
+        mine = table["comm"] == comm
+        kept[mine] = _within(table["seq"][mine], cut)
+    return without_waits(run, ~kept)
+
+
+def _within(number: np.ndarray[Any, Any], cut: Iterable[Extent]) -> np.ndarray[Any, Any]:
+    """Which of these numbers, steps' or operations', are in the part of the whole that all of these files have."""
+    first, last = extents.common(one for one in cut if not one.thin)
+    known = number[number >= 0]
+    low, count = (int(known.min()), int(known.max()) - int(known.min()) + 1) if len(known) else (0, 1)
+    return np.asarray((number < 0) | ((number >= low + first * count) & (number < low + last * count)))
+
+
+def _apart(run: Run, seen: set[int]) -> bool:
+    """Whether the ranks that were seen do not all meet in the same collectives."""
+    table = run.collectives
+    kept = np.isin(table["rank"], sorted(seen)) & (table["peer"] < 0)
+    comms, which = np.unique(table["comm"][kept], return_inverse=True)
+    ranks, row = np.unique(table["rank"][kept], return_inverse=True)
+    counts = np.zeros((len(comms), len(ranks)), np.int64)
+    np.add.at(counts, (which, row), 1)
+    used = counts.sum(axis=1) > _FEW * counts.sum()
+    return bool((counts[used] == 0).any())
+
+
+def _together(run: Run, unseen: set[int]) -> float | None:
+    """Share of the time for which all recorded ranks waited at once in collectives with missing members.
+
+    What the last of them to arrive took is the transfer and their common waiting. Transfers of one kind and size, or
+    of a larger one, show the time without waiting.
+    """
+    table = run.collectives
+    code, names_of = dictionary_encoding.codes(table["op"])
+    held = join.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
+    steps = np.unique(table["step"][held])
+    if np.count_nonzero(held) < _OPERATIONS * len(np.unique(table["rank"][held])) or 1 < len(steps) < _STEPS:
+        return None
+    columns = ("rank", "comm", "seq", "bytes", "duration_ns", "start_ns")
+    frame = pd.DataFrame({name: table[name][held] for name in columns} | {"op": code[held]})
+    shared = frame.groupby(["comm", "op", "seq"], sort=False).agg({"duration_ns": "min", "bytes": "max"}).reset_index()
+    waited = 0.0
+    for _, alike in shared.groupby("op"):
+        least = alike.groupby("bytes")["duration_ns"].quantile(_UNHINDERED).sort_index(ascending=False).cummin()
+        beyond = np.maximum(alike["duration_ns"] - alike["bytes"].map(least), 0.0)
+        waited += float(beyond[alike["comm"].isin(_comms(run.communicators, unseen))].sum())
+    span = _span(frame, run.job.pace_ns)
+    return min(waited / span, 1.0) if span else None
+
+
+def _comms(communicators: Table, unseen: set[int]) -> list[int]:
+    """Communicators that any of these is a member of, as far as is known; all where it is not."""
+    comm, rank = communicators["comm"], communicators["rank"]
+    found = set(comm[np.isin(rank, sorted(unseen))].tolist())
+    for one in np.unique(comm).tolist():
+        mine = comm == one
+        if mine.sum() < communicators["size"][mine].max():
+            found.add(one)
+    return sorted(found) or np.unique(comm).tolist()
+
+
+def _span(frame: pd.DataFrame, pace_ns: float | None) -> float:
+    """How long a rank was recorded, ns; 0 where unknown."""
+    one = frame[frame["rank"] == frame["rank"].iloc[0]]
+    if (one["start_ns"] >= 0).all() and len(one) > 1:
+        return float((one["start_ns"] + one["duration_ns"]).max() - one["start_ns"].min())
+    return pace_ns * len(one) if pace_ns else 0.0

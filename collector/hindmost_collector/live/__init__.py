@@ -1,0 +1,1 @@
+"""Jobs while they run: their newest minutes, judged again and again."""

@@ -1,0 +1,140 @@
+"""A job while it runs: its window, its counters, its latest report and verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_judge.model import RUNNING, world_size
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict import missing_ranks
+
+from hindmost_collector.live import common
+from hindmost_collector.live.newest import ROWS
+from hindmost_collector.live.stall import StallWatch
+from hindmost_collector.live.totals import RankTotals
+from hindmost_collector.live.window import Window
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from hindmost_judge.model import Run
+    from hindmost_judge.settings import Settings
+
+    from hindmost_collector.ingest.chunk import Chunk
+    from hindmost_collector.ingest.columns import Words
+    from hindmost_collector.ingest.definitions import Definitions
+
+#: A job that does nothing for so long, ns, may stand still.
+_STANDS_NS = 1_000_000_000
+
+
+class LiveJob:
+    """One job in memory. Rebuilt from the next minutes of data when the collector restarts."""
+
+    def __init__(self, job: str, now_ns: int, command: str | None = None, settings: Settings = DEFAULT) -> None:
+        self.id, self.command = job, command
+        self.started_ns = self.heard_ns = now_ns
+        self.window, self.totals = Window(), RankTotals()
+        self.settings, self.stall = settings, StallWatch(settings)
+        self.window.command, self.window.started_ns = command, now_ns
+        self.report: Mapping[str, Any] | None = None
+        self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
+        self.exit_code: int | None = None
+        self.interrupted_by: str | None = None
+        self.no_ring: str | None = None
+        self.entered = False
+        self.revision = 0
+        self.judged_revision = 0
+        self._lives: dict[int, int] = {}
+        self.sealed = False
+        self.calls_per_step: int | None = None
+
+    def add(self, chunk: Chunk, words: Words, definitions: Definitions, now_ns: int) -> None:
+        """Take a tick in."""
+        self.window.add(chunk, definitions)
+        self.totals.add(chunk, words)
+        states = chunk.plain.get("rank_states")
+        if states is not None:
+            self._lives.update(zip(states["rank"].tolist(), states["life"].tolist(), strict=True))
+        if chunk.coded or chunk.plain.keys() - {"clocks"}:
+            self.heard_ns = now_ns
+            self.revision += 1
+        elif self.window.waiting:  # nothing new is what a hang looks like
+            self.revision += 1
+
+    @property
+    def world_size(self) -> int | None:
+        """As the ranks say; None before any has."""
+        return world_size(self.window.ranks())
+
+    @property
+    def over(self) -> bool:
+        """Whether every rank that was heard of is gone."""
+        return bool(self._lives) and all(life != RUNNING for life in self._lives.values())
+
+    def step_quantiles(self) -> dict[str, float]:
+        """Median and 99th percentile of step time over the window, seconds; empty before the first step."""
+        seconds = self.window.step_seconds()
+        if not seconds.size:
+            inferred = ((self.report or {}).get("job") or {}).get("step_ms") or {}
+            known = {"0.5": inferred.get("p50"), "0.99": inferred.get("p99")}
+            return {quantile: value / 1e3 for quantile, value in known.items() if value is not None}
+        return dict(zip(("0.5", "0.99"), np.quantile(seconds, (0.5, 0.99)).tolist(), strict=True))
+
+    def counters(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+        """``(name, values by rank)`` of every counter, steps inferred where none are marked."""
+        yield from self.totals
+        yield from self.totals.inferred(self.calls_per_step).items()
+
+    def infer_steps(self) -> None:
+        """Learn how many collective calls make a step, where a job marks none."""
+        if self.window.last_step < 0:
+            self.calls_per_step = self.window.calls_per_step() or self.calls_per_step
+
+    def last_step(self, report: Mapping[str, Any]) -> int:
+        """The newest step of any rank; where none are marked, as a report that has just been made counts them."""
+        marked = self.window.last_step
+        return marked if marked >= 0 else (report["job"]["steps"] or 0) - 1
+
+    def first_step(self, report: Mapping[str, Any]) -> int | None:
+        """The first step that the window has of any rank; where none are marked, as the typical step's length tells."""
+        marked, step_ms = self.window.first_step, (report["job"].get("step_ms") or {}).get("p50")
+        if marked >= 0 or not step_ms:
+            return marked if marked >= 0 else None
+        return max(self.last_step(report) - int(self.window.lasts_ns / (step_ms * 1e6)), 0)
+
+    def snapshot(self, words: Words) -> Callable[[], Run]:
+        """What makes the window's run, as detectors take it, in any thread."""
+        made = self.window.snapshot(self.id, words)
+        return lambda: missing_ranks.with_missing(made())
+
+    def told(self, words: Words) -> Callable[[], Run]:
+        """The same for the time that all ranks have reported.
+
+        A single agent reports all ranks at once. In a stopped job each rank's last operation shows who holds it up."""
+        made, window = self.snapshot(words), self.window
+        if window.nodes < 2 or window.quiet_ns >= _STANDS_NS:
+            return made
+        step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0
+        gone, begun = window.gone, window.begun
+        return lambda: common.told_by_all(made(), step_ms * 1e6, gone, begun)
+
+    def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
+        """The same for the newest steps, and at least so many rows; None while the step time is unknown."""
+        step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50")
+        return self.window.snapshot(self.id, words, step_ms * 1e6, least_rows) if step_ms else None
+
+    def verdicts(self) -> list[Mapping[str, Any]]:
+        """The verdicts that still hold, most costly first; ``balanced`` where the newest report found all of them
+        ended.
+
+        That is reported only once enough steps for a judgement came since: fewer do not show how they are.
+        """
+        found = (self.report or {}).get("verdicts") or []
+        held = [one for one in found if one.get("until_step") is None]
+        if held or not found:
+            return held
+        since, last = max(one["until_step"] for one in found), self.window.last_step
+        well = last < 0 or last - since >= self.settings.min_steps  # a job that marks no steps has no last one
+        return [{"kind": "balanced", "since_step": since}] if well else []

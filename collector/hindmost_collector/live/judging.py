@@ -1,0 +1,304 @@
+"""Judges running jobs: which of them when, the whole of its window or its newest steps, and for how much of a core."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import threading
+import time
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hindmost_judge.settings import DEFAULT
+
+from hindmost_collector.live import incremental
+from hindmost_collector.live.budget import AHEAD_S, Budget
+from hindmost_collector.live.doubts import Doubts
+from hindmost_collector.live.incremental import Seen
+from hindmost_collector.live.newest import LEAST_ROWS, ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost_judge.model import Counted, Past, Run
+    from hindmost_judge.settings import Settings
+
+    from hindmost_collector.live.incremental import Key
+
+    Judge = Callable[[Run], Any]
+    Snapshot = Callable[[], Run]
+
+log = logging.getLogger(__name__)
+
+_T = TypeVar("_T")
+
+#: Share of a core for full evaluations: a twentieth, and more on a machine of many cores, which can spare it.
+LEAST_SHARE, MOST_SHARE = 0.05, 0.2
+#: One core in this many may spend its full least share on judging; with more cores the share grows.
+CORES_A_SHARE = 4
+#: Least share of a core for incremental evaluations of all jobs together: three times as much, since they keep verdicts
+#: young. A window whose full evaluation costs no more is judged in full instead, from this budget.
+OF_LOOKS = 0.15
+#: The part of that budget for which incremental evaluations are sized; the rest is for slow hosts and the minimum size.
+AIMED = 0.4
+#: A verdict is at most this many seconds old.
+EVERY_S = 2.0
+#: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
+#: for agents' answers. The second number counts where an earlier one was in vain.
+WHOLES_AHEAD, IN_VAIN = 3, 2
+#: Incremental evaluations that took less than this part of their target may read this many times the rows.
+SHORT, LONGER = 0.5, 1.25
+#: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
+#: next turn, or the delays would add up.
+WRITE_S = 0.25
+#: While cores are full every judgement takes time from a rank: the first waits for so long, and those that follow may
+#: take this share of a core, at least and at most so many seconds apart. A job that stands still is judged as ever.
+FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 10.0, 0.005, 10.0, 60.0
+#: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
+STARTING_S = 2.0
+
+
+def load_judge(settings: Settings = DEFAULT) -> Judge:
+    """``hindmost_judge.judge.judge``, imported late: it is heavy, and a collector receives before it judges."""
+    judge: Callable[[Run, Settings], Any] = importlib.import_module("hindmost_judge.judge").judge
+    return lambda run: judge(run, settings)
+
+
+def share_of(cores: int) -> float:
+    """The share of one core that full evaluations may take on a machine of so many."""
+    return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
+
+
+@dataclass
+class _Turn:
+    """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took, and the
+    ``rows`` of an incremental one.
+
+    ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
+    now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
+    confirm; ``past`` and ``counted`` are what a window passes to the next one.
+    """
+
+    next: float = 0.0
+    whole: float = 0.0
+    took: float = 0.0
+    rows: int = ROWS
+    held: Seen = field(default_factory=Seen)
+    newest: Seen = field(default_factory=Seen)
+    seen: Seen | None = None
+    asked: set[Key] = field(default_factory=set)
+    doubts: Doubts = field(default_factory=Doubts)
+    past: Past | None = None
+    counted: Counted | None = None
+
+    def after_others(self, run: Run) -> Run:
+        """A window, with what those before it tell of it."""
+        return replace(run, past=self.past, counted=self.counted)
+
+
+class Judging:
+    """Paces evaluation: verdicts are young and CPU time stays within limits, whatever the size and number of jobs.
+
+    A cheap window is judged in full each ``period_s``. For a more expensive one, only the newest steps are evaluated
+    then, fewer of them where that takes long. The full evaluation runs when they show something new, and otherwise as
+    often as its own ``share`` of a core allows. It runs in another thread, so that incremental evaluations go on
+    meanwhile and never wait for it. Only full evaluations are reported.
+
+    The budget counts the CPU time of the judging thread: with wall time, verdicts would come less often on a busy host.
+    Loading the judge, once, does not count.
+    """
+
+    def __init__(
+        self,
+        period_s: float = 1.5,
+        share: float = LEAST_SHARE,
+        clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
+        settings: Settings = DEFAULT,
+        cores_are_full: Callable[[], bool] | None = None,
+    ) -> None:
+        self._settings, self._cores_are_full = settings, cores_are_full
+        self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
+        self._period, self._clock, self._cpu = period_s, clock, cpu
+        self._wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
+        self._turns: dict[str, _Turn] = {}
+        self.failures = 0
+        self.seconds = 0.0
+        self.judge: Judge | None = None
+        self._judged_now = 0  # how many threads judge
+        self._lock = threading.Lock()
+
+    @property
+    def busy(self) -> bool:
+        """Whether a window is being judged, in whichever thread."""
+        return self._judged_now > 0
+
+    def due(self, job: str, *, moves: bool = False) -> bool:
+        """Whether it is time to judge a job again; of one that ``moves``, whether it can wait for free cores."""
+        if moves and self._can_wait(job):
+            return False
+        return self._clock() >= self.turn(job) and self._looks.pays()
+
+    def _can_wait(self, job: str) -> bool:
+        if self._cores_are_full is None:
+            return False
+        now, full = self._clock(), self._cores_are_full()
+        last, turn = self._last.setdefault(job, now), self._turns.get(job)
+        if turn is None:
+            apart_s = FULL_FIRST_S if full else STARTING_S
+        else:
+            apart_s = min(max(turn.took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S) if full else 0.0
+        return now - last < apart_s
+
+    def overdue(self, job: str) -> bool:
+        """Whether a job's next turn can wait for nothing any more: its verdicts are about ``EVERY_S`` old."""
+        turn = self._turns.get(job)
+        return turn is not None and self._clock() >= turn.next + WRITE_S
+
+    def again(self, job: str, after_s: float) -> None:
+        """Judge a job again, the whole of its window, sooner than its turn is, as far as its cost allows."""
+        turn = self._turns.get(job)
+        if turn is not None:
+            turn.next = min(turn.next, self._clock() + after_s)
+            turn.whole = min(turn.whole, turn.next)
+
+    def turn(self, job: str) -> float:
+        """When it is a job's turn: jobs that wait longest come first."""
+        return self._turns[job].next if job in self._turns else 0.0
+
+    def pause_s(self, usual_s: float) -> float:
+        """How long to wait until some job's turn comes, or is overdue: no longer than usual."""
+        now = self._clock()
+        coming = [at for turn in list(self._turns.values()) for at in (turn.next, turn.next + WRITE_S)]
+        return min([usual_s, *(at - now for at in coming if at > now)])
+
+    def costly(self, job: str) -> bool:
+        """Whether a full evaluation takes longer than a turn may: the newest steps are evaluated instead."""
+        return job in self._turns and self._turns[job].took > self._aim_s()
+
+    def rows(self, job: str) -> int:
+        """How many rows an incremental evaluation of a job reads, at least."""
+        return self._turns[job].rows if job in self._turns else ROWS
+
+    def whole_due(self, job: str) -> bool:
+        """Whether a full evaluation is due now: for news, or because the last one was long ago."""
+        turn = self._turns[job]
+        return self._clock() >= turn.whole and self._affords(turn, WHOLES_AHEAD)
+
+    def look(self, job: str, newest: Snapshot) -> bool | None:
+        """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
+        failed."""
+        turn = self._begun(job)
+
+        def of_newest(judge: Judge) -> bool:
+            turn.seen = seen = incremental.seen(judge(turn.after_others(newest())))
+            said = incremental.news(turn.held, turn.newest, seen)
+            said |= {key for key in incremental.apart(turn.held, seen) if key in turn.doubts}
+            turn.asked = turn.doubts.worth(said, self._clock(), again=self._affords(turn, IN_VAIN))
+            if turn.asked:
+                turn.whole = min(turn.whole, self._clock())
+            return bool(turn.asked)
+
+        return self._charged(of_newest, lambda used: self._charge_look(turn, used))
+
+    def judged(self, job: str, run: Snapshot, *, beside: bool = False) -> dict[str, Any] | None:
+        """The report on a window, as ``hindmost.report/1``.
+
+        None where judging failed, which is logged once and never stops the collector. Each window passes its findings
+        to the next one. One that is judged ``beside`` incremental evaluations leaves the job's next turn to these.
+        """
+        turn = self._turns.setdefault(job, _Turn()) if beside else self._begun(job)
+
+        def of_all(judge: Judge) -> dict[str, Any]:
+            asked, before, newest = turn.asked, turn.held, turn.seen
+            found = judge(turn.after_others(run()))
+            report: dict[str, Any] = found.to_dict()
+            turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
+            turn.counted = found.counted or turn.counted
+            turn.held = incremental.seen(found)
+            if not beside:
+                turn.seen = None
+            self._compare(turn, asked, before, newest)
+            return report
+
+        return self._charged(of_all, lambda used: self._charge(turn, used))
+
+    def at_the_end(self, run: Snapshot) -> dict[str, Any] | None:
+        """The report on a job that is over, None where judging failed; what it takes is nothing to jobs that run."""
+        return self._charged(lambda judge: dict(judge(run()).to_dict()), lambda _: None)
+
+    def settled(self, job: str) -> bool:
+        """Whether the newest steps, as last evaluated, name the same ranks as the full evaluation."""
+        turn = self._turns[job]
+        return turn.seen is not None and not incremental.apart(turn.held, turn.seen)
+
+    def _charged(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
+        """Work that needs the judge, and what it takes, charged; None where it failed."""
+        began, used = self._clock(), self._cpu()
+        with self._lock:
+            self._judged_now += 1
+        try:
+            if self.judge is None:
+                self.judge = load_judge(self._settings)
+                used = self._cpu()
+            return work(self.judge)
+        except Exception:
+            if not self.failures:
+                log.warning("judging failed; recording goes on", exc_info=True)
+            self.failures += 1
+            return None
+        finally:
+            with self._lock:
+                self._judged_now -= 1
+                self.seconds += self._clock() - began
+                charge(self._cpu() - used)
+
+    def _compare(self, turn: _Turn, asked: set[Key], before: Seen, newest: Seen | None) -> None:
+        """Compare the latest full evaluation with incremental ones: what these ``asked`` about and it confirms, and the
+        differences.
+
+        What has just begun or ended shows in the newest steps first.
+        """
+        turn.newest = newest or turn.held
+        answered = incremental.borne_out(asked, before, turn.held)
+        in_vain = (asked - answered) | incremental.apart(turn.held, turn.seen or turn.held)
+        turn.doubts.asked(asked, answered, in_vain, self._clock())
+
+    def _affords(self, turn: _Turn, wholes: int) -> bool:
+        """Whether one more full evaluation fits the budget, with so many allowed ahead of it."""
+        return self._wholes.pays(max(AHEAD_S, wholes * turn.took / self._wholes.share))
+
+    def _aim_s(self) -> float:
+        """CPU time that each job's turn is to take: a part of what looks may, shared by all that are judged."""
+        now = self._clock()
+        judged = sum([now - turn.next < AHEAD_S for turn in list(self._turns.values())])
+        return AIMED * self._looks.share * EVERY_S / max(judged, 1)
+
+    def _charge(self, turn: _Turn, used: float) -> None:
+        """For a full evaluation: when the next one is due, whatever incremental ones say."""
+        turn.took = used
+        budget = self._looks if used <= self._aim_s() else self._wholes
+        budget.spend(used)
+        turn.whole = self._wholes.free
+
+    def _charge_look(self, turn: _Turn, used: float) -> None:
+        """For an incremental evaluation: how many rows the next one reads."""
+        self._looks.spend(used)
+        aim = self._aim_s()
+        if used > aim:
+            turn.rows = max(int(turn.rows * aim / used), LEAST_ROWS)
+        elif used < SHORT * aim:
+            turn.rows = min(int(turn.rows * LONGER), ROWS)
+
+    def _begun(self, job: str) -> _Turn:
+        """A turn that begins now: when the next one does."""
+        turn, now = self._turns.setdefault(job, _Turn()), self._clock()
+        due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
+        turn.next = due + self._period
+        self._last[job] = now
+        return turn
+
+    def forget(self, job: str) -> None:
+        """A job is over."""
+        self._turns.pop(job, None)
+        self._last.pop(job, None)

@@ -1,0 +1,100 @@
+"""The newest steps of a window: what is evaluated between two full evaluations.
+
+A full evaluation takes tenths of a second to a second of CPU time, the newest steps a part of that.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_collector.ingest.pace import MOST_S, NS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from hindmost_judge.model import Table
+
+    from hindmost_collector.live.pieces import Piece
+
+#: Least rows of the fullest table for an incremental evaluation that may take 20 to 100 ms, and for one that may not.
+ROWS, LEAST_ROWS = 50_000, 1_000
+#: Least steps, as far as the window has them: a slowdown needs ten, warm-up may be left out, and the newest rows are of
+#: unfinished steps.
+_STEPS = 16
+#: With this many times the rows, this many steps are enough, if nearly all ranks reported enough for a judgement:
+#: evaluations of thousands of ranks must be as frequent.
+_MANY, _FEWEST = 2, 13
+#: Share of the ranks that need enough steps for a judgement: some may have ended, or lost contact.
+_NEARLY_ALL = 0.9
+#: Beyond the time of its steps so much more at most: agents of large jobs send what seconds brought, in turn.
+_HELD_NS = 2 * MOST_S * NS
+#: Least steps that collectives must cover: the full evaluation does not use fewer.
+_JUDGED = 11
+#: Least metric samples: they show how many CPUs ranks share. Causes need a full evaluation.
+_SAMPLES = 20_000
+#: Larger jobs span so many nodes that CPU oversubscription would be an oversight.
+_ON_A_NODE = 512
+
+
+def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS) -> dict[str, list[Piece]]:
+    """The pieces of tables, oldest first, of the newest steps, which take ``step_ns`` each, of so many ranks.
+
+    The fullest table has at least ``least`` rows. Each table is cut by its own clock: a GPU's clock is not the
+    host's.
+    """
+    kept = {name: list(pieces) for name, pieces in held.items()}
+    if kept.get("steps") and kept.get("collectives") and _span(kept["collectives"]) < _JUDGED * step_ns:
+        kept["collectives"] = []
+    fullest = max(kept.values(), key=lambda pieces: sum([one.rows for one in pieces]), default=[])
+    span, found, told = 0, 0, _Told(kept.get("steps") or [], ranks)
+    for piece in reversed(fullest):
+        found += piece.rows
+        span = fullest[-1].newest_ns - piece.first_ns
+        enough = span >= (_STEPS if found < _MANY * least else _FEWEST) * step_ns
+        if found >= least and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + _HELD_NS):
+            break
+    return {
+        name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in kept.items()
+    }
+
+
+class _Told:
+    """How many steps each rank has reported, in more and more of the newest pieces."""
+
+    def __init__(self, pieces: Sequence[Piece], ranks: int) -> None:
+        self._left, self._ranks = list(pieces), ranks
+        self._newest = pieces[-1].newest_ns if pieces else 0
+        self._steps = np.zeros(0, np.int64)
+
+    def of_nearly_all(self, span: int) -> bool:
+        """Whether nearly all ranks reported enough steps for a judgement in this time; true where no step is marked."""
+        if not self._newest:
+            return True
+        while self._left and self._newest - self._left[-1].newest_ns <= span:
+            more = np.bincount(self._left.pop().table["rank"], minlength=len(self._steps))
+            more[: len(self._steps)] += self._steps
+            self._steps = more
+        return int(np.sum(self._steps >= _JUDGED)) >= _NEARLY_ALL * self._ranks
+
+
+def of_samples(sizes: Sequence[int]) -> int:
+    """How many ticks of metrics, which hold so many samples each, oldest first, to leave out."""
+    found, left = 0, len(sizes)
+    while left and found < _SAMPLES:
+        left -= 1
+        found += sizes[left]
+    return left
+
+
+def needed(metrics: Table, ranks: int) -> Table:
+    """The rows that may be named, in a job of so many: all where ranks share CPUs, else these."""
+    if ranks <= _ON_A_NODE:
+        return metrics
+    chosen = np.asarray(metrics["name"] == "hindmost_node_cpus", bool)
+    return {name: column[chosen] for name, column in metrics.items()}
+
+
+def _span(pieces: Sequence[Piece]) -> int:
+    return pieces[-1].newest_ns - pieces[0].first_ns

@@ -1,0 +1,97 @@
+"""The end of a job: judge the whole recording once more, and write the report down."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import logging
+from typing import TYPE_CHECKING, Any
+
+from hindmost import __version__
+from hindmost_judge.verdict import missing_ranks
+
+from hindmost_collector import allocator
+from hindmost_collector.report import html
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run
+
+    from hindmost_collector.live.jobs import LiveJob
+    from hindmost_collector.service import Collector
+
+log = logging.getLogger(__name__)
+
+
+def note(collector: Collector, job: str, meta: dict[str, Any]) -> None:
+    """Have what is known of a job as a whole written to its ``meta.json``."""
+    live, options = collector.job(job), collector.options
+    known = {
+        "job_id": job,
+        "command": live.command or collector.definitions.command(job),
+        "launcher": (options.launcher or None) if job == options.job_id else None,
+        "world_size": live.world_size,
+        "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
+        "version": __version__,
+        "thresholds": collector.settings.other(),
+    }
+    collector.recorder.describe(job, {**known, **meta})
+
+
+async def finish(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+    """Write the end of a job: meta.json and report.json. The report where it could not be written."""
+    job.sealed = True
+    how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
+    note(collector, job.id, {"started_ns": job.started_ns, "ended_ns": collector.clock.now(), **how})
+    await collector.flush()
+    return await asyncio.to_thread(_seal, collector, job)
+
+
+def _seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+    """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
+    report = collector.judging.at_the_end(lambda: _whole(collector, job))
+    if report is None:
+        return None
+    job.report = report
+    store = collector.recorder.store
+    if store is None:
+        return report
+    try:
+        store.write_file(job.id, "report.json", json.dumps(report, indent=1).encode() + b"\n")
+        store.write_file(job.id, "report.html", html.render(report).encode())
+    except OSError as error:
+        log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
+        return report
+    return None
+
+
+def _whole(collector: Collector, job: LiveJob) -> Run:
+    """All that was recorded; the window in memory where recording failed."""
+    recorder = collector.recorder
+    if recorder.failing:
+        return from_memory(collector, job, f"recording stopped ({recorder.failing})")
+    if recorder.store is None:
+        return from_memory(collector, job)
+    try:
+        allocator.give_back()
+        run = missing_ranks.with_missing(recorder.store.read(job.id))
+    except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
+        return from_memory(collector, job, f"the recording cannot be read ({error})")
+    job.window.let_go()  # judging a large job takes as much again
+    allocator.give_back()
+    return run
+
+
+def from_memory(collector: Collector, job: LiveJob, why: str = "") -> Run:
+    """A job that is over, as far as its window reaches; ``why`` not all that was recorded, where it was."""
+    run = job.snapshot(collector.decoder.words)()
+    facts = dataclasses.replace(
+        run.job,
+        exit_code=job.exit_code,
+        interrupted_by=job.interrupted_by,
+        no_ring=job.no_ring,
+        entered=job.entered,
+        ended_ns=collector.clock.now(),
+    )
+    notes = (f"{why}: judged from the last minutes in memory",) if why else ()
+    return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

@@ -1,0 +1,226 @@
+"""Verdicts of running jobs, each as it opens, changes and closes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hindmost_judge.verdict.schema import STOPS
+from hindmost_proto import telemetry_pb2 as wire
+
+from hindmost_collector.live.incremental import QUIET
+from hindmost_collector.live.onset import NEAR, Onset, found, tell
+from hindmost_collector.live.same_problem import identity, once, paired, since, trouble
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: A cost that moved by less than this share of itself is the same verdict.
+SAME = 0.25
+UNEVEN = "uneven_workload"
+#: In simulated FSDP with very different batches, some windows found uneven work and others not, for up to 24 steps.
+#: Such a verdict holds for this many steps without confirmation, if no rank is named.
+_IN_TURN = 50
+#: … and no longer than this, ns, in a job that makes no more steps.
+_STANDING_NS = 300_000_000_000
+
+
+#: Closed verdicts whose end is kept: within the window's reach they are not reported as new.
+_REMEMBERED = 1000
+#: Unmarked steps may be counted back by this many; a larger jump means a restart.
+_BACK = 5
+
+
+@dataclass
+class _Open:
+    """An open verdict, as last reported (``told``) and as in the ``newest`` report, with its best known onset.
+
+    ``over`` is the verdict with its end, from one report that no other has confirmed yet."""
+
+    id: str
+    told: Mapping[str, Any]
+    newest: Mapping[str, Any]
+    onset: Onset | None
+    over: Mapping[str, Any] | None = None
+
+
+class VerdictLog:
+    """Turns the verdicts of successive reports into events: opened, changed, closed.
+
+    A verdict is closed, with the step until which it held, when a report gives it an end or leaves it out, and so does
+    the next one: a few steps may look well by chance. A verdict that began and ended between two reports is opened and
+    closed at once, one time.
+    """
+
+    def __init__(self) -> None:
+        self._open: list[_Open] = []
+        self._present: list[dict[str, Any]] = []  # of the newest report, each trouble once
+        self._past: dict[tuple[Any, ...], int] = {}
+        self._opened = 0
+        self._last_step = -1
+        self._uneven_at: int | None = None  # newest step of the last report by which work was uneven
+        self._uneven_ns = 0  # when that was
+
+    def update(
+        self,
+        verdicts: list[dict[str, Any]],
+        now_ns: int,
+        last_step: int | None = None,
+        first_step: int | None = None,
+    ) -> Iterator[dict[str, Any]]:
+        """The events of one more report, of the steps from ``first_step`` to ``last_step``."""
+        present = self._present = once([one for one in verdicts if one["kind"] not in QUIET])
+        yield from self._begun_anew(now_ns, last_step)
+        opened, self._open = self._open, []
+        pairs = paired([one.over or one.newest for one in opened], present)
+        for at, verdict in enumerate(present):
+            onset = found(verdict, first_step, last_step)
+            if at in pairs:
+                yield from self._goes_on(opened[pairs[at]], verdict, onset, now_ns)
+            else:
+                yield from self._begins(verdict, onset, now_ns)
+        if any(identity(one) == (UNEVEN, ()) for one in present):
+            self._uneven_at, self._uneven_ns = last_step, now_ns
+        named = any(one.get("ranks") for one in present)
+        told = set(pairs.values())
+        for place, one in enumerate(opened):
+            if place not in told:
+                yield from self._left_out(one, now_ns, last_step, named=named)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether something seems to be over, and one more report is to bear that out."""
+        return any(one.over is not None for one in self._open)
+
+    def standing(self, verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The verdicts of the newest report as last reported: each problem once, with those that are not closed yet."""
+        places = {identity(one): at for at, one in reversed([*enumerate(verdicts)])}
+        held = [one.newest for one in self._open]
+        over = [one for one in self._present if not any(one is other for other in held)]
+        told = [*over, *({**one, "until_step": None} for one in held)]
+        return sorted(told, key=lambda one: places.get(identity(one), len(verdicts))) or verdicts
+
+    def _begun_anew(self, now_ns: int, last_step: int | None) -> Iterator[dict[str, Any]]:
+        """Steps of a job that was restarted are counted anew: what began at one that is still to come is of before."""
+        if last_step is None:
+            return
+        again, self._last_step = last_step < self._last_step - _BACK, last_step
+        if not again:
+            return
+        opened = self._open
+        self._open = [one for one in opened if since(one.newest) <= last_step]
+        for one in (one for one in opened if since(one.newest) > last_step):
+            yield self._closed(one, {**one.newest, "until_step": None}, now_ns)
+        self._past.clear()
+        self._uneven_at = None
+
+    def _begins(self, verdict: dict[str, Any], onset: Onset | None, now_ns: int) -> Iterator[dict[str, Any]]:
+        ended = verdict.get("until_step") is not None
+        if ended and since(verdict) <= self._past.get(trouble(verdict), -1):
+            return  # of a reported episode, as far as the window remembers it
+        self._opened += 1
+        one = _Open(f"{now_ns // 10**9}-{self._opened}", verdict, verdict, onset)
+        yield _event("opened", now_ns, one.id, verdict)
+        if ended:
+            yield self._closed(one, verdict, now_ns)
+        else:
+            self._open.append(one)
+
+    def _goes_on(
+        self, one: _Open, verdict: dict[str, Any], onset: Onset | None, now_ns: int
+    ) -> Iterator[dict[str, Any]]:
+        if one.onset is not None:
+            onset = one.onset.better(onset) if onset is not None else one.onset
+            tell(verdict, onset, one.newest)
+        one.newest, one.onset = verdict, onset
+        if verdict.get("until_step") is not None:
+            if one.over is not None:
+                yield self._closed(one, verdict, now_ns)
+                return
+            one.over = verdict
+        else:
+            one.over = None
+            if _changed(one.told, verdict):  # compared with the last report: small changes add up
+                one.told = verdict
+                yield _event("changed", now_ns, one.id, verdict)
+        self._open.append(one)
+
+    def _left_out(self, one: _Open, now_ns: int, last_step: int | None, *, named: bool) -> Iterator[dict[str, Any]]:
+        """What no report gives any more held at most until the first that does not."""
+        if identity(one.newest) == (UNEVEN, ()):
+            if named or not self._may_be_told_again(last_step, now_ns):
+                yield self._closed(one, _ended(one.newest, self._uneven_at), now_ns)
+                return
+        elif one.over is not None:
+            yield self._closed(one, one.over, now_ns)
+            return
+        else:
+            one.over = _ended(one.newest, last_step)
+        self._open.append(one)
+
+    def _may_be_told_again(self, last_step: int | None, now_ns: int) -> bool:
+        """Whether it is of work in turn, and was given by a report so few steps and so little time ago."""
+        if last_step is None or self._uneven_at is None or now_ns - self._uneven_ns >= _STANDING_NS:
+            return False
+        return 0 <= last_step - self._uneven_at < _IN_TURN
+
+    def _closed(self, one: _Open, verdict: Mapping[str, Any], now_ns: int) -> dict[str, Any]:
+        key = trouble(verdict)
+        until = max(self._past.pop(key, -1), verdict.get("until_step") or -1)
+        self._past[key] = until
+        while len(self._past) > _REMEMBERED:
+            del self._past[next(iter(self._past))]
+        return _event("closed", now_ns, one.id, verdict)
+
+
+def _ended(verdict: Mapping[str, Any], last_step: int | None) -> dict[str, Any]:
+    """A verdict that no report gives any more held at most until now."""
+    known = last_step is not None and last_step >= 0
+    until = last_step if known and verdict.get("since_step") is not None else None
+    return {**verdict, "until_step": until}
+
+
+def _event(what: str, now_ns: int, which: str, verdict: Mapping[str, Any]) -> dict[str, Any]:
+    return {"time_ns": now_ns, "event": what, "id": which, "verdict": dict(verdict)}
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    if any(before.get(name) != after.get(name) for name in ("kind", "ranks", "cause")) or _more_is_known(before, after):
+        return True
+    if abs(since(after) - since(before)) > NEAR:
+        return True
+    old, new = before.get("cost_ms_per_step"), after.get("cost_ms_per_step")
+    if old is None or new is None:
+        return (old is None) != (new is None)
+    return bool(abs(new - old) > SAME * max(abs(old), 1e-9))
+
+
+def _more_is_known(before: Mapping[str, Any], after: Mapping[str, Any]) -> bool:
+    """Whether of a stopped job more is known: the stacks come some seconds after the verdict that asks for them."""
+    return after["kind"] in STOPS and len(before["evidence"]) != len(after["evidence"])
+
+
+def line(event: Mapping[str, Any]) -> str:
+    """An event as one line of ``verdicts.jsonl``."""
+    return json.dumps(event, separators=(",", ":"))
+
+
+#: Steps before and after a verdict's onset whose event traces are requested.
+_AROUND = 5
+#: Most ranks in one event-trace request; traces of more would add nothing.
+_ASKED = 16
+
+
+def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
+    """The request to the agents when a verdict opens: stacks of all ranks in a hang, else event traces of the named
+    ranks."""
+    verdict = event["verdict"]
+    if event["event"] != "opened":
+        return None
+    if verdict["kind"] in STOPS:
+        return wire.Zoom(job_id=job, stacks=True)
+    since, ranks = verdict.get("since_step"), list(verdict.get("ranks") or ())[:_ASKED]
+    if since is None or not ranks:
+        return None
+    return wire.Zoom(job_id=job, ranks=ranks, first_step=max(since - _AROUND, 0), last_step=since + _AROUND)

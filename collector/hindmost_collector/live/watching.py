@@ -1,0 +1,186 @@
+"""Running jobs: which is judged when, where its verdicts go, and when it is over."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.live import sealing
+from hindmost_collector.live.judging import EVERY_S
+from hindmost_collector.live.verdicts import VerdictLog, line, zoom
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hindmost_proto import telemetry_pb2 as wire
+
+    from hindmost_collector.live.jobs import LiveJob
+    from hindmost_collector.live.judging import Judging
+    from hindmost_collector.service import Collector
+
+#: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
+LOOK_S, HASTE_S = 0.25, 0.05
+#: What agents are asked comes at their next tick, with all that they have read until then: the cause may be in it.
+ANSWER_S = 0.5
+#: The first of them while cores are full.
+FULL_LOOK_S = 1.0
+#: A job of which something new was heard within this time moves.
+MOVES_NS = 3_000_000_000
+#: A job without data for this long is over; if all ranks are gone, a tenth of it is enough.
+SILENCE_NS = 300_000_000_000
+
+
+class Watch:
+    """Judges a collector's jobs while they run, until it is cancelled."""
+
+    def __init__(self, collector: Collector, judging: Judging) -> None:
+        self._collector, self._judging = collector, judging
+        self._verdicts: dict[str, VerdictLog] = {}
+        self._one_at_a_time = asyncio.Lock()
+        self._wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
+        self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
+        self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
+
+    def pause_s(self, usual_s: float) -> float:
+        """How long to wait before the next evaluation: less where a job may hang."""
+        jobs = self._collector.jobs.values()
+        return HASTE_S if any(job.stall.in_haste(job) for job in jobs) else usual_s
+
+    async def run(self) -> None:
+        """Look, judge, and seal what is over; for ever."""
+        try:
+            while True:
+                full = self._collector.cores_are_full()
+                await asyncio.sleep(self.pause_s(FULL_LOOK_S if full else self._judging.pause_s(LOOK_S)))
+                await self.round()
+                if not self._collector.options.exit_when_stdin_closes:
+                    self._seal_finished()
+        finally:
+            for task in (*self._wholes.values(), self._end):
+                if task:
+                    task.cancel()
+
+    async def through(self) -> None:
+        """Wait for windows that are being judged."""
+        if self._wholes:
+            await asyncio.wait(self._wholes.values())
+
+    async def round(self) -> None:
+        """One turn of each job that is to be judged."""
+        for ended in [name for name, whole in self._wholes.items() if whole.done()]:
+            self._wholes.pop(ended).result()
+        for job in sorted(self._collector.jobs.values(), key=lambda job: self._judging.turn(job.id)):
+            if job.sealed or job.judged_revision == job.revision:
+                continue
+            self._ask(job.id, job.stall.question(job))
+            due = self._judging.due(job.id, moves=job.window.quiet_ns < MOVES_NS)
+            due = due and (not self._collector.recorder.writing or self._judging.overdue(job.id))
+            ripe = job.stall.ripe(job)
+            if due or ripe:
+                await self._turn(job, whole=ripe)
+
+    async def _turn(self, job: LiveJob, *, whole: bool) -> None:
+        """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
+
+        Otherwise, if that costs much or is under way, only the newest steps are evaluated, and the full evaluation
+        runs in parallel.
+        """
+        name, judging = job.id, self._judging
+        looking = not whole and (judging.costly(name) or name in self._wholes)
+        newest = job.newest(self._collector.decoder.words, judging.rows(name)) if looking else None
+        if newest is None:
+            if looking and judging.costly(name) and not judging.whole_due(name):
+                return  # the step time is unknown: nothing to evaluate meanwhile
+            if name in self._wholes:
+                await self._wholes[name]
+            self._wholes[name] = asyncio.create_task(self._judge(job))
+            done, _ = await asyncio.wait([self._wholes[name]], timeout=EVERY_S / 2)
+            if done:
+                self._wholes.pop(name).result()
+            return
+        seen = self._seen(job)
+        news = await asyncio.to_thread(judging.look, name, newest)
+        if news is False:
+            job.judged = seen
+        if news is not None and not job.sealed:
+            self._looked[name] = seen
+        if not self._wholes and judging.whole_due(name):
+            self._wholes[name] = asyncio.create_task(self._judge(job, beside=True))
+
+    def _seen(self, job: LiveJob) -> dict[str, Any]:
+        """When, and up to which step, a job is looked at now; ``None`` where its steps are not known by number."""
+        job.judged_revision = job.revision
+        job.infer_steps()
+        last = job.window.last_step
+        return {"time_ns": self._collector.clock.now(), "last_step": last if last >= 0 else None}
+
+    async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
+        """Run a full evaluation of a job, and report what is new."""
+        collector, seen = self._collector, self._seen(job)
+        snapshot = job.told(collector.decoder.words)
+        report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside)
+        if report is None or job.sealed:
+            return
+        log = self._verdicts.setdefault(job.id, VerdictLog())
+        steps = {"first_step": job.first_step(report), "last_step": job.last_step(report)}
+        told = list(log.update(report["verdicts"], collector.clock.now(), **steps))
+        report["verdicts"] = log.standing(report["verdicts"])
+        job.judged = self._confirmed(job, seen, told=bool(told))
+        if told and collector.recorder.store:
+            collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
+        questions = [question for event in told if (question := zoom(job.id, event)) is not None]
+        for question in questions:
+            self._ask(job.id, question)
+        if questions:
+            self._judging.again(job.id, ANSWER_S)
+        if log.doubtful:
+            self._judging.again(job.id, EVERY_S)
+        job.report = report
+
+    def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, told: bool) -> Mapping[str, int]:
+        """Until when a report, ``seen`` to hold then and reported now, was seen to last: incremental evaluations went
+        on meanwhile.
+
+        They confirm the previous report, unless they name the same ranks as this one.
+        """
+        looked = self._looked.get(job.id, seen) if self._judging.settled(job.id) else seen
+        known = [seen, looked] if told or not job.judged else [seen, looked, job.judged]
+        return max(known, key=lambda one: one["time_ns"])
+
+    def _ask(self, job: str, question: wire.Zoom | None) -> None:
+        if question is not None:
+            self._collector.ingest.ask(job, question)
+
+    async def _write_down(self, job: str, lines: list[str]) -> None:
+        """Append verdicts, one judging after the other; a hanging disk blocks nothing else."""
+        recorder = self._collector.recorder
+        assert recorder.store is not None  # noqa: S101 - for the type checker
+        async with self._one_at_a_time:
+            try:
+                for text in lines:
+                    await asyncio.to_thread(recorder.store.append_line, job, "verdicts.jsonl", text)
+            except OSError as error:
+                recorder.failing = recorder.failing or error.strerror or str(error)
+
+    def _seal_finished(self) -> None:
+        """Have each job that is over sealed, one after the other, while others are judged on."""
+        if self._end:
+            if not self._end.done():
+                return
+            self._end.result()
+        now = self._collector.clock.now()
+        over = [
+            job for job in self._collector.jobs.values() if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)
+        ]
+        self._end = asyncio.create_task(self._seal(over[0])) if over else None
+
+    async def _seal(self, job: LiveJob) -> None:
+        """Judge, once and whole, a job that is over, and forget it."""
+        collector = self._collector
+        await sealing.finish(collector, job)
+        del collector.jobs[job.id]
+        self._verdicts.pop(job.id, None)
+        self._looked.pop(job.id, None)
+        self._judging.forget(job.id)
+        collector.scrape.forget(job.id)
+        collector.definitions.forget_job(job.id)

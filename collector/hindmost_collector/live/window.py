@@ -1,0 +1,368 @@
+"""The last minutes of one job, in memory: what live judging reads."""
+
+from __future__ import annotations
+
+from collections import deque
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from hindmost_judge.model import (
+    GPU_TIME,
+    IN_FLIGHT,
+    METRICS,
+    RANK_STATES,
+    RUNNING,
+    STACKS,
+    TABLES,
+    Job,
+    Run,
+    Table,
+    empty,
+    rows,
+    world_size,
+)
+from hindmost_judge.timeline import incarnations, repeated_calls
+from hindmost_judge.timeline.steps import period
+
+from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
+from hindmost_collector.live import newest
+from hindmost_collector.live.known import Known
+from hindmost_collector.live.pieces import Pieces, piece
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from hindmost_collector.ingest.chunk import Chunk
+    from hindmost_collector.ingest.columns import Words
+    from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.metric_rows import MetricRows, Origin
+
+_ORIGIN = attrgetter("origin")
+WINDOW_NS = 300_000_000_000
+#: Rows that a window may hold of one table; beyond, the oldest go first, however young.
+ROWS = 400_000
+#: Rows of one table that the windows of all jobs may hold together, and what each may however many there are.
+ALL_ROWS, LEAST_ROWS = 1_600_000, 5_000
+#: Calls of one rank among which a repeating pattern is looked for.
+_PATTERN = 2048
+#: Metric samples that a window may hold.
+SAMPLES = 200_000
+#: Nodes of which it is remembered when they were heard of: those of a job that has run for long come and go.
+_NODES = 1 << 15
+#: Kinds of what a rank is inside together with others.
+_COLLECTIVE = frozenset({"collective", "p2p"})
+#: Schemas of nodes of which it is remembered which series those are.
+_SCHEMAS = 1 << 16
+#: What causes are read from; other metrics are for dashboards and stay out of the window.
+CAUSAL = (
+    "hindmost_process_",
+    "hindmost_gpu_",
+    "hindmost_node_pressure_",
+    "hindmost_node_cpus",
+    "hindmost_node_cpu_throttled",
+    "hindmost_node_oom_kills_total",
+)
+
+
+def window_limit(jobs: int) -> int:
+    """Rows of one table for each of so many jobs."""
+    return max(min(ROWS, ALL_ROWS // max(jobs, 1)), LEAST_ROWS)
+
+
+class Window:
+    """Chunks of one job, bounded by age and by rows. Age counts from the newest row: a hang keeps what led to it."""
+
+    def __init__(self, span_ns: int = WINDOW_NS, row_limit: int = ROWS) -> None:
+        self._span, self._limit = span_ns, row_limit
+        self._parts: dict[str, Pieces] = {name: Pieces() for name in CODED}
+        self._metrics: deque[_Samples] = deque()
+        self._samples = 0
+        self._causal: dict[Origin, _Causal] = {}
+        self._causal_series: dict[int, _Causal] = {}
+        self._ranks = Known("ranks", ("rank",))
+        self._stated = Known("ranks", ("rank", "world_size"))  # the last of each size that the job had
+        self._communicators = Known("communicators", ("comm", "rank"))
+        self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
+        self._states: dict[int, tuple[Any, ...]] = {}
+        self._stacks: dict[int, tuple[Any, ...]] = {}
+        self._heard: dict[str, int] = {}
+        self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
+        self.newest_ns = 0  # when what was begun last, of all that has ended, began
+        self.started_ns: int | None = None
+        self.command: str | None = None
+
+    def add(self, chunk: Chunk, definitions: Definitions) -> None:
+        """Take a tick in, and let what is too old go."""
+        for name, table in chunk.coded.items():
+            one = piece(table)
+            self._parts[name].add(one)
+            self._parts[name].bound(self._limit, self._span)
+            self.newest_ns = max(self.newest_ns, one.newest_ns)
+        self._ranks.add(chunk.plain.get("ranks"))
+        self._stated.add(chunk.plain.get("ranks"))
+        self._communicators.add(chunk.plain.get("communicators"))
+        self._observe(chunk)
+        self._keep(chunk.metrics, definitions)
+
+    def _keep(self, blocks: Sequence[MetricRows], definitions: Definitions) -> None:
+        """Hold those samples that causes are read from, a tick's as one piece."""
+        if len(self._causal) >= _SCHEMAS:  # processes and devices come and go
+            self._causal.clear()
+            self._causal_series.clear()
+        known = self._causal
+        for origin in set(map(_ORIGIN, blocks)).difference(known):
+            known[origin] = self._causal_of(origin, definitions)
+        kept = [(block, causal) for block in blocks if (causal := known[block.origin]) is not _NOTHING]
+        if kept:
+            self._metrics.append(_Samples(kept))
+            self._samples += self._metrics[-1].size
+        while self._samples > SAMPLES and len(self._metrics) > 1:
+            self._samples -= self._metrics.popleft().size
+
+    def bound(self, row_limit: int) -> None:
+        """Hold no more than so many rows of a table from now on."""
+        self._limit = row_limit
+        for parts in self._parts.values():
+            parts.bound(self._limit, self._span)
+
+    def let_go(self) -> None:
+        """Drop the collectives and samples received so far: they are no longer judged."""
+        self._parts["collectives"].clear()
+        self._metrics.clear()
+        self._samples = 0
+
+    def _causal_of(self, origin: Origin, definitions: Definitions) -> _Causal:
+        """The series of a schema that a cause is read from."""
+        known = self._causal_series.get(origin.schema)
+        if known is None:
+            known = self._causal_series[origin.schema] = _causal(definitions.schemas[origin.schema])
+        return known
+
+    def _observe(self, chunk: Chunk) -> None:
+        """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
+        for node, heard in chunk.heard.items():
+            self._heard[node] = max(self._heard.pop(node, 0), heard)
+        while len(self._heard) > _NODES:  # those of which nothing was heard for longest
+            del self._heard[next(iter(self._heard))]
+        for row in _tuples(chunk.plain.get("stacks"), STACKS):
+            self._stacks[row[0]] = row
+        states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
+        nodes = self._nodes() if states else {}
+        for rank, state in states.items():
+            self._states[rank] = state
+            self._in_flight.pop(rank, None)
+            if rank in nodes:
+                self._heard[nodes[rank]] = max(self._heard.get(nodes[rank], 0), state[1])
+        for row in _tuples(chunk.plain.get("in_flight"), IN_FLIGHT):
+            rank, time_ns, life = states.get(row[0], (None, None, None))[:3]
+            if rank is not None and time_ns == row[-1] and life == RUNNING:
+                self._in_flight.setdefault(rank, []).append(row)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether any rank has entered something and not left it."""
+        return bool(self._in_flight)
+
+    @property
+    def quiet_ns(self) -> int:
+        """For how long agents have been heard of and nothing that ranks do; 0 where nothing ever was."""
+        return max(max(self._heard.values(), default=0) - self.newest_ns, 0) if self.newest_ns else 0
+
+    def waited_ns(self) -> int:
+        """For how long some rank has been inside a collective at least; 0 where none is."""
+        return max((row[-1] - row[-2] for row in self._still_in_flight() if row[1] in _COLLECTIVE), default=0)
+
+    def stacked(self, since_ns: int) -> set[int]:
+        """Ranks whose stack was taken after that."""
+        return {rank for rank, time_ns, _ in self._stacks.values() if time_ns > since_ns}
+
+    def absent(self) -> list[int]:
+        """Ranks that are inside no collective while others are, unless they write a checkpoint."""
+        met = {row[0] for found in self._in_flight.values() for row in found if row[1] in _COLLECTIVE}
+        saving = {rank for rank, found in self._in_flight.items() if any(row[2] == "checkpoint" for row in found)}
+        return sorted(set(self._ranks.table()["rank"].tolist()) - met - saving) if met else []
+
+    @property
+    def gone(self) -> set[int]:
+        """Ranks that run no more."""
+        return {rank for rank, state in self._states.items() if state[2] != RUNNING}
+
+    @property
+    def begun(self) -> set[str]:
+        """Tables of which nothing was let go."""
+        return {name for name, held in self._parts.items() if held.whole}
+
+    @property
+    def nodes(self) -> int:
+        """On how many nodes the ranks are."""
+        self._nodes()
+        return self._node_of[2]
+
+    def _still_in_flight(self) -> list[tuple[Any, ...]]:
+        """What is in flight as of now. An agent speaks of a rank when something changes and every 10 s: as long as it
+        sends its node's metrics and says nothing of a rank, what that rank had entered it has not left."""
+        nodes = self._nodes()
+        return [
+            (*row[:-1], max(row[-1], self._heard.get(nodes.get(rank, ""), 0)))
+            for rank, found in self._in_flight.items()
+            for row in found
+        ]
+
+    def _nodes(self) -> dict[int, str]:
+        """The node of each rank; made anew when there is another table of ranks."""
+        ranks = self._ranks.table()
+        if self._node_of[0] is not ranks:
+            nodes = ranks["node"].tolist()
+            self._node_of = ranks, dict(zip(ranks["rank"].tolist(), nodes, strict=True)), len(set(nodes))
+        return self._node_of[1]
+
+    @property
+    def last_step(self) -> int:
+        """The newest step of any rank; -1 before the first."""
+        return max((int(part["step"].max()) for part in self._parts["steps"].tables()), default=-1)
+
+    @property
+    def first_step(self) -> int:
+        """The first step that is held of any rank; -1 where there is none."""
+        return min((int(part["step"].min()) for part in self._parts["steps"].tables()), default=-1)
+
+    @property
+    def lasts_ns(self) -> int:
+        """From when the first collective that is held began to when the last did."""
+        held = list(self._parts["collectives"])
+        return held[-1].newest_ns - held[0].first_ns if held else 0
+
+    def calls_per_step(self) -> int | None:
+        """Collective calls in one step of a rank, by their pattern; None where nothing repeats."""
+        parts = self._parts["collectives"].tables()
+        if not parts:
+            return None
+        columns = concatenated("collectives", parts)
+        one = np.flatnonzero(columns["rank"] == columns["rank"][0])[-_PATTERN:]
+        tokens = np.stack([columns[name][one].astype(np.int64) for name in ("comm", "op", "bytes")])
+        length = period(np.unique(tokens, axis=1, return_inverse=True)[1].ravel())
+        if length != 1 or (columns["flags"][one] & GPU_TIME).any():
+            return length
+        return repeated_calls.count(np.maximum(columns["self_ns"][one], 0).astype(np.float64))
+
+    def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+        """Durations of the training steps in the window, seconds, all ranks."""
+        parts = [part["duration_ns"] for part in self._parts["steps"].tables()]
+        durations = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return durations[durations >= 0] / 1e9
+
+    def ranks(self) -> Table:
+        """Every rank that has said what it is, by number."""
+        return self._ranks.table()
+
+    def snapshot(
+        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = newest.ROWS
+    ) -> Callable[[], Run]:
+        """A function that makes the run of this moment; another thread may call it while rows come in.
+
+        Given the ns of a step, the run holds the newest steps only, and at least so many rows.
+        """
+        parts = {name: list(found) for name, found in self._parts.items()}
+        ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
+        if newest_of_ns is not None:
+            parts = newest.parts(parts, newest_of_ns, rows(ranks), least_rows)
+            ticks = ticks[newest.of_samples([tick.size for tick in ticks]) :]
+        pieces = {name: [one.table for one in found] for name, found in parts.items()}
+        communicators = self._communicators.table()
+        small = {
+            "in_flight": self._still_in_flight(),
+            "rank_states": list(self._states.values()),
+            "stacks": list(self._stacks.values()),
+        }
+        facts = self._facts(job, ranks)
+
+        def make() -> Run:
+            tables: dict[str, Any] = {
+                name: with_words(name, concatenated(name, found), words) if found else empty(TABLES[name])
+                for name, found in pieces.items()
+            }
+            tables |= {name: from_rows(name, found) for name, found in small.items() if found}
+            metrics = _joined([tick.long() for tick in ticks])
+            whole = Run(
+                job=facts,
+                ranks=ranks,
+                communicators=communicators,
+                metrics=metrics if newest_of_ns is None else newest.needed(metrics, rows(ranks)),
+                look=newest_of_ns is not None,
+                **tables,
+            )
+            return incarnations.judged(whole, stated)
+
+        return make
+
+    def _facts(self, job: str, ranks: Table) -> Job:
+        """What is known of the job as of now."""
+        return Job(
+            id=job,
+            command=self.command,
+            world_size=world_size(ranks),
+            nodes=self.nodes or None,
+            started_ns=self.started_ns,
+        )
+
+
+def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
+    """The rows of a small table, values in the model's order."""
+    if table is None:
+        return iter(())
+    return zip(*(table[name].tolist() for name in columns), strict=True)
+
+
+class _Causal(NamedTuple):
+    """The series of a schema that causes are read from: their places, names and labels (C,)."""
+
+    places: np.ndarray[Any, Any]
+    names: np.ndarray[Any, Any]
+    labels: np.ndarray[Any, Any]
+
+
+_NOTHING = _Causal(np.empty(0, np.int64), np.empty(0, object), np.empty(0, object))
+
+
+class _Samples:
+    """What of one tick causes are read from, and how many values that are: taken apart once, when first judged."""
+
+    def __init__(self, blocks: list[tuple[MetricRows, _Causal]]) -> None:
+        self.size = sum([len(block.raw) for block, _ in blocks]) // 8
+        self._held: list[tuple[MetricRows, _Causal]] | Table = blocks
+
+    def long(self) -> Table:
+        """As long rows."""
+        held = self._held  # read once: two threads may ask
+        if isinstance(held, list):
+            held = self._held = _long(held)
+        return held
+
+
+def _causal(schema: Schema) -> _Causal:
+    places = [place for place, name in enumerate(schema.head.names) if name.startswith(CAUSAL)]
+    names = np.array([schema.head.names[place] for place in places], dtype=object)
+    labels = np.array([schema.labels(place) for place in places], dtype=object)
+    return _Causal(np.array(places, np.int64), names, labels) if places else _NOTHING
+
+
+def _long(blocks: list[tuple[MetricRows, _Causal]]) -> Table:
+    """Causal series as long rows, in the model's columns; texts are objects, of which many rows share one."""
+    columns: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in METRICS}
+    for block, causal in blocks:
+        ticks, chosen = block.ticks, len(causal.places)
+        node = np.empty(ticks * chosen, dtype=object)
+        node.fill(block.node)
+        columns["node"].append(node)
+        columns["name"].append(np.repeat(causal.names, ticks))
+        columns["labels"].append(np.repeat(causal.labels, ticks))
+        columns["time_ns"].append(np.tile(block.times, chosen))
+        columns["value"].append(block.values[:, causal.places].T.ravel())
+    joined = {name: np.concatenate(parts) for name, parts in columns.items()}
+    keep = ~np.isnan(joined["value"])
+    return {name: column[keep] for name, column in joined.items()}
+
+
+def _joined(parts: list[Table]) -> Table:
+    return {name: np.concatenate([part[name] for part in parts]) for name in METRICS} if parts else empty(METRICS)

@@ -1,0 +1,144 @@
+"""Readers of recordings, one file a format; :func:`load` finds out which it is.
+
+A format is a module with ``NAME`` (its common name), ``recognises(sample) -> bool`` (whether the content of a file
+is of this format) and ``load(files) -> Run`` (the files' data; everything else is not measured).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from hindmost.errors import UsageError
+
+from hindmost_collector.formats import (
+    damaged,
+    flight_recorder,
+    hindmost_run,
+    horovod_timeline,
+    inspector,
+    kineto,
+    nvml_csv,
+    profiler_csv,
+    pyspy_dump,
+    steps_jsonl,
+    straggler_analysis,
+)
+from hindmost_collector.formats.files import Sample, is_archive, sample, unpacked, walk
+from hindmost_collector.joining import several
+from hindmost_collector.joining.combine import combine
+from hindmost_collector.store.clickhouse.client import is_url
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.model import Run
+
+
+class Format(Protocol):
+    """What a module of this package provides."""
+
+    NAME: str
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether a file is of this format, by its first bytes."""
+
+    def load(self, files: Sequence[Path]) -> Run:
+        """The data of the files."""
+
+
+#: In the order in which they are believed: an earlier one's table wins over a later one's.
+FORMATS: tuple[Format, ...] = (
+    profiler_csv,
+    kineto,
+    inspector,
+    straggler_analysis,
+    horovod_timeline,
+    flight_recorder,
+    steps_jsonl,
+    nvml_csv,
+    pyspy_dump,
+)
+
+
+def load(path: Path | str) -> Run:
+    """A recorded run: a run directory, a folder of foreign files, one such file, an archive of them, or the URL of a
+    ClickHouse database.
+
+    Files of several formats in one folder are taken as the same run seen several ways and combined. Raises
+    :class:`UsageError` naming what was found where nothing is understood.
+    """
+    if is_url(path):
+        from hindmost_collector.store.clickhouse.reading import ClickHouseRecording  # noqa: PLC0415 - where used
+
+        return ClickHouseRecording(str(path)).run()
+    path = Path(path)
+    if not path.exists():
+        raise UsageError(f"{path}: no such file or folder; give a run directory or a folder of traces")
+    with unpacked(path) as folder:
+        return _load(path, folder)
+
+
+def _load(path: Path, folder: Path) -> Run:
+    own = hindmost_run.find(folder)
+    if own is not None:
+        return hindmost_run.load(own)
+    if (runs := several.runs(folder)) is not None:
+        raise UsageError(runs)
+    files = walk(folder)
+    found: dict[str, list[Path]] = {form.NAME: [] for form in FORMATS}
+    strangers: list[Sample] = []
+    for file in files:
+        head = sample(file)
+        owner = next((form.NAME for form in FORMATS if form.recognises(head)), None)
+        if owner is None:
+            strangers.append(head)
+        else:
+            found[owner].append(file)
+    if len(strangers) == len(files):
+        if (only := several.only_archive(files)) is not None:
+            return load(only)
+        raise UsageError(several.archives(path, files) or _nothing_understood(path, strangers))
+    met = [form for form in FORMATS if found[form.NAME]]
+    views, damage = damaged.whole(met, lambda form: form.load(found[form.NAME]))
+    run = combine(path, views)
+    odd = _left_out(strangers, [file for held in found.values() for file in held])
+    return replace(run, notes=(*run.notes, *damage, *odd))
+
+
+def _left_out(strangers: Sequence[Sample], understood: Sequence[Path]) -> list[str]:
+    """A note on files that are named as those that were understood, and hold something else or nothing."""
+    shapes = {_shape(file.name) for file in understood}
+    odd = sorted(head.path.name for head in strangers if _shape(head.path.name) in shapes)
+    if not odd:
+        return []
+    which = f"{', '.join(odd[:4])}{f' and {len(odd) - 4} more' if len(odd) > 4 else ''}"
+    return [f"{which}: left out; not the format of the other files of that name."]
+
+
+def _shape(name: str) -> str:
+    """A file's name but for its numbers."""
+    return re.sub(r"\d+", "0", name)
+
+
+def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
+    for one in strangers:
+        if (lacking := steps_jsonl.lacks(one)) is not None:
+            return f"{path if path.name == one.path.name else path / one.path.name}: {lacking}"
+    understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
+    if not strangers and not path.is_dir() and not is_archive(path):
+        return f"{path}: neither a file nor a folder; hindmost reads {understood}"
+    if not strangers and path.is_dir() and not any(path.iterdir()):
+        return f"{path}: an empty folder; hindmost reads {understood}"
+    if not strangers:
+        return f"{path}: no file in it that could be read; hindmost reads {understood}"
+    if all(head.size == 0 for head in strangers):
+        return f"{path}: {len(strangers)} file{'s' * (len(strangers) > 1)}, all empty; hindmost reads {understood}"
+    endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in strangers).most_common(3)
+    kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)
+    first = next(head for head in strangers if head.size)
+    start = ascii(first.first_line()[:40].decode(errors="replace"))
+    return f"{path}: found {kinds}; {first.path.name} starts with {start}; hindmost reads {understood}"

@@ -1,0 +1,1 @@
+"""What is served over HTTP: metrics, reports, health, the page."""

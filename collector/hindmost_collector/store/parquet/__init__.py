@@ -1,0 +1,1 @@
+"""The default store: Parquet segments in plain directories."""

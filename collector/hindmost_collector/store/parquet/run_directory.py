@@ -1,0 +1,214 @@
+"""Reading a run directory: while it is written, after a crash, or years later."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from hindmost.errors import UsageError
+from hindmost_judge.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
+from hindmost_judge.timeline import incarnations
+
+from hindmost_collector.store import excerpt, impossible_times, schema, together
+from hindmost_collector.store import meta as of_job
+from hindmost_collector.store.parquet import segments
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def is_run_directory(path: Path) -> bool:
+    """Whether ``path`` looks like something a collector recorded."""
+    return (path / "segments").is_dir() or (path / "meta.json").is_file()
+
+
+def read_run(path: Path) -> Run:
+    """What a run directory holds, as the model's arrays: of a large one an excerpt; what was lost or torn is in
+    ``notes``.
+
+    Raises:
+        UsageError: ``path`` is not a run directory, an empty one, or one of which no segment can be read.
+        HindmostError: a newer hindmost wrote it.
+        PermissionError: some of it may not be read; the file or folder is its ``filename``.
+    """
+    stored, part = _stored(path)
+    _refuse_unreadable([path], [stored])
+    return excerpt.said_of(run_of(stored.tables, stored.meta, path.name, stored.notes), part)
+
+
+def read_together(paths: Sequence[Path]) -> Run:
+    """One job of which several collectors wrote a run directory each; what two of them hold counts once.
+
+    Raises:
+        UsageError: a path is not a run directory, they are of different jobs, or too large to be read as a whole.
+    """
+    found = [_stored(path) for path in paths]
+    _refuse_unreadable(paths, [one for one, _ in found])
+    jobs = {str(one.meta.get("job_id") or path.name): path for path, (one, _) in zip(paths, found, strict=True)}
+    if len(jobs) > 1:
+        told = ", ".join(f"{path} of {job}" for job, path in jobs.items())
+        raise UsageError(f"run directories of different jobs ({told}): report on each separately")
+    if any(part is not None for _, part in found):
+        raise UsageError(f"{paths[0]} and the others are too large to be read together: report on each separately")
+    metas = [one.meta for one, _ in found]
+    ends = [meta["ended_ns"] for meta in metas if meta.get("ended_ns")]
+    starts = [meta["started_ns"] for meta in metas if meta.get("started_ns")]
+    meta = {name: value for one in reversed(metas) for name, value in one.items() if value is not None}
+    meta |= {"started_ns": min(starts, default=None), "ended_ns": max(ends) if len(ends) == len(metas) else None}
+    tables = {name: together.joined(name, [one.tables[name] for one, _ in found]) for name in schema.STORED}
+    return run_of(tables, meta, paths[0].name, list(dict.fromkeys(note for one, _ in found for note in one.notes)))
+
+
+class _Stored(NamedTuple):
+    """What a run directory holds as it is written."""
+
+    tables: dict[str, Table]
+    meta: dict[str, Any]
+    notes: list[str]
+    torn: list[Path]
+
+    @property
+    def unreadable(self) -> bool:
+        """Whether segments are there, and no row of any can be read."""
+        return bool(self.torn) and not any(rows(table) for table in self.tables.values())
+
+
+def _refuse_unreadable(paths: Sequence[Path], found: Sequence[_Stored]) -> None:
+    """Raise UsageError where damage left nothing of any directory: a verdict on nothing would pass for one."""
+    if not all(one.unreadable for one in found):
+        return
+    count = sum(len(one.torn) for one in found)
+    raise UsageError(
+        f"{', '.join(map(str, paths))}: nothing in it can be read, for all of its segments ({count:,}) are torn;"
+        " nothing was changed there: copy it again from where it was recorded, or from a backup"
+    )
+
+
+def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
+    """What is there, and which part of it that is where it is not all."""
+    if not path.is_dir():
+        raise UsageError(f"{path} is no run directory: give the one that `hindmost run --out` wrote")
+    if not is_run_directory(path):
+        raise UsageError(f"{path} holds no recording (neither meta.json nor segments/): was the run written elsewhere?")
+    damaged: list[Path] = []
+    tables: dict[str, Table] = {}
+    part = excerpt.plan(path / "segments")
+    fewer_samples = part or excerpt.of_samples(path / "segments")
+    for table in schema.STORED:
+        chosen = fewer_samples if table == "metrics" else part
+        reader = segments.read if chosen is None else functools.partial(excerpt.read, table=table, part=chosen)
+        data, torn = segments.read_table(path / "segments" / table, table, reader=reader)
+        tables[table] = schema.to_numpy(table, data)
+        damaged += torn
+        del data
+        pa.default_memory_pool().release_unused()  # it would keep what the largest table took
+    meta, damage = of_job.read(path)
+    notes = [*segments.left_out(damaged), *_strangers(path / "segments"), *damage]
+    return _Stored(tables, meta, notes, damaged), part
+
+
+def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
+    """The run that stored ``tables`` hold, wherever they were stored. ``name`` is the job's where ``meta`` has none."""
+    tables, odd = impossible_times.set_aside(tables)
+    states = _last_by(tables["rank_states"], ("rank",), "time_ns")
+    shown: dict[str, Any] = {name: tables[name] for name in TABLES}
+    shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
+    shown["communicators"] = _last_by(tables["communicators"], ("comm", "rank"), None)
+    failed = bool(meta.get("interrupted_by") or meta.get("exit_code"))
+    shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states, failed=failed)
+    shown["rank_states"] = states
+    said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]))
+    return incarnations.judged(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
+
+
+def _strangers(folder: Path) -> list[str]:
+    """What lies among the segments and is none."""
+    found = sorted(one.name for one in folder.glob("*") if not one.is_dir() and not one.name.startswith("."))
+    if not found:
+        return []
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return [f"segments/ holds what is no segment, left out: {', '.join(found[:3])}{more}"]
+
+
+def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
+    ranks = tables["ranks"]
+    world = world_size(ranks)
+    return Job(
+        id=str(meta.get("job_id") or name),
+        command=meta.get("command"),
+        world_size=world or meta.get("world_size"),
+        nodes=len(np.unique(ranks["node"])) or None,
+        started_ns=meta.get("started_ns"),
+        ended_ns=meta.get("ended_ns"),
+        exit_code=meta.get("exit_code"),
+        interrupted_by=meta.get("interrupted_by"),
+        no_ring=meta.get("no_ring"),
+        entered=meta.get("entered") is True,
+        thresholds=_thresholds(meta.get("thresholds")),
+    )
+
+
+def _thresholds(found: object) -> tuple[tuple[str, float], ...]:
+    known = found if isinstance(found, dict) else {}
+    return tuple((str(name), value) for name, value in known.items() if isinstance(value, (int, float)))
+
+
+def _last_by(table: Table, keys: tuple[str, ...], newest: str | None) -> Table:
+    """The last row of each key: the one with the highest ``newest``, or the one written last."""
+    count = rows(table)
+    if not count:
+        return table
+    tie = table[newest] if newest else np.arange(count)
+    order = np.lexsort((np.arange(count), tie, *(table[key] for key in reversed(keys))))
+    last = np.ones(count, dtype=bool)
+    last[:-1] = np.logical_or.reduce([table[key][order][1:] != table[key][order][:-1] for key in keys])
+    return {name: column[order[last]] for name, column in table.items()}
+
+
+def _still_in_flight(in_flight: Table, looks: Table, last: Table, *, failed: bool) -> Table:
+    """What each rank had entered and not left when it was last looked at; nothing for a rank that finished.
+
+    A rank that vanished had not left it until then: what was seen of it while it still ran, or after, is kept. Of a
+    job that failed or was interrupted, ranks finish because they have to: their waits count until that was seen.
+    """
+    if not rows(in_flight):
+        return in_flight
+    running = _last_by({name: column[looks["life"] == RUNNING] for name, column in looks.items()}, ("rank",), "time_ns")
+    alive = dict(zip(running["rank"].tolist(), running["time_ns"].tolist(), strict=True))
+    ends = {
+        rank: (time, life)
+        for rank, time, life in zip(*(last[name].tolist() for name in ("rank", "time_ns", "life")), strict=True)
+    }
+    keep, observed = np.zeros(rows(in_flight), bool), in_flight["observed_ns"].copy()
+    for rank, (time, life) in ends.items():
+        mine = in_flight["rank"] == rank
+        seen = in_flight["observed_ns"][mine].max(initial=-1)
+        if (life != FINISHED or failed) and seen in (time, alive.get(rank)):
+            keep |= mine & (in_flight["observed_ns"] == seen)
+            observed[mine] = time if life != FINISHED else seen
+    return {name: column[keep] for name, column in (in_flight | {"observed_ns": observed}).items()}
+
+
+def _losses(states: Table) -> list[str]:
+    notes = []
+    lost = states["events_lost_total"]
+    if rows(states) and lost.max() > 0:
+        worst = int(lost.argmax())
+        notes.append(
+            f"{int(lost.sum())} events were lost (overwritten before they were read),"
+            f" most of rank {int(states['rank'][worst])} ({int(lost[worst])}): raise HINDMOST_RING_CAPACITY"
+        )
+    return notes
+
+
+def _clock_note(clocks: Table) -> list[str]:
+    """Say so when nodes' clocks could not be mapped to better than a millisecond."""
+    last = _last_by(clocks, ("node",), "time_ns")
+    if rows(last) < 2 or last["uncertainty_ns"].max() < 1_000_000:
+        return []
+    worst = int(last["uncertainty_ns"].argmax())
+    node, error = last["node"][worst], last["uncertainty_ns"][worst] / 1e6
+    return [f"the clock of node {node} is known to {error:.1f} ms: start times across nodes are no better"]

@@ -1,0 +1,254 @@
+"""Prometheus remote write 1.0: every metric also to Prometheus, VictoriaMetrics or Mimir, as a second sink.
+
+It never holds anything up: what waits is bounded, the oldest gives way and is counted, and one thread does the work.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import random
+import threading
+import time
+from collections import Counter, defaultdict, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from hindmost.errors import MissingError
+
+from hindmost_collector.store.remote_write.encoding import EARLIEST_MS, LATEST_MS, STALE, Encoder, PageEncoder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.metric_rows import MetricRows
+    from hindmost_collector.store.remote_write.http import Answer, Receiver
+
+    Array = np.ndarray[Any, Any]
+
+log = logging.getLogger(__name__)
+
+#: How often what has come is sent, and how often the page of jobs and ranks.
+PERIOD_S, PAGE_S = 5.0, 15.0
+#: Memory for samples that wait; beyond, the oldest give way, but for a portion that is being sent.
+WAITING_BYTES = 64 << 20
+PORTION_BYTES = 16 << 20
+#: Samples of one request, about.
+REQUEST_SAMPLES = 20_000
+#: A series whose agent has been silent for this long has ended.
+STALE_S = 60.0
+#: For so long it is known up to when a series was sent, so that a late replay is not sent a second time.
+FORGET_S = 3600.0
+BACKOFF_FIRST_S, BACKOFF_LAST_S = 0.1, 10.0
+
+
+class _Waiting(NamedTuple):
+    """Samples, and what they mean: the definitions may be forgotten before these are sent."""
+
+    rows: MetricRows
+    schema: Schema
+
+
+class _Sent(NamedTuple):
+    """What was sent of one schema of one node: up to when (job clock ms), which series (S,), and when that was (ms)."""
+
+    last_ms: int
+    present: Array
+    schema: Schema
+    at_ms: int
+
+
+class RemoteWrite:
+    """The sink. ``add`` from the event loop; a thread sends, between ``start`` and ``close``.
+
+    Args:
+        page: the text of the page of jobs and ranks, asked for every PAGE_S.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        definitions: Definitions,
+        page: Callable[[], str] = str,
+        *,
+        now_ns: Callable[[], int] = time.time_ns,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises HindmostError where the compression is not installed."""
+        try:
+            self._snappy: Any = importlib.import_module("cramjam").snappy
+        except ImportError as error:
+            raise MissingError(error, "remote-write") from error
+        self._receiver, self._definitions, self._page, self._now_ns = receiver, definitions, page, now_ns
+        self._jitter = jitter
+        self._encoder, self._pages = Encoder(), PageEncoder()
+        self._waiting: deque[_Waiting] = deque()
+        self._waiting_bytes = self._sending_bytes = 0
+        self._lock, self._leaving = threading.Lock(), threading.Event()
+        self._last: dict[tuple[str, int], _Sent] = {}
+        self._thread: threading.Thread | None = None
+        self._page_due_ns = 0
+        self.counts: Counter[str] = Counter()
+        self.failing: str | None = None
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Memory of samples that the receiver has not taken yet, those that it is offered included."""
+        return self._waiting_bytes + self._sending_bytes
+
+    @property
+    def remembered(self) -> int:
+        """How many schemas of nodes it is known of up to when they were sent."""
+        return len(self._last)
+
+    def add(self, blocks: Sequence[MetricRows]) -> None:
+        """Take samples; the oldest give way, counted, where too many wait."""
+        with self._lock:
+            for block in blocks:
+                schema = self._definitions.schemas.get(block.schema)
+                if schema is None:
+                    self.counts["dropped_undefined"] += block.size
+                    continue
+                self._waiting.append(_Waiting(block, schema))
+                self._waiting_bytes += block.bytes
+            while self._waiting and self.waiting_bytes > WAITING_BYTES:
+                oldest = self._waiting.popleft().rows
+                self._waiting_bytes -= oldest.bytes
+                self.counts["dropped_full"] += oldest.size
+
+    def start(self) -> None:
+        """Begin to send."""
+        self._thread = threading.Thread(target=self._run, daemon=True, name="remote write")
+        self._thread.start()
+
+    def close(self) -> None:
+        """Send what waits, once, and end."""
+        self._leaving.set()
+        if self._thread:
+            self._thread.join(BACKOFF_LAST_S)
+        self._receiver.close()
+
+    def _run(self) -> None:
+        while not self._leaving.wait(PERIOD_S):
+            self.send()
+        self.send()
+
+    def send(self) -> None:
+        """Send everything that waits, what ended, and the page when it is due."""
+        try:
+            self._send_blocks()
+            if self._now_ns() >= self._page_due_ns or self._leaving.is_set():
+                self._page_due_ns = self._now_ns() + round(PAGE_S * 1e9)
+                text, count = self._pages.page(self._page().splitlines(), self._now_ns() // 1_000_000)
+                self._post([(text, count)])
+        except Exception:  # a sink that dies silently would be worse; the store and the judge go on either way
+            log.exception("remote write failed in an unforeseen way; going on")
+            self.counts["errors"] += 1
+
+    def _send_blocks(self) -> None:
+        try:
+            while taken := self._portion():
+                self._send_portion(taken)
+        finally:
+            self._sending_bytes = 0
+        self._post(self._ended())
+
+    def _portion(self) -> list[_Waiting]:
+        """The oldest of what waits: so much as may be held for as long as the receiver takes nothing."""
+        taken: list[_Waiting] = []
+        with self._lock:
+            self._sending_bytes = 0
+            while self._waiting and self._sending_bytes < PORTION_BYTES:
+                taken.append(self._waiting.popleft())
+                self._waiting_bytes -= taken[-1].rows.bytes
+                self._sending_bytes += taken[-1].rows.bytes
+        return taken
+
+    def _send_portion(self, taken: list[_Waiting]) -> None:
+        groups: dict[tuple[str, int], list[_Waiting]] = defaultdict(list)
+        for one in taken:
+            groups[one.rows.node, one.rows.schema].append(one)
+        request: list[tuple[bytes, int]] = []
+        for (node, ref), waiting in groups.items():
+            request.append(self._encoded(node, ref, waiting))
+            if sum(count for _, count in request) >= REQUEST_SAMPLES:
+                self._post(request)
+                request = []
+        self._post(request)
+
+    def _encoded(self, node: str, ref: int, waiting: list[_Waiting]) -> tuple[bytes, int]:
+        """Samples of one schema of one node, and a mark on each series that has none any more; ``(bytes, count)``."""
+        times = np.concatenate([one.rows.times for one in waiting]) // 1_000_000
+        values = np.concatenate([one.rows.values for one in waiting])
+        times, first = np.unique(times, return_index=True)
+        values = values[first]
+        sent = self._last.get((node, ref))
+        before, present = (sent.last_ms, sent.present) if sent else (0, np.zeros(values.shape[1], bool))
+        fresh = (times > max(before, EARLIEST_MS)) & (times <= LATEST_MS)
+        self.counts["dropped_old"] += int((~fresh).sum()) * values.shape[1]
+        if not fresh.any():
+            return b"", 0
+        times, values = times[fresh], values[fresh]
+        here = ~np.isnan(values)
+        gone = present & ~here.any(axis=0)
+        values[-1, gone] = STALE
+        schema = waiting[-1].schema
+        self._last[node, ref] = _Sent(int(times[-1]), here.any(axis=0), schema, self._now_ns() // 1_000_000)
+        encoded = self._encoder.block(node, ref, schema, times, values)
+        return encoded, int(here.sum() + gone.sum())
+
+    def _ended(self) -> list[tuple[bytes, int]]:
+        """A mark on every series of agents that have been silent for too long; those silent for long are forgotten."""
+        now = self._now_ns() // 1_000_000
+        found = []
+        for (node, ref), sent in list(self._last.items()):
+            if now - sent.last_ms > STALE_S * 1e3 and sent.present.any():
+                values = np.where(sent.present, STALE, np.nan)[None, :]
+                told = self._encoder.block(node, ref, sent.schema, np.array([sent.last_ms + 1]), values)
+                found.append((told, int(sent.present.sum())))
+                self._last[node, ref] = sent._replace(last_ms=sent.last_ms + 1, present=np.zeros_like(sent.present))
+            if now - sent.at_ms > FORGET_S * 1e3:
+                del self._last[node, ref]
+        return found
+
+    def _post(self, request: list[tuple[bytes, int]]) -> None:
+        """Send until taken, refused for good, or shut down; a refused request is halved to save its valid part."""
+        request = [part for part in request if part[1]]
+        if not request:
+            return
+        answer = self._tried(bytes(self._snappy.compress_raw(b"".join(part for part, _ in request))))
+        count = sum(count for _, count in request)
+        if answer.taken:
+            self.counts["sent"] += count
+            if self.failing:
+                log.warning("remote write works again")
+            self.failing = None
+        elif answer.temporary:
+            self.counts["dropped_leaving"] += count
+        elif len(request) > 1:
+            middle = len(request) // 2
+            self._post(request[:middle])
+            self._post(request[middle:])
+        else:
+            if not self.counts["refused"]:  # once: the counter tells the rest
+                log.warning("remote write: samples were refused: HTTP %d %s", answer.status, answer.reason[:300])
+            self.counts["refused"] += count
+
+    def _tried(self, body: bytes) -> Answer:
+        pause = BACKOFF_FIRST_S
+        while True:
+            answer = self._receiver.post(body)
+            self.counts["requests"] += 1
+            if not answer.temporary:
+                return answer
+            self.counts["retries"] += 1
+            self._failed(f"HTTP {answer.status} {answer.reason}" if answer.status else answer.reason)
+            if self._leaving.wait(max(pause * (0.5 + 0.5 * self._jitter()), answer.retry_after_s)):
+                return answer
+            pause = min(pause * 2, BACKOFF_LAST_S)
+
+    def _failed(self, reason: str) -> None:
+        if not self.failing:
+            log.warning("remote write failed, retrying: %s", reason[:300])
+        self.failing = reason

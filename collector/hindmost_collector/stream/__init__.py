@@ -1,1 +1,0 @@
-"""What agents send, between the socket and arrays: sessions, clocks, definitions, relays."""

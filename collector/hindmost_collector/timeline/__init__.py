@@ -1,1 +1,0 @@
-"""From a run's tables to blocks of [rank x step]: which steps there are, which ranks may be compared, who came late."""

@@ -1,0 +1,300 @@
+"""How much longer a rank computes between collectives that overlap with its computing: its delay shows only a part.
+
+A rank whose backward is slow comes later for each of a step's collectives than for the one before. From some place on
+the other ranks queue there, ready long before, and it is no longer visible since when. How much earlier they were ready
+is known up to that place only. From there on, the delay is what this rank takes, less what the others take before
+messages of the same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import collective_kernels, launch_bound, table, taking_turns
+from hindmost_judge.stats.robust import median, peers_median, with_peers
+from hindmost_judge.timeline.join import QUEUED_NS
+from hindmost_judge.verdict.wording import ms
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.causes.table import Cause
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.types import Array, Floats, Ints
+
+#: A queued collective starts up to this many ns after the one before, once a kernel of its computing has made room. A
+#: rank that was ready starts after this share of the gap that the late rank leaves, and after most of a gap that is no
+#: longer.
+_QUEUE_LEAVES, _READY, _READY_SOON = 0.2e6, 0.25, 0.75
+#: A place is known if it showed in this share of the steps; fewer may be picked by chance or by another delay.
+_OFTEN = 0.5
+#: The delay from forward and optimizer counts where it exceeds what is known anyway by this share of that.
+_SURELY = 0.2
+#: Steps outside a slowdown that give a rank's usual time.
+_ENOUGH = 20
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
+_SAMPLE = 512
+
+
+@dataclass(frozen=True)
+class Backward:
+    """Ns a step by which a rank is late for a step's first collective, and longer from there to its last.
+
+    ``turn``: ns for which another process has its GPU at a time, 0 where none does.
+    """
+
+    late: float = 0.0
+    longer: float = 0.0
+    turn: float = 0.0
+
+    def beyond(self, known: float) -> float:
+        """Ns by which that is more than is known anyway; 0 where it is about as much.
+
+        Forward and optimizer do not tell in which ratio all of a step is longer where others take turns on a GPU.
+        """
+        more = self.late + self.longer - known
+        return more if self.longer > 0 and more > (0.0 if self.turn else _SURELY * known) else 0.0
+
+
+def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
+    """What collectives show of a slowdown, beyond what it is on top of."""
+    columns = table.typical(blocks, habit.row, habit.steps(), settings)
+    waits = launch_bound.waits_for_host(blocks, slice(habit.row, habit.row + 1))
+    if waits is not None and waits[0, columns].mean() > _OFTEN:
+        return Backward()  # between collectives its host launches
+    found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
+    if habit.outer is None:
+        return found
+    outer = of_habit(blocks, habit.outer, settings)
+    return replace(found, late=max(found.late - outer.late, 0.0), longer=max(found.longer - outer.longer, 0.0))
+
+
+def _healthy(blocks: Blocks, habit: Habit) -> Array | None:
+    """The steps (indices) before and after in which a rank was not late; ``None`` if too few, or on top of a
+    slowdown."""
+    others = np.delete(np.arange(len(blocks.steps)), np.s_[habit.first : habit.stop])
+    others = others[np.nan_to_num(blocks.excess[habit.row, others]) < habit.excess / 2]
+    return others if habit.outer is None and len(others) >= _ENOUGH else None
+
+
+def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
+    """The blocks with ranks as late in the replay as they are at the step's end."""
+    more = np.zeros_like(blocks.segments)
+    for habit, cause in explained:
+        more[habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] += cause.unseen
+    even = blocks.segments if blocks.even is None else blocks.even
+    return replace(blocks, segments=blocks.segments + more, even=even + more) if more.any() else blocks
+
+
+#: Causes of which queueing ranks may hide a part: work of GPUs, and unknown ones.
+COMPUTED = ("compute", "workload", "gpu_throttle", "gpu_contention", "unknown")
+
+
+def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
+    """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
+    found = []
+    if cause.unseen > 0:
+        found.append(f"{ms(cause.unseen)} of the delay is inside backward, hidden by overlapped communication")
+    if cause.cause in COMPUTED and any(_hidden(blocks, habit) for habit in habits):
+        found.append("the cost is a lower bound: the length of its backward is not visible")
+    return found
+
+
+def _hidden(blocks: Blocks, habit: Habit) -> bool:
+    """Whether the peers' time from a step's first collective on is unknown: from steps without the slowdown and from
+    hosts.
+
+    If they queue already at the second, or parameters are gathered between, only a part of their computing is
+    visible.
+    """
+    grid = blocks.joined
+    if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
+        return False
+    if np.isnan(grid.start).all():
+        return True
+    where = _places(blocks, habit.steps())
+    if where is None:
+        return False
+    others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
+    usual, _ = _between_two(*_ready(grid, np.append(habit.row, others), where))
+    return bool(grid.gathers.any() or np.isnan(median(usual[1:], axis=0)).all())
+
+
+def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None) -> Backward | None:
+    """How late a rank was in these steps (indices), in full; ``None`` where collectives do not show it.
+
+    In others, where there are such, it was ``healthy``: that tells what its peers take where they queue.
+    """
+    where = _places(blocks, columns)
+    if where is None or blocks.joined is None:
+        return None
+    grid, lost = blocks.joined, _lost(blocks, row)
+    first = grid.duration[:, where[:, 0]]
+    late = float(median((peers_median(first) - first)[row]))
+    before = _places(blocks, healthy) if healthy is not None else None
+    alike = before is not None and before.shape[1] == where.shape[1]
+    own = _usual(*_ready(grid, np.array([row]), before))[0] if before is not None and alike else None
+    usual, took = (block[0] for block in _between_two(*_ready(grid, np.array([row]), where)))
+    turns = taking_turns.find(usual, took)
+    if own is None and turns is not None:
+        own = turns.alone
+    turn = turns.slice if turns is not None else 0.0
+    return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0), turn)
+
+
+def _lost(blocks: Blocks, row: int) -> float:
+    """Ms by which computing takes longer for each ms of an overlapped collective's waiting, from all of the job's
+    steps."""
+    where = _places(blocks, np.arange(len(blocks.steps)))
+    if where is None or blocks.joined is None:
+        return 0.0
+    grid, where = blocks.joined, where[:: max(len(where) // _SAMPLE, 1)]
+    rows = with_peers(row, len(grid.ranks), _SAMPLE)
+    _, free = _ready(grid, rows, where)
+    return collective_kernels.slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
+
+
+def _places(blocks: Blocks, columns: Array) -> Ints | None:
+    """[N, P] column of each place of those steps that have as many collectives as most.
+
+    Parameters that are gathered ahead queue behind the reduction before: when each reduction began tells what is
+    computed between them, and nothing tells it in two parts.
+    """
+    grid = blocks.joined
+    if not blocks.overlapped or grid is None or np.isnan(grid.start).all() or blocks.due is not None:
+        return None
+    counts = np.diff(np.append(blocks.starts, grid.columns))[columns]
+    usual = int(np.bincount(counts).argmax())
+    steps = columns[counts == usual]
+    where = blocks.starts[steps][:, None] + np.arange(usual)
+    where = where[:, grid.gathers[where].mean(axis=0) < _OFTEN]
+    return where if where.shape[1] > 1 else None
+
+
+def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: float) -> float:
+    """Ns by which the last collective of a step would end earlier, were this rank as fast between them as its peers.
+
+    ``lost``: ms by which computing takes longer for each ms of an overlapped collective's waiting.
+    """
+    rows = with_peers(row, len(grid.ranks), _SAMPLE)
+    start, free = _ready(grid, rows, where)
+    start = collective_kernels.taken_off(start, grid.duration[rows][:, where], lost)
+    exact, most = _usual(start, free), _at_most(start, free)
+    mine = exact[0]
+    token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
+    shown = np.mean(~np.isnan(most[1:]), axis=0) >= _OFTEN
+    bound = np.where(shown, median(most[1:], axis=0), np.nan)  # one peer alone may be late itself
+    known = _before_alike(median(exact[1:], axis=0), bound, token[1:])
+    known = np.where(np.isnan(known), _between(start, free, mine), known)
+    if healthy is not None:
+        known = np.where(np.isnan(known), healthy, known)
+    theirs = _of_alike(mine, known, bound, token[1:])
+    less = np.nan_to_num(mine - theirs)
+    took = np.nan_to_num(np.where(np.isnan(mine), most[0], mine))
+    return float(_end(took, transfer) - _end(took - less, transfer))
+
+
+def _usual(start: Floats, free: Array) -> Floats:
+    """[R, P - 1] ns that are usual from being ready for a collective to being ready for the next; of the first row with
+    what it waits for turns on its GPU.
+    """
+    usual, took = _between_two(start, free)
+    if taking_turns.find(usual[0], took[0]) is not None:
+        usual[0] = taking_turns.in_all(usual[0], took[0])
+    return usual
+
+
+def _at_most(start: Floats, free: Array) -> Floats:
+    """[R, P - 1] the same at most: a rank that queues for a collective was ready earlier, at an unknown time."""
+    return _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
+
+
+def _between_two(start: Floats, free: Array) -> tuple[Floats, Floats]:
+    """[R, P - 1] usual ns from being ready for a collective to being ready for the next, and [R, N, P - 1] in each
+    step.
+
+    Where both are known."""
+    took = np.where(free[:, :, :-1] & free[:, :, 1:], np.diff(start, axis=2), np.nan)
+    return _often(took), took
+
+
+def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
+    """[R, N, P] when each rank began each collective, and whether it was ready for it no sooner; the first row's gaps
+    tell whether the others queue."""
+    start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]
+    gap = start[:, :, 1:] - stop[:, :, :-1]
+    own, least = median(gap[0], axis=0), np.full((len(rows), gap.shape[2]), QUEUED_NS)
+    least[1:] = np.fmax(least[1:], own * np.where(own < _QUEUE_LEAVES, _READY_SOON, _READY))
+    free = np.ones(start.shape, bool)
+    free[:, :, 1:] = gap > least[:, None]
+    return start, free
+
+
+def _between(start: Floats, free: Array, mine: Floats) -> Floats:
+    """[P - 1] ns that the peers of the first row take, where they queue for some collectives and not for a later one.
+
+    Their time from one collective without a queue to the next such is known, and split in the rank's own ratio.
+    """
+    found = np.full(len(mine), np.nan)
+    places = np.flatnonzero(np.mean(free[1:], axis=(0, 1)) >= _OFTEN)
+    for one, other in zip(places[:-1].tolist(), places[1:].tolist(), strict=True):
+        both = free[1:, :, [one]] & free[1:, :, [other]]
+        took = _often(np.where(both, start[1:, :, [other]] - start[1:, :, [one]], np.nan))
+        own = mine[one:other]
+        if own.sum() > 0:
+            found[one:other] = own * np.minimum(median(took[:, 0]) / own.sum(), 1.0)
+    return found
+
+
+def _often(took: Floats) -> Floats:
+    """[R, P] medians over steps, of what is known of most of them."""
+    known = np.mean(~np.isnan(took), axis=1)
+    return np.where(known >= _OFTEN, median(took, axis=1), np.nan)
+
+
+def _before_alike(exact: Floats, most: Floats, token: Ints) -> Floats:
+    """[P] what is known, and elsewhere the least time before messages of the same size.
+
+    A GPU computes slower while a collective waits on it: from there on, how soon it could be ready is unknown.
+    """
+    found = exact.copy()
+    for kind in np.unique(token):
+        alike, unknown = token == kind, (token == kind) & np.isnan(exact)
+        least = np.fmin.reduce(exact[alike])
+        found[unknown] = np.fmin(least, most[unknown]) if least > 0 else np.nan
+    return np.asarray(found)
+
+
+def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
+    """[P] what the peers take before each collective: what is known there, or else before messages alike.
+
+    Else they are faster as they are elsewhere, by as much or in the same ratio, whichever is less.
+    """
+    found, bound = exact.copy(), np.fmin(most, mine)
+    for kind in np.unique(token):
+        held = token == kind
+        found[held] = np.where(np.isnan(found[held]), median(exact[held]), found[held])
+        bound[held] = np.fmin(bound[held], np.fmin.reduce(most[held]))
+    known = exact if not np.isnan(exact - mine).all() else bound
+    told = np.flatnonzero(~np.isnan(known - mine))
+    if not len(told):
+        return mine
+    mean = np.mean if known is exact else np.max  # what is longer at least is so nowhere too much
+    less = max(float(mean(mine[told] - known[told])), 0.0)
+    ratio = 1 - max(float(mean(1 - known[told] / mine[told])), 0.0)
+    return np.where(np.isnan(found), np.fmin(bound, np.maximum(mine - less, ratio * mine)), found)
+
+
+def _end(took: Floats, transfer: Floats) -> float:
+    """When the last of these collectives ends, each as soon as the rank is ready and the one before has ended."""
+    ready, end = 0.0, float(transfer[0])
+    for computed, sent in zip(took.tolist(), transfer[1:].tolist(), strict=True):
+        ready += computed
+        end = max(ready, end) + sent
+    return end

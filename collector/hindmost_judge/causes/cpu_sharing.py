@@ -1,0 +1,209 @@
+"""CPU oversubscription: on nodes whose ranks outnumber their CPUs, the scheduler decides who arrives last, not
+slowness.
+
+A rank that computes longer keeps the others of its CPU from computing: its victims arrive late as well, now one and now
+another. Two measurements stay valid: each rank's CPU time between two collectives, and its time in reading and writing
+files.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import off_cpu, oversubscription
+from hindmost_judge.causes.table import FILES
+from hindmost_judge.causes.telemetry import Metrics, typical
+from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.stats.robust import peers_median
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats
+
+#: Evidence of blocks that hold needed time instead of a delay.
+NEEDS = "needs"
+#: Evidence of blocks that hold off-CPU time instead of a delay.
+OFF = "off the CPU"
+#: Parts of a step that are the scheduler's doing where CPUs are shared.
+_WAITING = ("self_runqueue", "self_blocked", "runqueue")
+#: Share of the steps with CPU times of every rank, needed to speak for the job.
+_MEASURED = 0.5
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Ranks of a node that share fewer CPUs than they are: how many ranks, how many CPUs."""
+
+    node: str
+    ranks: int
+    cpus: int
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks share the {self.cpus} CPU{'s' if self.cpus > 1 else ''} of {self.node}"
+
+
+@dataclass(frozen=True)
+class Bound(Sharing):
+    """The ranks ``members`` are bound to CPUs, ``listed`` as the kernel does, or by a quota (empty), though their node
+    has ``of`` CPUs. A quota stopped them for ``throttled`` s per s."""
+
+    members: tuple[int, ...]
+    listed: str
+    of: int
+    throttled: float = 0.0
+
+    def __str__(self) -> str:
+        cpus, has = f"CPU{'s' if self.cpus > 1 else ''}", f"({self.node} has {self.of} CPUs)"
+        if not self.listed:
+            return f"{self.ranks} ranks share a quota of {self.cpus} {cpus} {has}"
+        return f"{self.ranks} ranks run only on {cpus}{' number' if self.cpus == 1 else ''} {self.listed} {has}"
+
+
+def find(run: Run) -> Sharing | None:
+    """The node or the binding that all ranks suffer from, of several the most oversubscribed one.
+
+    ``None`` where ranks have a CPU each, or some have, or the counts are unknown.
+    """
+    shared = list(bound(run))
+    everyone = {rank for one in shared for rank in one.members} >= set(run.ranks["rank"].tolist())
+    crowded = [Sharing(node, ranks, cpus) for node, (ranks, cpus) in _nodes(run).items() if 0 < cpus < ranks]
+    return max([*crowded, *(shared if everyone else ())], key=lambda one: one.ranks / one.cpus, default=None)
+
+
+#: What was found of a run, by its id for as long as that lives: a judgement asks several times.
+_BOUND: dict[int, list[Bound]] = {}
+
+
+def bound(run: Run) -> list[Bound]:
+    """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
+    if id(run) not in _BOUND:
+        _BOUND[id(run)] = _bound(run)
+        weakref.finalize(run, _BOUND.pop, id(run), None)
+    return _BOUND[id(run)]
+
+
+def _bound(run: Run) -> list[Bound]:
+    allowed: dict[str, dict[int, frozenset[int]]] = {}
+    listed: dict[frozenset[int], str] = {}
+    metrics, ours = Metrics.of(run), set(run.ranks["rank"].tolist())
+    for series in sorted(metrics.series("hindmost_process_affinity_info"), key=lambda one: int(one.times[-1])):
+        rank, text = series.labels.get("rank", ""), series.labels.get("cpus", "")
+        if rank.isdigit() and int(rank) in ours:  # the last one holds: a rank may bind itself after its start
+            cpus = oversubscription.cpus(text)
+            allowed.setdefault(series.node, {})[int(rank)] = cpus
+            listed[cpus] = text
+    nodes, found = _nodes(run), list[Bound]()
+    for node, of_ranks in allowed.items():
+        _, of = nodes.get(node, (0, 0))
+        found += [
+            Bound(node, len(one.ranks), len(one.cpus), one.ranks, listed[one.cpus], of)
+            for one in oversubscription.oversubscriptions(of_ranks)
+            if len(one.cpus) < of
+        ]
+    return [*found, *_by_quota(run, metrics, nodes, {one.node for one in found})]
+
+
+def _nodes(run: Run) -> dict[str, tuple[int, int]]:
+    """Each node's ranks and CPUs, where both are known."""
+    code, nodes = codes(run.ranks["node"])
+    ranks = dict(zip(nodes, np.bincount(code).tolist(), strict=True))
+    counts = {series.node: typical([series]) for series in Metrics.of(run).series("hindmost_node_cpus")}
+    return {node: (ranks[node], int(count)) for node, count in counts.items() if node in ranks and count > 0}
+
+
+def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[Bound]:
+    """The ranks that are in a control group with a quota of fewer CPUs than they are."""
+    stopped = {}
+    for series in metrics.series("hindmost_node_cgroup_cpu_throttled_seconds_total"):
+        seconds = float(np.ptp(series.times)) / 1e9
+        if seconds > 0:
+            stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
+    groups, found = _groups(run, metrics), list[Bound]()
+    for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
+        node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
+        _, of = nodes.get(node, (0, 0))
+        within = group.rstrip("/") + "/"
+        members = [rank for rank, (on, its) in groups.items() if on == node and f"{its}/".startswith(within)]
+        if node not in known and len(members) > 1 and 0 < limit < min(len(members), of):
+            throttled = stopped.get((node, group), 0.0)
+            found.append(Bound(node, len(members), max(int(limit), 1), tuple(sorted(members)), "", of, throttled))
+    return found
+
+
+def _groups(run: Run, metrics: Metrics) -> dict[int, tuple[str, str]]:
+    """Each rank's node and control group for CPU time: the last one, as a rank may be moved after its start."""
+    ours, found = set(run.ranks["rank"].tolist()), dict[int, tuple[str, str]]()
+    for series in sorted(metrics.series("hindmost_process_cpu_cgroup_info"), key=lambda one: int(one.times[-1])):
+        rank = series.labels.get("rank", "")
+        if rank.isdigit() and int(rank) in ours:
+            found[int(rank)] = (series.node, series.labels.get("cgroup", ""))
+    return found
+
+
+def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
+    """The same steps judged by each rank's needs between collectives: CPU time, and file time where measured.
+
+    ``None`` where too little of it was measured. Other off-CPU time is left out: where other threads compute, the
+    measured thread is blocked for as long as they queue. Without times between collectives, ``whole_steps`` take the
+    CPU time of the step; part of it may be spent on waiting, so that it speaks for late ranks only.
+    """
+    cpu = cpu_time(blocks)
+    if cpu is None or not (whole_steps or between_collectives(blocks)):
+        return None
+    files = [np.nan_to_num(blocks.parts[name]) for name in FILES if name in blocks.parts]
+    found = _judged_by(cpu + sum(files), blocks)
+    if found is None or between_collectives(blocks):
+        return found
+    return replace(found, parts=found.parts | {"self_cpu": cpu}, collectives=0)  # nothing here is between two of them
+
+
+def off_the_cpu(blocks: Blocks) -> Blocks | None:
+    """The same steps judged by how long each main thread was off the CPU by its own doing, which no scheduler makes.
+
+    ``None`` where too little of it was measured.
+    """
+    if off_cpu.between_collectives(blocks):
+        found = _judged_by(blocks.parts["self_blocked"], blocks)
+    else:
+        found = _judged_by(np.maximum(off_cpu.of_whole_steps(blocks), 0.0), blocks)
+    return replace(found, parts=blocks.parts, evidence=OFF) if found is not None else None
+
+
+def between_collectives(blocks: Blocks) -> bool:
+    """Whether CPU time was measured between collectives."""
+    return "self_cpu" in blocks.parts
+
+
+def cpu_time(blocks: Blocks) -> Floats | None:
+    """[R, S] CPU time between collectives, else of the main thread in its step where no GPU computes."""
+    if between_collectives(blocks) or "gpu_forward" in blocks.parts:
+        return blocks.parts.get("self_cpu")
+    return blocks.parts.get("cpu")
+
+
+def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
+    """Only for jobs in which all ranks meet in the same collectives: elsewhere cohorts have different needs."""
+    if blocks.overlapped or (blocks.group != blocks.group[0]).any():
+        return None
+    if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:
+        return None
+    excess = needed - peers_median(needed)
+    return replace(
+        blocks,
+        own=needed,
+        excess=excess,
+        segments=np.nan_to_num(excess),
+        segment_step=np.arange(len(blocks.steps)),
+        group=np.zeros((len(blocks.ranks), 1), np.int64),
+        klass=np.zeros(len(blocks.steps), np.int64),
+        beside=np.zeros(len(blocks.steps), bool),
+        parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
+        evidence=NEEDS,
+        pipeline=None,
+        computing=None,
+    )

@@ -1,0 +1,238 @@
+"""What makes computing take longer: more work, a lower clock, another process on the GPU, or slower work of one size.
+
+A lower clock slows all that it drives in one ratio, and more samples or tokens lengthen all in theirs; what code does
+beyond that shows in the phase it is part of.
+A GPU at its power limit lowers its clock for more work too, as its peers do: that is no throttling of its own.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes.telemetry import SLOWING_REASONS
+from hindmost_judge.stats.robust import average, median
+
+if TYPE_CHECKING:
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats
+
+#: What :func:`finer` may find that longer computing is made of.
+FINER = ("workload", "gpu_throttle", "gpu_contention")
+
+
+def finer(
+    blocks: Blocks, row: int, columns: Array, since: int, settings: Settings, between: float = 0.0
+) -> tuple[str, str | None]:
+    """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
+
+    The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer
+    beyond its delay, from collectives overlapped with backward.
+    """
+    more = more_work(blocks, row, columns, settings)
+    if more is not None:
+        return "workload", more
+    now, before = _levels(blocks, columns, since)
+    late = average(blocks.excess[row, columns]) + between
+    throttled = _throttled(blocks, row, columns, settings, now, before, late)
+    if throttled is not None:
+        return "gpu_throttle", throttled
+    alike = _all_slower(blocks, row, columns, settings)
+    contended = _contended(now, before, row, settings) if alike else None
+    if contended is not None:
+        return "gpu_contention", contended
+    unseen = "gpu_optimizer" in blocks.parts and "sm_clock" in now and "foreign_memory" not in now
+    much = settings.gpu_shared_unseen * _driven(blocks, row, columns)
+    if alike and unseen and _longer(blocks, row, columns) >= much:
+        return (
+            "unknown",
+            "all work on its GPU is slower: its board, or a process that was not recorded",
+        )
+    return "compute", None
+
+
+def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
+    """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer."""
+    longer, beyond = _longer(blocks, row, columns), _work_beyond(blocks, row, columns)
+    if not beyond > settings.work_differs or longer <= 0 or blocks.work is None:
+        return None
+    due = beyond * _driven(blocks, row, columns)
+    if not settings.min_explained * longer <= due <= longer / settings.min_explained:
+        return None
+    typical = median(blocks.work[:, columns], axis=1)
+    return f"samples or tokens per step: {typical[row]:,.0f}, others {_peers(typical, row):,.0f}"
+
+
+def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
+    """By what share a rank's typical step has more samples or tokens than its peers'; NaN where uncounted."""
+    if blocks.work is None or np.isnan(blocks.work[row, columns]).all():
+        return float("nan")
+    typical = median(blocks.work[:, columns], axis=1)
+    theirs = _peers(typical, row)
+    return float(typical[row]) / theirs - 1 if theirs > 0 else float("nan")
+
+
+def left(why: str, blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
+    """The share of a rank's longer computing over these steps that is due to one of :data:`FINER`, or to none
+    (``compute``).
+
+    All of it where that is unknown.
+    """
+    now, longer = blocks.gauges(columns), _longer(blocks, row, columns)
+    shared = _contended(now, {}, row, settings) is not None
+    by_work, lower = _work_beyond(blocks, row, columns), max(_lower(now, row), 0.0)
+    due = {"workload": np.nan_to_num(by_work), "gpu_throttle": lower if lower > settings.clocks_differ else 0.0}
+    if not longer > 0 or (shared and why not in due):
+        return 1.0
+    driven = _driven(blocks, row, columns)
+    if why in due:
+        return float(due[why]) * driven / longer
+    return max(1.0 - float(sum(due.values())) * driven / longer, 0.0) if why == "compute" else 0.0
+
+
+def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Floats], dict[str, Floats]]:
+    """Quantities over these steps, and over those before ``since``."""
+    if blocks.samples is None:
+        return {}, {}
+    return blocks.gauges(columns), blocks.samples.before(since)
+
+
+#: A low clock rate with a reason from the driver is the cause if it explains this share of the longer computing. The
+#: few samples of a clock that changes from sample to sample prove no more, and ranks that wait cool down and clock
+#: higher.
+_TOLD_WHY = 0.5
+#: The whole step must be longer by this share of the delay, noise of the rank's latest steps included.
+_OF_ALL = 1 / 3
+
+
+def _throttled(
+    blocks: Blocks,
+    row: int,
+    columns: Array,
+    settings: Settings,
+    now: dict[str, Floats],
+    before: dict[str, Floats],
+    late: float,
+) -> str | None:
+    """What a lower clock explains; ``None`` where it does not, or where it was as low while the rank was not late.
+
+    Nor where all of the step would be longer by it by far less than the rank is ``late`` (ns a step).
+    """
+    lower = _lower(now, row) - max(_lower(before, row), 0.0)
+    if not lower > settings.clocks_differ or not _held_back(now, row, settings):
+        return None
+    least = min(settings.min_explained, _TOLD_WHY) if _has_reason(now, row) else settings.min_explained
+    if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns):
+        return None
+    if lower * average(blocks.period[columns]) < _OF_ALL * late:
+        return None
+    mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
+    return f"SM clock: {mine / 1e6:.0f} MHz, others {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
+
+
+def _lower(levels: dict[str, Floats], row: int) -> float:
+    """By what share of its own clock the peers' clock is above a rank's; 0 where unmeasured."""
+    clock = levels.get("sm_clock")
+    if clock is None or np.isnan(clock[row]) or not clock[row] > 0:
+        return 0.0
+    return float(np.nan_to_num(_peers(clock, row) / clock[row] - 1))
+
+
+def _held_back(levels: dict[str, Floats], row: int, settings: Settings) -> bool:
+    """Whether the driver names a reason that the peers do not have, or less power is drawn; true where unmeasured."""
+    power = levels.get("power")
+    less = bool(power[row] < settings.less_power * _peers(power, row)) if power is not None else None
+    known = [one for one in (less, _has_reason(levels, row)) if one is not None]
+    return any(known) if known else True
+
+
+def _has_reason(levels: dict[str, Floats], row: int) -> bool | None:
+    """Whether the driver names a reason for a low clock that the peers do not have; ``None`` where it was not asked."""
+    reasons = levels.get("clock_reasons")
+    return None if reasons is None else bool(_slowing(reasons[row]) & ~_slowing(_peers(reasons, row)))
+
+
+def _slowing(mask: float) -> int:
+    return 0 if np.isnan(mask) else int(mask) & sum(SLOWING_REASONS)
+
+
+def _peers(vector: Floats, row: int) -> float:
+    """The typical other rank's value."""
+    return float(median(np.delete(vector, row)))
+
+
+def _clean(blocks: Blocks) -> list[Floats]:
+    """Time without waiting for others.
+
+    A stage's computing, or the time between collectives inside of forward, else the GPU's forward, else CPU time
+    outside of collectives, else phases."""
+    computing = _beside_forward(blocks)
+    if computing is not None:
+        return [computing]
+    for names in (("gpu_forward",), ("self_cpu",), ("forward", "optimizer")):
+        found = [blocks.parts[name] for name in names if name in blocks.parts]
+        if found:
+            return found
+    return []
+
+
+def _beside_forward(blocks: Blocks) -> Floats | None:
+    """[R, S] what ranks compute where forward holds their waiting for others, too; ``None`` where it does not."""
+    if blocks.computing is not None:
+        return blocks.computing
+    inside = blocks.joined is not None and bool(blocks.joined.gathers.any()) and not blocks.overlapped
+    return blocks.own if inside else None
+
+
+def _longer(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step by which these phases are longer than the typical peer's."""
+    found = _clean(blocks)
+    if not found:
+        return average(blocks.excess[row, columns])
+    mine = sum(average(block[row, columns]) for block in found)
+    return mine - _usual(blocks, row, columns)
+
+
+def _usual(blocks: Blocks, row: int, columns: Array) -> float:
+    others = np.delete(np.arange(len(blocks.ranks)), row)
+    return sum(average(median(block[np.ix_(others, columns)], axis=0)) for block in _clean(blocks))
+
+
+def _driven(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step that the typical peer spends in what :func:`_longer` compares."""
+    return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
+
+
+def _all_slower(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
+    """Whether the optimizer is slower too, and not forward alone; true where either was not measured."""
+    ratios = []
+    for name in ("gpu_forward", "gpu_optimizer"):
+        computing = _beside_forward(blocks) if name == "gpu_forward" else None
+        block = blocks.parts.get(name) if computing is None else computing
+        if block is None or np.isnan(block[row, columns]).all():
+            return True
+        levels = median(block[:, columns], axis=1)
+        ratios.append(float(levels[row] / _peers(levels, row)) - 1)
+    return ratios[1] >= settings.gpu_shared_optimizer * ratios[0]
+
+
+def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int, settings: Settings) -> str | None:
+    """Other processes with memory on the rank's GPU, beyond what peers' GPUs have."""
+    foreign = now.get("foreign_memory")
+    if foreign is None or np.isnan(foreign[row]):
+        return None
+    beyond = float(foreign[row] - np.nan_to_num(_peers(foreign, row)))
+    least = settings.foreign_memory_mb * 1e6
+    if not beyond > least:
+        return None
+    earlier = before.get("foreign_memory")
+    came = earlier is not None and bool(earlier[row] < foreign[row] - least)
+    return f"another process holds {beyond / 2**30:.1f} GiB of its GPU's memory{', not so before' if came else ''}"
+
+
+def _reasons(levels: dict[str, Floats], row: int) -> str:
+    mask = levels.get("clock_reasons")
+    found = [text for bit, text in SLOWING_REASONS.items() if mask is not None and _slowing(mask[row]) & bit]
+    return f" ({', '.join(found)})" if found else ""

@@ -1,0 +1,158 @@
+"""Ranks whose process was stopped: by SIGSTOP or a like signal, or by a debugger.
+
+The agent samples the state of each process about once a second. A process stopped at a sample is a fact; one that is
+not says nothing of the time between samples. So a stop lasted at least from its first sample to its last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.stats import rare
+from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.verdict import wording
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.model import Run
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array
+    from hindmost_judge.verdict.schema import Stall, Verdict
+
+METRIC = "hindmost_process_stopped"
+#: A stop accounts for a wait from this share of it on.
+_MOST = 0.5
+#: A debugger or a tracer may stop a process for a moment: one sample shows no more than that.
+_SAMPLES = 2
+#: So few samples of a rank that is stopped for as long as it is late are chance in one job of so many.
+_SELDOM = 0.05
+
+
+@dataclass(frozen=True)
+class Stop:
+    """A rank was stopped at all samples from ``since`` to ``until``, ns of the job clock."""
+
+    rank: int
+    since: int
+    until: int
+
+
+def find(run: Run) -> list[Stop]:
+    """Every stop that was seen in at least two samples, in order of ranks and time."""
+    metrics = Metrics.of(run)
+    found = metrics.samples(METRIC)
+    if found is None or not (found.value > 0).any():
+        return []
+    stops = []
+    for series, rank in zip(*(column.tolist() for column in metrics.owners(found)), strict=True):
+        span = slice(int(found.first[series]), int(found.first[series + 1]))
+        time, stopped = found.time[span], found.value[span] > 0
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], stopped, [False]])))
+        for first, end in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
+            if end - first >= _SAMPLES:
+                stops.append(Stop(rank, int(time[first]), int(time[end - 1])))
+    return sorted(stops, key=lambda one: (one.rank, one.since))
+
+
+def during(run: Run, since: int, until: int) -> dict[int, float]:
+    """Rank to the seconds it was stopped between these times (ns), of the ranks stopped for most of it."""
+    seconds: dict[int, float] = {}
+    for one in find(run):
+        overlap = min(one.until, until) - max(one.since, since)
+        if overlap > 0:
+            seconds[one.rank] = seconds.get(one.rank, 0.0) + overlap / 1e9
+    return {rank: lasted for rank, lasted in seconds.items() if lasted >= _MOST * (until - since) / 1e9}
+
+
+def seen(blocks: Blocks) -> list[int]:
+    """Rows that were stopped at a sample, unless most were, as a job that a scheduler suspends."""
+    counts = _counted(blocks, np.arange(len(blocks.steps)))
+    rows = [row for row, (stops, _) in counts.items() if stops]
+    return rows if len(rows) <= len(blocks.ranks) / 2 else []
+
+
+def bears_out(blocks: Blocks, row: int, share: float) -> bool:
+    """Whether samples show a rank stopped as often as one is that stops make late by this ``share`` of the time."""
+    stops, samples = _counted(blocks, np.arange(len(blocks.steps))).get(row, (0, 0))
+    return row in seen(blocks) and 1 - rare.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
+
+
+def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
+    """The same with what a rank held up when it was stopped inside collectives as a delay of its own.
+
+    All ranks leave such a collective late and alike. Only samples say whose stop it was: where they show one rank
+    stopped, as often as these delays last, and the delays are of one size.
+    """
+    rows = seen(blocks)
+    if len(rows) != 1 or blocks.overlapped or np.isnan(blocks.transfer).all(axis=0).any():
+        return blocks
+    extra = np.zeros_like(blocks.excess)
+    extra[rows[0]] = np.nanmin(blocks.transfer, axis=0) - median(np.nanmin(blocks.transfer, axis=0))
+    found = rare.find(extra, settings.stall_effect * blocks.step_ns, settings.min_stalls, rows)
+    steps = found[0].steps if found else np.zeros(0, np.int64)
+    if not found or not bears_out(blocks, rows[0], float(extra[rows[0], steps].sum() / np.nansum(blocks.period))):
+        return blocks
+    late, held = np.zeros_like(extra), np.zeros_like(blocks.segments)
+    late[:, steps] = extra[:, steps]
+    held[:, np.searchsorted(blocks.segment_step, steps)] = extra[:, steps]
+    return replace(
+        blocks,
+        own=blocks.own + late,
+        excess=blocks.excess + late - peers_median(late),
+        segments=blocks.segments + held - peers_median(held),
+        transfer=blocks.transfer - late[rows[0]],
+        wait=blocks.wait + late[rows[0]] - late,
+    )
+
+
+def _counted(blocks: Blocks, columns: Array) -> dict[int, tuple[int, int]]:
+    """Row to the samples in these steps at which the rank was stopped, and to all of them."""
+    taken = blocks.samples.taken("stopped", columns) if blocks.samples is not None else None
+    if taken is None:
+        return {}
+    row, value = taken
+    return {one: (int((value[row == one] > 0).sum()), int((row == one).sum())) for one in np.unique(row).tolist()}
+
+
+def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list[str]:
+    """A sentence on the ranks that were stopped and that no verdict or stall names as such."""
+    named = {rank for one in verdicts if one.cause == "stopped" for rank in one.ranks}
+    named |= {int(rank) for one in stalls for rank in one.stopped_s}
+    seconds: dict[int, float] = {}
+    for one in find(run):
+        if one.rank not in named:
+            seconds[one.rank] = seconds.get(one.rank, 0.0) + (one.until - one.since) / 1e9
+    return [wording.stopped(seconds)] if seconds else []
+
+
+def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
+    """A verdict without a known cause, with this one where samples in its steps show it; else as it was.
+
+    The share of samples in which a rank was stopped is set against the share of time by which it is late.
+    """
+    if verdict.kind not in ("straggler", "intermittent") or verdict.cause != "unknown":
+        return verdict
+    first, end = np.searchsorted(blocks.steps, [verdict.since_step or 0, verdict.until_step or blocks.steps[-1] + 1])
+    columns = np.arange(first, end)
+    rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
+    counts = {row: _counted(blocks, columns).get(row, (0, 0)) for row in rows}
+    if not rows or any(stopped < _SAMPLES for stopped, _ in counts.values()):
+        return verdict
+    explained = min(_explained(blocks, row, columns, *counts[row]) for row in rows)
+    if explained < settings.min_explained:
+        return verdict
+    shown = [wording.stopped_in_samples(int(blocks.ranks[row]), *counts[row]) for row in rows]
+    evidence = wording.with_cause(shown, verdict.evidence)
+    return replace(verdict, cause="stopped", partial=None, explained=explained, evidence=evidence)
+
+
+def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int) -> float:
+    """Which part of a rank's delay in these steps its stops are, as samples show it."""
+    late = float(np.nansum(np.maximum(blocks.excess[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
+    return min(stopped / samples / late, 1.0) if late > 0 else 0.0

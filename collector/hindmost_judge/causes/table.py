@@ -1,0 +1,389 @@
+"""Why a rank is late: each measurement's share of the delay. A measurement that explains little is no cause."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import cpu_starvation, idle_gpu, launching, off_cpu, pressure, slow_computing
+from hindmost_judge.causes import longer_computing as queued
+from hindmost_judge.detect import host_bound
+from hindmost_judge.model import OTHER
+from hindmost_judge.stats.robust import average, median
+from hindmost_judge.timeline import blocks as blocks_of
+
+if TYPE_CHECKING:
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats
+
+MEASURES = {
+    "compute": "computing",
+    "cpu_contention": "waiting for a CPU",
+    "input": "input",
+    "h2d": "copying to the GPU",
+    "gc": "garbage collection",
+    "checkpoint": "checkpoints",
+    "io": "file I/O",
+    "memory": "waiting for memory",
+    "blocked": "off the CPU",
+    "idle": "GPU idle for lack of launches",
+}
+_SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
+#: Parts that are there now and then, in some steps of some ranks: not seen is not happened.
+NOW_AND_THEN = ("checkpoint", "gc")
+#: What a rank did instead of working, for an unknown reason.
+_UNTOLD = ("blocked", "idle")
+_HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
+#: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
+_GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
+
+
+#: With all of these timed, forward and optimizer tell how much longer backward is.
+_ON_GPU = {"gpu_forward", "gpu_backward", "gpu_optimizer"}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """``cause`` explains the fraction ``explained`` of the delay; with ``unknown``, ``partial`` explains most.
+
+    ``beyond`` is how many times the visible delay the cause's own measurement is. In backward, collectives queue,
+    and how much later a slow GPU's gradients get is not visible. ``unseen`` ns a step of the rest show between
+    collectives.
+    """
+
+    cause: str
+    explained: float | None = None
+    partial: str | None = None
+    shares_ns: tuple[tuple[str, float], ...] = ()
+    remark: str | None = None
+    beyond: float = 1.0
+    unseen: float = 0.0
+
+
+def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float = 0.0) -> Cause:
+    """The cause of one rank's delay over the steps ``columns`` (indices).
+
+    ``between``: ns a step by which collectives overlapped with backward show it to be longer, from the first to the
+    last.
+    """
+    since = int(columns[0])
+    columns = typical(blocks, row, columns, settings)
+    blocks = launching.timed(blocks, row, columns)
+    excess = average(blocks.excess[row, columns])
+    shares = _bounded(_shares(blocks, row, columns, settings, between), excess)
+    if not shares or not excess > 0:
+        return Cause("unknown")
+    fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
+    listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
+    order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
+    for name in order:
+        if fractions.get(name, 0.0) >= settings.min_explained:
+            finer = slow_computing.finer(blocks, row, columns, since, settings, between) if name == "compute" else None
+            why, remark = finer or (name, None)
+            beyond = 1.0
+            if name == "compute":  # but for what shows ``between`` collectives, which is known in full
+                phases = _shares(blocks, row, columns, settings, 0.0) if between else shares
+                beyond = _beyond(blocks, phases.get(name, 0.0) / excess, settings)
+            return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
+    more = slow_computing.more_work(blocks, row, columns, settings)
+    if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
+        return Cause("workload", sum(fractions.values()), None, listed, more)
+    best = max(fractions, key=lambda name: fractions[name])
+    return Cause("unknown", fractions[best], best if fractions[best] > 0 else None, listed)
+
+
+def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Array:
+    """Those of these steps (indices) in which a rank is about as late as it usually is in them."""
+    large = settings.large_effect * blocks.step_ns
+    return np.asarray(columns[_typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)])
+
+
+def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
+    """How many times its delay longer computing is: as ``measured``; with uneven work, also from the steps' length."""
+    # Backward is the GPU phase that may wait.
+    unseen = blocks.evidence == blocks_of.PHASES and blocks.parts.keys() >= _ON_GPU
+    if not blocks.overlapped and not unseen:
+        return 1.0
+    times = float(np.clip(measured, 1.0, settings.most_hidden))
+    return times if blocks.due is None else (times + blocks.due.times) / 2
+
+
+def _typical_steps(excess: Floats, sampled: Array, large: float) -> Array:
+    """Indices of the steps in the middle half by delay: over these, parts are averaged, so that they add up.
+
+    Taken from the ``sampled`` [N] steps and from the others separately: chance must not leave out all of few
+    samples. A single one is enough if it is ``large``: that is no noise.
+    """
+    halves = []
+    groups = [np.flatnonzero(sampled), np.flatnonzero(~sampled)]
+    tells = len(groups[0]) > 1 or not len(groups[1]) or bool(np.any(excess[groups[0]] >= large))
+    for steps in groups if tells else groups[1:]:
+        order = steps[np.argsort(np.nan_to_num(excess[steps]), kind="stable")]
+        quarter = len(order) // 4
+        halves.append(order[quarter : len(order) - quarter])
+    return np.sort(np.concatenate(halves))
+
+
+def _sampled(blocks: Blocks, row: int, columns: Array) -> Array:
+    """[N] in which of these steps the probe measured what it measures of some only: GPU times and the run queue."""
+    for name in ("gpu_forward", "runqueue"):
+        if name in blocks.parts:
+            return np.asarray(~np.isnan(blocks.parts[name][row, columns]))
+    return np.ones(len(columns), bool)
+
+
+def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
+    """Shares of one clock add up to no more than the delay, though medians of parts do not add up exactly."""
+    exclusive = [name for name in ("compute", "cpu_contention", "blocked", "io") if shares.get(name, 0.0) > 0]
+    total = sum(shares[name] for name in exclusive)
+    if total <= excess or "blocked" not in shares:
+        return shares
+    return {name: ns * excess / total if name in exclusive else ns for name, ns in shares.items()}
+
+
+def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
+    """Cause to ns a step of the delay that its measurement accounts for; files for what nothing else does."""
+    late = average(blocks.excess[row, columns])
+    idle = idle_gpu.of(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
+    found = idle_gpu.charged(_measured(blocks, row, columns, settings, between), idle, late)
+    moved = pressure.of_its_own(blocks, row, columns, found.get("idle", 0.0), settings)
+    if moved is not None:
+        found[moved] = found.get(moved, 0.0) + found.pop("idle")
+    stood = pressure.of_files(blocks, row, columns, settings)
+    if stood > 0:
+        told = sum(max(ns, 0.0) for name, ns in found.items() if name not in _UNTOLD)
+        more = float(np.clip(late - told, 0.0, stood))
+        found["io"] = found.get("io", 0.0) + more
+        for name in _UNTOLD:
+            found[name] = max(found.get(name, 0.0) - more, 0.0)
+    return found
+
+
+def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
+    """Cause to ns a step of this rank's delay by its phases, CPU times and kernel counters."""
+    parts = blocks.parts
+    found = pressure.of_memory(blocks, row, columns, settings)
+    for phase in NOW_AND_THEN:
+        if phase in parts:
+            found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
+    for phase in ("input", "h2d"):
+        if phase in parts:
+            found[phase] = excess_of(parts[phase], row, columns)
+    if "self_cpu" in parts:
+        found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"), settings)
+        if "self_blocked" in parts or any(name in parts for name in FILES):
+            blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
+            found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
+            if "self_runqueue" in parts:
+                _charge_late(blocks, row, columns, found, settings)
+        return found
+    if "runqueue" in parts:
+        queue = parts["runqueue"]  # the probe samples it in some steps only; the others are unknown
+        cpu = parts.get("cpu", np.zeros_like(queue))
+        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue, settings)["cpu_contention"]
+        more = excess_of(cpu, row, columns)
+        most = settings.queue_without_work * average(blocks.excess[row, columns])
+        if more <= most:  # a rank that computes more also queues more
+            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
+    taken = idle_gpu.taken_off(blocks, row, columns)
+    launched, followed = (0.0, blocks) if taken > 0 else launching.apart(blocks, row, columns, settings)
+    if followed is not None:
+        _charge_computing(followed, row, columns, found, settings, between)
+    found |= {"idle": launched} if launched > 0 else {}
+    _charge_rest(blocks, row, columns, found)
+    return found
+
+
+def _charge_computing(
+    blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings, between: float
+) -> None:
+    """Count what phases of computing are longer by as computing, or as off the CPU where the rank hardly used one."""
+    computing = [excess_of(block, row, columns) for block in _computing(blocks)]
+    if "gpu_forward" in blocks.parts and blocks.computing is None:
+        hidden = _hidden_backward(blocks, row, columns) if "gpu_backward" in blocks.parts else 0.0
+        computing.append(max(hidden, _between(blocks, row, columns, settings, between)))
+    if computing:
+        # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
+        more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
+        more = max(more, queued.longer(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
+        found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
+
+
+def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
+    """Count extra time outside all phases as computing as far as CPU time grew, the rest as off-CPU.
+
+    Without CPU times the split is unknown.
+    """
+    if OTHER not in blocks.parts or "cpu" not in blocks.parts or np.isnan(blocks.parts["cpu"][row, columns]).all():
+        return
+    more = max(excess_of(blocks.parts[OTHER], row, columns), 0.0)
+    told = sum(max(found.get(name, 0.0), 0.0) for name in ("compute", "input", "gc", "checkpoint"))
+    ran = float(np.clip(excess_of(blocks.parts["cpu"], row, columns) - told, 0.0, more))
+    queued = float(np.clip(found.get("cpu_contention", 0.0), 0.0, more - ran))
+    found["compute"] = found.get("compute", 0.0) + ran
+    found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
+
+
+def _of_processor(
+    blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None, settings: Settings
+) -> dict[str, float]:
+    """The delay split into computing and waiting for a CPU.
+
+    On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to
+    the computing; only what exceeds it is contention of this rank. Peers' queueing shows between their collectives,
+    for the same CPU time, or in their whole process if they spin in collectives meanwhile. A rank that hardly
+    computes longer has no such queueing.
+    """
+    more = excess_of(cpu, row, columns)
+    if runqueue is None:
+        return {"compute": more}
+    queued = excess_of(runqueue, row, columns)
+    if queued <= 0 or more <= settings.queue_without_work * queued:
+        return {"cpu_contention": queued, "compute": more}
+    others = np.delete(np.arange(len(blocks.ranks)), row)
+    busy = float(median(cpu[np.ix_(others, columns)]))
+    usual = float(median(runqueue[np.ix_(others, columns)])) / busy if busy > 0 else 0.0
+    shared = np.clip(max(more * usual, queued * _like_peers(blocks, row, columns)), 0.0, queued)
+    return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
+
+
+def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> float:
+    """Ns a step in which threads of an oversubscribed process waited for a CPU, up to what is left of its delay.
+
+    The steps have the main thread only, which waits in backward for the thread that computes it.
+    """
+    waited = cpu_starvation.unseen(blocks, row, columns)
+    if waited < settings.starved * average(blocks.period[columns]):
+        return 0.0
+    marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
+    late = max(average(blocks.excess[row, columns]) - marked, 0.0)
+    if len(columns) < len(blocks.steps) / 2:  # a sample speaks of a second, in which few steps are struck
+        waited = max(waited, cpu_starvation.share(blocks, row) * late)
+    return float(min(waited, late))
+
+
+def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> None:
+    """Count time off the CPU as waiting for one as far as the whole process is known to have waited.
+
+    The kernel charges a wait when it pleases, above all of a control group that is out of its quota.
+    """
+    unknown = max(found.get("blocked", 0.0), 0.0)
+    queued = max(found.get("cpu_contention", 0.0), 0.0)
+    late = min(unknown, max(_of_threads(blocks, row, columns, found, settings) - queued, 0.0))
+    if late > 0:
+        found["blocked"], found["cpu_contention"] = unknown - late, queued + late
+
+
+def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
+    """0 to 1: how much of a rank's queueing for CPUs its peers' processes suffer alike, per second."""
+    levels = blocks.gauges(columns)
+    rates = levels.get("runqueue")
+    if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
+        return 0.0
+    theirs = cpu_starvation.has_run(levels, row) * float(median(np.delete(rates, row)))
+    return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
+
+
+#: Parts of self time spent in files, and their purpose.
+FILES = {"file_read": "input", "file_sync": "checkpoint", "file_write": "io"}
+
+
+def _of_files(blocks: Blocks, row: int, columns: Array, blocked: float, marked: dict[str, float]) -> dict[str, float]:
+    """Time off the CPU, and what of it was in reading (input) and in writing files (checkpoints, where flushed).
+
+    A phase that the loop ``marked`` as input or as a checkpoint counts as that, whatever it waits for.
+    """
+    found: dict[str, float] = {name: marked[name] for name in ("input", "checkpoint") if name in marked}
+    for name, cause in FILES.items():
+        if name in blocks.parts:
+            found[cause] = max(excess_of(blocks.parts[name], row, columns), found.get(cause, 0.0))
+    left = blocked - sum(max(ns, 0.0) for ns in found.values())
+    if found.get("checkpoint", 0.0) > 0 and "io" in found:  # what is flushed was written to be kept
+        found["checkpoint"] += max(found.pop("io"), 0.0)
+    return found | {"blocked": max(left, 0.0)}
+
+
+def _computing(blocks: Blocks) -> list[Floats]:
+    """Phases of computing: the GPU's where measured, else the host's, less what was waited inside them."""
+    parts = blocks.parts
+    if blocks.computing is not None:  # phases of a pipeline's step wait for other stages inside
+        return [blocks.computing]
+    if blocks.lanes is not None:  # of these phases the waits are taken out
+        return [parts[name] for name in ("forward", "backward", "optimizer") if name in parts]
+    on_gpu = [parts[name] for name in ("gpu_forward", "gpu_optimizer") if name in parts]
+    if on_gpu:
+        return on_gpu
+    found = [parts[name] for name in ("forward", "optimizer") if name in parts]
+    if "backward" in parts and not np.isnan(blocks.wait).all():
+        found.append(parts["backward"] - (0.0 if "sync" in parts else blocks.wait))
+    return found
+
+
+def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
+    """Whether this rank's computing phases on the host hardly used a CPU, or it was off the CPU for most of its
+    delay."""
+    if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts or blocks.computing is not None:
+        return False
+    busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
+    if float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy:
+        return True
+    late = float(median(blocks.excess[row, columns]))
+    blocked = float(median(off_cpu.of_step(blocks, row, columns)))  # of CPU time a part may be spent on waiting
+    ran = float(median(off_cpu.computed(blocks, row, columns)))
+    return blocked >= off_cpu.MOST * late or (blocked >= late / 2 and ran <= (1 - off_cpu.MOST) * late)
+
+
+def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:
+    """Ns a step of what shows between collectives that is the GPU's own: where it was timed, and not kept waiting."""
+    unknown = np.isnan(blocks.parts["gpu_forward"][row, columns]).all()
+    return 0.0 if unknown or host_bound.feeds(blocks, row, settings) else between
+
+
+def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step by which backward on the GPU is longer, where the peers' waiting hides it.
+
+    A GPU that is slow in forward and optimizer is slow in backward, in the same ratio. Slow in forward alone says
+    nothing of backward.
+    """
+    parts = blocks.parts
+    forward = excess_of(parts["gpu_forward"], row, columns)
+    usual = float(median(parts["gpu_forward"][row, columns])) - forward
+    if forward <= 0 or usual <= 0:
+        return 0.0
+    ratio = forward / usual
+    if "gpu_optimizer" in parts:
+        more = excess_of(parts["gpu_optimizer"], row, columns)
+        least = float(median(parts["gpu_optimizer"][row, columns])) - more
+        ratio = min(ratio, more / least) if least > 0 else 0.0
+    ratio = max(ratio, 0.0)
+    backward = _backward_alone(blocks, row, columns, ratio)
+    return ratio * backward if np.isfinite(backward) else 0.0
+
+
+def _backward_alone(blocks: Blocks, row: int, columns: Array, ratio: float) -> float:
+    """Ns of a healthy rank's backward without waiting, that of ``row`` being longer in this ratio.
+
+    That of the rank that waits least: this one, and with uneven work now one and now another.
+    """
+    took = blocks.parts["gpu_backward"][:, columns]
+    if blocks.due is None:
+        waiting = median(took, axis=1)
+        return float(np.min(waiting[~np.isnan(waiting)], initial=np.inf)) / (1 + ratio)
+    usual = took / (1 + np.maximum(blocks.due.more[:, columns], -0.9))
+    usual[row] /= 1 + ratio
+    least = np.fmin.reduce(usual, axis=0)
+    return float(np.nan_to_num(median(least), nan=np.inf))
+
+
+def excess_of(block: Floats, row: int, columns: Array) -> float:
+    """Ns a step by which a rank is above its typical peer, on average; 0 where it was not measured."""
+    chosen = block[:, columns]
+    others = np.delete(chosen, row, axis=0)
+    if len(others) == 0:
+        return 0.0
+    more = chosen[row] - median(others, axis=0)
+    known = more[~np.isnan(more)]
+    return float(known.mean()) if len(known) else 0.0

@@ -1,0 +1,319 @@
+"""Segments of steps in which a series is high: one after the other, and one on top of the other.
+
+A series is cut where its level changes, for good or for a while. A rank that is a little late throughout, and much
+later for a while, has two: one from end to end, and one on top of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, block_medians, median, spread, standard_error, time_blocks
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.types import Floats
+
+#: Shortest segment of steps that a change of pace can make: fewer steps have no useful median.
+SHORTEST = 8
+#: Least steps in the median of one bin, and most bins in a series.
+_BIN, _MOST_BINS = 4, 256
+#: Cost of one more change, in variances of a bin and for the logarithm of their number: Bayes' criterion.
+_PENALTY = 2.0
+#: The levels on both sides of a change must differ by this many standard errors.
+_APART = 3.0
+#: A pause is brief up to this share of the segments on either side of it.
+_BRIEF = 0.2
+#: Segments that are not noise may be this many times as many, as turns of ranks that are slow in turn.
+_IN_TURN = 4
+#: A segment at an end of the series, up to this share of it, is one of many alike; noise may raise any one of them.
+_PICKED = 0.25
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Steps [first, stop) in which a series is higher by ``level`` than the rest; ``outer`` is the layer below it.
+
+    ``inner`` are the segments inside in which it is higher still. It may go on until ``end``: too few steps follow
+    to tell.
+    """
+
+    first: int
+    stop: int
+    end: int
+    level: float
+    inner: tuple[tuple[int, int], ...] = ()
+    outer: Layer | None = None
+
+
+def find(
+    series: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
+) -> list[Layer]:
+    """All segments higher by at least ``smallest``, outer ones first; their ends are at least a few steps apart.
+
+    A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
+    hide it for longer. A segment higher by ``large`` is not noise. It does not count when segments that come and go too
+    often are taken as one.
+    """
+    edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
+    while True:
+        layers = _layered(series, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
+        calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
+        sure = [_stands_out(series, calm, layer, layers, smallest, settings.min_above_around) for layer in layers]
+        if min(sure, default=1.0) >= 1:
+            told = sum(layer.outer is None and layer.level < large for layer in layers)
+            few = told <= settings.max_stretches and len(layers) <= _IN_TURN * settings.max_stretches
+            return layers if few else [_all(series, layers)]
+        least = layers[int(np.argmin(sure))]
+        kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
+        edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]
+
+
+def _all(series: Floats, layers: list[Layer]) -> Layer:
+    """All of them as one: segments that come and go so often are one persistent slowdown, or none."""
+    first, stop = layers[0].first, max(layer.stop for layer in layers)
+    return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
+
+
+def _without(series: Floats, layers: list[Layer]) -> Floats:
+    """The series without these."""
+    left = series.copy() if layers else series
+    for layer in layers:
+        left[layer.first : layer.stop] -= layer.level
+    return left
+
+
+def _stands_out(
+    series: Floats, calm: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float
+) -> float:
+    """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
+
+    Its base is those steps, not zero: a rank that is always a little late has higher chance segments. The segment
+    must exceed them by an effect, and by ``least`` times the scatter of as many of them. A segment at either end of
+    the series that takes much of it was not picked from many: a fault began there, or ended.
+    """
+    outer, size = layer.outer, len(series)
+    at_an_end = outer is None and (layer.first == 0 or layer.stop == size)
+    if at_an_end and layer.stop - layer.first > _PICKED * size:
+        return 1.0
+    if layer.stop - layer.first < SHORTEST:
+        return 0.0
+    first, stop = (0, size) if outer is None else (outer.first, outer.stop)
+    around = np.concatenate([calm[first : layer.first], calm[layer.stop : stop]])
+    inside = series[layer.first : layer.stop]
+    differ = max(standard_error(inside) + standard_error(around), _scatter(around, len(inside)))
+    above = _above(series, layer, layers)
+    return min(above / smallest, above / max(least * differ, np.finfo(float).tiny))
+
+
+def _scatter(series: Floats, length: int) -> float:
+    """How much medians of so many steps on end differ; of fewer blocks than tell that, those of shorter ones."""
+    count = len(series) // length
+    if count <= len(time_blocks(len(series))):
+        return spread(block_medians(series))
+    return spread(median(series[: count * length].reshape(count, length), axis=1))
+
+
+def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
+    """How much higher a segment is than the steps around it that are in no other such segment; its level at most.
+
+    On top of another segment the difference is unknown, and 0, if too few steps show that other one alone.
+    """
+    first, stop = (0, len(series)) if layer.outer is None else (layer.outer.first, layer.outer.stop)
+    apart = np.zeros(len(series), bool)
+    apart[first:stop] = True
+    for one in layers:
+        if one.outer is layer.outer:
+            apart[one.first : one.end] = False
+    if np.count_nonzero(apart) < SHORTEST:
+        return layer.level if layer.outer is None else 0.0
+    return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
+
+
+def _layered(series: Floats, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:
+    """The layers between these edges; a level that is not sure to be above nothing is none to be on top of.
+
+    What follows the last may be a pause of it where it takes less than the ``brief`` part of it.
+    """
+    levels = _levels(series, edges)
+    for at, (first, stop) in enumerate(itertools.pairwise(edges)):
+        if levels[at] < _APART * standard_error(series[first:stop]):
+            levels[at] = min(levels[at], 0.0)
+    end = {edges[-1]: edges[-1]}
+    paused = max(recovered, int(brief * (edges[-2] - edges[max(len(edges) - 3, 0)])))
+    if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1, paused):
+        edges, levels = edges[:-1], levels[:-1]
+        end[edges[-1]] = len(series)
+    return list(_layers(edges, levels, 0.0, smallest, None, end))
+
+
+def _levels(series: Floats, edges: list[int]) -> list[float]:
+    return [float(median(series[a:b])) for a, b in itertools.pairwise(edges)]
+
+
+def _layers(
+    edges: list[int], levels: list[float], floor: float, smallest: float, outer: Layer | None, end: dict[int, int]
+) -> Iterator[Layer]:
+    """Each run of pieces above the floor as one layer as high as its lowest, and what is on top of that."""
+    for high, run in itertools.groupby(range(len(levels)), key=lambda at: levels[at] - floor >= smallest):
+        if not high:
+            continue
+        held = list(run)
+        lowest = min(levels[at] for at in held)
+        more = [at for at in held if levels[at] - lowest >= smallest]
+        inner = tuple((edges[at], edges[at + 1]) for at in more)
+        begin, stop = held[0], held[-1] + 1
+        layer = Layer(edges[begin], edges[stop], end.get(edges[stop], edges[stop]), lowest - floor, inner, outer)
+        yield layer
+        yield from _layers(edges[begin : stop + 1], levels[begin:stop], lowest, smallest, layer, end)
+
+
+def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[int]:
+    """Edges of the pieces with each short one joined to its neighbours that is lower than both."""
+    while True:
+        levels = _levels(series, edges)
+        pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at, recovered)), None)
+        if pause is None:
+            return edges
+        before, after = levels[pause - 1], levels[pause + 1]
+        alike = _alike(before, after)
+        joined = {edges[pause]} if alike or before <= after else set()
+        joined |= {edges[pause + 1]} if alike or after <= before else set()
+        edges = [edge for edge in edges if edge not in joined]
+
+
+def _is_pause(levels: list[float], edges: list[int], at: int, recovered: int) -> bool:
+    """Whether a piece is lower than its neighbours, and too short to show that the earlier level is over.
+
+    Its neighbours must be equally high: noise of another rank's host may hide a slowdown for a while.
+    """
+    before, after = levels[at - 1], levels[at + 1] if at + 1 < len(levels) else np.inf
+    if levels[at] >= min(before, after):
+        return False
+    length = edges[at + 1] - edges[at]
+    if length < recovered or not _alike(before, after):
+        return length < recovered
+    return length < _BRIEF * min(edges[at] - edges[at - 1], edges[at + 2] - edges[at + 1])
+
+
+def _alike(one: float, other: float) -> bool:
+    return 2 * min(one, other) >= max(one, other)
+
+
+def stretch(series: Floats, smallest: float, settings: Settings) -> tuple[int, int]:
+    """[first, stop) of the steps in which a series is persistently high on the whole.
+
+    Neighbouring pieces count as one while each is at least half as high as the highest.
+    """
+    edges = pieces(series, smallest, settings)
+    levels = _levels(series, edges)
+    lengths = np.diff(edges)
+    worth = [level * length for level, length in zip(levels, lengths, strict=True)]
+    best = int(np.argmax(worth))
+    first = last = best
+    while first > 0 and levels[first - 1] >= levels[best] / 2:
+        first -= 1
+    while last < len(levels) - 1 and levels[last + 1] >= levels[best] / 2:
+        last += 1
+    stop = edges[last + 1]
+    ended = stop < len(series) and _over(series[stop:], levels[best], settings.recovered_steps)
+    return edges[first], stop if ended else len(series)
+
+
+def _over(after: Floats, level: float, recovered: int) -> bool:
+    """Whether a slowdown has ended: what follows is long enough to tell, and clearly lower throughout."""
+    if len(after) < recovered:
+        return False
+    return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
+
+
+def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
+    """Edges of the segments between the changes of a series, with its own ends."""
+    series = np.nan_to_num(series)
+    edges = _sharpened(series, _cut(series, smallest))
+    levels = _Levels(series)
+    while len(edges) > 2:
+        changes = zip(edges, edges[1:], edges[2:], strict=False)
+        sure = [_sureness(levels, change, smallest, settings.min_change) for change in changes]
+        least = int(np.argmin(sure))
+        if sure[least] >= 1:
+            break
+        edges = _sharpened(series, [*edges[: least + 1], *edges[least + 2 :]])
+    return edges
+
+
+class _Levels:
+    """The level of each requested segment of a series, and its certainty."""
+
+    def __init__(self, series: Floats) -> None:
+        self._series = series
+        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+
+    def of(self, first: int, stop: int) -> tuple[float, float]:
+        """The median of these steps and its standard error."""
+        if (first, stop) not in self._known:
+            part = self._series[first:stop]
+            self._known[first, stop] = float(median(part)), standard_error(part)
+        return self._known[first, stop]
+
+
+def _sureness(levels: _Levels, change: tuple[int, int, int], smallest: float, varies: float) -> float:
+    """How many times the least that makes a change the levels on its two sides differ by."""
+    start, split, stop = change
+    if min(split - start, stop - split) < SHORTEST // 2:
+        return 0.0
+    (before, noise), (after, more) = levels.of(start, split), levels.of(split, stop)
+    low, high = sorted([before, after])
+    return (high - low) / max(smallest / 2, _APART * (noise + more), varies * low)
+
+
+def _cut(series: Floats, smallest: float) -> list[int]:
+    """Edges of the levels that fit the medians of its bins best, each change at a price; none is too short."""
+    if len(series) < 2 * SHORTEST:
+        return [0, len(series)]
+    size = max(_BIN, -(-len(series) // _MOST_BINS))
+    count = len(series) // size
+    levels = median(series[: count * size].reshape(count, size), axis=1)
+    noise = MAD_TO_SIGMA * float(median(np.abs(np.diff(levels)))) / np.sqrt(2)
+    price = max(_PENALTY * noise**2 * np.log(count), smallest**2 / 2)
+    return [at * size if at < count else len(series) for at in _cheapest(levels, price)]
+
+
+def _cheapest(levels: Floats, price: float) -> list[int]:
+    """Edges that cut levels [B] into pieces of two at least, of least squared error and price: optimal partitioning."""
+    sums, squares = (np.concatenate([[0.0], np.cumsum(one)]) for one in (levels, levels**2))
+    at = np.arange(len(sums))
+    lengths = np.maximum(at[:, None] - at, 1)
+    error = squares[:, None] - squares - (sums[:, None] - sums) ** 2 / lengths  # [end, begin]
+    best = np.full(len(sums), np.inf)
+    best[0], came = 0.0, np.zeros(len(sums), np.int64)
+    for end in range(2, len(sums)):
+        total = best[: end - 1] + error[end, : end - 1] + price
+        came[end] = int(np.argmin(total))
+        best[end] = total[came[end]]
+    edges = [len(levels)]
+    while edges[-1] > 0:
+        edges.append(int(came[edges[-1]]))
+    return edges[::-1]
+
+
+def _sharpened(series: Floats, edges: list[int]) -> list[int]:
+    """Move each change to where the levels on its two sides fit best, within a few steps."""
+    found = list(edges)
+    for at in range(1, len(edges) - 1):
+        found[at] = _sharpen(series, found[at - 1], found[at], found[at + 1])
+    return found
+
+
+def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
+    before, after = median(series[start:split]), median(series[split:stop])
+    first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
+    part = series[first:last]
+    sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
+    return first + int(np.argmin(sums))

@@ -1,0 +1,530 @@
+"""Operations that do not end: who did not come, and who came with something else.
+
+Every communicator has a frontier: the lowest sequence number that some member has entered and not left. Members that
+have not entered it are missing; who is in a message waits for its peer. ``hindmost_judge.detect.stops`` walks from
+those that wait to those that wait for no other. Different operations at one sequence number are a divergence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.detect.mismatch import MEET
+from hindmost_judge.detect.stops import Edge, Way, walk
+from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.model import ANY_PEER, SENDS, UNMEASURED, Job, Run, has_launches, rows
+from hindmost_judge.timeline.phases import training
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Table
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+
+_COLLECTIVE = {"collective", "p2p"}
+
+
+@dataclass(frozen=True)
+class Wait:
+    """What one rank is in, since when and for how long (ns): collective number ``seq``, or, -1, a message.
+
+    ``peer`` is whom it waits for (``None``: not one known rank), who has to receive if it ``sends``.
+    """
+
+    rank: int
+    op: str
+    comm: int
+    start: int
+    waited: int
+    seq: int = -1
+    peer: int | None = None
+    sends: bool = False
+
+
+@dataclass(frozen=True)
+class Hang:
+    """A stop: ``kind`` is hang or desync. ``doing`` is what each culprit was inside, or ran instead, where known.
+
+    ``seq`` is -1 where ranks wait in messages: ``waits`` has those, of a ``deadlock`` each rank's in its order.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    victims: tuple[int, ...]
+    comm: int
+    seq: int
+    op: str
+    waited_ns: int  # -1: unknown
+    doing: dict[int, str]
+    seen: bool = True  # false: what was open was not seen, only that nothing moved any more
+    #: Members whose open operations are unknown: the culprits themselves or, where there are none, suspects.
+    unproven: tuple[int, ...] = ()
+    #: When the last of those that wait for the culprits began to, ns.
+    entered_ns: int = 0
+    waits: tuple[Wait, ...] = ()
+    deadlock: bool = False
+
+    @property
+    def confidence(self) -> float:
+        """How sure the name is: less if the rank's absence, or how long the others waited, was not seen."""
+        if not self.ranks:
+            return 0.6
+        sure = 0.99 if self.waited_ns >= 0 else 0.8
+        return sure - 0.2 if self.unproven else sure
+
+
+def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
+    """The run's hang or divergence, ``None`` if every open operation is young. ``step_ns`` is the p99 step time."""
+    limit = settings.patience_ns(step_ns)
+    waiting, messages = _open_operations(run), _messages(run)
+    stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
+    late = [one for one in messages if one.waited >= limit]
+    seen = _last_seen(run) if late else {}
+    late = [one for one in late if one.peer is None or seen.get(one.peer, 0) <= one.start + limit]
+    if not stuck and not late:
+        return _of_no_age(run, waiting) if waiting else None if messages else _silence(run, limit)
+    found = _divergence(stuck) or _left_behind(run, waiting, stuck, messages, late)
+    patience = settings.hang_checkpoint_seconds * 1e9
+    return None if "checkpoint" in found.doing.values() and found.waited_ns < patience else found
+
+
+def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
+    """The step in which the job stopped: the one after the last that the culprits finished, or else any rank.
+
+    Without step marks, the one after the last whole pattern of collectives."""
+    table = training(run.steps)
+    if not rows(table):
+        return _after_patterns(blocks) if blocks is not None and len(blocks.steps) else None
+    mine = np.isin(table["rank"], stop.ranks)
+    if stop.ranks and not mine.any():
+        return None
+    known = table["rank"][mine] if mine.any() else table["rank"]
+    return min(_steps_done(table, run.collectives, rank) for rank in np.unique(known).tolist())
+
+
+def _steps_done(steps: Table, collectives: Table, rank: int) -> int:
+    """The number of the step after those that a rank finished: of the last one it may have left no mark."""
+    mine = steps["rank"] == rank
+    order = np.argsort(steps["start_ns"][mine], kind="stable")
+    last = int(steps["step"][mine].max()) + 1
+    if not has_launches(collectives):
+        return last
+    enqueued = collectives["enqueue_ns"][(collectives["rank"] == rank) & (collectives["enqueue_ns"] >= 0)]
+    begun = steps["start_ns"][mine][order]
+    ended = int(begun[-1] + steps["duration_ns"][mine][order][-1])
+    in_each = np.histogram(enqueued, begun)[0] if len(begun) > 1 else np.zeros(1)
+    usual = int(np.median(in_each))
+    return last + (int((enqueued > ended).sum()) // usual if usual else 0)
+
+
+def _after_patterns(blocks: Blocks) -> int:
+    """The number of the first step that is not whole."""
+    last = int(blocks.steps[-1])
+    counts = np.diff(np.append(blocks.starts, blocks.joined.columns)) if blocks.joined is not None else np.ones(1)
+    return last if counts[-1] < np.median(counts) else last + 1
+
+
+def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
+    """The ranks that did not come to what the others wait in, where the waiting time is unknown.
+
+    Only that distinguishes a stop from a moment of a running job, in which operations are open too."""
+    table = run.in_flight
+    pairs = set(table["comm"][table["kind"] == "p2p"].tolist())
+    together = {comm: held for comm, held in waiting.items() if comm not in pairs}
+    stuck = {comm: held for comm, held in together.items() if all(one.waited == UNMEASURED for one in held)}
+    parted = _divergence(together)
+    if parted is not None and run.job.source != Job.source and _never_ran(run, parted):
+        return replace(parted, waited_ns=UNMEASURED)  # no moment of a job at work shows that
+    found = _left_behind(run, waiting, stuck, [], []) if stuck else None
+    known = set(run.ranks["rank"].tolist())
+    named = (
+        found is not None
+        and found.kind == "hang"
+        and found.ranks
+        and known.issuperset({*found.ranks} - {*found.unproven})
+    )
+    return found if named else None
+
+
+def _never_ran(run: Run, parted: Hang) -> bool:
+    """Whether those who ran another operation have not the others' among several of one number, as grouped ones are."""
+    table = run.collectives
+    same = (table["comm"] == parted.comm) & (table["seq"] == parted.seq) & (table["op"] == parted.op)
+    return not (same & np.isin(table["rank"], list(parted.doing))).any()
+
+
+def of_a_moment(run: Run) -> Hang | None:
+    """What others wait in and who had not entered it, however short that may have been."""
+    table = run.in_flight
+    if not rows(table):
+        return None
+    ageless = replace(run, in_flight={**table, "observed_ns": np.full(rows(table), UNMEASURED)})
+    return _of_no_age(ageless, _open_operations(ageless))
+
+
+def _left_behind(
+    run: Run,
+    waiting: dict[int, list[Wait]],
+    stuck: dict[int, list[Wait]],
+    messages: list[Wait],
+    late: list[Wait],
+) -> Hang:
+    """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
+    other; or ranks that ran an operation that no other rank ran."""
+    blocked = {one.rank for held in waiting.values() for one in held} | {one.rank for one in messages}
+    missing = {comm: _missing(run, comm, held) for comm, held in waiting.items()}
+    node = {comm: -1 - place for place, comm in enumerate(waiting)}
+    edges = [Edge(one.rank, node[comm]) for comm, held in waiting.items() for one in held]
+    edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
+    ways = {True: Way.RECEIVE, False: Way.SEND}
+    edges += [Edge(one.rank, one.peer, ways[one.sends]) for one in messages if one.peer is not None]
+    starts = {node[comm] for comm in stuck} | {one.rank for one in late}
+    found = walk(blocked | {*node.values()}, edges, starts)
+    if {one.rank for one in messages}.intersection(found.cycle):
+        return _deadlock(found.cycle, waiting, missing, messages, blocked)
+    crossed = _crossed(run, stuck, missing) if stuck and not found.roots else None
+    if crossed is not None:
+        return crossed
+    since: dict[int, int] = {}
+    held_up = [(rank, one.start) for comm, held in waiting.items() for one in held for rank in missing[comm]]
+    for rank, start in [*held_up, *((one.peer, one.start) for one in messages if one.peer is not None)]:
+        since[rank] = max(since.get(rank, 0), start)
+    culprits, unproven = _culprits(run, [*found.roots], blocked, since)
+    comm = next((comm for comm in (*stuck, *waiting) if {*missing[comm]} & {*culprits, *unproven}), None)
+    if comm is None and stuck and not (culprits or unproven):
+        comm = next(iter(stuck))
+    if comm is None:
+        return _of_messages(run, culprits, unproven, blocked, messages, late)
+    held = waiting[comm]
+    entered = {one.rank for one in held}
+    others = _other_operations(run, comm, sorted(members(run, comm) - entered), entered)
+    return Hang(
+        kind="desync" if others else "hang",
+        ranks=tuple(sorted(others) if others else culprits),
+        victims=tuple(sorted(blocked - set(others or culprits))),
+        comm=comm,
+        seq=min(one.seq for one in held),
+        op=held[0].op,
+        waited_ns=max(one.waited for one in held),
+        doing=others or _doing(run, culprits, held),
+        unproven=() if others else tuple(unproven),
+        entered_ns=max(one.start for one in held),
+    )
+
+
+def _of_messages(
+    run: Run,
+    culprits: list[int],
+    unproven: list[int],
+    blocked: set[int],
+    messages: list[Wait],
+    late: list[Wait],
+) -> Hang:
+    """A stop of ranks that wait in messages: for the culprits or, where there are none, for whom they name."""
+    direct = [one for one in messages if one.peer in {*culprits, *unproven}] or late
+    return Hang(
+        kind="hang",
+        ranks=tuple(culprits),
+        victims=tuple(sorted(blocked - {*culprits})),
+        comm=direct[0].comm,
+        seq=-1,
+        op=direct[0].op,
+        waited_ns=max(one.waited for one in direct),
+        doing=_doing(run, culprits, direct),
+        unproven=tuple(unproven),
+        entered_ns=max(one.start for one in direct),
+        waits=tuple(direct),
+    )
+
+
+def _deadlock(
+    cycle: tuple[int, ...],
+    waiting: dict[int, list[Wait]],
+    missing: dict[int, list[int]],
+    messages: list[Wait],
+    blocked: set[int],
+) -> Hang:
+    """Ranks each of which waits for the next, and the last for the first.
+
+    Where some are in a collective and others in messages, one side took another way: the smaller one.
+    """
+    waits, entered = list[Wait](), set[int]()
+    for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
+        message = next((one for one in messages if (one.rank, one.peer) == (rank, after)), None)
+        comms = (
+            comm for comm, held in waiting.items() if after in missing[comm] and rank in {one.rank for one in held}
+        )
+        inside = [] if message is not None else waiting[next(comms)]
+        waits.append(message or replace(next(one for one in inside if one.rank == rank), peer=after))
+        entered |= {one.rank for one in inside}
+    sides = sorted((entered, blocked - entered), key=len)
+    odd = sides[0] if len(sides[0]) < len(sides[1]) else set[int]()
+    parted = bool(entered)
+    waits.sort(key=lambda one: one.seq < 0 and parted)
+    return Hang(
+        kind="desync" if parted else "hang",
+        ranks=tuple(sorted(odd if parted else cycle)),
+        victims=tuple(sorted(blocked - (odd if parted else {*cycle}))),
+        comm=next(one.comm for one in messages if one.rank in cycle),
+        seq=-1,
+        op=waits[0].op,
+        waited_ns=min(one.waited for one in waits),
+        doing={},
+        entered_ns=max(one.start for one in waits),
+        waits=tuple(waits),
+        deadlock=not parted,
+    )
+
+
+def _culprits(run: Run, absent: list[int], blocked: set[int], since: dict[int, int]) -> tuple[list[int], list[int]]:
+    """The missing ranks that were observed, or else a single unobserved one if several others wait.
+
+    And, if no observed rank is missing, the ranks whose open operations are unknown."""
+    looked_at = _looked_at(run, since)
+    proven = [rank for rank in absent if rank in looked_at]
+    unproven = [rank for rank in absent if rank not in looked_at]
+    if proven or not unproven:
+        return proven, []
+    return unproven if len(unproven) == 1 < len(blocked) else [], unproven
+
+
+def _looked_at(run: Run, since: dict[int, int]) -> set[int]:
+    """Ranks with known open operations.
+
+    In a foreign recording those that left a dump, else those of a node with contact ``since`` the others entered
+    what a rank did not."""
+    known = {int(rank) for rank in run.ranks["rank"]}
+    if run.job.source != Job.source:
+        return {int(rank) for rank in run.rank_states["rank"]} or known
+    node = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    heard: dict[str, int] = {}
+    for rank, time_ns in zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True):
+        heard[node.get(rank, "")] = max(heard.get(node.get(rank, ""), 0), time_ns)
+    code, names = codes(run.metrics["node"])
+    latest = np.zeros(len(names), np.int64)
+    np.maximum.at(latest, code, run.metrics["time_ns"])
+    words = dict(zip(names, latest.tolist(), strict=True))
+    for name in words.keys() & heard.keys():
+        heard[name] = max(heard[name], words[name])
+    heard_of = {rank for rank in known if heard.get(node.get(rank, ""), since.get(rank, 0)) >= since.get(rank, 0)}
+    return heard_of - (since.keys() - _recorded(run))
+
+
+def _recorded(run: Run) -> set[int]:
+    """Ranks whose operations with others are recorded at all.
+
+    A rank without the plugin, or without any row, may have had anything open. In a job that stopped long ago, a window
+    no longer holds collectives."""
+    stated = np.intersect1d(run.communicators["rank"], run.rank_states["rank"])
+    return {*np.unique(run.collectives["rank"]).tolist(), *stated.tolist()}
+
+
+def _crossed(run: Run, stuck: dict[int, list[Wait]], missing: dict[int, list[int]]) -> Hang | None:
+    """Ranks that wait for each other in different communicators, as where one calls all_reduce itself and the others'
+    DDP does.
+
+    The wrong side is known where both have the same members: the smaller one."""
+    comm = max(stuck, key=lambda one: len(stuck[one]))
+    elsewhere = [(other, one) for other, held in stuck.items() if other != comm for one in held]
+    met = [(other, one) for other, one in elsewhere if one.rank in missing[comm]]
+    if not met:
+        return None
+    alike = all(members(run, other) == members(run, comm) for other, _ in met)
+    return _parted(comm, stuck[comm], [one for _, one in met], tell=alike)
+
+
+def _parted(comm: int, common: list[Wait], odd: list[Wait], tell: bool = True) -> Hang:
+    """The divergence of the ``odd`` from what the others entered; of two equal halves neither is the odd one."""
+    named = odd if tell and len(odd) < len(common) else []
+    return Hang(
+        kind="desync",
+        ranks=tuple(sorted(one.rank for one in named)),
+        victims=tuple(sorted(one.rank for one in common)),
+        comm=comm,
+        seq=common[0].seq,
+        op=common[0].op,
+        waited_ns=max(one.waited for one in (*common, *odd)),
+        entered_ns=max(one.start for one in (*common, *odd)),
+        doing={one.rank: one.op for one in odd},
+    )
+
+
+def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -> dict[int, str]:
+    """Rank to the operation that it ran in this communicator and that no waiting rank ever entered.
+
+    A broadcast's root need not wait: a rank that took the wrong branch may have finished there and gone on.
+    """
+    table = run.collectives
+    here = np.flatnonzero((table["comm"] == comm) & np.isin(table["rank"], [*away, *entered]))
+    if not away or not entered or len(here) == 0:
+        return {}
+    latest = {rank: int(table["start_ns"][here[table["rank"][here] == rank]].max(initial=0)) for rank in away}
+    found: dict[int, str] = {}
+    theirs = {(str(table["op"][i]), int(table["seq"][i])) for i in here if int(table["rank"][i]) in entered}
+    for i in here[np.isin(table["rank"][here], away)]:
+        rank, what = int(table["rank"][i]), (str(table["op"][i]), int(table["seq"][i]))
+        if what not in theirs and what[0] not in MEET and int(table["start_ns"][i]) == latest[rank]:
+            found[rank] = what[0]
+    return {rank: name for rank, name in found.items() if name not in _open_names(run, comm)}
+
+
+def _open_names(run: Run, comm: int) -> set[str]:
+    table = run.in_flight
+    return {str(name) for name in table["name"][table["comm"] == comm]}
+
+
+def _silence(run: Run, limit: float) -> Hang | None:
+    """A job that a signal ended long after the last progress, though its open operations were not seen."""
+    ended, table = run.job.ended_ns, run.collectives
+    if run.killed_by is None or ended is None or rows(table) == 0:
+        return None
+    stops = [
+        int((one["start_ns"] + np.maximum(one["duration_ns"], 0)).max()) for one in (table, run.steps) if rows(one)
+    ]
+    silent = ended - max(stops)
+    if silent < limit:
+        return None
+    last = int(np.argmax(table["start_ns"]))
+    return Hang(
+        kind="hang",
+        ranks=(),
+        victims=(),
+        comm=int(table["comm"][last]),
+        seq=int(table["seq"][last]),
+        op=str(table["op"][last]),
+        waited_ns=silent,
+        doing={},
+        seen=False,
+    )
+
+
+def _open_operations(run: Run) -> dict[int, list[Wait]]:
+    """Communicator to its lowest unfinished operations, without messages."""
+    table = run.in_flight
+    found: dict[int, list[Wait]] = {}
+    waited = _waited(run)
+    for i in np.flatnonzero(np.isin(table["kind"], [*_COLLECTIVE]) & ~_in_message(run)).tolist():
+        rank, comm, start, seq = (int(table[name][i]) for name in ("rank", "comm", "start_ns", "seq"))
+        found.setdefault(comm, []).append(Wait(rank, str(table["name"][i]), comm, start, waited[i], seq))
+    return {comm: _frontier(held) for comm, held in found.items()}
+
+
+def _waited(run: Run) -> list[int]:
+    """For how long each operation in flight has been open, ns; -1 where that was not recorded."""
+    table = run.in_flight
+    killed = run.job.ended_ns if run.killed_by is not None else None
+    seen = np.maximum(table["observed_ns"], killed or UNMEASURED)
+    return np.where(seen != UNMEASURED, seen - table["start_ns"], UNMEASURED).tolist()  # type: ignore[no-any-return]
+
+
+def _in_message(run: Run) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Which operations in flight are messages; a wait for a collective, which has a number, is none."""
+    table = run.in_flight
+    if "peer" not in table:
+        return np.zeros(rows(table), bool)
+    known = table["peer"] != UNMEASURED
+    if run.job.source == Job.source:
+        known |= (table["name"] != "wait") | (table["comm"] == 0)
+    return np.asarray((table["kind"] == "p2p") & known)
+
+
+def _messages(run: Run) -> list[Wait]:
+    """The messages that ranks wait in, one for each peer."""
+    table, waited = run.in_flight, _waited(run)
+    found = []
+    for i in np.flatnonzero(_in_message(run)).tolist():
+        rank, comm, start = (int(table[name][i]) for name in ("rank", "comm", "start_ns"))
+        sends = table["flags"][i] > 0 and bool(table["flags"][i] & SENDS)
+        peers = _peers(run, rank, comm, int(table["peer"][i]))
+        op = str(table["name"][i])
+        found += [Wait(rank, op, comm, start, waited[i], peer=peer, sends=sends) for peer in peers]
+    return found
+
+
+def _peers(run: Run, rank: int, comm: int, peer: int) -> list[int | None]:
+    """The ranks of the job that a rank of a communicator stands for; ``None``: not known."""
+    table = run.communicators
+    here = table["comm"] == comm
+    if peer == ANY_PEER:
+        return [one for one in sorted(members(run, comm)) if one != rank] or [None]
+    found = table["rank"][here & (table["rank_in"] == peer)].tolist()
+    whole = run.job.world_size is not None and (table["size"][here] == run.job.world_size).any()
+    return found[:1] or [peer if whole and peer >= 0 else None]
+
+
+def _last_seen(run: Run) -> dict[int, int]:
+    """When each rank last began an operation or a step."""
+    latest: dict[int, int] = {}
+    for table in (run.collectives, run.steps):
+        order = np.argsort(table["start_ns"], kind="stable")
+        for rank, start in dict(
+            zip(table["rank"][order].tolist(), table["start_ns"][order].tolist(), strict=True)
+        ).items():
+            latest[rank] = max(latest.get(rank, 0), start)
+    return latest
+
+
+def _frontier(held: list[Wait]) -> list[Wait]:
+    """Each rank's lowest open sequence, and of those the ones at the communicator's lowest."""
+    lowest: dict[int, Wait] = {}
+    for one in sorted(held, key=lambda one: one.seq):
+        lowest.setdefault(one.rank, one)
+    first = min(one.seq for one in lowest.values())
+    return [one for one in lowest.values() if one.seq == first]
+
+
+def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
+    for comm, held in stuck.items():
+        names = [one.op for one in held]
+        if len(set(names)) < 2 or MEET.issuperset(names):
+            continue
+        common = max(sorted(set(names)), key=names.count)
+        return _parted(comm, [one for one in held if one.op == common], [one for one in held if one.op != common])
+    return None
+
+
+def _missing(run: Run, comm: int, held: list[Wait]) -> list[int]:
+    """Members of the communicator that have neither finished nor entered its frontier."""
+    seq = held[0].seq
+    entered = {one.rank for one in held}
+    table = run.collectives
+    passed = (table["comm"] == comm) & (table["seq"] >= seq)
+    if _numbered_by_operation(table, comm):
+        passed &= table["op"] == held[0].op
+    return sorted(members(run, comm) - entered - set(table["rank"][passed].tolist()))
+
+
+def _numbered_by_operation(table: Table, comm: int) -> bool:
+    """Whether sequence numbers count each operation of a communicator apart, as some recorders do."""
+    here = np.flatnonzero(table["comm"] == comm)
+    here = here[table["rank"][here] == table["rank"][here[0]]] if len(here) else here
+    return len(np.unique(table["seq"][here])) < len(here)
+
+
+def members(run: Run, comm: int) -> set[int]:
+    """Ranks of a communicator: as defined, else all ranks seen in it, else the whole job."""
+    defined = run.communicators["rank"][run.communicators["comm"] == comm].tolist()
+    sizes = run.communicators["size"][run.communicators["comm"] == comm].tolist()
+    world = run.job.world_size or 0
+    if world and sizes and max(sizes) == world:
+        return set(range(world))
+    seen = set(run.collectives["rank"][run.collectives["comm"] == comm].tolist())
+    return set(defined) | seen or set(run.ranks["rank"].tolist())
+
+
+def _doing(run: Run, ranks: list[int], waits: list[Wait]) -> dict[int, str]:
+    """The innermost open phase of each rank, where its probe said so: what it began before most of the others' wait.
+
+    What came later is no reason for it, as is MPI_Finalize after a Ctrl-C.
+    """
+    table = run.in_flight
+    until = max(one.start + max(one.waited, 0) // 2 for one in waits)
+    found: dict[int, tuple[int, str]] = {}
+    for i in range(rows(table)):
+        rank, start = int(table["rank"][i]), int(table["start_ns"][i])
+        known = rank in ranks and str(table["kind"][i]) == "phase" and (start <= until or waits[0].waited < 0)
+        if known and start >= found.get(rank, (start, ""))[0]:
+            found[rank] = (start, str(table["name"][i]))
+    return {rank: name for rank, (_, name) in found.items()}

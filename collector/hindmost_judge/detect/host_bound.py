@@ -1,0 +1,150 @@
+"""Launch-bound jobs: the GPUs wait for their hosts to launch work, so a GPU's queue is empty when the host ends a step.
+
+A busy GPU lags behind its host by the work that is still queued. The host sets the pace where the last rank has nothing
+queued while its host was launching throughout the step. If that rank has a persistent slowdown, its own host is slow,
+and the job is not launch-bound.
+
+In steps of a few ms the clocks of GPU and host are too far apart to say what was queued. Two signs must then both show
+it, each independent of the other: forward takes the host as long as the GPU, and the GPU idles in between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.detector import register
+from hindmost_judge.stats.robust import median
+from hindmost_judge.whatif import residual
+
+if TYPE_CHECKING:
+    from hindmost_judge.detector import Case
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats
+    from hindmost_judge.verdict.schema import Verdict
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured.
+
+    ``row`` is the rank that waits least in most steps; ``None`` where there is none.
+    """
+
+    launching: float
+    queued: float
+    idle: float
+    row: int | None = None
+
+
+@register(after=["input_bound"])  # while hosts wait for their input, they launch nothing
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on a job whose GPUs wait for launches, and whose hosts do not wait for input."""
+    from hindmost_judge.verdict.whole_job import of_hosts  # noqa: PLC0415 - its words need causes, these feeds()
+
+    if case.has("input_bound"):
+        return []
+    calm = np.ones(len(case.blocks.steps), bool)
+    for one in case.found:
+        if one.kind == "straggler":
+            calm[slice(*residual.span(one, case.blocks))] = False
+    bound = find(case.blocks, case.settings, np.flatnonzero(calm))
+    stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
+    paced = case.blocks.lanes is not None
+    if bound is not None and not paced and stalled and bound.idle - stalled <= 1 - case.settings.host_bound_busy:
+        return []  # the GPU was without work in those stalls
+    return of_hosts(bound, case.blocks)
+
+
+def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> HostBound | None:
+    """Whether hosts hold the job back in these steps (indices), or all; ``None`` too where nothing shows it.
+
+    While one rank is late its GPU waits for whatever makes it so.
+    """
+    columns = np.arange(len(blocks.steps)) if columns is None else columns
+    if len(columns) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait[:, columns]).all():
+        return None
+    return (_of_messages if blocks.joined is None else _of_collectives)(blocks, settings, columns)
+
+
+def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
+    if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
+        return None
+    short = blocks.step_ns < settings.host_bound_shortest_ms * 1e6
+    queued, launching = (_of_latest(blocks, one, columns) for one in (_queued(blocks), _launching(blocks)))
+    if not (short or queued <= settings.host_bound_queued) or not launching >= settings.host_bound_launching:
+        return None
+    row, mostly = _latest(blocks, columns)
+    if blocks.lanes is None and float(median(blocks.excess[row, columns])) > settings.host_bound_late * blocks.step_ns:
+        return None
+    whole = len(columns) == len(blocks.steps)
+    busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
+    resident = float(busy[row]) if busy is not None else float("nan")
+    idles, follows = resident < settings.host_bound_busy, _follows(blocks, settings, columns)
+    paced = blocks.lanes is not None or (idles and follows if short else idles if follows is None else follows)
+    if not paced:
+        return None
+    return HostBound(launching, float("nan") if short else queued, 1 - resident, row if mostly else None)
+
+
+def _of_messages(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
+    """The same of a pipeline whose ranks only send to each other: what is queued is known wherever they do."""
+    if blocks.took is None or blocks.starved is None:
+        return None
+    starved = blocks.starved / blocks.period
+    launching, idle = (_of_latest(blocks, one, columns) for one in (_launching(blocks), starved))
+    if not (launching >= settings.host_bound_launching and idle > 1 - settings.host_bound_busy):
+        return None
+    row, mostly = _latest(blocks, columns)
+    return HostBound(launching, 0.0, idle, row if mostly else None)
+
+
+def _latest(blocks: Blocks, columns: Array) -> tuple[int, bool]:
+    """The row of the rank that waits least in more of these steps than any other, and whether in most of them."""
+    rows, counts = np.unique(np.argmin(blocks.wait[:, columns], axis=0), return_counts=True)
+    return int(rows[np.argmax(counts)]), bool(counts.max() > len(columns) / 2)
+
+
+def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:
+    """Whether a rank's GPU waits for its host to launch work, as far as is known: nothing is queued at a step's end."""
+    if blocks.ended is None or blocks.joined is None or not blocks.step_ns > 0:
+        return False
+    queued, launching = float(median(_queued(blocks)[row])), float(median(_launching(blocks)[row]))
+    return queued <= settings.host_bound_queued and launching >= settings.host_bound_launching
+
+
+def _of_latest(blocks: Blocks, block: Floats, columns: Array) -> float:
+    """Median over these steps of the value of whichever rank waited least: the one that the others waited for."""
+    return float(median(block[np.argmin(blocks.wait[:, columns], axis=0), columns]))
+
+
+def _queued(blocks: Blocks) -> Floats:
+    """[R, S] share of the step for which a GPU still ran the step's collectives when its host had ended the step."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    assert blocks.ended is not None  # noqa: S101
+    stop = blocks.joined.start + blocks.joined.duration
+    last = np.append(blocks.starts[1:], blocks.joined.columns) - 1
+    return np.asarray((stop[:, last] - blocks.ended) / blocks.step_ns)
+
+
+def _launching(blocks: Blocks) -> Floats:
+    """[R, S] share of the step that a host spent in it and not in its input; of its own where that took longer than
+    the job's, for hosts are steps ahead of their GPUs."""
+    assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
+    launching = blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))
+    return np.asarray(launching / np.fmax(blocks.period, blocks.took))
+
+
+def _follows(blocks: Blocks, settings: Settings, columns: Array) -> bool | None:
+    """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either.
+
+    ``None`` where forward was not measured on both.
+    """
+    host, gpu = blocks.parts.get("forward"), blocks.parts.get("gpu_forward")
+    if host is None or gpu is None:
+        return None
+    both = np.where(np.isnan(gpu), np.nan, host)
+    return _of_latest(blocks, both, columns) >= settings.host_bound_in_step * _of_latest(blocks, gpu, columns)

@@ -1,0 +1,18 @@
+"""Jobs in which every rank waits for its input alike, longer than their GPUs hide."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hindmost_judge.detector import register
+from hindmost_judge.verdict.whole_job import of_job
+
+if TYPE_CHECKING:
+    from hindmost_judge.detector import Case
+    from hindmost_judge.verdict.schema import Verdict
+
+
+@register()
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on input that holds all ranks back alike; that of ranks named for theirs is not counted again."""
+    return of_job(case.blocks, case.settings, case.slow)

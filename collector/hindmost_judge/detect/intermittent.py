@@ -1,0 +1,367 @@
+"""Ranks that stall now and then: most steps like their peers', some far later, and always the same rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import comb
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import slow_input, stopped
+from hindmost_judge.detect import stall_noise_test, stall_sets
+from hindmost_judge.stats import rare
+from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline import cohorts, small_cohorts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """The stalls of one rank, of a node's ranks in turn, or of several ``together``.
+
+    Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
+    that the delay against their median says little. ``thick``: outside its stalls the rank is on time, however many
+    there are.
+    """
+
+    rows: tuple[int, ...]
+    stalled: Ints
+    excess: float
+    share: float
+    together: bool = False
+    most: bool = False
+    thick: bool = False
+    #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls
+    #: of one size, how sure it is that they are not chance.
+    owned: float = 0.0
+
+
+def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
+    """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node.
+
+    Delay that belongs to ``habits`` is not a stall that could hide another rank's stalls.
+    """
+    if len(blocks.ranks) < 2:
+        return []
+    if len(blocks.steps) < 2 * settings.min_steps:
+        return _of_intervals(blocks, settings)
+    excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
+    mate = cohorts.mates(blocks.role)
+    found = [one for one in _large(blocks, excess, settings) if not _in_turn(blocks.excess, one, mate)]
+    found += _beside(blocks, [row for one in found for row in one.rows], habits, settings)
+    told = {row for one in found for row in one.rows}
+    return _sets(blocks, settings, told, {habit.row for habit in habits}) or found
+
+
+def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) -> list[Stalls]:
+    """All ranks that stall, if they are more than those reported (``told``), or too many of their peers for those.
+
+    Also if some are ``late`` persistently only because they stall in most steps.
+    """
+    found = stall_sets.find(blocks, settings)
+    most = stall_sets.most_of_peers(blocks, list(found), _MAJORITY)
+    rows = set(found)
+    if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
+        return []
+    behind = small_cohorts.behind(np.nan_to_num(blocks.excess), blocks.role)
+    total = sum(int(np.count_nonzero(held)) for held in found.values())
+    each = []
+    for row, held in found.items():
+        excess, usual = float(median(behind[row, held])), float(median(behind[row, ~held]))
+        thick = usual < _ALIKE * excess
+        share = int(np.count_nonzero(held)) / total
+        each.append(Stalls((row,), np.flatnonzero(held), excess, share, most=bool(most), thick=thick, owned=1.0))
+    return each
+
+
+#: From this share on, stalling ranks set the median of their cohort.
+_MAJORITY = 0.51
+
+
+#: The sole peer of a stalling rank must not be late by this share of the stall in this many steps for each stall.
+_AS_LATE, _TURNS = 0.75, 0.5
+
+
+def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
+    """Whether the sole peer of a rank is now and then as late [R, S] as it is in its stalls: then both are, in turn.
+
+    If the work of two ranks varies, one is usually behind, and the other's extra work is far from its usual.
+    """
+    row = one.rows[0]
+    if len(one.rows) > 1 or mate[row] < 0:
+        return False
+    typical = float(median(late[row, one.stalled]))
+    return bool(np.sum(late[mate[row]] >= _AS_LATE * typical) >= _TURNS * len(one.stalled))
+
+
+def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
+    """Those who own most of the stalls, however large; else those with some of one size."""
+    each, picked = np.ones(len(excess), np.int64), slow_input.throughout(blocks, settings)
+    stalled = excess >= settings.stall_effect * blocks.step_ns
+    owners = _owners(stalled, each, settings, picked)
+    found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
+    found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
+    told = {row for one in found for row in one.rows}
+    return [*found, *(one for one in _of_one_size(blocks, excess, settings) if told.isdisjoint(one.rows))]
+
+
+def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
+    """Those whose stalls are few and alike: in steps, else in their intervals."""
+    found = _worth_it(excess, blocks, settings)
+    return [
+        replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.p_value) for one in found
+    ] or _of_intervals(blocks, settings)
+
+
+def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
+    """The same in single intervals, as far as their steps show it: several stalls may be in one step, or half of one
+    next to a peer's. Delays in one interval of steps on end are no stalls."""
+    each = blocks.segments.shape[1] // len(blocks.steps)
+    if blocks.overlapped:
+        return []
+    late = np.nan_to_num(np.minimum(blocks.segments, blocks.excess[:, blocks.segment_step]))
+    found = []
+    for one in _worth_it(late, blocks, settings):
+        apart = 1 + int(np.count_nonzero(np.diff(one.steps) > each))
+        if apart < max(settings.min_stalls, len(one.steps) / 2):
+            continue
+        steps = np.unique(blocks.segment_step[one.steps])
+        typical = float(median(blocks.excess[one.row, steps]))
+        found.append(Stalls((one.row,), steps, typical, one.share, owned=1 - one.p_value))
+    return found
+
+
+def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[rare.Rare]:
+    """Rows of ``late`` [R, K] ns with a few delays of one size that are worth it, and are mostly theirs."""
+    found = rare.find(late, settings.stall_effect * blocks.step_ns, settings.min_stalls, stopped.seen(blocks))
+    least = settings.min_effect * float(np.nansum(blocks.period))
+    return [one for one in found if one.share >= settings.min_stall_share and one.size * len(one.steps) >= least]
+
+
+#: A small stall counts if it is this many times the distance from the typical rank's least late tenth to its median:
+#: 1.3 standard deviations of noise. Then nothing of that size happens to the others.
+_CALM = 4.0
+#: Per cent of a rank's steps taken as its least late: a rank that stalls in most steps does not stall in these.
+_FEWEST = 10
+#: With fewer peers, a rank seems ahead by a good part of what one of them is behind.
+_PEERS = 3
+
+
+def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings: Settings) -> list[Stalls]:
+    """The few ranks that stall as no other rank does, however little, without what is already reported."""
+    _, role, often = np.unique(blocks.role, return_inverse=True, return_counts=True)
+    unknown = np.isnan(blocks.excess).all(axis=1) | (often[role] <= _PEERS)
+    if unknown.all():
+        return []
+    known = np.where(unknown[:, None], 0.0, blocks.excess)
+    low, usual = _low(known)
+    calm = float(np.median((usual - low)[~unknown]))
+    above = np.nan_to_num(known - (low + calm)[:, None])
+    above[named] = 0.0
+    others = above.copy()
+    for habit in habits:
+        others[habit.row, habit.first : habit.stop] = 0.0
+    large = settings.stall_effect * blocks.step_ns
+    for size in (large, max(stall_sets.SMALL * large, _CALM * calm)):
+        few = list(_few(others >= size, settings))
+        for row, _, _ in few:
+            others[row] = 0.0
+        found = []
+        for row, _, share in few:
+            one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
+            found += [one] if stall_noise_test.apart(above[row], one.excess, len(one.stalled)) else []
+        if found:
+            return found
+    return []
+
+
+def _low(late: Floats) -> tuple[Floats, Floats]:
+    """[R] how late each row of [R, S] is in its least late steps, and in its middle one."""
+    ordered = np.sort(late, axis=1)  # NaN goes last
+    last = np.count_nonzero(~np.isnan(late), axis=1) - 1
+    rows = np.arange(len(late))
+    return np.asarray(ordered[rows, last * _FEWEST // 100]), np.asarray(ordered[rows, last // 2])
+
+
+def _alone(row: int, above: Floats, others: Floats) -> Floats:
+    """The delay of one row, with the others' delays without the reported ranks."""
+    left = others.copy()
+    left[row] = above[row]
+    return np.asarray(left)
+
+
+#: Most ranks that may stall independently; in a small job at most one in four.
+_MOST_RANKS = 4
+
+
+def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
+    episodes = stall_noise_test.episodes(stalled)
+    order = np.argsort(-episodes, kind="stable")
+    total = max(int(episodes.sum()), 1)
+    for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
+        if episodes[order[count - 1]] < settings.min_stalls:
+            return
+        held = int(episodes[order[:count]].sum())
+        accident = stall_noise_test.by_chance(held, total, count / len(order), comb(len(order), count))
+        together = held >= settings.min_stall_share * total and not accident
+        if together and _not_all_along(stalled, order[:count]):
+            for row in order[:count].tolist():
+                yield row, np.flatnonzero(stalled[row]), float(episodes[row] / total)
+            return
+
+
+def _not_all_along(stalled: Array, rows: Ints) -> bool:
+    """Whether no other row of [R, S] stalls in half as many steps: what does so all along counts as one stall."""
+    steps = np.count_nonzero(stalled, axis=1)
+    return bool(steps[rows].min() > 2 * np.delete(steps, rows).max(initial=0))
+
+
+#: Per cent of a rank's steps, least late first, in which a rank that stalls in most steps is as usual.
+_LEAST = 25
+
+
+def _usual(blocks: Blocks, settings: Settings) -> Floats:
+    """[R] how late a rank is where it does not stall.
+
+    The sole peer of a stalling rank is ahead in its stalls, and on time in the other steps.
+    """
+    usual = median(blocks.excess, axis=1)
+    most = np.flatnonzero(usual >= settings.stall_effect * blocks.step_ns)
+    if len(most):
+        usual[most] = np.nanpercentile(blocks.excess[most], _LEAST, axis=1)
+        mate = cohorts.mates(blocks.role)[most]
+        usual[mate[mate >= 0]] = -usual[most[mate >= 0]]
+    return usual
+
+
+#: A rank's steps that are late by this share of its typical stall are stalls too, if it has most of such steps.
+_ALIKE = 0.5
+
+
+def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings: Settings) -> Stalls:
+    """The stalls of a row, with those that fall a little short of the general threshold."""
+    late = excess >= _ALIKE * float(np.median(excess[row, steps]))
+    if np.sum(late[row]) >= settings.min_stall_share * np.sum(late):
+        steps = np.flatnonzero(late[row])
+    steps = _of_one_kind(excess[row], steps, settings)
+    return Stalls((row,), steps, float(np.median(excess[row, steps])), share)
+
+
+def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
+    """The large stalls of a row [S], if they are separate from the small ones and most of its delay; else all.
+
+    A host that hesitates now and then is another problem than one that makes a rank late by a step: it began at
+    another time, and counted as such a stall it would cost as much.
+    """
+    by_size = steps[np.argsort(late[steps])]
+    sums = np.cumsum(late[by_size])
+    typical = late[by_size[np.searchsorted(sums, sums[-1] / 2)]]  # half of all delay is in stalls as long as that
+    large = np.sort(steps[late[steps] >= _ALIKE * typical])
+    one = Stalls((), large, float(np.median(late[large])), 1.0)
+    most = late[large].sum() >= settings.min_stall_share * sums[-1]
+    often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
+    return large if most and often and stall_noise_test.apart(late, one.excess, len(one.stalled)) else steps
+
+
+def _owners(
+    stalled: Array, members: Ints, settings: Settings, picked: Array | None = None
+) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of each row of [R, S], of so many ranks, that owns most of them.
+
+    Rows ``picked`` [R] by something else than their stalls are not one of all that may have them by chance.
+    """
+    ways = len(stalled) if picked is None else np.where(picked, np.sum(picked), len(stalled))
+    fair = members / members.sum()
+    episodes = stall_noise_test.episodes(stalled)
+    total = max(int(episodes.sum()), 1)
+    for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
+        share = episodes[row] / total
+        accident = stall_noise_test.by_chance(
+            int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row])
+        )
+        if share >= settings.min_stall_share and not accident:
+            yield row, np.flatnonzero(stalled[row]), float(share)
+
+
+#: Least stalls of a rank to count it among a node's: one stall may hit any rank.
+_AGAIN = 2
+
+
+def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings) -> list[Stalls]:
+    """A node on which now one rank stalls and now another: what disturbs them is the node's."""
+    nodes, members = np.unique(blocks.node, return_counts=True)
+    if len(blocks.node) != len(stalled) or len(nodes) < 2 or nodes[0] < 0:
+        return []
+    order = np.argsort(blocks.node, kind="stable")
+    together = np.logical_or.reduceat(stalled[order], np.searchsorted(blocks.node[order], nodes), axis=0)
+    found = []
+    for place, steps, share in _owners(together, members, settings):
+        if not _not_all_along(together, np.array([place])):
+            continue
+        rows = np.flatnonzero(blocks.node == nodes[place])
+        often = stall_noise_test.episodes(stalled[rows])
+        rows = rows[often >= _AGAIN]
+        if (
+            len(rows) < 2
+            or often.sum() < 2 * settings.min_stalls
+            or often.max() > settings.min_stall_share * often.sum()
+        ):
+            continue  # mostly one rank's, and too few to name it
+        typical = float(np.median(excess[rows][:, steps].max(axis=0)))
+        found.append(Stalls(tuple(rows[np.argsort(-stalled[rows].sum(axis=1))].tolist()), steps, typical, share))
+    return found
+
+
+def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Habit]:
+    """Those that are more than a cluster of a rank's stalls, if it has enough stalls outside all its slowdowns.
+
+    A rank that stalls now and then, and is slow in nearly all steps since one, is slow since then.
+    """
+    thick = stalling_beside(habits, stalls, settings)
+    lasting = {row for row in thick if _lasts([one for one in habits if one.row == row], blocks.excess[row], settings)}
+    return [habit for habit in habits if habit.row not in thick - lasting]
+
+
+def stalling_beside(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> set[int]:
+    """Rows of the ranks with enough stalls outside their persistent slowdowns to be reported for these alone."""
+    found: set[int] = set()
+    for one in stalls:
+        steps = one.stalled
+        for habit in habits:
+            if habit.row in one.rows:
+                steps = steps[(steps < habit.first) | (steps >= habit.stop)]
+        often = one.thick or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
+        if len(one.rows) == 1 and often:
+            found.add(one.rows[0])
+    return found
+
+
+#: Per cent of a persistent slowdown's steps that may be on time, and the part of it by which all others are late: it
+#: covers nearly all steps, despite noise.
+_ON_TIME, _LATE_BY = 25, 0.25
+#: A persistent slowdown holds most of the steps in which the rank is late by half of it; stalls cluster in some of
+#: them.
+_MOST = 0.5
+
+
+def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
+    """Whether a rank that is ``late`` [S] is late in nearly all steps of its slowdowns, and rarely outside of them."""
+    inside = np.zeros(len(late), bool)
+    for habit in habits:
+        inside[habit.first : habit.stop] = True
+    if min(np.sum(inside), np.sum(~inside)) < settings.recovered_steps:
+        return False
+    usual, smallest = float(median(late[~inside])), min(habit.excess for habit in habits)
+    if float(np.nanpercentile(late[inside], _ON_TIME)) < usual + _LATE_BY * smallest:
+        return False
+    often = np.nan_to_num(late) >= usual + smallest / 2
+    return bool(np.sum(often & inside) > _MOST * np.sum(often))

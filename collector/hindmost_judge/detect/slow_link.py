@@ -1,0 +1,196 @@
+"""Groups whose transfers take long although no member is late: a link, not a rank.
+
+The shortest duration in a group is about the transfer. Groups of one class move the same bytes. If one group's shortest
+durations are persistently above its sisters', throughout or for a segment of steps, its link is slow. Slow groups of
+several classes share the link or node where they meet. A group that moves other bytes than its sisters, as a pipeline
+stage may, is also compared with its own past.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import queueing
+from hindmost_judge.detect.episodes import pieces, stretch
+from hindmost_judge.detect.longer_transfers import lengthened
+from hindmost_judge.detect.persistence import by_habit, together
+from hindmost_judge.detector import register
+from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
+from hindmost_judge.timeline.join import shortest
+from hindmost_judge.verdict.slow_ranks import of_links
+from hindmost_judge.whatif import transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_judge.detector import Case
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
+
+
+#: If the cost is at least this share of the longer transfers, the report does not explain what hides the rest.
+_MOST = 0.9
+#: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
+#: share of what they are longer by.
+QUEUED = 0.5
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """Rows that share the slow link, and how much longer a step's transfers take there in steps [first, stop).
+
+    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` what they would take:
+    as ``sisters`` that move the same, or else as the group itself at other times."""
+
+    rows: tuple[int, ...]
+    excess: float
+    usual: float
+    shown: float
+    first: int
+    stop: int
+    sisters: bool
+
+    @property
+    def steps(self) -> slice:
+        """Those in which it is slow, by index."""
+        return slice(self.first, self.stop)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a good part of it costs nothing."""
+        return self.shown < _MOST * self.excess
+
+    @property
+    def in_all(self) -> float:
+        """Ns of the whole run."""
+        return self.excess * (self.stop - self.first)
+
+
+@register()
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on a group whose transfers are slow although no member is late."""
+    return of_links(find(case.blocks, case.settings), case.blocks, case.settings)
+
+
+def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
+    """The slow link of a job whose ranks talk in several groups of a class; ``None`` where there is none to compare."""
+    if blocks.joined is None or len(blocks.steps) < settings.min_steps:
+        return None
+    least = shortest(blocks.joined)
+    slow = [one for klass in range(blocks.group.shape[1]) for one in _in_class(blocks, least, klass, settings)]
+    if not slow:
+        return None
+    worst = max(slow, key=lambda one: one.in_all)
+    shared = set.intersection(*(set(one.rows) for one in slow if together(one.steps, worst.steps)))
+    return replace(worst, rows=tuple(sorted(shared or worst.rows)))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """``rows`` that talk to each other and, of steps ``at`` (indices), ns that transfers take there and would take.
+
+    ``throughout``: whether what they would take is known by sisters that move the same, so that they may always differ.
+    """
+
+    rows: tuple[int, ...]
+    at: Ints
+    more: Floats
+    usual: Floats
+    throughout: bool
+
+
+def _in_class(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> list[SlowLink]:
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    of_class = blocks.joined.klass == klass
+    if not of_class.any():
+        return []
+    beside = float(np.mean(blocks.beside[of_class]))
+    found = [_judged(group, blocks, klass, beside, settings) for group in _groups(blocks, least, klass, settings)]
+    return [one for one in found if one is not None]
+
+
+def _groups(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> Iterator[_Group]:
+    """The groups of a class that can be compared with anything."""
+    groups = blocks.group[:, klass]
+    names = np.unique(groups[groups >= 0])
+    if len(names) < 2:
+        return
+    took, size = _transfers(blocks, least, klass, [int(np.flatnonzero(groups == name)[0]) for name in names])
+    at = np.flatnonzero(~np.isnan(took).any(axis=0))  # groups may be at different steps, or end earlier
+    if len(at) < settings.min_steps:
+        return
+    took, size = took[:, at], size[:, at]
+    for place, name in enumerate(names):
+        sisters = np.flatnonzero((size == size[place]).all(axis=1))
+        if len(sisters) > 1:
+            usual: Floats | None = peers_median(took[sisters])[np.searchsorted(sisters, place)]
+        else:
+            usual = _by_its_past(took, size, place, settings)
+        if usual is not None:
+            rows = tuple(int(row) for row in np.flatnonzero(groups == name))
+            yield _Group(rows, at, took[place] - usual, usual, len(sisters) > 1)
+
+
+def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> Floats | None:
+    """[S] ns that a group's transfers would take if they had grown as the others' did from their lasting minimum.
+
+    ``None`` where messages differ from step to step, which leaves no baseline."""
+    if (size != size[:, :1]).any():
+        return None
+    grown = took / median(took, axis=1)[:, None]
+    usual: Floats = float(median(took[place])) * peers_median(grown)[place]
+    more = took[place] - usual
+    edges = pieces(more, settings.min_effect * float(median(took[place])), settings)
+    long = [more[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
+    return usual + min((float(median(part)) for part in long), default=0.0)
+
+
+def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: Settings) -> SlowLink | None:
+    """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
+    smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
+    part = _stretch(group.more, smallest, settings)
+    if part is None and group.throughout and by_habit(group.more, smallest, settings):
+        part = slice(0, len(group.more))
+    if part is None:
+        return None
+    excess, usual = float(median(group.more[part])), float(median(group.usual[part]))
+    shown, steps = excess * (1 - beside), (0, len(blocks.steps))
+    if blocks.overlapped and part.stop - part.start == len(group.more):
+        return None  # nothing tells how much of it computing hides
+    if part.stop - part.start < len(group.more):
+        last = len(group.more) == part.stop
+        steps = int(group.at[part.start]), len(blocks.steps) if last else int(group.at[part.stop])
+        rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their self time may hold unrecorded waiting
+        shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
+    elif blocks.pipeline is not None:
+        shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))
+    if queueing.of_transfers(blocks, np.array(group.rows), *steps) >= QUEUED * excess:
+        return None
+    return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
+
+
+def _stretch(more: Floats, smallest: float, settings: Settings) -> slice | None:
+    """The steps, not all, in which transfers are persistently longer, and outside of which they hardly are."""
+    first, stop = stretch(more, smallest, settings)
+    inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
+    if min(len(inside), len(outside)) < settings.min_steps or not by_habit(inside, smallest, settings):
+        return None
+    level = float(median(inside))
+    calm = float(block_medians(outside).max()) < level / 3
+    return slice(first, stop) if calm and level >= settings.min_z * standard_error(outside) else None
+
+
+def _transfers(blocks: Blocks, least: Floats, klass: int, rows: list[int]) -> tuple[Floats, Floats]:
+    """[G, S] ns of transfer a step in the groups of these rows, NaN where some of it is not known, and its bytes."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    of_class = blocks.joined.klass == klass
+    took = np.where(of_class, least[rows], 0.0)
+    size = np.where(of_class, blocks.joined.size[rows], 0).astype(float)
+    known = sums_by_step(np.isnan(took).astype(float), blocks.starts) == 0
+    return np.where(known, sums_by_step(took, blocks.starts), np.nan), sums_by_step(size, blocks.starts)

@@ -1,0 +1,271 @@
+"""Load imbalance: ranks are late in turn, each when its own batch is longer, and none is slow.
+
+The work is the count of samples or tokens where steps have it, else forward on the GPU, which grows with the work as
+all else does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import launching
+from hindmost_judge.detector import register
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
+from hindmost_judge.timeline import cohorts
+from hindmost_judge.verdict.whole_job import of_uneven
+from hindmost_judge.whatif import savings, work_explained_delay
+from hindmost_judge.whatif.savings import stretched, waste
+
+if TYPE_CHECKING:
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.detector import Case
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
+
+#: A rank's work is persistently larger if it is larger by this many standard errors; 4 would meet one of 1,024 ranks by
+#: chance.
+_HABIT = 5.0
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """``cost`` ns a step that work of one size would save, ``explained`` share of the delays, ``swing`` of the work.
+
+    ``counted``: by samples or tokens; else by how long the GPU computed.
+    """
+
+    cost: float
+    explained: float
+    swing: float
+    counted: bool
+
+
+@register()
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on work whose size differs from rank to rank, in turn."""
+    return of_uneven(find(case.blocks, case.settings), case.blocks)
+
+
+def find(blocks: Blocks, settings: Settings) -> Uneven | None:
+    """What uneven work costs the job; ``None`` where it costs little, or explains little of who is late."""
+    if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
+        return None
+    if waste(blocks) < settings.min_uneven * blocks.step_ns:
+        return None
+    for counted, work in ((True, blocks.work), (False, _timed(blocks, settings))):
+        if work is None or np.isnan(work).all():
+            continue
+        found = _by(blocks, work, counted, settings)
+        if found is not None:
+            return found
+    return None
+
+
+#: If GPUs run forward as it is launched in this share of the steps, the hosts decide how long it takes.
+_LAUNCHED = 0.3
+
+
+def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
+    """[R, S] how long GPUs took over forward, as far as that is computing."""
+    launched = launching.hand_to_mouth(blocks, settings)
+    if launched is not None and np.mean(launched) > _LAUNCHED:
+        return None
+    return blocks.parts.get("gpu_forward")
+
+
+def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
+    more = more_work(work, _roles(blocks))
+    swing = _swing(more, counted=counted)
+    if swing < settings.min_swing or _is_ones_own(more):
+        return None
+    share = explained(blocks.excess, more)
+    if share < settings.min_uneven_explained:
+        return None
+    if counted:  # samples and tokens are as many for one stage as for another
+        due = _expected(blocks, more, more_work(work))
+    else:
+        due = _expected(blocks, more) * (1 - savings.own_part(blocks))
+    even = blocks.segments - due
+    cost = float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
+    return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
+
+
+def _swing(more: Floats, *, counted: bool) -> float:
+    """Standard deviation of ``more`` work, as a share of a usual step's.
+
+    The GPU's time stands for work where it changes from one step to the next, as batches do. A GPU that is slow from
+    some step on also moves the baseline of its peers: in a small cohort most seem to have more since, or less.
+    """
+    varies = more if counted else np.diff(more, axis=1) / np.sqrt(2)
+    return float(MAD_TO_SIGMA * np.median(np.abs(varies))) if varies.size else 0.0
+
+
+def _is_ones_own(more: Floats) -> bool:
+    """Whether one rank has most of the variation: then its computing varies, and not the job's work."""
+    scatter = np.abs(more).sum(axis=1)
+    return len(scatter) > 2 and float(scatter.max()) > 0.5 * float(scatter.sum())
+
+
+def explained(excess: Floats, more: Floats) -> float:
+    """Share of the variance of the delays that more work accounts for; 0 where more work delays no rank.
+
+    Long stalls are clipped: a few would be most of the variance, and say nothing of the other steps.
+    """
+    late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
+    most = work_explained_delay.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
+    late = np.clip(late, -most, most)
+    both = float(np.sum(late * more))
+    return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
+
+
+#: Share of steps with a known GPU time for it to stand for uncounted work.
+_KNOWN = 0.9
+
+
+def in_full(blocks: Blocks, settings: Settings) -> Blocks:
+    """The same, replayed with the full delay due to work, where collectives show a part of it.
+
+    The GPU's time in forward stands for uncounted work. It serves to cost what a fix leaves, not to name a rank.
+    """
+    work, counted = blocks.work, True
+    if work is None or not np.any(work > 0):
+        work, counted = _timed(blocks, settings), False
+        if work is None or np.mean(~np.isnan(work)) < _KNOWN:
+            return blocks
+    if not blocks.overlapped:
+        return blocks
+    more = more_work(work)
+    if _swing(more, counted=counted) < settings.min_swing or _is_ones_own(more):
+        return blocks
+    due = work_explained_delay.find(blocks, more, typical_work(work), settings)
+    return work_explained_delay.in_full(blocks, replace(due, counted=counted) if due is not None else None)
+
+
+def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:
+    """The same without the delay that work explains, so that a slow rank shows among uneven ones.
+
+    ``timed`` is the result of :func:`uncounted`. GPU time cannot separate a rank that is slow, or becomes so, from one
+    that gets more work. Where work was not counted, only its changes from step to step are therefore taken as work.
+    Counted work that is no more uneven than usual explains no delay: a rank that gets more from some step on is late
+    for that.
+    """
+    if blocks.work is None:
+        if timed is None or _without(blocks, timed, settings) is blocks:
+            return blocks
+        return _without(blocks, timed - _around(timed), settings)
+    return _without(blocks, more_work(blocks.work, _roles(blocks)), settings) if _loses(blocks, settings) else blocks
+
+
+def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
+    """The same without all that GPU time explains, where uneven work was not counted; ``None`` elsewhere.
+
+    A rank that is still late there is late because of its host, which shows sooner without the batches' differences.
+    """
+    found = _without(blocks, timed, settings) if timed is not None else blocks
+    return found if found is not blocks else None
+
+
+def no_batches(habits: list[Habit], timed: Floats, settings: Settings) -> list[Habit]:
+    """Those found with uncounted work in whose steps the GPU surely takes longer.
+
+    With random batch sizes, some consecutive steps have longer ones by chance: what remains of them is not
+    persistent.
+    """
+    told = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
+    return [one for one, more in told if float(median(more)) >= settings.min_z * standard_error(more)]
+
+
+def _loses(blocks: Blocks, settings: Settings) -> bool:
+    return waste(blocks) >= settings.min_uneven * blocks.step_ns
+
+
+def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
+    """[R, S] how much longer a rank's GPU takes than the typical peer's, as a share of a usual step, if work is uneven.
+
+    ``None``: unknown, or the work was counted."""
+    work = _timed(blocks, settings) if blocks.work is None and _loses(blocks, settings) else None
+    if work is None or np.mean(~np.isnan(work)) < _KNOWN:
+        return None
+    more = _more(work, _roles(blocks))
+    return None if _is_ones_own(more - median(more, axis=1)[:, None]) else more
+
+
+def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
+    """The same without what ``more`` work [R, S] makes ranks late by, where that is most of why they are."""
+    swings = _swing(more, counted=False) >= settings.min_swing
+    if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < settings.min_uneven_explained:
+        return blocks
+    by_work = work_explained_delay.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
+    segments = blocks.segments - _expected(blocks, more)
+    return replace(blocks, excess=blocks.excess - by_work, segments=segments, due=None)
+
+
+#: Steps on each side that give a rank's usual level at a step; a slowdown this long can be separated from batch sizes.
+_BESIDE = 12
+#: Rows times steps handled at a time: all their windows are in memory at once.
+_AT_ONCE = 100_000
+
+
+def _around(more: Floats) -> Floats:
+    """[R, S] median of the steps around each; at the ends, of the first and of the last so many."""
+    width = 2 * _BESIDE + 1
+    if more.shape[1] <= width:
+        return np.repeat(median(more, axis=1)[:, None], more.shape[1], axis=1)
+    found = np.empty_like(more)
+    rows = max(_AT_ONCE // more.shape[1], 1)
+    for first in range(0, len(more), rows):
+        windows = np.lib.stride_tricks.sliding_window_view(more[first : first + rows], width, axis=1)
+        inner = median(windows, axis=2)
+        found[first : first + rows] = np.pad(inner, ((0, 0), (_BESIDE, _BESIDE)), mode="edge")
+    return found
+
+
+def _roles(blocks: Blocks) -> Ints | None:
+    """[R] the cohort of each rank in a pipeline, where stages take turns; ``None``: all ranks are one."""
+    return blocks.role if blocks.pipeline is not None else None
+
+
+def more_work(work: Floats, role: Ints | None = None) -> Floats:
+    """[R, S] a rank's extra work against the typical peer (of its ``role``, where known), beyond its usual surplus.
+
+    In shares of a usual step's work, not of that step's: time grows by the token, however few a peer had. A rank that
+    always has more has a persistent surplus; a surplus by chance over as many steps is not one.
+    """
+    more = _more(work, role)
+    habit = median(more, axis=1)
+    return np.asarray(more - np.where(np.abs(habit) > _HABIT * median_error(more), habit, 0.0)[:, None])
+
+
+def _more(work: Floats, role: Ints | None) -> Floats:
+    """The same with what is usual for each."""
+    if alike(work):
+        return np.zeros_like(work)
+    known = work[work > 0]
+    usual = median(known) if len(known) else np.nan
+    beyond = work - peers_median(work) if role is None else cohorts.beyond_peers(work, role)
+    return np.asarray(np.nan_to_num(beyond / usual))
+
+
+def typical_work(work: Floats) -> Floats:
+    """[S] by what share of a usual step's work the typical rank has more in each."""
+    known = work[work > 0]
+    typical = median(work, axis=0) / median(known) - 1 if len(known) else np.zeros(work.shape[1])
+    return np.nan_to_num(typical)
+
+
+def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:
+    """[R, K] delay due to ``more`` work, or as much ``of`` other work, by a line through each interval."""
+    due: Floats = np.zeros_like(blocks.segments)
+    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    place = np.arange(len(blocks.segment_step)) - first[blocks.segment_step]
+    for spot in np.unique(place):
+        columns = np.flatnonzero(place == spot)
+        work = more[:, blocks.segment_step[columns]]
+        slope = work_explained_delay.shown(blocks.segments[:, columns], work, overlapped=blocks.overlapped)
+        due[:, columns] = slope * (work if of is None else of[:, blocks.segment_step[columns]])
+    return due

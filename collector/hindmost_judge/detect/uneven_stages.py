@@ -1,0 +1,147 @@
+"""Pipeline stages that are slower than the others on every replica, while no rank in them is late against its cohort.
+
+Uneven work and a slow stage look alike in time, so no rank is named. Only the onset separates the two.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.detect.episodes import stretch
+from hindmost_judge.detect.persistence import by_habit, together
+from hindmost_judge.detector import register
+from hindmost_judge.stats.robust import lower_median, median
+from hindmost_judge.timeline.pipelined import OF_HOST
+from hindmost_judge.verdict.whole_job import of_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from hindmost_judge.detector import Case
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
+
+
+@dataclass(frozen=True)
+class UnevenStages:
+    """``stages`` of ``count``, held by these ``rows``, that work ``level`` ns a step and the typical one ``usual``.
+
+    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs against the typical stage's, and
+    ``spread`` what the same work costs against an even spread. ``replicas`` are the ranks of a stage.
+    """
+
+    stages: tuple[int, ...]
+    count: int
+    rows: tuple[int, ...]
+    replicas: int
+    first: int
+    stop: int
+    level: float
+    usual: float
+    cost: float
+    spread: float
+
+
+@register(after=["slow_link"])  # ranks behind a slow link are left aside
+def verdicts(case: Case) -> list[Verdict]:
+    """The verdict on stages of a pipeline that are slow on every replica."""
+    if case.shared is not None:
+        return []
+    return of_stages(find(case.blocks, case.named, case.settings), case.blocks)
+
+
+def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenStages | None:
+    """The slow stages of a pipeline, ranks ``named`` as slow by themselves left aside; ``None`` where all keep pace."""
+    pipeline = blocks.pipeline
+    if pipeline is None or pipeline.stage is None or len(blocks.steps) < 2 * settings.min_steps:
+        return None
+    stage = pipeline.stage
+    slow_themselves = np.isin(blocks.ranks, list(named))
+    level = _levels(blocks, stage, slow_themselves)
+    if level is None:
+        return None
+    beyond = level / _typical(level) - 1
+    found = [(one, _habit(series, settings)) for one, series in enumerate(beyond)]
+    heavy = {one: span for one, span in found if span is not None and _told(slow_themselves[stage == one])}
+    if not heavy:
+        return None
+    span = max(heavy.values(), key=lambda each: each.stop - each.start)
+    slow = [one for one, each in heavy.items() if together(each, span)]
+    typical = median(level[:, span], axis=1)
+    usual = float(lower_median(typical, axis=0))
+    to_usual, to_mean = np.ones(len(level)), typical.mean() / typical
+    to_usual[slow] = usual / typical[slow]
+    measured = pipeline.replayed(np.ones(len(blocks.ranks)))[span]
+    cost, spread = (float((measured - pipeline.replayed(pace[stage])[span]).mean()) for pace in (to_usual, to_mean))
+    if cost < settings.min_effect * blocks.step_ns:
+        return None
+    rows = tuple(int(row) for row in np.flatnonzero(np.isin(stage, slow)))
+    most = float(typical[slow].max())
+    replicas = len(rows) // len(slow)
+    return UnevenStages(
+        tuple(slow), len(level), rows, replicas, span.start, span.stop, most, usual, cost, max(spread, 0.0)
+    )
+
+
+def _told(named: Array) -> bool:
+    """Whether a stage's replicas tell its work, of which some are ``named``: the only one left may wait for these."""
+    return not named.any() or len(named) - int(named.sum()) > 1
+
+
+#: With two stages the quicker one is typical: their mean would hold half of the slower one's delay.
+_TWO = 2
+
+
+def _typical(level: Floats) -> Floats:
+    """[S] ns that the typical one of the stages [P, S] works."""
+    return lower_median(level, axis=0) if len(level) == _TWO else median(level, axis=0)
+
+
+def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
+    """[P, S] ns that the typical rank of each stage works; of two, the quicker one.
+
+    Without what its host takes longer than other stages' hosts, and its GPU's idle time for that; ``None`` if a stage
+    has no rank left."""
+    rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
+    if any(len(held) == 0 for held in rows):
+        return None
+    own = blocks.own - (blocks.starved if blocks.starved is not None else 0.0)
+    for name in OF_HOST:
+        if name in blocks.parts:
+            host = np.nan_to_num(blocks.parts[name])
+            usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
+            own = _without(own, np.maximum(host - usual, 0.0), rows)
+    if blocks.joined is None and blocks.pipeline is not None:
+        own -= _unseen(blocks.pipeline.before_first(len(own)))
+    level = np.array([lower_median(own[held], axis=0) for held in rows])
+    return level if (level > 0).all() else None
+
+
+def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
+    """[R, S] self time less what a host took ``longer``, no further than to its replicas'. GPUs missed the rest."""
+    left = own - longer
+    for held in stages:
+        if len(held) > 1:
+            left[held] = np.maximum(left[held], np.minimum(own[held], lower_median(own[held], axis=0)))
+    return left
+
+
+def _unseen(before: Floats) -> Floats:
+    """[R, S] ns by which a rank's work ``before`` its first message of a step [R, S] exceeds the others'.
+
+    An unrecorded collective, on hosts for example, may make the last stages wait there for the first.
+    """
+    return np.nan_to_num(np.maximum(before - median(before, axis=0), 0.0))
+
+
+def _habit(beyond: Floats, settings: Settings) -> slice | None:
+    """The steps in which a stage is slower than the typical one, persistently and surely."""
+    smallest = settings.uneven_stage - 1
+    first, stop = stretch(beyond, smallest, settings)
+    part = beyond[first:stop]
+    return slice(first, stop) if len(part) >= settings.min_steps and by_habit(part, smallest, settings) else None

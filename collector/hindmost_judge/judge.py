@@ -1,0 +1,381 @@
+"""From a run to a report: blocks, detectors, causes, costs, verdicts. The same call live, after the run, and on
+foreign recordings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import detect, detector
+from hindmost_judge.causes import (
+    cpu_sharing,
+    hidden_input,
+    horovod_cycles,
+    launch_bound,
+    loading,
+    oversubscribed_verdicts,
+    stopped,
+    telemetry,
+)
+from hindmost_judge.detect import hang, host_work, intermittent, mismatch, slow_link, small_cohorts, straggler, uneven
+from hindmost_judge.model import RUNNING, Run, rows
+from hindmost_judge.settings import DEFAULT, Settings
+from hindmost_judge.stats.robust import percentile
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.timeline import host_lanes, membership, phases, profiled, separate_groups, step_numbers
+from hindmost_judge.verdict import (
+    advice,
+    all_slower,
+    cross_check,
+    ended_stalls,
+    endings,
+    last_ranks,
+    lost_contact,
+    majority,
+    missing_launches,
+    missing_ranks,
+    oversubscribed,
+    partial_read,
+    step_limit,
+    step_logs,
+    summary,
+    wording,
+)
+from hindmost_judge.verdict.inconclusive import (
+    beside_exchanges,
+    exchanging_inside,
+    hosts_unmarked,
+    idle_inside,
+    insufficient,
+    little_inside,
+    no_measure,
+    nothing_inside,
+    passed_on,
+    without_starts,
+)
+from hindmost_judge.verdict.intermittent import of_stalls
+from hindmost_judge.verdict.schema import STOPS, Report, Verdict
+from hindmost_judge.verdict.slow_ranks import of_habits, of_links
+from hindmost_judge.verdict.stops import of_mismatch, of_parted
+from hindmost_judge.verdict.whole_job import balanced, may_be_slow
+from hindmost_judge.whatif import phase_trade_off, pipeline, planned, savings, waste
+
+if TYPE_CHECKING:
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats
+
+
+def judge(run: Run, settings: Settings = DEFAULT) -> Report:
+    """Say which ranks hold the run back, why, since when and at what cost; or that none does.
+
+    Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, with the reason.
+    """
+    changed = settings.told()
+    if changed and changed not in run.notes:
+        run = replace(run, notes=(*run.notes, changed))
+    if rows(run.operations):
+        return pipeline.judge(run, settings)
+    both = cross_check.judged(run, lambda one: judge(one, settings))
+    if both is not None:
+        return both
+    run = telemetry.with_gpus(run)
+    change = membership.find(run, settings)
+    if change is not None:
+        return _of_stretches(run, change, settings)
+    groups = separate_groups.find(run)
+    if groups and cpu_sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
+        return _of_groups(run, groups, settings)
+    return _of_those_that_meet(run, settings)
+
+
+def _of_those_that_meet(run: Run, settings: Settings) -> Report:
+    """The report on ranks that all meet, and are the same from the first step to the last."""
+    blocks, aside, notes = _compared(run, settings)
+    p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
+    stop = hang.find(run, p99, settings)
+    if stop is not None and not stop.seen and endings.first_to_die(run)[0]:  # what ended the job was no hang
+        stop = None
+    stalls, told_of_stalls = ended_stalls.find(run, blocks, settings) if stop is None else ((), [])
+    found, told_of_silence = _ended(run, blocks, stop, p99, settings)
+    notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
+    if blocks is not None:
+        settings = profiled.of_few(blocks, run.steps, settings)
+        crowded_out, blocks = oversubscribed.judged(run, blocks, settings)
+        found = [*found, *crowded_out]
+        found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
+        found = _still_matter(found)
+        notes += told
+        notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
+    if not run.look:
+        notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod_cycles.notes(run)]
+    found = step_logs.without_doubtful(beside_exchanges(found, run, blocks), run, blocks)
+    found = missing_launches.without_doubtful(found, blocks)
+    if not found:
+        found.append(_nothing(run, blocks, settings))
+    found = ended_stalls.beside(missing_ranks.judged(found, run, blocks), stalls, run)
+    slower = all_slower.find(blocks, found) if blocks is not None and stop is None else None
+    found = all_slower.beside(found, slower)
+    found = partial_read.judged(found, run, blocks)
+    if blocks is not None:
+        found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
+    notes += all_slower.note(slower, found)
+    notes += last_ranks.notes(blocks, found, notes) if blocks is not None and stop is None else []
+    if run.look:
+        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
+    notes += stopped.note(run, found, stalls)
+    what_if = summary.what_if(run, blocks, found)
+    return Report(
+        job=replace(
+            summary.job(run, blocks), bound=step_limit.find(blocks, found, settings), stalls=stalls, slowed=slower
+        ),
+        verdicts=_in_order(found),
+        ranks=summary.ranks(run, blocks),
+        what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),
+        notes=tuple(notes),
+        counted=step_numbers.of(run, blocks, settings),
+    )
+
+
+def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned.Planned], list[str]]:
+    """The run as blocks by which ranks are compared, what was set aside of them as planned, and notes on that."""
+    blocks = blocks_of.build(run, settings)
+    if blocks is None:
+        return None, [], []
+    by_work = host_lanes.by_work(blocks)
+    by_work = by_work if by_work.lanes is not None else launch_bound.late_by_hosts(blocks, run)
+    blocks, aside, notes = planned.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
+    return small_cohorts.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
+
+
+def _still_matter(found: list[Verdict]) -> list[Verdict]:
+    """A job that stopped, or computes what is wrong, is not about ranks that were slow for a while before."""
+    stopped = any(one.kind in STOPS for one in found)
+    return [one for one in found if not stopped or one.kind in STOPS or one.until_step is None]
+
+
+def _ended(
+    run: Run, blocks: Blocks | None, stop: hang.Hang | None, p99: float, settings: Settings
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts on a job that stopped, on ranks with lost contact and on ranks that ran another operation; and notes."""
+    ours = run.job.source == "hindmost"  # other recordings do not guarantee what sequence numbers count
+    parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
+    if stop is not None:
+        return [of_parted(stop, parted, run, blocks)], []
+    silent, told = lost_contact.find(run, p99, settings)
+    return [*silent, *of_mismatch(parted, run)], told
+
+
+def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """The verdict on most ranks slow at once; if a few ranks are ahead from the start, it names no rank."""
+    most = majority.find(blocks, settings)
+    if most is None:
+        return []
+    if most.change is None:
+        return [majority.beside(_nothing(run, blocks, settings), most)]
+    few = judge(separate_groups.of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
+    alone = [one for one in few.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
+    return [advice.on(majority.verdict(most, most.change, alone[0] if alone else None, blocks), run)]
+
+
+def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:
+    """The report on the job as it is now, with the ranks that were named before some ranks left."""
+    before, now = judge(change.before, settings), judge(change.after, settings)
+    past = [
+        replace(one, until_step=change.last_step if one.until_step is None else one.until_step)
+        for one in before.verdicts
+        if one.ranks and one.kind not in STOPS
+    ]
+    of_now = [one for one in now.verdicts if one.kind not in ("balanced", "insufficient_data") or not past]
+    return replace(
+        now,
+        job=replace(summary.job(run, None), step_ms=now.job.step_ms, bound=now.job.bound),
+        verdicts=_in_order([*of_now, *past]),
+        notes=(str(change), *now.notes),
+    )
+
+
+def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
+    """The report on groups of ranks that never meet: the ranks named in any group; the job's facts from the longest
+    steps."""
+    reports = [judge(group, settings) for group in groups]
+    found = [
+        one if one.ranks or one.kind != "slow_link" else replace(one, ranks=tuple(group.ranks["rank"].tolist()))
+        for group, report in zip(groups, reports, strict=True)
+        for one in report.verdicts
+        if one.kind not in ("balanced", "insufficient_data")
+    ]
+    blocks = blocks_of.build(run, settings) if not found else None
+    if blocks is not None and separate_groups.alike(groups, blocks):
+        found = [_at_home(one, run) for one in of_links(slow_link.find(blocks, settings), blocks, settings)]
+    first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
+    by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
+    by_node: dict[str, float] = {}
+    for one in reports:
+        for node, ms in one.what_if.waste_by_node_ms.items():
+            by_node[node] = by_node.get(node, 0.0) + ms
+    return Report(
+        job=replace(summary.job(run, None), steps=first.job.steps, step_ms=first.job.step_ms, bound=first.job.bound),
+        verdicts=_in_order(found) or first.verdicts,
+        ranks=tuple(row for one in reports for row in one.ranks),
+        what_if=replace(first.what_if, waste_by_rank_ms=by_rank, waste_by_node_ms=by_node),
+        notes=tuple(dict.fromkeys([separate_groups.note(groups), *(note for one in reports for note in one.notes)])),
+    )
+
+
+#: Slow segments of one rank cost alike from this share of the dearest on: noise must not put a later one first.
+_AS_DEAR = 0.9
+
+
+def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
+    """A stopped job first, then the most costly: by the share of its own steps that its repair saves.
+
+    What is saved only once others are repaired comes after these. Episodes of one rank that follow each other and cost
+    about as much come in the order of time.
+    """
+    weights = [one.cost_ratio or 0.0 for one in found]
+    for index, one in enumerate(found):
+        earlier = [weights[at] for at in range(index) if set(found[at].ranks) & set(one.given)]
+        weights[index] = min([weights[index], *earlier])
+    order = sorted(range(len(found)), key=lambda at: (found[at].kind not in STOPS, -weights[at]))
+    runs: list[list[int]] = []
+    for at in order:
+        first = runs[-1][0] if runs else at
+        alike = all(getattr(found[at], name) == getattr(found[first], name) for name in ("kind", "ranks", "cause"))
+        if runs and alike and weights[at] >= _AS_DEAR * weights[first]:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+    return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
+
+
+def _held_back(case: detector.Case) -> tuple[list[Verdict], list[str]]:
+    """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
+    run, blocks, settings = case.run, case.blocks, case.settings
+    slow, notes = _slow(case)
+    found = [*case.found, *hidden_input.told_of_stalls(blocks, slow, settings)]
+    if not any(one.ranks for one in found) and case.shared is None:
+        found += _of_most(run, blocks, settings)
+    return found, [*notes, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
+
+
+def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
+    """The verdicts on ranks that are late, and on what else detectors find that makes steps longer; and notes."""
+    late, notes, by_chance = _late(case.blocks, case.settings, case.shared)
+    beside, failed = detector.run(detect.load(), replace(case, found=(*case.found, *late)))
+    beside = may_be_slow(beside, {int(case.blocks.ranks[habit.row]) for habit in by_chance})
+    known = (stopped.on(one, case.blocks, case.settings) for one in [*late, *beside] if not _gone(one, case.run))
+    return [_at_home(one, case.run) for one in known], [*notes, *failed]
+
+
+def _late(
+    blocks: Blocks, settings: Settings, shared: cpu_sharing.Sharing | None
+) -> tuple[list[Verdict], list[str], list[Habit]]:
+    """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
+    if blocks.lanes is not None and shared is None:
+        return _hosts(blocks, settings)
+    timed = uneven.uncounted(blocks, settings)
+    even = uneven.levelled(blocks, settings, timed)
+    habits = straggler.find(even, settings, shared=shared is not None)
+    by_chance: list[Habit] = []
+    if timed is not None and shared is None:
+        habits, by_chance, even = _uncounted(habits, blocks, even, timed, settings)
+    stalls = intermittent.find(blocks, settings, habits)
+    habits = intermittent.without_stalls(habits, stalls, blocks, settings)
+    habits = habits if habits or stalls else straggler.of_stopped(blocks, settings)
+    found, notes = of_habits(habits, blocks, settings, even)
+    named = {rank for one in found for rank in one.ranks}
+    stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as persistent
+    late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
+    stalls = [one for one in stalls if late.isdisjoint(one.rows)]
+    if shared is not None:
+        found, more = oversubscribed_verdicts.judged(shared, found, stalls, blocks, settings)
+        return found, [*notes, *more], []
+    found = found or oversubscribed_verdicts.asking_most(blocks, settings)
+    named = {rank for one in found for rank in one.ranks}
+    told = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
+    return [*found, *of_stalls(stalls, blocks, settings, habits=told)], notes, by_chance
+
+
+#: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
+_RARE = 0.125
+
+
+def _hosts(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
+    """The same of a job whose hosts set the pace, by their work."""
+    habits = host_work.find(blocks, settings)
+    found, notes = of_habits(habits, blocks, settings)
+    named = {habit.row for habit in habits}
+    most = _RARE * len(blocks.steps)
+    stalls = [one for one in intermittent.find(blocks, settings, habits) if named.isdisjoint(one.rows)]
+    stalls = [one for one in stalls if len(one.stalled) <= most]
+    return [*found, *of_stalls(stalls, blocks, settings, habits=habits)], notes, []
+
+
+def _uncounted(
+    habits: list[Habit], blocks: Blocks, even: Blocks, timed: Floats, settings: Settings
+) -> tuple[list[Habit], list[Habit], Blocks]:
+    """Slow ranks in a job with uneven, uncounted work: the sure ones, the possible ones, and the blocks to cost the
+    former.
+
+    A rank that is late because of its host stays late without its GPU's computing.
+    """
+    beside = uneven.beside_computing(blocks, settings, timed)
+    if beside is None:
+        return habits, [], even
+    late = {habit.row for habit in habits}  # what becomes slow among few steps is smoothed away with what is usual then
+    habits = [*habits, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
+    sure = uneven.no_batches(habits, timed, settings)
+    hosts = [one for one in straggler.find(beside, settings) if one.row not in {habit.row for habit in sure}]
+    rows = sorted({one.row for one in hosts})
+    excess, segments = even.excess.copy(), even.segments.copy()
+    excess[rows], segments[rows] = beside.excess[rows], beside.segments[rows]
+    found = sorted([*sure, *hosts], key=lambda one: -one.excess)
+    named = {one.row for one in found}
+    return found, [one for one in habits if one.row not in named], replace(even, excess=excess, segments=segments)
+
+
+def _at_home(verdict: Verdict, run: Run) -> Verdict:
+    """With the node where a verdict names all of its ranks, and with what to do there."""
+    whole = wording.whole_nodes(run, verdict.ranks) if verdict.kind in ("straggler", "intermittent") else []
+    return advice.on(replace(verdict, evidence=(*verdict.evidence, *whole)), run)
+
+
+def _gone(verdict: Verdict, run: Run) -> bool:
+    """Whether all ranks of a verdict have left a job that still runs: they no longer hold it back."""
+    if run.job.ended_ns is not None or run.job.exit_code is not None or not verdict.ranks:
+        return False
+    life = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["life"].tolist(), strict=True))
+    return RUNNING in life.values() and all(life.get(rank, RUNNING) != RUNNING for rank in verdict.ranks)
+
+
+def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
+    """Why steps alone, or launches without steps, cannot clear any rank."""
+    if blocks.evidence != blocks_of.PHASES:
+        return without_starts(blocks) or hosts_unmarked(blocks, settings)
+    if blocks.pipeline is not None:
+        return passed_on(blocks)
+    inside = (
+        exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or phase_trade_off.inside(blocks)
+    )
+    return inside or step_logs.unclear(run, blocks)
+
+
+def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
+    """No rank to name: all is well, or too little was recorded."""
+    ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
+    if blocks is None or ranks < 2 or len(blocks.steps) < settings.min_steps:
+        return insufficient(run, blocks, settings)
+    if blocks.evidence == blocks_of.BARE:
+        return nothing_inside(blocks)
+    if np.isnan(blocks.period).all():
+        return no_measure(blocks)
+    unclear = missing_ranks.unjudged(run, blocks) or _unclear(run, blocks, settings)
+    if unclear is not None:
+        return unclear
+    shared = cpu_sharing.find(run)
+    if shared is None:
+        return balanced(blocks, savings.waste(blocks), settings)
+    return oversubscribed_verdicts.nobody(shared, blocks, settings)

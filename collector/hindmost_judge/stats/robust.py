@@ -1,0 +1,240 @@
+"""Robust statistics over [rank x step] blocks; NaN is a missing observation."""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from hindmost_judge.types import Array, Floats
+
+#: Scales a median absolute deviation to the standard deviation of a normal distribution.
+MAD_TO_SIGMA = 1.4826
+#: A median's standard error is this many times a mean's, for normal noise.
+MEDIAN_COST = 1.2533
+#: From this many ranks on, one rank's own value hardly moves the median of all, so it is not left out.
+_CROWD = 32
+
+
+def median(block: Floats, axis: int | None = None) -> Floats:
+    """Median of what is known; NaN where nothing is. To the last bit numpy's own, in a part of its time."""
+    if block.size == 0:
+        return np.asarray(np.full(np.delete(np.array(block.shape), axis if axis is not None else 0), np.nan))
+    block = block if block.dtype.kind == "f" else block.astype(np.float64)
+    if axis is None or block.ndim == 1:
+        return _of_line(block.ravel())
+    if alike(block):
+        return np.full(np.delete(np.array(block.shape), axis), block.flat[0])
+    if np.isnan(block.min()):
+        return _of_known(np.moveaxis(block, axis, 0))
+    count = block.shape[axis]
+    if count <= _NETWORK and block.size >= _WIDE * count:
+        return _by_network(np.moveaxis(block, axis, 0))
+    return _of_lines(np.moveaxis(block, axis, -1))
+
+
+def alike(block: Floats) -> bool:
+    """Whether all values are known and one and the same, as work and most phases of a job are; most others show at
+    their corners that they are not."""
+    return block.size > 0 and block.flat[0] == block.flat[-1] and bool((block == block.flat[0]).all())
+
+
+def or_zero(block: Floats) -> Floats:
+    """A copy with nothing in place of what is missing: ``np.nan_to_num``, whose six passes few blocks need."""
+    return block.copy() if np.isfinite(block.sum()) else np.nan_to_num(block)
+
+
+#: Up to this many values are sorted, more are only partitioned: sorting a few is faster.
+_FEW = 256
+#: Values transposed and ordered at a time, to fit a processor's cache; never fewer columns than fill a cache line.
+_CACHED, _LINE = 1 << 17, 8
+#: This few values in each of this many columns are compared column by column, all columns at once.
+_NETWORK, _WIDE = 16, 256
+
+
+def _of_line(values: Floats) -> Floats:
+    """The median of one line's known values."""
+    if len(values) <= _FEW:
+        ordered = np.sort(values)  # NaN goes last
+        known = len(ordered)
+        if np.isnan(ordered[-1]):
+            known = int(np.searchsorted(ordered, np.nan))
+        return _between(ordered, known) if known else np.asarray(np.nan)
+    unknown = np.isnan(values)
+    return _middle(values[~unknown] if unknown.any() else values) if not unknown.all() else np.asarray(np.nan)
+
+
+def _of_lines(block: Floats) -> Floats:
+    """[...] medians of [..., N], all known: of many turned lines some at a time, so that they stay near."""
+    if block.ndim != 2 or block.flags.c_contiguous or block.size <= _CACHED:
+        return _middle(np.ascontiguousarray(block))
+    rows = max(_CACHED // block.shape[1], _LINE)
+    return np.concatenate([_middle(np.ascontiguousarray(block[i : i + rows])) for i in range(0, len(block), rows)])
+
+
+def _middle(values: Floats) -> Floats:
+    """[...] medians of the last axis of values that are all known."""
+    count = values.shape[-1]
+    if count <= _FEW:
+        return _between(np.sort(values, axis=-1), count)
+    parted = np.partition(values, count // 2, axis=-1)  # about one place: about two it takes seven times as long
+    above = parted[..., count // 2]
+    return np.asarray(above if count % 2 else (parted[..., : count // 2].max(axis=-1) + above) / 2)
+
+
+def _between(ordered: Floats, count: int) -> Floats:
+    """The middle, or the mean of the two middle ones, of the first ``count`` of the last axis."""
+    above = ordered[..., count // 2]
+    return np.asarray(above if count % 2 else (ordered[..., count // 2 - 1] + above) / 2)
+
+
+def _by_network(rows: Floats) -> Floats:
+    """[...] medians of [N, ...], all known: the same few comparisons for every column."""
+    wires = [np.ascontiguousarray(row) for row in rows]
+    for low, high in _comparisons(len(wires)):
+        wires[low], wires[high] = np.minimum(wires[low], wires[high]), np.maximum(wires[low], wires[high])
+    above = wires[len(wires) // 2]
+    return np.asarray(above if len(wires) % 2 else (wires[len(wires) // 2 - 1] + above) / 2)
+
+
+@cache
+def _comparisons(count: int) -> tuple[tuple[int, int], ...]:
+    """Pairs to put in order, one after the other, for the middle of so many: Batcher's merge exchange (Knuth 5.2.2)."""
+    pairs = []
+    top = 1 << max((count - 1).bit_length() - 1, 0)
+    step = top
+    while step > 0:
+        far, rest, apart = top, 0, step
+        while True:
+            pairs += [(i, i + apart) for i in range(count - apart) if i & step == rest]
+            if far == step:
+                break
+            apart, far, rest = far - step, far // 2, step
+        step //= 2
+    wanted, kept = {count // 2, (count - 1) // 2}, []
+    for pair in reversed(pairs):  # those that the middle does not depend on are left out
+        if wanted & set(pair):
+            wanted |= set(pair)
+            kept.append(pair)
+    return tuple(reversed(kept))
+
+
+def _of_known(block: Floats, *, lower: bool = False) -> Floats:
+    """[...] of [N, ...]: the median, or lower median, of what is known in each column, NaN of nothing."""
+    ordered = np.sort(block, axis=0)  # NaN goes last
+    known = np.sum(~np.isnan(ordered), axis=0)[None]
+    below, above = (np.take_along_axis(ordered, np.maximum(known - one, 0) // 2, axis=0)[0] for one in (1, 0))
+    return np.asarray(np.where(lower | (known[0] % 2 == 1), below, (below + above) / 2))
+
+
+def lower_median(block: Floats, axis: int) -> Floats:
+    """A value that at least half of those known reach: of two, the lower, where their mean is neither's."""
+    return _of_known(np.moveaxis(block, axis, 0), lower=True)
+
+
+def mean(block: Floats) -> Floats:
+    """[R] mean of each row's known values; NaN where it has none."""
+    known = ~np.isnan(block)
+    count = known.sum(axis=1)
+    total = np.where(known, block, 0.0).sum(axis=1)
+    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
+
+
+def average(values: Floats) -> float:
+    """Mean of the known values; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if known.size else float("nan")
+
+
+def percentile(values: Floats, percent: float) -> float:
+    """Percentile of the known values; NaN where there is none."""
+    known = values[~np.isnan(values)]
+    return float(np.percentile(known, percent)) if known.size else float("nan")
+
+
+def with_peers(row: int, ranks: int, most: int) -> Array:
+    """A row, first, and those of its peers: all, or of many fewer than twice ``most``, from all over the job."""
+    others = np.delete(np.arange(ranks), row)
+    return np.append(row, others[:: max(len(others) // most, 1)])
+
+
+def peers_median(block: Floats) -> Floats:
+    """[R, K] median of the *other* ranks in each column: what each rank is compared with.
+
+    Leaving oneself out matters with few ranks: of two, the median of both would hide half of any difference.
+    """
+    count = block.shape[0]
+    if count < 2:
+        return np.full_like(block, np.nan)
+    if count > _CROWD:
+        return np.broadcast_to(median(block, axis=0), block.shape)
+    if np.isnan(block).any():
+        return np.stack([median(np.delete(block, r, axis=0), axis=0) for r in range(count)])
+    order = np.argsort(block, axis=0, kind="stable")
+    ranked = np.take_along_axis(block, order, axis=0)
+    place = np.empty_like(order)
+    np.put_along_axis(place, order, np.arange(count)[:, None], axis=0)
+    low, high = (count - 2) // 2, (count - 1) // 2
+    lower = np.where(place > low, ranked[low], ranked[min(low + 1, count - 1)])
+    upper = np.where(place > high, ranked[high], ranked[min(high + 1, count - 1)])
+    return np.asarray((lower + upper) / 2)
+
+
+def spread(values: Floats) -> float:
+    """Robust standard deviation of a few values: MAD scaled, or half the range where fewer than four are left."""
+    known = values[~np.isnan(values)]
+    if len(known) < 2:
+        return 0.0
+    if len(known) < 4:
+        return float((known.max() - known.min()) / 2)
+    return float(MAD_TO_SIGMA * median(np.abs(known - median(known))))
+
+
+@lru_cache(256)
+def time_blocks(length: int) -> tuple[slice, ...]:
+    """Cut a run of steps into 4 to 16 blocks of about equal length, as long as there are steps for it."""
+    count = int(np.clip(length // 8, min(4, length), 16))
+    edges = np.linspace(0, length, count + 1).astype(int)
+    return tuple(slice(a, b) for a, b in itertools.pairwise(edges))
+
+
+@lru_cache(256)
+def _cells(length: int) -> Array:
+    """[B, W] the steps of each time block; ``length`` where a block has less than the longest."""
+    cuts = time_blocks(length)
+    longest = max(cut.stop - cut.start for cut in cuts)
+    return np.array([[*range(cut.start, cut.stop), *[length] * (longest - cut.stop + cut.start)] for cut in cuts])
+
+
+def block_medians(series: Floats) -> Floats:
+    """[..., B] medians of the time blocks of the last axis."""
+    if series.ndim == 1 and len(series) > 0:
+        ordered = np.sort(np.append(series, np.nan)[_cells(len(series))], axis=1)  # NaN goes last
+        known = np.sum(~np.isnan(ordered), axis=1)
+        row = np.arange(len(ordered))
+        return np.asarray((ordered[row, (known - 1) // 2] + ordered[row, known // 2]) / 2)
+    steps = np.ascontiguousarray(np.moveaxis(series, -1, 0))
+    return np.stack([median(steps[cut], axis=0) for cut in time_blocks(len(steps))], axis=-1)
+
+
+def standard_error(series: Floats) -> float:
+    """Standard error of a series' typical level, from how its block medians scatter: safe for slow drifts too."""
+    blocks = block_medians(series)
+    known = blocks[~np.isnan(blocks)]
+    if len(known) < 2:
+        return float("inf")
+    return max(spread(known) * MEDIAN_COST / float(np.sqrt(len(known))), float(median_error(series)))
+
+
+def median_error(values: Floats) -> Floats:
+    """Standard error of the median along the last axis, where values are independent of each other."""
+    apart = np.abs(values - median(values, axis=-1)[..., None])
+    return np.asarray(MAD_TO_SIGMA * MEDIAN_COST * median(apart, axis=-1) / np.sqrt(np.sum(~np.isnan(values), axis=-1)))
+
+
+def sums_by_step(block: Floats, starts: Array) -> Floats:
+    """[R, S] sums of the columns of each step, which begin at the columns ``starts``; NaN counts as nothing."""
+    return np.asarray(np.add.reduceat(or_zero(block), starts, axis=1))

@@ -1,0 +1,357 @@
+"""From a run to what detectors take: blocks of [rank x step], on no clock but each rank's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import dictionary_encoding
+from hindmost_judge.causes.sampled import Samples
+from hindmost_judge.model import Job, Run, Table, rows
+from hindmost_judge.stats.robust import median, peers_median, sums_by_step
+from hindmost_judge.timeline import (
+    cohorts,
+    filled,
+    gathered,
+    intervals,
+    join,
+    overlapping,
+    periods,
+    phases,
+    pipelined,
+    profiled,
+    rounds,
+    schedule,
+    step_of_collective,
+    step_times,
+    steps,
+)
+from hindmost_judge.timeline.nonblocking import SAMPLED_FROM_NS
+from hindmost_judge.timeline.whole_numbers import found_in
+
+if TYPE_CHECKING:
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.types import Array, Floats, Ints, Lanes
+    from hindmost_judge.whatif.pipeline_replay import Bubbles
+    from hindmost_judge.whatif.work_explained_delay import Due
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """What every rank did in every step; ns, NaN where unmeasured, R ranks, S steps after warm-up, K segments.
+
+    ``excess`` [R, S] is how much later than its median peer a rank was through its own work. ``segments`` [R, K] is the
+    same for each interval between two synchronisations, ``segment_step`` [K] the step's index. ``period`` [S] is the
+    job's step time, ``starts`` [S] the first column of each step. ``wait`` [R, S] is what a rank waited in collectives,
+    ``transfer`` [R, S] what they took beyond that, ``caused`` [R, S] what it made each other one wait, ``last`` [R, S]
+    the share of collectives it entered last. ``group`` [R, C] is the communicator of each rank in each class, ``klass``
+    [K] the class that ends each segment, ``beside`` [K] which collectives computing does not wait for, ``role`` [R] the
+    cohort of ranks that may be compared.
+    ``parts`` are the parts of self time; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its samples
+    or tokens. ``took`` and ``ended`` [R, S] are how long its host was in the step and when it left it (job clock),
+    ``node`` [R] is the number of its node, -1 where unknown.
+    In a ``pipeline`` whose sends and receives are in order, segments are the intervals between those, ``computing`` [R,
+    S] what its GPUs' take, all stages on one level, and ``starved`` [R, S] how long these idled because their hosts
+    launched late.
+    ``due`` is the full delay in the segments due to uneven work, where only a part of it shows; ``even`` [R, K] are
+    the segments with work of one size, where known. ``unsure`` [R] is ns a step by which a rank may be late, or the
+    others ahead. Where hosts set the pace, their work is in ``lanes``, and delays are how much more of it a rank has.
+    """
+
+    ranks: Ints
+    steps: Ints
+    period: Floats
+    own: Floats
+    excess: Floats
+    segments: Floats
+    segment_step: Ints
+    wait: Floats
+    transfer: Floats
+    caused: Floats
+    last: Floats
+    collectives: int
+    starts: Ints
+    warmup: int
+    group: Ints
+    klass: Ints
+    beside: Array
+    role: Ints
+    parts: dict[str, Floats] = field(default_factory=dict)
+    samples: Samples | None = None
+    joined: Grid | None = None
+    work: Floats | None = None
+    took: Floats | None = None
+    ended: Floats | None = None
+    node: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    evidence: str = "collectives"
+    overlapped: bool = False
+    pipeline: Bubbles | None = None
+    computing: Floats | None = None
+    starved: Floats | None = None
+    due: Due | None = None
+    even: Floats | None = None
+    unsure: Floats | None = None
+    lanes: Lanes | None = None
+
+    def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
+        """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.sampled.Samples`."""
+        return self.samples.during(columns) if self.samples is not None else {}
+
+    def gauge(self, name: str) -> Floats | None:
+        """[R] one quantity over all steps; ``None`` where no rank has it."""
+        return self.samples.typical(name) if self.samples is not None else None
+
+    @property
+    def step_ns(self) -> float:
+        """Typical step time of the job."""
+        return float(median(self.period))
+
+
+def build(run: Run, settings: Settings) -> Blocks | None:
+    """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
+    table = filled.columns(phases.training(run.steps), "step")
+    ours = run.job.source == Job.source  # other recordings do not guarantee that every step is marked
+    found = _by_marks(run, table, settings) if ours and _too_short(run.collectives, table, settings) else None
+    if found is None or len(found.steps) < settings.min_steps:
+        found = _in_full(run, table, settings)
+    if found is None:
+        return None
+    times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
+    began, took = times.get("start_ns"), times.get("duration_ns")
+    inside = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, began, took))
+    return replace(
+        found,
+        took=took,
+        ended=began + took if began is not None and took is not None else None,
+        parts=inside | found.parts,
+        samples=Samples(run, found.ranks, step_times.bounds(found, began)),
+        node=_nodes(run, found.ranks),
+    )
+
+
+def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
+    """The blocks of the collectives, or, where these are of too few steps, of the marks."""
+    run = gathered.joined(run)
+    joined = join.grid(run)
+    found = None
+    if joined is not None and len(joined.ranks) > 1:
+        found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
+    if rows(table) and (found is None or len(found.steps) < settings.min_steps):
+        marked_only = _by_marks(run, table, settings)  # a profiler looks at a few steps, step marks at all
+        if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
+            found = marked_only
+    return found
+
+
+def _by_marks(run: Run, table: Table, settings: Settings) -> Blocks | None:
+    found = _from_phases(table, settings, on_gpus=bool((run.ranks["gpu_uuid"] != "").any()))
+    return pipelined.of_transfers(found, run) if found is not None else None
+
+
+def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
+    """Whether collectives, of which a window holds so many rows, are of fewer of the newest steps than is judged by.
+
+    As many steps are marked in as much time, one more may have begun before, and the first is left out as a warm-up.
+    GPUs have a clock of their own, so that times are not compared, only how long it is from the first to the last.
+    """
+    if not rows(collectives) or not rows(table) or min(one["start_ns"].min() for one in (collectives, table)) < 0:
+        return False
+    since = table["start_ns"].max() - np.ptp(collectives["start_ns"])
+    return len(found_in(table["step"][table["start_ns"] >= since])) < settings.min_steps
+
+
+def _nodes(run: Run, ranks: Ints) -> Ints:
+    """[R] numbers of the nodes that ranks are on, -1 where unknown."""
+    code, names = dictionary_encoding.codes(run.ranks["node"])
+    number = {name: place for place, name in enumerate(sorted({*names} - {""}))}
+    of_code = np.array([number.get(name, -1) for name in names], np.int64)
+    order = np.argsort(run.ranks["rank"], kind="stable")
+    known = run.ranks["rank"][order]
+    place = np.searchsorted(known, ranks, side="right") - 1
+    said = np.flatnonzero((place >= 0) & np.isin(ranks, known))
+    node = np.full(len(ranks), -1, np.int64)
+    node[said] = of_code[code[order[place[said]]]]
+    return node
+
+
+def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
+    """Steps of the mean length, where nothing tells how long each of them was."""
+    if found is None or pace_ns is None or not np.isnan(found.period).all():
+        return found
+    return replace(found, period=np.full(len(found.steps), pace_ns * found.collectives / len(found.steps)))
+
+
+#: Between two segments lies the left-out time, less a part of a step: at least this share of the expected distance.
+_NEARLY = 0.9
+
+
+def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) -> Blocks | None:
+    own = join.own_time(joined)
+    number = joined.step
+    if (number < 0).all():
+        number = step_of_collective.numbers(joined, own, table, run.counted)
+    keep = np.flatnonzero(number >= 0)
+    if len(keep) == 0:
+        return None
+    keep = keep[np.argsort(number[keep], kind="stable")]
+    joined, own, number = joined.take(keep), own[:, keep], number[keep]
+    found, starts = np.unique(number, return_index=True)
+    period = periods.of_steps(joined, starts, found, table)
+    unmarked = (joined.step < 0).all() and not rows(table)
+    if unmarked and steps.are_parts(period) and steps.are_parts(np.fmin.reduce(sums_by_step(own, starts), axis=0)):
+        return None  # parts in what all ranks do, not one that the others wait for
+    if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
+        period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
+    alone = period - periods.typical_wait(joined, starts)
+    first = min(steps.warmup(period, settings), steps.warmup(alone, settings))  # a stall is no warm-up
+    if len(found) - first < 1:
+        return None
+    cut = starts[first]
+    position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
+    beside = join.beside_computing(joined, position)[cut:]
+    own = join.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
+    before = joined.take(np.arange(cut))
+    joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
+    order = schedule.build(run, joined, starts, beside, pipelined.left(before))
+    role = cohorts.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
+    assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, role)
+    return pipelined.of(assembled, order)
+
+
+def _assemble(
+    joined: Grid,
+    own: Floats,
+    beside: Array,
+    numbers: Ints,
+    starts: Ints,
+    period: Floats,
+    warmup: int,
+    table: Table,
+    role: Ints,
+) -> Blocks:
+    shortest = join.shortest(joined)
+    waits = np.maximum(joined.duration - shortest, 0.0)
+    is_last = joined.duration == shortest
+    counts = np.diff(np.append(starts, joined.columns))
+    step_of = np.repeat(np.arange(len(numbers)), counts)
+    work = phases.work(table, joined.ranks, numbers)
+    parts = _parts(joined, own, starts, numbers, table)
+    overlapped = overlapping.find(joined, own, step_of, starts, work if work is not None else parts.get("gpu_forward"))
+    segments = rounds.late(joined, own, starts) if overlapped else cohorts.excess(joined, own, role)
+    members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
+    caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
+    return Blocks(
+        ranks=joined.ranks,
+        steps=numbers,
+        period=period,
+        own=sums_by_step(own, starts),
+        excess=segments if overlapped else sums_by_step(segments, starts),
+        segments=np.nan_to_num(segments),
+        segment_step=np.arange(len(numbers)) if overlapped else step_of,
+        wait=sums_by_step(waits, starts),
+        transfer=sums_by_step(shortest, starts),
+        caused=sums_by_step(caused, starts),
+        last=sums_by_step(is_last.astype(float), starts) / counts,
+        collectives=joined.columns,
+        starts=starts,
+        warmup=warmup,
+        group=joined.group,
+        klass=np.zeros(len(numbers), np.int64) if overlapped else joined.klass,
+        beside=beside,
+        role=role,
+        parts=parts,
+        joined=joined,
+        work=work,
+        overlapped=overlapped,
+    )
+
+
+#: What :class:`Blocks` rest on where a job shows when its steps began and ended, and nothing else.
+BARE = "bare steps"
+#: … or which phases they had, and no collectives.
+PHASES = "phases"
+
+
+def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table) -> dict[str, Floats]:
+    """The parts of self time: CPU, run queue and being blocked between collectives, or the phases of the steps."""
+    found = phases.phase_blocks(table, joined.ranks, numbers)
+    if not np.isnan(joined.cpu).all():
+        # The kernel charges a wait when it ends: one that began in the collective may exceed the gap it ended in. CPU
+        # time is exact, so it goes first. For MPI ranks it is the process's, and may exceed the elapsed time if several
+        # threads computed; elsewhere it is the training thread's.
+        room = np.where(joined.cpu <= own, own - joined.cpu, own)
+        runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.maximum(np.nan_to_num(room), 0.0))
+        cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))
+        known = ~np.isnan(joined.cpu)
+        short = ~known & (own < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
+        found["self_cpu"] = sums_by_step(np.where(short, own, cpu), starts)
+        unknown = sums_by_step((~known & ~short).astype(np.float64), starts) > 0
+        found["self_cpu"][unknown] = np.nan
+        if not np.isnan(joined.runqueue).all():
+            found["self_runqueue"] = sums_by_step(np.where(known, runqueue, np.nan), starts)
+            found["self_blocked"] = sums_by_step(np.where(known, own - cpu - runqueue, np.nan), starts)
+            found["self_runqueue"][unknown] = found["self_blocked"][unknown] = np.nan
+    return found
+
+
+def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks | None:
+    """Without collectives, phases without waiting show who is late; the rest of the step is wait.
+
+    Bare steps show less: ranks that wait for each other take equally long for them. Only a rank that takes longer than
+    the others, which do not wait for it there, is seen.
+    """
+    ranks, numbers = (found_in(table[name]).astype(np.int64) for name in ("rank", "step"))
+    duration, parts, work = phases.all_of(table, ranks, numbers)
+    if duration is None:
+        return None
+    if not on_gpus:  # item() of a loss waits for a GPU, and so for every rank that the GPU waits for
+        parts = phases.with_rest(parts, duration)
+    own, on_gpu = phases.busy(parts, duration)
+    shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
+    if len(shared) == 0:  # no step that two ranks have
+        return None
+    first = steps.warmup(median(duration[:, shared], axis=0), settings)
+    kept = shared[first:]
+    kept = kept[profiled.undisturbed(table, numbers[kept], settings.min_steps)]
+    numbers, duration = numbers[kept], duration[:, kept]
+    own = np.where(np.isnan(duration), np.nan, own[:, kept])  # a step that a rank did not record
+    parts = {name: block[:, kept] for name, block in parts.items()}
+    bare = bool(np.isnan(own).all())
+    period = duration.max(axis=0) if not np.isnan(duration).any() else median(duration, axis=0)
+    if on_gpu is not None:  # hosts that run ahead are not in the step that their GPUs are in
+        period = median(np.where(np.isnan(duration), np.nan, on_gpu[:, kept]), axis=0)
+    return replace(
+        _without_collectives(ranks, numbers, period, duration if bare else own),
+        warmup=first,
+        parts=parts,
+        work=phases.counted(work[:, kept]) if work is not None else None,
+        evidence=BARE if bare else PHASES,
+    )
+
+
+def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats) -> Blocks:
+    """Ranks in steps of which nothing is known but ``own`` [R, S], what each took for itself."""
+    excess, nothing = own - peers_median(own), np.full_like(own, np.nan)
+    return Blocks(
+        ranks=ranks,
+        steps=numbers,
+        period=period,
+        own=own,
+        excess=excess,
+        segments=np.nan_to_num(excess),
+        segment_step=np.arange(len(numbers)),
+        wait=nothing,
+        transfer=nothing,
+        caused=nothing,
+        last=nothing,
+        collectives=0,
+        starts=np.arange(len(numbers)),
+        warmup=0,
+        group=np.zeros((len(ranks), 1), np.int64),
+        klass=np.zeros(len(numbers), np.int64),
+        beside=np.zeros(len(numbers), bool),
+        role=np.zeros(len(ranks), np.int64),
+    )

@@ -1,0 +1,180 @@
+"""Which ranks may be compared: cohorts, from the communicators themselves.
+
+Ranks that reduce gradients together hold the same layers, and gradients are reduced at the end of a step. So the
+groups of the class that runs last in the step are the cohorts. Groups whose fastest members keep the same pace, like
+the tensor ranks of one layer, form one cohort, so that small groups have peers to be compared with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.stats.robust import median, peers_median, sums_by_step
+from hindmost_judge.timeline.join import QUEUED_NS
+
+if TYPE_CHECKING:
+    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.types import Floats, Ints
+
+#: Groups do the same work if their fastest members differ by less than this share of their self time.
+_SAME_PACE = 0.03
+
+
+def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
+    """[R] cohort of each rank; all zero where nothing separates them. ``own`` [R, K] is self time before each column.
+
+    ``stage`` [R] is the place in the pipeline: ranks of two stages hold other layers, however similar their pace.
+    """
+    klass = _gradient_class(grid)
+    if klass is None:
+        return stage if stage is not None else np.zeros(len(grid.ranks), np.int64)
+    role = np.zeros(len(grid.ranks), np.int64)
+    pace = np.nansum(own, axis=1)
+    for one in np.unique(stage) if stage is not None else ():
+        held = stage == one
+        role[held] = role.max() + 1 + _merge(grid.group[held, klass], pace[held])
+    return role if stage is not None else _merge(grid.group[:, klass], pace)
+
+
+def _gradient_class(grid: Grid) -> int | None:
+    """The class of groups that every rank is in and that runs last in a step; not the one group of the whole job."""
+    begins = np.searchsorted(grid.step, grid.step)
+    steps = len(np.unique(grid.step))
+    best, latest = None, -1.0
+    for klass in range(grid.group.shape[1]):
+        columns = np.flatnonzero(grid.klass == klass)
+        groups = grid.group[:, klass]
+        if len(columns) < steps or (groups < 0).any() or len(np.unique(groups)) == 1:
+            continue
+        place = float(np.mean(columns - begins[columns]))
+        if place > latest:
+            best, latest = klass, place
+    return best
+
+
+def that_meet(grid: Grid) -> Ints:
+    """[R] number of the set in which ranks meet in most steps, directly or through others; one set in most jobs.
+
+    Process sets that train in parallel each have their own pace.
+    """
+    steps, found = len(np.unique(grid.step)), np.arange(len(grid.ranks))
+    usual = [k for k in range(grid.group.shape[1]) if len(np.unique(grid.step[grid.klass == k])) > steps / 2]
+    before = None
+    while usual and (before is None or (found != before).any()):  # the lowest row of a set spreads through its groups
+        before = found.copy()
+        for groups in grid.group.T[usual]:
+            lowest = np.full(groups.max() + 2, len(found))
+            np.minimum.at(lowest, groups, found)
+            found = np.where(groups >= 0, lowest[groups], found)
+    return found if usual else np.zeros_like(found)
+
+
+def _merge(groups: Ints, pace: Floats) -> Ints:
+    """Groups in order of their fastest member; a gap in pace begins a new cohort."""
+    names = np.unique(groups)
+    fastest = np.array([pace[groups == name].min() for name in names])
+    role = np.zeros(len(groups), np.int64)
+    current, last = 0, None
+    for i in np.argsort(fastest):
+        if last is not None and fastest[i] > last * (1 + _SAME_PACE):
+            current += 1
+        role[groups == names[i]] = current
+        last = fastest[i]
+    return role
+
+
+def beyond_peers(own: Floats, role: Ints) -> Floats:
+    """[R, K] how far each rank is above the median of its peers; 0 for a rank alone in its cohort."""
+    found = np.zeros_like(own)
+    for one in np.unique(role):
+        members = np.flatnonzero(role == one)
+        if len(members) > 1:
+            found[members] = own[members] - peers_median(own[members])
+    return found
+
+
+def only_peers(role: Ints, late: list[int]) -> list[int]:
+    """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
+    mate = mates(role)
+    return [int(mate[row]) for row in late if mate[row] >= 0]
+
+
+def mates(role: Ints) -> Ints:
+    """[R] row of each rank's one peer, -1 for who has none or several."""
+    _, which, count = np.unique(role, return_inverse=True, return_counts=True)
+    both = np.bincount(which, np.arange(len(role)))  # of a pair, the rows of the two added up
+    return np.asarray(np.where(count[which] == _PAIR, both[which] - np.arange(len(role)), -1), np.int64)
+
+
+#: A cohort of two: each rank is the other's sole peer.
+_PAIR = 2
+
+
+def excess(grid: Grid, own: Floats, role: Ints) -> Floats:
+    """[R, K] how far each rank's self time is above the median of its peers; 0 for a rank alone in its cohort.
+
+    Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing about the
+    time of computing: there a rank is compared with those it meets in that collective.
+    """
+    found = beyond_peers(own, role)
+    if not grid.gpu_time or grid.group.shape[1] < 2:
+        return found
+    queued = np.nan_to_num(median(own, axis=0), nan=np.inf) <= QUEUED_NS
+    for klass in range(grid.group.shape[1]):
+        columns = np.flatnonzero(queued & (grid.klass == klass))
+        for name in np.unique(grid.group[:, klass]) if len(columns) else ():
+            members = np.flatnonzero(grid.group[:, klass] == name)
+            block = own[np.ix_(members, columns)]
+            found[np.ix_(members, columns)] = block - peers_median(block) if len(members) > 1 else 0.0
+    return found
+
+
+def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: float) -> list[int]:
+    """Rows that look late only because they share a group with a culprit.
+
+    ``late`` [R, K] is the delay into each collective, ``starts`` [S] the columns at which steps begin. A victim
+    meets a culprit in one class of communicators and is late by ``least`` ns a step into those of another class.
+    """
+    found: set[int] = set()
+    for klass in range(grid.group.shape[1]):
+        elsewhere = grid.klass != klass
+        if not elsewhere.any() or len(np.unique(grid.group[:, klass])) < 2:
+            continue
+        level = median(sums_by_step(np.where(elsewhere, late, 0.0), starts), axis=1)
+        for row in culprits:
+            mates = np.flatnonzero(grid.group[:, klass] == grid.group[row, klass])
+            found |= {int(r) for r in mates if r not in culprits and level[r] >= least}
+    return sorted(found)
+
+
+def waits_inside(grid: Grid, starts: Ints, rows: list[int], excess: list[float]) -> set[int]:
+    """Which of these rows only look late because they wait for another of them in a group of both.
+
+    ``excess`` is of each row, ns a step. In its group's own collectives a culprit is late and its peers are not. If no
+    rank of the group is late for the rest, all are equally late, and all stay.
+    """
+    found: set[int] = set()
+    gradients = _gradient_class(grid)  # its members are peers, not parts of one model: none waits for another's work
+    for klass in range(grid.group.shape[1]):
+        columns = grid.klass == klass
+        if klass == gradients:
+            continue
+        groups = grid.group[:, klass]
+        for name in np.unique(groups[rows]):
+            mates = np.flatnonzero(groups == name)
+            named = [row for row in rows if groups[row] == name]
+            if name < 0 or len(named) < 2 or len(mates) == len(groups):
+                continue
+            durations = np.where(columns, grid.duration[mates], 0.0)
+            late = median(sums_by_step(peers_median(durations) - durations, starts), axis=1)
+            by_row = dict(zip(mates.tolist(), late.tolist(), strict=True))
+            late_inside = [row for row in named if by_row[row] >= _LATE_INSIDE * excess[rows.index(row)]]
+            if late_inside:
+                found |= set(named) - set(late_inside)
+    return found
+
+
+#: A culprit has this share of its delay in its own group; the rest arises before collectives of other classes.
+_LATE_INSIDE = 0.25

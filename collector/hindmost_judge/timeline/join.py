@@ -1,0 +1,381 @@
+"""Joins what every rank recorded of one collective, without trusting any clock.
+
+A synchronising collective ends at nearly the same moment on all its members, so its duration is the waiting. The rank
+with the shortest duration arrived last, and that duration is about the transfer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import constant, dictionary_encoding
+from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
+from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline import communicator_classes, filled, nonblocking, rooted, run_order, single_member
+from hindmost_judge.timeline.operation_names import is_inside, is_rooted, is_synchronising
+from hindmost_judge.timeline.whole_numbers import numbered
+
+if TYPE_CHECKING:
+    from hindmost_judge.types import Array, Floats, Ints
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Synchronising collectives as blocks: a row a rank, a column an operation that every group of a class ran.
+
+    ``start``, ``enqueue`` (host's clock), ``duration``, ``self_time``, ``cpu`` and ``runqueue`` are [R, K] float ns, or
+    NaN: unmeasured; ``start`` is of the rank's own clock; ``peer_wait`` [R, K] what sends and receives took before.
+    ``gathers`` [K]: parameters are gathered, or parts of batches exchanged, inside of forward and backward.
+    ``group`` [R, C] is the communicator of rank r in class c, -1 where it has none. Columns are in the ranks' order.
+    """
+
+    ranks: Ints
+    start: Floats
+    duration: Floats
+    self_time: Floats
+    cpu: Floats
+    runqueue: Floats
+    step: Ints
+    seq: Ints
+    token: Ints
+    klass: Ints
+    group: Ints
+    gpu_time: bool
+    gathers: Array
+    peer_wait: Floats
+    size: Ints
+    enqueue: Floats
+
+    @property
+    def columns(self) -> int:
+        """How many collectives each rank ran."""
+        return int(self.duration.shape[1])
+
+    def take(self, columns: Array) -> Grid:
+        """The same ranks, only these columns; those that follow one another are not copied."""
+        count = len(columns)
+        in_a_row = count > 0 and columns[-1] - columns[0] == count - 1 and bool((np.diff(columns) == 1).all())
+        chosen = slice(int(columns[0]), int(columns[-1]) + 1) if in_a_row else columns
+
+        def cut(block: Array) -> Array:
+            if block.ndim > 1 and not any(block.strides):
+                return np.broadcast_to(block[:1, :1], (len(block), count))
+            if block.ndim > 1 and block.strides[0] == 0:
+                return np.broadcast_to(block[0, chosen], (len(block), count))
+            return np.asarray(block[..., chosen])
+
+        return replace(
+            self,
+            start=cut(self.start),
+            duration=cut(self.duration),
+            self_time=cut(self.self_time),
+            cpu=cut(self.cpu),
+            runqueue=cut(self.runqueue),
+            step=cut(self.step),
+            seq=cut(self.seq),
+            token=cut(self.token),
+            gathers=cut(self.gathers),
+            peer_wait=cut(self.peer_wait),
+            size=cut(self.size),
+            enqueue=cut(self.enqueue),
+            klass=cut(self.klass),
+        )
+
+
+def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
+    """Row mask [N]: finished synchronising operations whose duration is the waiting; ``named`` are the ops' codes."""
+    if rows(collectives) == 0:
+        return np.zeros(0, bool)
+    code, names = named
+    wanted = np.array([is_synchronising(name) for name in names])
+    usable = (collectives["flags"] & (NONBLOCKING | ERROR)) == 0
+    return np.asarray(wanted[code] & usable & (collectives["duration_ns"] >= 0))
+
+
+def grid(run: Run) -> Grid | None:
+    """Join the run's synchronising collectives by communicator, operation and sequence; ``None`` if there are none."""
+    code, names = dictionary_encoding.codes(run.collectives["op"])
+    waits = np.array([name == nonblocking.WAIT for name in names], bool)[code]
+    meets = np.array([is_synchronising(name) for name in names], bool)[code]
+    calls, stays = nonblocking.joined(run.collectives, waits, meets)
+    named = code[stays], names
+    table = _of_meetings(calls, named)
+    if table is None:
+        return None
+    joined = _ordered(_in_cells(table))
+    return replace(joined, peer_wait=_peer_wait(calls, named, joined))
+
+
+def _of_meetings(calls: Table, named: tuple[Ints, list[str]]) -> Table | None:
+    """The rows whose duration is the waiting, of kernels or else of calls; ``None`` if there are none."""
+    code, names = named
+    mask = synchronising(calls, named)
+    if not mask.any() or (mask & ((calls["flags"] & GPU_TIME) != 0)).any():  # those of hosts count to a meeting
+        mask |= rooted.awaited(calls, code, np.array([is_rooted(name) for name in names]), mask)
+    if not mask.any():
+        return None
+    table = _with_other_waits(calls, mask, code, names)
+    gpu = (table["flags"] & GPU_TIME) != 0
+    if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
+        table = constant.chosen(table, gpu)
+    return single_member.set_aside(filled.columns(table, "seq"))
+
+
+#: Calls of two ranks, and the wait for one of them.
+_MESSAGES = frozenset({"send", "recv", "sendrecv", "probe", "wait"})
+
+
+def _messages(names: list[str]) -> Array:
+    """[M] which of these operations are messages."""
+    return np.array([name.replace("_", "") in _MESSAGES for name in names], bool)
+
+
+def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) -> Table:
+    """The rows ``meets`` [N], each with the rank's other collectives since its last one: their self time and waiting.
+
+    A broadcast's root may wait for some of its receivers (DDP's buffers over gloo), and is late for the next meeting by
+    what it waited. Its own work, and that of the rank that it waited for, are what they did outside of both calls.
+    """
+    usable = (calls["flags"] & (NONBLOCKING | ERROR | GPU_TIME)) == 0
+    usable &= ~_messages(names)[code] & (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
+    if not (usable & ~meets).any() or (usable & meets).sum() < meets.sum():
+        return constant.chosen(calls, meets)
+    table, stays = constant.chosen(calls, meets | usable), meets[meets | usable]
+    end = table["start_ns"] + table["duration_ns"]
+    found = nonblocking.with_before(table | {"duration_ns": _alone(table)}, stays, (*nonblocking.OWN, "duration_ns"))
+    return constant.chosen(found | {"start_ns": end - found["duration_ns"]}, stays)
+
+
+def _alone(table: Table) -> Ints:
+    """[N] ns of each call in which its rank was in none that began before: gloo runs several of one rank at a time."""
+    start, took = table["start_ns"], np.array(table["duration_ns"], np.int64)
+    order = np.lexsort((start, table["rank"]))
+    for mine in np.split(order, np.flatnonzero(np.diff(table["rank"][order])) + 1):
+        end = start[mine] + took[mine]
+        before = np.maximum.accumulate(end)[:-1]
+        took[mine[1:]] = np.maximum(end[1:] - np.maximum(start[mine[1:]], before), 0)
+    return took
+
+
+def _in_cells(table: Table) -> Grid:
+    """The rows as blocks, columns in the order in which they first come."""
+    op, op_names = dictionary_encoding.codes(table["op"])
+    comm, _ = dictionary_encoding.factorize(table["comm"])
+    ranks, row = numbered(table["rank"])
+    klass_of_comm, group = communicator_classes.find(comm, op, row, table["bytes"], len(ranks))
+    klass = klass_of_comm[comm]
+    key = ((klass * (op.max() + 1) + op) << 36) + communicator_classes.places(table, comm, op, klass)
+    column, keys = dictionary_encoding.factorize(key)
+    count = len(keys)
+    shape, cell = (len(ranks), count), row * count + column
+    first = dictionary_encoding.first(np.arange(len(column)), column, count)
+    size = table["bytes"][first].astype(np.int64)
+    return Grid(
+        ranks=ranks.astype(np.int64),
+        start=_fill(table["start_ns"], cell, shape),
+        duration=_fill(table["duration_ns"], cell, shape),
+        self_time=_fill(table["self_ns"], cell, shape),
+        cpu=_fill(table["cpu_ns"], cell, shape),
+        runqueue=_fill(table["runqueue_ns"], cell, shape),
+        step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
+        seq=table["seq"][first].astype(np.int64),
+        token=dictionary_encoding.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
+        klass=klass[first],
+        group=group,
+        gpu_time=bool(table["flags"][0] & GPU_TIME),  # of all rows, or of none
+        gathers=np.array([is_inside(name) for name in op_names])[op[first]],
+        peer_wait=np.broadcast_to(0.0, shape),
+        size=_sizes(table["bytes"], row, column, size, group),
+        enqueue=_fill(table["enqueue_ns"], cell, shape) if "enqueue_ns" in table else np.broadcast_to(np.nan, shape),
+    )
+
+
+#: Communicator classes used less often than this share of the most used class are ignored: barriers now and then, or at
+#: start-up.
+_SELDOM = 0.02
+
+
+def _mostly_met(grid: Grid) -> Grid:
+    """The grid without classes that rarely meet: without clocks, their columns have no place in the order."""
+    met = np.bincount(grid.klass, minlength=grid.group.shape[1])
+    often = np.flatnonzero(met >= _SELDOM * met.max(initial=0))
+    if len(often) == grid.group.shape[1]:
+        return grid
+    kept = grid.take(np.flatnonzero(np.isin(grid.klass, often)))
+    return replace(kept, klass=np.searchsorted(often, kept.klass), group=grid.group[:, often])
+
+
+def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:
+    """[R, K] ns in sends and receives between a rank's previous collective and this one: waiting for a neighbour."""
+    waited = grid.peer_wait
+    code, names = named
+    chosen = _messages(names)
+    if not chosen.any():
+        return waited
+    held = np.flatnonzero(chosen[code] & (collectives["duration_ns"] > 0) & ((collectives["flags"] & NONBLOCKING) == 0))
+    if len(held) == 0 or np.isnan(grid.start).all():
+        return waited
+    waited = np.zeros_like(grid.start)
+    held = held[np.lexsort((collectives["start_ns"][held], collectives["rank"][held]))]
+    of_rank = collectives["rank"][held]
+    bounds = [np.searchsorted(of_rank, grid.ranks, side=side).tolist() for side in ("left", "right")]
+    for row, (first, stop) in enumerate(zip(*bounds, strict=True)):
+        mine = held[first:stop]
+        start = collectives["start_ns"][mine].astype(np.float64)
+        end = np.maximum.accumulate(start + collectives["duration_ns"][mine])
+        begun = np.concatenate([[-np.inf], end[:-1]])  # a send and a receive may be one kernel, and are one wait
+        before = np.concatenate([[0.0], np.cumsum(np.maximum(end - np.maximum(start, begun), 0.0))])
+        total = before[np.searchsorted(start, np.nan_to_num(grid.start[row]))]
+        waited[row, 1:] = np.maximum(np.diff(np.maximum.accumulate(total)), 0.0)
+    return waited
+
+
+def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -> Ints:
+    """[R, K] bytes of each rank's group in each column; of groups that all say the same, ``first`` [K] is enough."""
+    ranks = len(group)
+    if (group == group[0]).all() or (values == first[column]).all():
+        return np.broadcast_to(first, (ranks, len(first)))
+    block = np.zeros((ranks, len(first)), np.int64)
+    block[row, column] = values
+    return block
+
+
+def _known_step(step: Array, column: Array, columns: int) -> Ints:
+    """[K] the step of each column as any rank knows it; a rank without step marks does not know it."""
+    known = step >= 0
+    return dictionary_encoding.first(step[known], column[known], columns, UNMEASURED)
+
+
+def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:
+    """[R, K] block of one column of the table, each row of it in a ``cell`` [N]; -1 becomes NaN.
+
+    A block without any measurement takes the memory of one number.
+    """
+    if constant.is_constant(values) and values[0] == UNMEASURED:
+        return np.broadcast_to(np.nan, shape)
+    block = np.full(shape[0] * shape[1], np.nan)
+    unmeasured = values == UNMEASURED
+    block[cell] = np.where(unmeasured, np.nan, values) if unmeasured.any() else values
+    return block.reshape(shape)
+
+
+def _ordered(grid: Grid) -> Grid:
+    """Columns in the order in which ranks ran them, by each rank's own clock."""
+    if np.isnan(grid.start).all():  # only the order within a communicator is known
+        grid = _mostly_met(grid)
+        return grid.take(np.lexsort((grid.seq, grid.step)))
+    origin = np.fmin.reduce(np.where(_shared(grid), grid.start, np.nan), axis=1, keepdims=True)
+    origin = np.where(np.isnan(origin), np.fmin.reduce(grid.start, axis=1, keepdims=True), origin)
+    about = median(grid.start - origin, axis=0)
+    if (grid.group < 0).any():  # what some ranks run only, others' medians put before or behind what these ran
+        return grid.take(run_order.merged(grid.start, about))
+    return grid.take(np.argsort(about, kind="stable"))
+
+
+def _shared(grid: Grid) -> Array:
+    """[K] columns that at least half of the ranks of their class have: each rank's clock begins at such a column.
+
+    A rank whose agent sends old data begins with columns that no other rank has.
+    """
+    held = np.sum(~np.isnan(grid.start), axis=0)
+    most = np.zeros(grid.klass.max() + 1, np.int64)
+    np.maximum.at(most, grid.klass, held)
+    return np.asarray(2 * held >= most[grid.klass])
+
+
+def own_time(grid: Grid, beside: Array | None = None) -> Floats:
+    """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
+
+    What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.
+    Collectives that overlap with computing (``beside`` [K]) end no interval of it, and have no self time.
+    """
+    skipped = np.zeros(grid.columns, bool) if beside is None else beside
+    end = np.where(skipped, np.nan, grid.start + grid.duration)
+    between = np.full_like(grid.start, np.nan)
+    if grid.columns > 1:
+        previous = _last_known(end)[:, :-1]
+        between[:, 1:] = np.maximum(grid.start[:, 1:] - previous - grid.peer_wait[:, 1:], 0.0)
+    between[_queued(grid, skipped)] = np.nan
+    return np.where(skipped, np.nan, np.where(np.isnan(grid.self_time), between, grid.self_time))
+
+
+#: A collective that starts this soon after the last one was queued behind it; its start is no arrival time. Queued
+#: kernels follow within 20 us.
+QUEUED_NS = 30_000.0
+
+
+def _queued(grid: Grid, beside: Array) -> Array:
+    """[R, K] which collectives began when one of their class that ran ``beside`` [K] ended: it is unknown since when
+    the rank was ready."""
+    queued = np.zeros(grid.start.shape, bool)
+    for klass in np.unique(grid.klass[beside]) if beside.any() else ():
+        columns = np.flatnonzero(grid.klass == klass)
+        before, after = columns[:-1], columns[1:]
+        gap = grid.start[:, after] - (grid.start + grid.duration)[:, before]
+        queued[:, after] = (gap <= QUEUED_NS) & beside[before]
+    return queued
+
+
+#: A longer collective overlaps with computing if it shortens the gap after it by this share of itself.
+_TRADED = 0.5
+
+
+def beside_computing(grid: Grid, position: Ints) -> Array:
+    """[K] whether a column's class overlaps with computing: for example, gradients reduced while tensor groups go on.
+
+    Waiting in a blocking collective says nothing about the gap after it; overlapped waiting shortens that gap by as
+    much. The deviations from a rank's usual values at the same ``position`` [K] of the step are compared.
+    """
+    beside = np.zeros(grid.columns, bool)
+    if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
+        return beside
+    within = np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
+    gap = np.zeros_like(grid.start)
+    gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
+    for klass in range(grid.group.shape[1]):
+        waited, followed = [], []
+        for place in np.unique(position[grid.klass == klass]):
+            at = np.flatnonzero((position == place) & (grid.klass == klass) & within)
+            if len(at) == 0:
+                continue
+            waited.append(grid.duration[:, at] - median(grid.duration[:, at], axis=1)[:, None])
+            followed.append(gap[:, at] - median(gap[:, at], axis=1)[:, None])
+        if waited and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
+            beside |= grid.klass == klass
+    beside &= within
+    return np.zeros(grid.columns, bool) if beside.all() else beside
+
+
+def traded(waited: Floats, followed: Floats) -> bool:
+    """Whether gaps shrink by what was waited; clipped, so that one stall decides nothing."""
+    limit = 3 * float(median(np.abs(waited)))
+    x, y = np.nan_to_num(np.clip(waited, -limit, limit)), np.nan_to_num(np.clip(followed, -limit, limit))
+    return bool(x.any() and np.sum(x * y) / np.sum(x * x) < -_TRADED)
+
+
+def _last_known(block: Floats) -> Floats:
+    """[R, K] each row's latest value that is not NaN: a rank that is no member of a column's group skips it."""
+    if not np.isnan(block).any():
+        return block
+    index = np.where(np.isnan(block), 0, np.arange(block.shape[1]))
+    np.maximum.accumulate(index, axis=1, out=index)
+    return np.take_along_axis(block, index, axis=1)
+
+
+def shortest(grid: Grid) -> Floats:
+    """[R, K] the shortest duration among the members of the rank's own group in that column: about the transfer."""
+    if grid.group.shape == (len(grid.ranks), 1) and len(np.unique(grid.group)) == 1:
+        return np.broadcast_to(np.fmin.reduce(grid.duration, axis=0), grid.duration.shape)
+    least = np.full_like(grid.duration, np.nan)
+    for klass in range(grid.group.shape[1]):
+        columns = np.flatnonzero(grid.klass == klass)
+        for one in np.unique(grid.group[:, klass]):
+            if one < 0:
+                continue
+            members = np.flatnonzero(grid.group[:, klass] == one)
+            block = np.ix_(members, columns)
+            least[block] = np.fmin.reduce(grid.duration[block], axis=0)
+    return least

@@ -1,0 +1,201 @@
+"""The steps table as blocks of [rank x step]: marks, phases, work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import constant
+from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Table, rows
+from hindmost_judge.stats.robust import median, or_zero
+from hindmost_judge.timeline import hidden_synchronisation
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hindmost_judge.types import Array, Floats, Ints
+
+#: Phases in which a rank may sit waiting for others without saying so: no sign of its own slowness.
+_MAY_WAIT = {"backward", "sync", "device_wait", "device_copy", "gpu_backward"}
+#: Columns of the phases.
+_COLUMNS = tuple(f"{name}_ns" for name in PHASES)
+
+
+def training(table: Table) -> Table:
+    """Steps that train: evaluation is a phase of its own, and never a stall."""
+    if rows(table) == 0:
+        return table
+    mask = (table["kind"] != "eval") & (table["duration_ns"] > 0)
+    return constant.chosen(table, mask)
+
+
+def pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
+    """[R, S] of one column of the steps; ``None`` where no rank measured it."""
+    return pivots(table, ranks, numbers, (name,)).get(name)
+
+
+def pivots(table: Table, ranks: Ints, numbers: Ints, names: Iterable[str]) -> dict[str, Floats]:
+    """[R, S] of each of these columns that some rank measured."""
+    wanted = [name for name in names if name in table and _may_be_measured(table[name])]
+    if not wanted:
+        return {}
+    row, of_ranks = _places(ranks, table["rank"])
+    column, of_steps = _places(numbers, table["step"])
+    known, place = of_ranks & of_steps, row * len(numbers) + column
+    shape = len(ranks), len(numbers)
+    source = np.full(shape[0] * shape[1], -1, np.int64)
+    source[place[known]] = np.flatnonzero(known)
+    once = np.count_nonzero(source >= 0) == np.count_nonzero(known)
+    found = {
+        name: _gathered(table[name], source) if once else _last(table[name], known, place, len(source))
+        for name in wanted
+    }
+    return {name: block.reshape(shape) for name, block in found.items() if block is not None}
+
+
+def _gathered(column: Array, source: Ints) -> Floats | None:
+    """[N] what a column has in the rows ``source`` [N], -1 for none; ``None`` where nothing there was measured."""
+    block = column[source].astype(np.float64)
+    missing = (source < 0) | (block < 0)
+    if missing.any():
+        block[missing] = np.nan
+        if missing.all():
+            return None
+    return block
+
+
+def _last(column: Array, known: Array, place: Ints, count: int) -> Floats | None:
+    """The same where some rank recorded a step more than once: the last that was measured counts."""
+    held = known & (column >= 0)
+    if not held.any():
+        return None
+    block = np.full(count, np.nan)
+    block[place[held]] = column[held]
+    return block
+
+
+def _may_be_measured(column: Array) -> bool:
+    return len(column) > 0 and not (constant.is_constant(column) and column[0] < 0)
+
+
+def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:
+    """Where in ``known``, sorted, each value is, and whether it is there at all."""
+    if known[-1] - known[0] == len(known) - 1:  # without gaps there is nothing to search
+        place = values.astype(np.int64) - known[0]
+        there = (place >= 0) & (place < len(known))
+        return np.where(there, place, 0), there
+    place = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    return place, known[place] == values
+
+
+def phase_blocks(table: Table, ranks: Ints, numbers: Ints) -> dict[str, Floats]:
+    """Every measured phase as [R, S]."""
+    blocks = pivots(table, ranks, numbers, _COLUMNS)
+    return {name.removesuffix("_ns"): block for name, block in blocks.items()}
+
+
+def all_of(table: Table, ranks: Ints, numbers: Ints) -> tuple[Floats | None, dict[str, Floats], Floats | None]:
+    """How long steps took, every measured phase, and the work as it was counted, each as [R, S]; ``None``: unknown."""
+    blocks = pivots(table, ranks, numbers, ("duration_ns", "work", *_COLUMNS))
+    duration, work = blocks.pop("duration_ns", None), blocks.pop("work", None)
+    return duration, {name.removesuffix("_ns"): block for name, block in blocks.items()}, work
+
+
+def unnamed(parts: Mapping[str, Array], duration: Array) -> Array | None:
+    """ns of each step in no phase of its host's, such as logging after the optimizer's step; ``None`` without any.
+
+    NaN where a step is not known by its phases. A copy that was timed in addition to the GPU's phases is inside
+    forward.
+    """
+    if "optimizer" not in parts:
+        return None
+    named = [name for name in parts if name in PHASES and name not in AMOUNTS and not name.startswith("gpu_")]
+    total = np.zeros(np.shape(parts["optimizer"]))
+    for name in named:  # one after the other: there may be millions of steps
+        took = np.maximum(or_zero(parts[name]), 0.0)
+        if name == "h2d" and "gpu_forward" in parts:
+            took = np.where(parts["gpu_forward"] >= 0, 0.0, took)
+        total += took
+    rest = np.maximum(duration - total, 0.0)
+    return np.where(parts["optimizer"] >= 0, rest, np.nan)
+
+
+def with_rest(parts: dict[str, Floats], duration: Floats) -> dict[str, Floats]:
+    """These phases, and the rest of each step where that is self time: where waiting for others is recorded as sync.
+
+    Elsewhere a rank may wait in the rest, too: in an unmarked collective, or for a GPU that waits in one.
+    """
+    rest = unnamed(parts, duration)
+    if rest is None or "sync" not in parts or _on_gpu(parts) is not None:
+        return parts
+    return parts | {OTHER: np.where(np.isnan(parts["sync"]), np.nan, rest)}
+
+
+def work(table: Table, ranks: Ints, numbers: Ints) -> Floats | None:
+    """[R, S] samples or tokens; a step that counted none has not been counted."""
+    found = pivot(table, ranks, numbers, "work")
+    return None if found is None else counted(found)
+
+
+def counted(work: Floats) -> Floats | None:
+    """[R, S] work without the steps that counted none; ``None`` where none did."""
+    return np.where(work > 0, work, np.nan) if (work > 0).any() else None
+
+
+def named_share(parts: Mapping[str, Floats], duration: Floats) -> Floats:
+    """[R, S] share of each step that is in a phase of its host's or of its GPU's, whichever has more."""
+    total = {True: np.zeros_like(duration), False: np.zeros_like(duration)}
+    for name in (name for name in parts if name in {*PHASES, OTHER} - AMOUNTS):
+        total[name.startswith("gpu_")] += np.maximum(or_zero(parts[name]), 0.0)
+    return np.asarray(np.maximum(total[True], total[False]) / duration)
+
+
+def _on_gpu(parts: dict[str, Floats]) -> Floats | None:
+    """[R, S] ns that the GPU was in one of its phases; ``None`` where untimed."""
+    found = [block for name, block in parts.items() if name.startswith("gpu_")]
+    return _sum(found) if found else None
+
+
+def _idle(took: Floats, parts: dict[str, Floats], duration: Floats) -> Floats:
+    """[R, S] ns for which GPUs, which ``took`` so long over each step, had nothing to do before it.
+
+    A host that runs ahead is done with a step long before the GPU is, and waits for all of it once in a while: its
+    time in one step says nothing about that step. The GPU begins a step when the host has got its input, or when it
+    is done with the step before, whichever is later.
+    """
+    known = or_zero(duration)
+    launched = np.cumsum(known, axis=1) - known + np.minimum(np.nan_to_num(parts.get("input", 0.0)), known)
+    idle = np.zeros_like(known)
+    done = np.zeros(len(known))
+    for step in range(known.shape[1]):
+        idle[:, step] = np.maximum(launched[:, step] - done, 0.0)
+        done += idle[:, step] + took[:, step]
+    return idle
+
+
+def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | None]:
+    """[R, S] ns of a step in which a rank surely did not wait for others; and the step's length on the GPU, with its
+    idle time.
+
+    ``None`` for the latter where the GPU was not timed. If it was, its phases and idle time count, and the host's do
+    not: a host that is late while its GPU still has queued work delays no rank.
+    """
+    took = _on_gpu(parts)
+    if took is not None:
+        idle = _idle(took, parts, duration)
+        working = [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
+        busy_for = _sum(working) + idle
+        if "gpu_forward" in parts:
+            busy_for -= hidden_synchronisation.waited(parts["gpu_forward"], idle, median(took + idle, axis=0))
+        return busy_for, took + idle
+    own = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
+    return _sum(own) if own else np.full_like(duration, np.nan), None
+
+
+def _sum(blocks: list[Floats]) -> Floats:
+    """What these are together; what is missing counts as nothing."""
+    total = or_zero(blocks[0])
+    for block in blocks[1:]:
+        total += or_zero(block)
+    return total

@@ -1,0 +1,1 @@
+"""Findings, causes and costs to verdicts, and their sentences."""

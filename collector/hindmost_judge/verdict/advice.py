@@ -1,0 +1,265 @@
+"""What to do about a verdict: with the GPUs, processes and nodes of that machine, and the command to type.
+
+A job without GPUs gets no advice about GPUs, one whose processes are not Python none about Python.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import oversubscription
+from hindmost_judge.isolation import INTERPRETER
+from hindmost_judge.model import GPU_TIME, RUNNING, Job, rows
+from hindmost_judge.script import START_PYTHON, split
+from hindmost_judge.verdict.wording import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.causes.cpu_sharing import Bound
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Verdict
+
+#: Nodes, and processes, that an advice lists.
+_NAMED, _PIDS = 4, 4
+#: Computing on a rank's CPU that its GPU waits for: what to do differs from that about a slow GPU.
+ON_HOST = "host"
+#: Kinds of verdicts on ranks that are late.
+_LATE = ("straggler", "intermittent")
+#: Frameworks whose ranks load batches by torch's DataLoader.
+_TORCH = ("torch", "horovod")
+#: A GPU as recordings name it, and as ``nvidia-smi -i`` takes it.
+_INDEX, _UUID = re.compile(r"(?:gpu)?(\d+)"), re.compile(r"(?:GPU|MIG)-[0-9a-fA-F-]+")
+
+
+#: Frameworks of ranks that only the MPI shim or the NCCL plugin recorded, or nothing did.
+_NATIVE = {"", "mpi", "nccl"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the ranks of a verdict run: what a command needs, and whether it can be typed now (``runs``)."""
+
+    ranks: tuple[int, ...]
+    nodes: tuple[str, ...]
+    pids: tuple[int, ...]
+    gpus: tuple[str, ...]
+    with_gpus: bool
+    job: str
+    framework: str
+    python: bool
+    runs: bool
+
+    @property
+    def on(self) -> str:
+        """`` on vm``; empty where no node, or too many, are known."""
+        return f" on {' and '.join(self.nodes)}" if 0 < len(self.nodes) <= 2 else ""
+
+    @property
+    def smi(self) -> str:
+        """`` -i GPU-5c2e…``: the option that has nvidia-smi show these GPUs."""
+        return f" -i {','.join(self.gpus)}" if self.gpus else ""
+
+
+def place(run: Run, ranks: Sequence[int]) -> Place:
+    """What is known of where these ranks run; of all, where there are none."""
+    table = run.ranks
+    own = run.job.source == Job.source
+    held = np.isin(table["rank"], ranks) if len(ranks) else np.ones(len(table["rank"]), bool)
+    gpus = [_gpu(str(name)) for name in table["gpu_uuid"][held].tolist()]
+    frameworks = {str(name) for name in table["framework"].tolist()} - {""}
+    pids = sorted({int(pid) for pid in table["pid"][held].tolist() if pid > 0})
+    life = run.rank_states["life"]
+    return Place(
+        ranks=tuple(ranks),
+        nodes=tuple(sorted({str(node) for node in table["node"][held].tolist()} - {""})),
+        pids=tuple(pids) if own and 0 < len(pids) <= _PIDS else (),
+        gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
+        with_gpus=with_gpus(run) or not own,
+        job=run.job.id if own else "ID",
+        framework=min(frameworks, default=""),
+        python=in_python(run),
+        runs=own
+        and run.job.ended_ns is None
+        and run.job.exit_code is None
+        and (not len(life) or bool((life == RUNNING).any())),
+    )
+
+
+def in_python(run: Run) -> bool:
+    """Whether ranks are Python processes, as far as frameworks and the command tell."""
+    words = split(run.job.command or "")
+    programs = {word.rpartition("/")[2] for word in words}
+    return (
+        run.job.source != Job.source
+        or not words
+        or not {str(name) for name in run.ranks["framework"].tolist()} <= _NATIVE
+        or any(word.endswith(".py") or INTERPRETER.fullmatch(word) or word in START_PYTHON for word in programs)
+    )
+
+
+def with_gpus(run: Run) -> bool:
+    """Whether anything recorded is of a GPU."""
+    timed = [run.steps[name] for name in ("gpu_forward_ns", "gpu_backward_ns", "gpu_optimizer_ns") if name in run.steps]
+    on_gpu = run.collectives["flags"] & GPU_TIME if rows(run.collectives) else np.zeros(0, np.int32)
+    return bool((run.ranks["gpu_uuid"] != "").any() or on_gpu.any() or any((one > 0).any() for one in timed))
+
+
+def _gpu(name: str) -> str:
+    index = _INDEX.fullmatch(name)
+    return index[1] if index else name if _UUID.fullmatch(name) else ""
+
+
+def on(found: Verdict, run: Run) -> Verdict:
+    """The verdict with what to do about late ranks and slow transfers; others say it themselves."""
+    if found.cause == "network":
+        return replace(found, advice=(of_transfers(run, found.ranks),))
+    if found.kind not in _LATE:
+        return found
+    where = place(run, found.ranks)
+    return replace(found, advice=tuple(of_cause(cause, where) for cause in found.causes or (found.cause or "unknown",)))
+
+
+def of_cause(cause: str, at: Place) -> str:
+    """What to do about ranks that are late for this cause."""
+    who, single = names(at.ranks), len(at.ranks) == 1
+    if cause in ("compute", ON_HOST):
+        return _compare(at, who) if cause == "compute" else _compare_hosts(at, who)
+    if cause == "unknown":
+        return _look(at, who)
+    if cause == "input":
+        loads = "; more DataLoader workers (num_workers) hide it" if at.framework in _TORCH else ""
+        return f"check the disk or mount that {who} {'reads' if single else 'read'} from{at.on} (`iostat -x 1`){loads}"
+    if cause == "cpu_contention":
+        its, pid = "its" if single else "their", at.pids[0] if at.runs and len(at.pids) == 1 else "PID"
+        bound = f"the CPU binding of {who}{at.on} (`taskset -cp {pid}`), {its} cgroup quota, and other processes"
+        return f"check {bound} (`top`)" if at.runs else f"run the job again and check {bound} (`top`)"
+    if cause == "stopped":
+        return of_stopped(at)
+    words = _OF_ONE if single else _OF_SEVERAL
+    return _OF_CAUSE[cause].format(who=who, on=at.on, smi=at.smi, **words)
+
+
+def of_stopped(at: Place, *, still: bool = False) -> str:
+    """What to do about stopped processes: let those that are ``still`` stopped go on; find what stops them."""
+    if still and at.runs:
+        pids = " ".join(map(str, at.pids)) if at.pids and len(at.nodes) == 1 else "PID"
+        held = "it" if len(at.ranks) == 1 else "them"
+        return f"`kill -CONT {pids}`{at.on} lets {names(at.ranks)} go on; if a debugger holds {held}, detach that"
+    which = f" (PID {at.pids[0]})" if len(at.pids) == 1 == len(at.ranks) else ""
+    return (
+        f"find what stopped {names(at.ranks)}{which}{at.on}: `kill -STOP`, Ctrl-Z, a debugger, cpulimit, the scheduler"
+    )
+
+
+_OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes"}
+_OF_SEVERAL = {"it": "them", "its": "their", "gpu": "GPUs", "link": "links", "reads": "read and write"}
+_OF_CAUSE = {
+    "h2d": "check the PCIe {link} of the {gpu} of {who}{on} (`nvidia-smi -q{smi}`, section PCI); use pinned memory",
+    "gpu_contention": "stop other processes on the {gpu} of {who}{on} (`nvidia-smi{smi}` lists them), or move {it}",
+    "gpu_throttle": "check cooling and power limit{on}: `nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE{smi}`",
+    "gc": "call gc.freeze() after start-up, or gc.collect() in the same step on all ranks",
+    "checkpoint": "write checkpoints in the same step on all ranks, or in the background",
+    "memory": "free memory{on}: `free -m` and `vmstat 1` show who uses it and what is swapped",
+    "io": "check the disk or mount that {who} {reads}{on}: `iostat -x 1`",
+    "workload": "give {who} as much work per step as {its} peers",
+}
+
+
+def _compare(at: Place, who: str) -> str:
+    """How to learn whether the machine or the work is slow."""
+    words = _OF_ONE if len(at.ranks) == 1 else _OF_SEVERAL
+    stays = f"if slow there too, give {words['it']} less work"
+    if not at.with_gpus:
+        return f"run {who} on another core or node; {stays}"
+    check = f"check the {words['gpu']} of {who}{at.on}: `nvidia-smi -q -d PERFORMANCE,TEMPERATURE{at.smi}`"
+    return f"{check}; then run {who} on another GPU: {stays}"
+
+
+def _compare_hosts(at: Place, who: str) -> str:
+    """The same where it is the CPU that is slow, in a job that may have GPUs."""
+    does = "it stays slow, see what its CPU does" if len(at.ranks) == 1 else "they stay slow, see what their CPUs do"
+    job = at.job if at.runs else "ID"
+    run = "run" if at.runs else "in the next run, put"
+    return f"{run} {who} on another core or node; if {does}: `hindmost attach --job {job}`{at.on}"
+
+
+def _look(at: Place, who: str) -> str:
+    """How to see what ranks wait for, in processes that run or when the job runs again."""
+    tool = (
+        f"`hindmost attach --stacks --job {at.job if at.runs else 'ID'}`"
+        if at.python
+        else "`gdb -p PID` or `strace -f -p PID`"
+    )
+    does = "does" if len(at.ranks) == 1 else "do"
+    if at.runs and len(at.pids) == 1:
+        pid = at.pids[0]
+        tool = f"`hindmost attach --stacks --pid {pid}`" if at.python else f"`gdb -p {pid}` or `strace -f -p {pid}`"
+    if at.runs:
+        return f"see what {who} {does}{at.on}: {tool}"
+    return f"run the job again and see what {who} {does}{at.on}: {tool}"
+
+
+#: How launchers give each rank a CPU of its own.
+_BINDING = {
+    "srun": "`srun --cpus-per-task=1 --cpu-bind=cores`",
+    "horovodrun": '`horovodrun --mpi-args="--map-by core --bind-to core"`',
+    "mpirun": "`mpirun --map-by core --bind-to core`",
+    "mpiexec": "`mpiexec --map-by core --bind-to core`",
+}
+#: Programs that bind what they start.
+_BINDERS = ("taskset", "numactl")
+
+
+def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
+    """How to give a CPU of its own to each of the ranks that share too few: in the command, and of running ones."""
+    first, words = bound[0], split(run.job.command or "")
+    programs = [word.rpartition("/")[2] for word in words]
+    if not first.listed:
+        return (f"raise the CPU quota of the job on {first.node} to {first.ranks} CPUs (`docker --cpus`, limits.cpu)",)
+    found = _moves(run, first) if len(bound) == 1 else []
+    binder = next((at for at, word in enumerate(programs) if word in _BINDERS), None)
+    launcher = next((_BINDING[word] for word in programs if word in _BINDING), None)
+    own = f"{launcher} gives each rank a CPU of its own" if launcher else ""
+    if binder is not None:
+        mask = next((at for at in range(binder + 1, len(words)) if not words[at].startswith("-")), binder)
+        given = " ".join(words[binder : mask + 1]) if programs[binder] == "taskset" else programs[binder]
+        return (*found, f"start the job without `{given}`" + (f"; {own}" if own else ""))
+    if own:
+        return (*found, f"{own}; if none is free there, the job's shell or allocation is bound: `taskset -cp $$`")
+    return (*found, "find what binds the ranks: taskset, numactl, os.sched_setaffinity, a cpuset (`taskset -cp $$`)")
+
+
+def _moves(run: Run, one: Bound) -> list[str]:
+    """The commands that move running ranks to free CPUs, where all of a node's ranks are bound to the same ones."""
+    at, own = place(run, one.members), oversubscription.cpus(one.listed)
+    free = [cpu for cpu in range(one.of) if cpu not in own]
+    pid = dict(zip(run.ranks["rank"].tolist(), run.ranks["pid"].tolist(), strict=True))
+    more = [pid[rank] for rank in one.members[one.cpus :]]
+    alone = one.ranks == int((run.ranks["node"] == one.node).sum())
+    if not at.runs or not alone or len(more) > min(len(free), _PIDS) or min(more) <= 0:
+        return []
+    each = " and ".join(f"`taskset -cp {cpu} {pid}`" for cpu, pid in zip(free, more, strict=False))
+    return [f"at once, on {one.node}: {each}"]
+
+
+_BETWEEN = "NIC counters (`ethtool -S`), cables, the switch port"
+_OF_GPUS = "`nvidia-smi nvlink -e`, PCIe width, `nvidia-smi topo -m`"
+_OF_HOSTS = "memory bandwidth, NUMA binding, other processes"
+
+
+def of_transfers(run: Run, ranks: Sequence[int]) -> str:
+    """Where to look for slow transfers of ``ranks``, of all where there are none: in their node, or between nodes."""
+    at = place(run, ranks if len(ranks) > 1 else ())
+    who = f"the link of {names(ranks)}" if ranks else "the network of all ranks"
+    others = "" if ranks else ", other jobs"
+    if not at.nodes:
+        return f"check {who}: in a node {_OF_GPUS}; between nodes {_BETWEEN}{others}"
+    if len(at.nodes) > 1:
+        more = f" and {len(at.nodes) - _NAMED} more" if len(at.nodes) > _NAMED else ""
+        return f"check {who} between {', '.join(at.nodes[:_NAMED])}{more}: {_BETWEEN}{others}"
+    return f"check {who} within {at.nodes[0]}: {_OF_GPUS if at.with_gpus else _OF_HOSTS}"

@@ -1,0 +1,219 @@
+"""How a job ended: on its own, or because some rank did, and which rank the others were waiting for then."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.detect import hang
+from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.model import FINISHED, VANISHED, Run, rows
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict.wording import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: Agents check their ranks once a second: processes that vanish between two checks have no known order.
+LOOK_NS = 1_500_000_000
+
+
+def of(run: Run) -> tuple[str | None, str | None]:
+    """How the job failed and which rank died first, as far as known, and what to look at then.
+
+    ``None`` where it ended well or that is unknown, and where nothing more is to be seen.
+
+    A training process that closed its ring left in order, also where its exit code was not 0. In a job that was
+    asked to end no rank is named: its processes are killed in any order.
+    """
+    gone = _gone(run)
+    code, signalled = run.job.exit_code, run.job.interrupted_by
+    if not code and (code is not None or len(gone) == 0):
+        return None, None
+    told = [exit_words(code, None if signalled else run.killed_by)] if code else []
+    first, how = first_to_die(run)
+    if signalled:
+        told.insert(0, f"interrupted by {signalled}")
+    elif first:
+        told.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
+    elif len(gone):
+        told.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
+    killed = _out_of_memory(run)
+    return "; ".join(told + killed), None if killed or signalled or not first else _to_do(run, first, how)
+
+
+def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
+    """What to look at where ranks died ``how``."""
+    if how.startswith(" (SIGKILL)"):
+        return f"see whether memory ran out where {_who(run, ranks)} ran: `dmesg -T`"
+    return f"read {'the traceback' if how.startswith(f' ({RAISED}') else 'the last output'} of {names(ranks)}"
+
+
+def exit_words(code: int, killed_by: int | None) -> str:
+    """``exit code 137 (SIGKILL)``; of the command itself, as -9: ``killed by signal 9 (SIGKILL)``."""
+    name = f" ({signal.Signals(killed_by).name})" if killed_by in list(signal.Signals) else ""
+    return f"killed by signal {-code}{name}" if code < 0 else f"exit code {code}{name}"
+
+
+def _gone(run: Run) -> list[int]:
+    """Ranks whose process is gone without having closed its ring."""
+    return sorted(run.rank_states["rank"][run.rank_states["life"] == VANISHED].tolist())
+
+
+def first_to_die(run: Run) -> tuple[list[int], str]:
+    """The ranks that died before the rest, and what shows it; none where nothing does.
+
+    The kernel tells agents of each end at once, and a rank's own last words come before its end.
+    """
+    ends = _ends(run)
+    found = sorted(ends, key=lambda one: (not _was_killed_first(one, ends), one.time_ns))
+    if not found or not (found[0].words or found[0].status not in _TOLD):
+        return _not_ended_by_launcher(run) or _missed_first(run)
+    first, *rest = found
+    words = first.words or _status(first.status)
+    others = [one.rank for one in rest]
+    after = f", {_apart(rest[0].time_ns - first.time_ns)} before {names(others)}" if rest else ""
+    return [first.rank], (f" ({words})" if words else "") + after
+
+
+def _was_killed_first(one: _End, ends: list[_End]) -> bool:
+    """Whether a rank crashed or was killed before any that raised had left: these raised because their peer was gone.
+
+    No launcher ends the others before the one that raised has left, unless that one asked for it.
+    """
+    raised = [each for each in ends if each.words]
+    killed = one.status is not None and os.WIFSIGNALED(one.status) and os.WTERMSIG(one.status) not in _TOLD
+    asked = any(each.words == ASKED for each in raised)
+    left_ns = min((each.left_ns for each in raised), default=-1)
+    return killed and not one.words and not asked and one.time_ns <= left_ns
+
+
+def _not_ended_by_launcher(run: Run) -> tuple[list[int], str] | None:
+    """The one rank of which no end is known, where all others finished or were ended by SIGTERM: a launcher does
+    that once one has died."""
+    table = run.rank_states
+    ended = table["rank"][np.isin(table["exit_status"], _TOLD[1:])].tolist()
+    unknown = table["rank"][(table["life"] != FINISHED) & (table["exit_status"] < 0)].tolist()
+    return (unknown, f", its launcher ended {names(ended)}") if ended and len(unknown) == 1 else None
+
+
+def _missed_first(run: Run) -> tuple[list[int], str]:
+    """The ranks that an agent missed earlier than the others; of those that were gone in one check, the ones that had
+    not entered what the others were waiting in. After a long wait that is a hang that was ended, not a death."""
+    gone = _gone(run)
+    if not gone:
+        return [], ""
+    when = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["time_ns"].tolist(), strict=True))
+    earliest = min(when[rank] for rank in gone)
+    early = [rank for rank in gone if when[rank] < earliest + LOOK_NS]
+    later = [rank for rank in gone if rank not in early]
+    if later:
+        return early, f", {(min(when[rank] for rank in later) - earliest) / 1e9:.1f} s before {names(later)}"
+    if len(gone) == 1:
+        return gone, ""
+    stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))
+    if stop is None or not stop.ranks or not set(stop.ranks) <= set(gone):
+        return [], ""
+    if stop.waited_ns >= DEFAULT.patience_ns(float("nan")):
+        return [], f" while {names(stop.victims)} waited for {names(stop.ranks)}"
+    whom = "it" if len(stop.ranks) == 1 else "them"
+    where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else stop.op
+    return list(stop.ranks), f": {names(stop.victims)} waited for {whom} in {where}"
+
+
+#: Signals by which launchers and people end a process: which of several got one first says nothing.
+_TOLD = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+#: Last words that a probe writes as it is left: what is recorded as an interval of no length.
+RAISED, ABORTED = "raised ", "mpi_abort"
+INTERRUPTED, ASKED = "raised KeyboardInterrupt", "called MPI_Abort"
+
+
+class _End(NamedTuple):
+    """How one rank ended: when, in its own words, and with which status (as waitpid has it)."""
+
+    rank: int
+    time_ns: int
+    words: str
+    status: int | None
+    left_ns: float
+
+
+def _ends(run: Run) -> list[_End]:
+    """Ranks that did not end in order, of which it is known when they did."""
+    said = last_words(run)
+    table = run.rank_states
+    columns = (table[name].tolist() for name in ("rank", "life", "ended_ns", "exit_status"))
+    found = []
+    for rank, life, ended_ns, status in zip(*columns, strict=True):
+        time_ns, words = said.get(rank, (ended_ns, ""))
+        known = status if status >= 0 else None
+        if time_ns >= 0 and (words or life == VANISHED or known):
+            began = min(time_ns, ended_ns) if ended_ns >= 0 else time_ns
+            found.append(_End(rank, began, words, known, ended_ns if ended_ns >= 0 else float("inf")))
+    return found
+
+
+def last_words(run: Run) -> dict[int, tuple[int, str]]:
+    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88``.
+
+    An interrupt of several ranks was the job's own, a Ctrl-C or a launcher's.
+    """
+    table, found = run.intervals, dict[int, tuple[int, str]]()
+    code, words = codes(table["name"])
+    last = [place for place, word in enumerate(words) if word.startswith(RAISED) or word == ABORTED]
+    wanted = np.flatnonzero(np.isin(code, last))
+    for i in wanted[np.argsort(table["start_ns"][wanted], kind="stable")].tolist():
+        word = words[int(code[i])]
+        how = ASKED if word == ABORTED else word
+        found.setdefault(int(table["rank"][i]), (int(table["start_ns"][i]), how))
+    interrupted = [rank for rank, (_, how) in found.items() if how.startswith(INTERRUPTED)]
+    return found if len(interrupted) == 1 else {rank: found[rank] for rank in found if rank not in interrupted}
+
+
+def _status(status: int | None) -> str:
+    """``SIGSEGV``, ``exit code 3``; empty if unknown."""
+    if status is None:
+        return ""
+    number = os.waitstatus_to_exitcode(status & ~0x80)  # without the mark of a core dump
+    return f"exit code {number}" if number >= 0 else signal_name(-number)
+
+
+def signal_name(number: int) -> str:
+    """``SIGSEGV``; ``signal 60`` of one without a name."""
+    return signal.Signals(number).name if number in list(signal.Signals) else f"signal {number}"
+
+
+def _apart(ns: int) -> str:
+    return f"{ns / 1e9:.1f} s" if ns >= 1e8 else f"{ns / 1e6:.1f} ms" if ns >= 1e5 else "a moment"
+
+
+def _who(run: Run, ranks: Sequence[int]) -> str:
+    """``rank 1 on vm``; nodes where they are few."""
+    at = np.isin(run.ranks["rank"], ranks)
+    nodes = [node for node, _ in Counter(str(node) for node in run.ranks["node"][at] if str(node)).most_common()]
+    return names(ranks) + (f" on {' and '.join(nodes)}" if 0 < len(nodes) <= 2 else "")
+
+
+def _after(run: Run, ranks: Sequence[int]) -> str:
+    """The last step that one of them finished."""
+    mine = np.isin(run.steps["rank"], ranks) & (run.steps["kind"] != "eval")
+    return f" after step {int(run.steps['step'][mine].max())}" if mine.any() else ""
+
+
+def _out_of_memory(run: Run) -> list[str]:
+    """Nodes whose kernel killed processes because memory ran out meanwhile."""
+    if not rows(run.metrics):
+        return []
+    found = Metrics.of(run).series("hindmost_node_oom_kills_total")
+    killed = {one.node: int(one.values[-1] - one.values[0]) for one in found if len(one.values)}
+    return [
+        f"{node} ran out of memory: its kernel killed {count} process{'es' * (count > 1)}"
+        for node, count in killed.items()
+        if count > 0
+    ]

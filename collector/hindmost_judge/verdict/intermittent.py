@@ -1,0 +1,215 @@
+"""Verdicts of ranks that stall now and then: one for those that stall together for one cause, each at what it adds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import cpu_starvation, table
+from hindmost_judge.stats.robust import average
+from hindmost_judge.timeline import small_cohorts
+from hindmost_judge.verdict import wording
+from hindmost_judge.verdict.advice import ON_HOST
+from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.whole_job import since
+from hindmost_judge.whatif import savings, transient_delay, work_explained_delay
+from hindmost_judge.whatif.savings import repaired, stall_saving, waste, without_stalls
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hindmost_judge.causes.table import Cause
+    from hindmost_judge.detect.intermittent import Stalls
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats, Ints
+
+    #: [S] ns that the repair of these rows in these steps saves.
+    Saving = Callable[[Blocks, Sequence[int], Ints], Floats]
+
+#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
+_BY_ITSELF = 0.9
+#: Reasons for longer computing, which differ in what the typical rank does meanwhile.
+_OF_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
+#: Ranks stall together that share so much of the steps in which either does.
+_TOGETHER = 0.5
+
+
+@dataclass(frozen=True)
+class _Group:
+    """Stalls of ranks that would be repaired together, and what makes them."""
+
+    stalls: tuple[Stalls, ...]
+    cause: Cause
+
+    @property
+    def rows(self) -> list[int]:
+        """All ranks' rows."""
+        return [row for one in self.stalls for row in one.rows]
+
+    def in_one(self) -> Stalls:
+        """The stalls of all as if they were one rank's."""
+        first = max(self.stalls, key=lambda one: one.excess)
+        if len(self.stalls) == 1:
+            return first
+        stalled = np.unique(np.concatenate([one.stalled for one in self.stalls]))
+        share = min(sum(one.share for one in self.stalls), 1.0)
+        return replace(first, rows=tuple(self.rows), stalled=stalled, share=share, together=True)
+
+    def repaired(self, blocks: Blocks) -> Blocks:
+        """The same with none of these late in their stalls."""
+        for one in self.stalls:
+            blocks = replace(blocks, segments=without_stalls(blocks, one.rows, one.stalled))
+        return blocks
+
+    def saves(self, blocks: Blocks, saving: Saving) -> Floats:
+        """[S] ns that their repair saves."""
+        total = np.zeros(len(blocks.steps))
+        for one in self.stalls:
+            total += saving(blocks, one.rows, one.stalled)
+            blocks = replace(blocks, segments=without_stalls(blocks, one.rows, one.stalled))
+        return total
+
+
+def of_stalls(
+    stalls: list[Stalls],
+    blocks: Blocks,
+    settings: Settings,
+    saving: Saving = stall_saving,
+    habits: Sequence[Habit] = (),
+) -> list[Verdict]:
+    """Verdicts of ranks that stall now and then, where that costs enough to act on, by ``saving``.
+
+    Ranks late by ``habits`` are fixed before, and so are ranks whose stalls save more: among ranks that are late in
+    the same steps, fixing any one alone saves nothing.
+    """
+    if any(one.most for one in stalls):
+        blocks = _behind_calm(blocks)
+    left = _grouped([_Group((one,), _cause(blocks, one, stalls, settings)) for one in stalls])
+    own: Blocks = blocks
+    found: list[Verdict] = []
+    blocks = replace(blocks, segments=repaired(blocks, habits)) if habits else blocks
+    before = sorted({int(blocks.ranks[habit.row]) for habit in habits})
+    while left:
+        saved = [one.saves(blocks, saving) for one in left]
+        most = int(np.argmax([float(one.sum()) for one in saved]))
+        group, seen = left.pop(most), saved[most]
+        by_itself = group.saves(own, saving) if before else seen
+        given = before if float(by_itself.mean()) < _BY_ITSELF * float(seen.mean()) else []
+        rest = blocks
+        for one in left:
+            rest = one.repaired(rest)
+        verdict = _verdict(group, seen, group.saves(rest, saving), given, group.repaired(rest), settings)
+        if verdict is not None:
+            found.append(verdict)
+            blocks = group.repaired(blocks)
+            before = sorted({*before, *verdict.ranks})
+    return found
+
+
+def _behind_calm(blocks: Blocks) -> Blocks:
+    """The same with ranks set against those of their peers that are early; a pipeline's replay knows their median."""
+    excess, segments = (
+        small_cohorts.behind(np.nan_to_num(one), blocks.role) for one in (blocks.excess, blocks.segments)
+    )
+    return replace(blocks, excess=excess, segments=segments if blocks.pipeline is None else blocks.segments)
+
+
+def _cause(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:
+    """What makes a rank stall; where most of its peers do, against the others."""
+    if one.most:
+        others = [row for other in stalls for row in other.rows if row not in one.rows]
+        parts = {name: part.copy() for name, part in blocks.parts.items()}
+        for part in parts.values():
+            part[others] = np.nan
+        found = table.explain(replace(blocks, parts=parts), one.rows[0], one.stalled, settings)
+        # What the GPU's samples and the work say is set against the typical rank, which stalls, too.
+        return replace(found, cause="unknown", partial="compute") if found.cause in _OF_GPU else found
+    return table.explain(blocks, one.rows[0], one.stalled, settings)
+
+
+def _grouped(each: list[_Group]) -> list[_Group]:
+    """Ranks with one cause as one: where that is unknown, those that stall in the same steps, or whose fellows do."""
+    found: list[_Group] = []
+    waiting = list(each)
+    while waiting:
+        together = [waiting.pop(0)]
+        for one in together:  # which grows meanwhile
+            together += [other for other in waiting if _are_one(one, other)]
+            waiting = [other for other in waiting if not _are_one(one, other)]
+        found.append(replace(together[0], stalls=tuple(stalls for one in together for stalls in one.stalls)))
+    return found
+
+
+def _are_one(one: _Group, other: _Group) -> bool:
+    if one.cause.cause != other.cause.cause:
+        return False
+    first, second = one.in_one().stalled, other.in_one().stalled
+    if not _alike_in_time(first, second):
+        return False
+    both, either = len(np.intersect1d(first, second)), len(np.union1d(first, second))
+    return one.cause.cause != "unknown" or both >= _TOGETHER * either
+
+
+def _alike_in_time(first: Ints, second: Ints) -> bool:
+    """Whether both begin and end to stall about when the other does, as far as the longest pause of either tells."""
+    pause = max(int(np.diff(stalled).max(initial=0)) for stalled in (first, second))
+    return max(abs(int(first[at]) - int(second[at])) for at in (0, -1)) <= pause
+
+
+def _verdict(
+    group: _Group, seen: Floats, in_all: Floats, given: list[int], rest: Blocks, settings: Settings
+) -> Verdict | None:
+    """The verdict on a group whose repair saves ``seen`` [S] ns, ``in_all`` once all others are repaired; ``rest`` is
+    what is left then. ``None`` where that is too little.
+    """
+    one, cause = group.in_one(), group.cause
+    saved = seen * transient_delay.stalls_in_full(rest, one.stalled, seen, cause.beyond)
+    if one.most and rest.overlapped:
+        saved = _as_steps_grew(rest, one.stalled, saved)
+    shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
+    nobodys = settings.min_share_of_waste * (shown + waste(work_explained_delay.as_seen(rest)))
+    if worth < settings.min_effect * average(rest.period) or shown < nobodys:
+        return None
+    span = np.arange(_began(one.stalled), len(rest.steps))
+    gain = float(saved[span].mean())
+    if cause.cause == "input":  # workers of those that wait catch up meanwhile: their full queues hide what they need
+        change = savings.observed_change(rest, slice(int(span[0]), len(rest.steps)), longest=np.inf)
+        gain = gain if change is None else change.cost(gain, gain, None)
+    held_up = cpu_starvation.of_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
+    ranks = tuple(sorted(int(rest.ranks[row]) for row in one.rows))
+    return Verdict(
+        kind="intermittent",
+        ranks=ranks,
+        cause=cause.cause,
+        since_step=since(rest, int(span[0])),
+        cost_ms_per_step=(gain + held_up) / 1e6,
+        cost_ratio=(gain + held_up) / average(rest.period[span]),
+        shown_ms=float(seen[span].mean()) / 1e6,
+        given=tuple(one for one in given if one not in ranks),
+        confidence=float(np.clip(max(one.share, one.owned), 0.5, 0.99)),
+        explained=cause.explained,
+        partial=cause.partial,
+        evidence=(
+            *wording.stalls(rest, one, cause, (gain + held_up) * len(span), int(span[0])),
+            *wording.held_up(held_up),
+        ),
+        causes=(ON_HOST,) if rest.lanes is not None and cause.cause == "compute" else (),
+    )
+
+
+def _as_steps_grew(blocks: Blocks, stalled: Ints, saved: Floats) -> Floats:
+    """[S] ns saved, as much as stalled steps are longer: during backward, most of the ranks' delay does not show."""
+    grew, total = savings.longer_when(blocks, stalled), float(saved.sum())
+    if grew is None or total <= 0:
+        return saved
+    return saved * max(grew[0] * len(stalled) / total, 1.0)
+
+
+def _began(stalled: Ints) -> int:
+    """Index from which on a rank stalls now and then: the start, unless that is longer ago than any two stalls."""
+    first = int(stalled[0])
+    return 0 if first <= int(np.diff(stalled).max(initial=0)) else first

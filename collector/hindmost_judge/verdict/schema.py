@@ -1,0 +1,253 @@
+"""What the judge says: the dataclasses behind ``hindmost.report/1``. ``None`` is unmeasured; it never becomes zero."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Counted, Incarnation, Past
+
+SCHEMA = "hindmost.report/1"
+
+KINDS = (
+    "straggler",
+    "intermittent",
+    "hang",
+    "desync",
+    "slow_link",
+    "input_bound",
+    "host_bound",
+    "uneven_workload",
+    "oversubscribed",
+    "balanced",
+    "insufficient_data",
+)
+#: A verdict that names no rank and is no surer than this clears no rank either.
+UNSURE = 0.5
+#: Kinds of a job that stopped, or whose ranks went apart.
+STOPS = ("hang", "desync")
+CAUSES = (
+    "compute",
+    "input",
+    "h2d",
+    "gpu_contention",
+    "gpu_throttle",
+    "cpu_contention",
+    "gc",
+    "checkpoint",
+    "network",
+    "memory",
+    "io",
+    "stopped",
+    "deadlock",
+    "workload",
+    "unknown",
+)
+#: What a job may be bound by; ``unknown``: by none of the others, as far as it was measured.
+BOUNDS = ("input", "host", "cpu", "gpu_compute", "gpu_memory", "communication", "unknown")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One thing that is so: who, why, since when, at what cost. Costs are of the what-if that repairs it."""
+
+    kind: str
+    ranks: tuple[int, ...] = ()
+    victims: tuple[int, ...] = ()
+    cause: str | None = None
+    since_step: int | None = None
+    until_step: int | None = None  # None: it still held when the recording ended
+    cost_ms_per_step: float | None = None
+    cost_ratio: float | None = None
+    given: tuple[int, ...] = ()  # ranks of verdicts before, once which are repaired the cost is saved
+    confidence: float | None = None
+    explained: float | None = None  # fraction of the delay that the cause's measurement explains
+    partial: str | None = None  # with cause unknown: the measurement that explains most
+    evidence: tuple[str, ...] = ()
+    advice: tuple[str, ...] = ()
+    causes: tuple[str, ...] = ()  # several that act together, to advise on; no part of a report
+    past: Past | None = None  # for the judge's next evaluation of a running job; no part of a report
+    shown_ms: float | None = None  # the visible part of the cost; None: all of it. No part of a report either
+
+
+@dataclass(frozen=True)
+class RankRow:
+    """What a reader wants to see of one rank, per step where not said otherwise."""
+
+    rank: int
+    node: str | None = None
+    gpu: str | None = None
+    step_ms: float | None = None
+    self_ms: float | None = None
+    phases_ms: dict[str, float | None] = field(default_factory=dict)
+    wait_ms: float | None = None
+    transfer_ms: float | None = None
+    caused_wait_ms: float | None = None
+    share_last: float | None = None
+    cpu_ratio: float | None = None  # CPUs in use by the process
+    rss_bytes: float | None = None
+
+
+class PlainRows(Sequence[RankRow]):
+    """Rows of ranks that are written without being made."""
+
+    @abstractmethod
+    def plain(self) -> list[dict[str, Any]]:
+        """A row each in the order of :class:`RankRow`'s fields; what is no number, or no finite one, is ``None``."""
+
+
+@dataclass(frozen=True)
+class WasteRow:
+    """Of what, how many ms a mean step, and which share of it."""
+
+    name: str
+    ms_per_step: float
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Waste:
+    """What ranks lose to each other: ``lost_ms`` of a mean step, of which ``rest_ms`` have no cause.
+
+    Each of the tables is of the same time; none adds up to more than ``lost_ms``. The tables by cause and phase hold
+    what verdicts cost, and checkpoints that a few write for all; for a graph of operations, the one by phase holds
+    all that is lost.
+    """
+
+    lost_ms: float
+    rest_ms: float
+    by_rank: tuple[WasteRow, ...] = ()
+    by_node: tuple[WasteRow, ...] = ()
+    by_stage: tuple[WasteRow, ...] = ()  # of a pipeline
+    by_cause: tuple[WasteRow, ...] = ()
+    by_phase: tuple[WasteRow, ...] = ()
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """How much faster the job could be: ``slowdown`` is time over the time with all alike."""
+
+    slowdown: float | None = None
+    wasted_ratio: float | None = None
+    step_ms: float | None = None
+    ideal_step_ms: float | None = None
+    waste_by_rank_ms: dict[str, float] = field(default_factory=dict)
+    waste_by_node_ms: dict[str, float] = field(default_factory=dict)
+    waste: Waste | None = None
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What the typical step is bound ``by``, and what shows it: one of :data:`BOUNDS`."""
+
+    by: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Stall:
+    """A time in which nothing moved, though the job went on after it: when, in seconds since the job's start, who was
+    waited for by how many in which operation, where the stacks show one of these, and the node that is all of these.
+    ``stopped_s``: rank to the seconds in which its process was stopped, by SIGSTOP or by a debugger.
+    """
+
+    since_s: float
+    until_s: float
+    ranks: tuple[int, ...] = ()
+    waiting: int = 0
+    operation: str | None = None
+    line: str | None = None
+    node: str | None = None
+    stopped_s: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Slowed:
+    """All ranks' steps longer since a step, by no one's doing: how long, how long outside of these steps, which phases
+    of every rank by how much, and by which share a step's work grew, where that accounts for it.
+    """
+
+    since_step: int
+    until_step: int | None  # None: to the end
+    step_ms: float
+    was_ms: float
+    phases_ms: dict[str, float] = field(default_factory=dict)
+    more_work: float | None = None
+
+
+@dataclass(frozen=True)
+class JobSummary:
+    """The job as a whole."""
+
+    id: str
+    command: str | None = None
+    world_size: int | None = None
+    nodes: int | None = None
+    steps: int | None = None
+    step_ms: dict[str, float | None] = field(default_factory=dict)
+    duration_s: float | None = None
+    exit_code: int | None = None
+    interrupted_by: str | None = None  # the signal by which it was asked to end, such as SIGINT after Ctrl-C
+    bound: Bound | None = None
+    stalls: tuple[Stall, ...] = ()
+    slowed: Slowed | None = None
+    ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known
+    to_do: str | None = None  # what to look at after that
+    source: str | None = None
+    incarnations: tuple[Incarnation, ...] = ()  # where it was started again with another number of ranks
+
+
+@dataclass(frozen=True)
+class Report:
+    """Everything one judgement says; ``verdicts`` most costly first, never empty."""
+
+    job: JobSummary
+    verdicts: tuple[Verdict, ...]
+    ranks: Sequence[RankRow] = ()
+    what_if: WhatIf = WhatIf()
+    notes: tuple[str, ...] = ()
+    counted: Counted | None = None  # for the judge's next evaluation of a running job; no part of a report
+
+    def to_dict(self) -> dict[str, Any]:
+        """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
+        plain: dict[str, Any] = _plain(replace(self, ranks=()))
+        plain["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else _plain(self.ranks)
+        del plain["counted"]
+        for verdict in plain["verdicts"]:
+            del verdict["past"], verdict["shown_ms"], verdict["causes"]
+        return {"schema": SCHEMA, **plain}
+
+
+def _plain(value: Any) -> Any:
+    """A report of a large job has a hundred thousand fields, and is made every few seconds: the common types first."""
+    kind = type(value)
+    if kind is float:
+        return value if math.isfinite(value) else None
+    if kind in _SIMPLE:
+        return value
+    if is_dataclass(value):
+        return _row(value) if isinstance(value, RankRow) else {name: _plain(item) for name, item in vars(value).items()}
+    if isinstance(value, dict):
+        known = {type(item) for item in value.values()} <= _NUMBER and all(map(math.isfinite, value.values()))
+        return {str(key): item if known else _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return _plain(value.item()) if hasattr(value, "item") else value
+
+
+def _row(row: RankRow) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, item in vars(row).items():
+        if type(item) in _SIMPLE or (type(item) is float and math.isfinite(item)):
+            found[name] = item
+        else:
+            found[name] = _plain(item)
+    return found
+
+
+_NUMBER = {float}
+_SIMPLE = frozenset({str, int, bool, type(None)})

@@ -1,0 +1,332 @@
+"""From findings to verdicts: costs by what-if, causes by share, and the sentences that a person reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import backward, cause_change, cpu_starvation, slow_input, why_late
+from hindmost_judge.stats.robust import average, median, peers_median
+from hindmost_judge.timeline import cohorts
+from hindmost_judge.verdict import confidence, wording
+from hindmost_judge.verdict.advice import ON_HOST
+from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.whole_job import since, until
+from hindmost_judge.whatif import gpu_clocks, savings, transient_delay, work_explained_delay
+from hindmost_judge.whatif.savings import repaired, stretched, waste
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.causes.table import Cause
+    from hindmost_judge.detect.slow_link import SlowLink
+    from hindmost_judge.detect.slow_network import SlowNetwork
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats
+
+
+def of_habits(
+    habits: list[Habit], blocks: Blocks, settings: Settings, even: Blocks | None = None
+) -> tuple[list[Verdict], list[str]]:
+    """Verdicts of persistently late ranks that cost something, and notes on those that others hide.
+
+    ``even`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
+    """
+    even = even or blocks
+    habits = cause_change.parted(habits, blocks, settings)
+    blocks = replace(blocks, even=work_explained_delay.beside(even, habits))
+    kept, notes = _that_count(_upstream(habits, blocks), work_explained_delay.as_seen(blocks), settings)
+    explained = [(habit, why_late.of(blocks, habit, settings)) for habit in kept]
+    explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
+    whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
+    kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
+    seen, blocks = blocks, backward.in_full(blocks, explained)
+    left, verdicts = _groups(explained), []
+    before: list[Habit] = []
+    replay = _replay(left, kept, blocks, habits)
+    while left:  # what saves most as things are comes first: the rest counts as what it adds to that
+        group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
+        left.remove(group)
+        verdict = _straggler(group, before, replay, blocks, even, settings)
+        if verdict is None:
+            notes.append(wording.too_little(blocks, _habits(group)))
+            continue
+        verdicts.append(replace(verdict, shown_ms=_shown(seen, before, _habits(group))))
+        before += _habits(group)
+    return verdicts, notes
+
+
+def _shown(seen: Blocks, before: list[Habit], habits: list[Habit]) -> float:
+    """Ms a step that fixing these adds to fixing those before, as far as the delay shows it."""
+    added = _saving(seen, [*before, *habits]) - _saving(seen, before)
+    return float(added[_span(habits)].mean()) / 1e6
+
+
+@dataclass(frozen=True)
+class _Replay:
+    """The job with all slowdowns on the scale of those that show least of their delay: ``scale`` times too small."""
+
+    blocks: Blocks
+    scale: float
+    kept: list[Habit]
+
+    def adds(self, habits: list[Habit], before: list[Habit]) -> Floats:
+        """[S] ns that the repair of these saves once those before are repaired."""
+        return self.scale * (_saving(self.blocks, [*before, *habits]) - _saving(self.blocks, before))
+
+    def without(self, habits: list[Habit]) -> Floats:
+        """[S] ns by which steps are longer than of peers all alike once these are repaired."""
+        return self.scale * stretched(self.blocks, repaired(self.blocks, habits))
+
+    def in_all(self, habits: list[Habit]) -> Floats:
+        """[S] ns that fixing all ranks saves thanks to these."""
+        return self.adds(habits, [habit for habit in self.kept if habit not in habits])
+
+
+def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]) -> _Replay:
+    scale = max((group[0][1].beyond for group in groups), default=1.0)
+    segments = transient_delay.scaled(blocks, habits, work_explained_delay.scaled(blocks, scale), scale)
+    even = blocks.segments if blocks.even is None else blocks.even  # of which a repair takes what is on that scale
+    for group in groups:
+        too_large = 1.0 - group[0][1].beyond / scale
+        if too_large > 0:
+            slower = repaired(blocks, _habits(group)) - blocks.segments
+            segments, even = segments + too_large * slower, even + too_large * slower
+    return _Replay(replace(blocks, segments=segments, even=even), scale, kept)
+
+
+def _habits(group: list[tuple[Habit, Cause]]) -> list[Habit]:
+    return [habit for habit, _ in group]
+
+
+def _upstream(habits: list[Habit], blocks: Blocks) -> list[Habit]:
+    """Leave out who is late only because it waits, in a group, for another of these."""
+    if blocks.joined is None or blocks.group.shape[1] < 2 or len(habits) < 2:
+        return habits
+    rows, excess = [habit.row for habit in habits], [habit.excess for habit in habits]
+    waiting = cohorts.waits_inside(blocks.joined, blocks.starts, rows, excess)
+    return [habit for habit in habits if habit.row not in waiting]
+
+
+def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Habit], list[str]]:
+    """Leave out, from the least late on, ranks whose fix adds nothing to that of the rest.
+
+    From the least late, since among equally late ranks fixing any one alone saves nothing.
+    """
+    kept, notes = list(habits), []
+    for habit in reversed(habits):
+        rest = [one for one in kept if one is not habit]
+        gain = _saving(blocks, kept)[habit.first : habit.stop] - _saving(blocks, rest)[habit.first : habit.stop]
+        if float(gain.mean()) < settings.min_cost * blocks.step_ns:
+            kept = rest
+            if kept:
+                notes.append(wording.hidden(blocks, habit))
+    return kept, notes
+
+
+def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
+    """[S] ns saved with all of these fixed, each in the steps of its own slowdown."""
+    if not habits:
+        return np.zeros(len(blocks.steps))
+    blocks = savings.beside_its_only_peer(blocks, habits)
+    fixed = repaired(blocks, habits)
+    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+
+
+def _span(habits: list[Habit]) -> slice:
+    return slice(min(habit.first for habit in habits), max(habit.stop for habit in habits))
+
+
+def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:
+    """Ranks with one cause and about one interval are one verdict: they would be repaired together. So are phases."""
+    groups: list[list[tuple[Habit, Cause]]] = []
+    for habit, cause in explained:
+        for group in groups:
+            other, why = group[0]
+            near = abs(other.first - habit.first) <= 8 and abs(other.stop - habit.stop) <= 8
+            told = {(one.row, one.phase) for one, _ in group}
+            if why.cause == cause.cause and near and (habit.row, habit.phase) not in told:
+                group.append((habit, cause))
+                break
+        else:
+            groups.append([(habit, cause)])
+    return groups
+
+
+#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
+_BY_ITSELF = 0.9
+
+
+def _straggler(
+    group: list[tuple[Habit, Cause]],
+    before: list[Habit],
+    replay: _Replay,
+    blocks: Blocks,
+    even: Blocks,
+    settings: Settings,
+) -> Verdict | None:
+    """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
+    habits = _habits(group)
+    span, rows = _span(habits), [habit.row for habit in habits]
+    told_of = {habit.row for habit in before} - set(rows)
+    before = [habit for habit in replay.kept if habit.row in told_of]  # a rank is repaired of all that it has
+    saved = float(replay.adds(habits, before)[span].mean())
+    given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
+    cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
+    ratio = cost / average(blocks.period[span])
+    in_all = float(replay.in_all(habits)[span].mean())
+    worth = in_all if in_all > saved else cost  # of two equally late for two causes neither fix alone saves anything
+    if worth < settings.min_cost * blocks.step_ns:
+        return None
+    shown = max(worth, float(_saving(even, habits)[span].mean()))
+    if shown < settings.min_share_of_waste * (shown + _without_owner(work_explained_delay.without(even), replay.kept)):
+        return None
+    cause = group[0][1]
+    ranks = tuple(sorted({int(blocks.ranks[habit.row]) for habit in habits}))
+    victims = _victims(blocks, rows)
+    return Verdict(
+        kind="straggler",
+        ranks=ranks,
+        victims=victims,
+        cause=cause.cause,
+        since_step=since(blocks, span.start),
+        until_step=until(blocks, span.stop),
+        cost_ms_per_step=cost / 1e6,
+        cost_ratio=ratio,
+        given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in given})),
+        confidence=_confidence(habits, settings),
+        explained=cause.explained,
+        partial=cause.partial,
+        evidence=(
+            *wording.why(blocks, habits, cause),
+            *backward.told(blocks, habits, cause),
+            *slow_input.told_of_stalls(habits, cause),
+            *wording.victims(victims, ranks),
+            *told,
+            *_ranged(habits, before, blocks),
+            *wording.left_by_batches(habits[0].excess, cost, uneven=work_explained_delay.differs(blocks, even)),
+        ),
+        causes=(ON_HOST,) if _computes_on_host(habits[0], cause) else tuple(wording.together(habits[0].excess, cause)),
+    )
+
+
+def _computes_on_host(habit: Habit, cause: Cause) -> bool:
+    """Whether it is the rank's CPU that computes longer, and not its GPU."""
+    return habit.phase is not None and cause.cause == "compute"
+
+
+def _cost(
+    group: list[tuple[Habit, Cause]], replay: _Replay, before: list[Habit], blocks: Blocks
+) -> tuple[float, list[str]]:
+    """Ns a step that the fix saves, with ``before`` fixed, and its parts beyond the visible delay."""
+    habits = _habits(group)
+    span, rows = _span(habits), [habit.row for habit in habits]
+    by_step = replay.adds(habits, before)
+    saved = float(by_step[span].mean())
+    columns = np.arange(len(blocks.steps))[span]
+    held_up = _held_up(blocks, rows, columns, group[0][1], saved)
+    cost, taken_back = saved + held_up, list[str]()
+    others = [_span([habit]) for habit in replay.kept if habit not in habits]
+    change = savings.observed_change(blocks, span, others, replay.without(replay.kept))  # with other slowdowns in it
+    if change is not None:
+        waited = savings.caused_more(blocks, rows, span) + held_up
+        replayed = float(by_step[change.steps].mean()) + held_up
+        seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
+        cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
+    elif (given := gpu_clocks.given_away(blocks, habits, columns, group[0][1], cost)) is not None:
+        cost, taken_back = cost - given.ns, [gpu_clocks.told(given)]
+    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost), *taken_back]
+
+
+def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[str]:
+    """What the fix of hosts saves at least and at most, with waits of the others at their longest and shortest."""
+    lanes, rows = blocks.lanes, [habit.row for habit in habits]
+    if lanes is None or lanes.wait is None or not lanes.doubt.any():
+        return []
+    doubt = lanes.doubt[:, None] * ~np.isin(np.arange(len(lanes.doubt)), rows)[:, None]
+    saved = []
+    for sign in (1.0, -1.0):
+        phase, host = lanes.wait.phase, lanes.host.copy()
+        host[phase] = np.clip(host[phase] + sign * doubt, lanes.least[phase], lanes.most[phase])
+        peer_pace = lanes.peer_pace + (host - lanes.host).sum(axis=0)
+        varied = replace(blocks, lanes=replace(lanes, host=host, peer_pace=peer_pace))
+        added = _saving(varied, [*before, *habits]) - _saving(varied, before)
+        saved.append(float(added[_span(habits)].mean()))
+    return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))
+
+
+def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:
+    return cpu_starvation.of_transfers(blocks, rows, columns, shown) if cause.cause == "cpu_contention" else 0.0
+
+
+def _without_owner(blocks: Blocks, habits: list[Habit]) -> float:
+    """Ns a step lost to ranks that are not alike, were all of these repaired."""
+    return waste(replace(blocks, segments=repaired(blocks, habits)))
+
+
+def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
+    """Ranks that look late and are not: their group waits for a culprit before it meets the others."""
+    if blocks.joined is None or blocks.overlapped or blocks.group.shape[1] < 2:
+        return ()
+    late = peers_median(blocks.joined.duration) - blocks.joined.duration
+    own = median(blocks.excess, axis=1)
+    threshold = float(np.min(own[rows])) / 2
+    found = cohorts.victims(blocks.joined, blocks.starts, late, rows, threshold)
+    return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)
+
+
+def _confidence(habits: list[Habit], settings: Settings) -> float:
+    """How far the weakest criterion of the weakest rank is above its threshold, as a share of such names right.
+
+    A threshold of 0 asks for nothing, so nothing is known by it; where both are 0 a name is the least sure.
+    """
+    asked = (("z", settings.min_z), ("spread_ratio", settings.min_spread_ratio))
+    margins = [
+        getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
+    ]
+    return confidence.of_margin(min(margins, default=0.0))
+
+
+def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """The verdict on a group whose transfers are slow although no member is late; the run shows where to look."""
+    if link is None or link.shown < settings.min_cost * blocks.step_ns:
+        return []
+    ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
+    return [
+        Verdict(
+            kind="slow_link",
+            ranks=ranks,
+            cause="network",
+            since_step=since(blocks, link.first),
+            until_step=until(blocks, link.stop),
+            cost_ms_per_step=link.shown / 1e6,
+            cost_ratio=link.shown / average(blocks.period[link.first : link.stop]),
+            confidence=0.9,
+            explained=1.0,
+            evidence=tuple(wording.link(ranks, link)),
+            shown_ms=0.0,
+        )
+    ]
+
+
+def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict] = ()) -> list[Verdict]:
+    """The verdict on transfers that take longer than they did, in every group of the job, ``beside`` others."""
+    during = blocks.period[found.first : found.stop]
+    return [
+        Verdict(
+            kind="slow_link",
+            cause="network",
+            since_step=since(blocks, found.first) if found.early else found.past.since_step,
+            until_step=until(blocks, found.stop),
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / average(during),
+            confidence=0.9,
+            explained=1.0,
+            evidence=tuple(wording.network(found, late=any(one.ranks for one in beside))),
+            past=found.past if found.stop >= len(blocks.steps) else None,
+        )
+    ]

@@ -1,0 +1,203 @@
+"""The part of a report that describes rather than judges: the job, a row a rank, and how much time could be saved."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_judge.causes import loading
+from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.model import OTHER, Run, rows
+from hindmost_judge.stats.robust import average, mean, median, sums_by_step
+from hindmost_judge.timeline import intervals
+from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
+from hindmost_judge.timeline.whole_numbers import found_in
+from hindmost_judge.verdict import endings
+from hindmost_judge.verdict.rank_rows import RankRows, by_row
+from hindmost_judge.verdict.schema import JobSummary, RankRow, WhatIf
+from hindmost_judge.whatif import savings, waste
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
+
+
+def job(run: Run, blocks: Blocks | None) -> JobSummary:
+    """What is known of the job; ``None`` where it is not."""
+    about = run.job
+    nodes = {*codes(run.ranks["node"])[1]} - {""}
+    seconds = (about.ended_ns - about.started_ns) / 1e9 if about.ended_ns and about.started_ns else None
+    ended, to_do = endings.of(run)
+    return JobSummary(
+        id=about.id,
+        command=about.command,
+        world_size=about.world_size or rows(run.ranks) or None,
+        nodes=about.nodes or len(nodes) or None,
+        steps=_steps(run, blocks),
+        step_ms=_step_ms(blocks),
+        duration_s=seconds,
+        exit_code=about.exit_code,
+        interrupted_by=about.interrupted_by,
+        ended=ended,
+        to_do=to_do,
+        source=about.source,
+        incarnations=run.incarnations,
+    )
+
+
+def _steps(run: Run, blocks: Blocks | None) -> int | None:
+    if run.job.steps is not None:
+        return run.job.steps
+    if rows(run.steps):
+        return len(found_in(run.steps["step"]))
+    if blocks is None:
+        return None
+    return len(blocks.steps) + blocks.warmup if run.counted is None else int(blocks.steps[-1]) + 1
+
+
+def _step_ms(blocks: Blocks | None) -> dict[str, float | None]:
+    """Median, 99th percentile, and the mean, of which costs are shares."""
+    if blocks is None or np.isnan(blocks.period).all():
+        return {"p50": None, "p99": None, "mean": None}
+    p50, p99 = np.nanpercentile(blocks.period, [50, 99]) / 1e6
+    return {"p50": float(p50), "p99": float(p99), "mean": average(blocks.period) / 1e6}
+
+
+def ranks(run: Run, blocks: Blocks | None) -> RankRows:
+    """A row for every rank that was seen, in order."""
+    judged = blocks.ranks if blocks is not None else np.empty(0, np.int64)
+    seen = np.union1d(run.ranks["rank"], judged).astype(np.int64)
+    at = np.searchsorted(seen, judged)
+    others = np.delete(seen, at).tolist()
+    texts = {field: _texts(run, seen, column) for field, column in (("node", "node"), ("gpu", "gpu_uuid"))}
+    if blocks is None:
+        return RankRows(seen, texts, {}, {}, at)
+    figures = {name: _among(len(seen), at, values) for name, values in _figures(blocks).items()}
+    return RankRows(seen, texts, figures, _phases(run, blocks), at, _of_others(run, blocks, others))
+
+
+def _texts(run: Run, seen: Ints, column: str) -> list[str | None]:
+    """[N] what the table of ranks says last of each; ``None`` where it says nothing."""
+    order = np.argsort(run.ranks["rank"], kind="stable")
+    known = run.ranks["rank"][order]
+    place = np.searchsorted(known, seen, side="right") - 1
+    there = np.flatnonzero((place >= 0) & np.isin(seen, known))
+    found: list[str | None] = [None] * len(seen)
+    for which, text in zip(there.tolist(), run.ranks[column][order[place[there]]].tolist(), strict=True):
+        found[which] = str(text) or None
+    return found
+
+
+def _among(count: int, at: Ints, values: Floats) -> Floats:
+    """[N] these values at their places, NaN elsewhere."""
+    if len(values) == count:
+        return values
+    found = np.full(count, np.nan)
+    found[at] = values
+    return found
+
+
+#: Most ranks that an incremental evaluation describes: enough for their typical values.
+_FEW = 64
+
+
+def few(blocks: Blocks | None) -> tuple[RankRow, ...]:
+    """How long transfers took some of the ranks, for incremental evaluations."""
+    if blocks is None:
+        return ()
+    some = slice(None, None, len(blocks.ranks) // _FEW + 1)
+    took = median(blocks.transfer[some], axis=1) / 1e6
+    pairs = zip(blocks.ranks[some].tolist(), took.tolist(), strict=True)
+    return tuple(RankRow(rank, transfer_ms=_known(ms)) for rank, ms in pairs)
+
+
+def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
+    """Name to [R] ms in the typical step; NaN where nothing was measured of it, which for causes may count as none."""
+    found = {}
+    for name, block in blocks.parts.items():
+        seen = _measured(run, blocks, name)
+        found[name] = median(block if seen is None else np.where(seen, block, np.nan), axis=1) / 1e6
+    made = loading.of(blocks)
+    if made is not None and not np.isnan(made.storage).all():
+        found["storage"] = made.storage * average(blocks.period) / 1e6
+    rest = unnamed(blocks.parts, blocks.took) if blocks.took is not None else None
+    if rest is not None:
+        found[OTHER] = median(rest, axis=1) / 1e6
+    return found
+
+
+def _of_others(run: Run, blocks: Blocks | None, others: list[int]) -> dict[int, dict[str, float | None]]:
+    """What the log of the steps says of ranks that could not be judged with the rest, which their collectives lack."""
+    table = training(run.steps)
+    if blocks is None or not others or not np.isin(table["rank"], others).any():
+        return {}
+    found = phase_blocks(table, np.array(others, np.int64), blocks.steps)
+    return dict(zip(others, by_row({name: median(one, axis=1) / 1e6 for name, one in found.items()}), strict=False))
+
+
+def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | None:
+    """[R, S] or [R, 1] whether a part was measured; ``None`` where its block says so itself.
+
+    The run queue is sampled in gaps long enough for it; a rank without any interval of a name, such as file reads, may
+    as well not have been watched.
+    """
+    if name in ("self_runqueue", "self_blocked") and blocks.joined is not None:
+        return sums_by_step((~np.isnan(blocks.joined.runqueue)).astype(np.float64), blocks.starts) > 0
+    if name in intervals.WANTED and f"{name}_ns" not in run.steps:
+        return np.isin(blocks.ranks, run.intervals["rank"][run.intervals["name"] == name])[:, None]
+    return None
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else value
+
+
+def _figures(blocks: Blocks) -> dict[str, Floats]:
+    """Field of ``RankRow`` to [R], ms or ratio."""
+    unmeasured = np.full(len(blocks.ranks), np.nan)
+    gauges = {"cpu_ratio": blocks.gauge("cpu"), "rss_bytes": blocks.gauge("rss")}
+    return {
+        "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
+        "self_ms": unmeasured if blocks.overlapped else median(blocks.own, axis=1) / 1e6,
+        "wait_ms": median(blocks.wait, axis=1) / 1e6,
+        "transfer_ms": median(blocks.transfer, axis=1) / 1e6,
+        "caused_wait_ms": mean(blocks.caused) / 1e6,
+        "share_last": mean(blocks.last),
+        **{name: unmeasured if values is None else values for name, values in gauges.items()},
+    }
+
+
+def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> WhatIf:
+    """Time with every rank at the pace of its typical peer in every interval, and the time as it was.
+
+    What the verdicts ``found`` cost beyond the visible delay is lost as well.
+    """
+    if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
+        return WhatIf()
+    step = float(np.nanmean(blocks.period))
+    shown = float(savings.stretched(blocks, blocks.segments).mean())
+    lost = shown + waste.beyond(found, blocks) * 1e6
+    ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
+    known = ~np.isnan(blocks.caused).all(axis=1)
+    means = np.nanmean(blocks.caused[known], axis=1) / 1e6
+    by_rank = dict(zip(map(str, blocks.ranks[known].tolist()), means.tolist(), strict=True))
+    return WhatIf(
+        slowdown=step / ideal if ideal > 0 else None,
+        wasted_ratio=1 - ideal / step,
+        step_ms=step / 1e6,
+        ideal_step_ms=ideal / 1e6,
+        waste_by_rank_ms=by_rank,
+        waste_by_node_ms=_by_node(run, by_rank),
+    )
+
+
+def _by_node(run: Run, by_rank: dict[str, float]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for rank, node in zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True):
+        if node and str(rank) in by_rank:
+            found[node] = found.get(node, 0.0) + by_rank[str(rank)]
+    return found

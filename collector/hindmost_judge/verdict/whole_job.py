@@ -1,0 +1,227 @@
+"""Verdicts without a name: all is well, or all ranks are held back alike by input, slow launches or uneven work."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes import loading
+from hindmost_judge.stats.robust import average, lower_median, median
+from hindmost_judge.verdict import wording_balanced
+from hindmost_judge.verdict.schema import UNSURE, Verdict
+from hindmost_judge.verdict.wording import ms, names, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from hindmost_judge.causes.loading import Loading
+    from hindmost_judge.detect.host_bound import HostBound
+    from hindmost_judge.detect.uneven import Uneven
+    from hindmost_judge.detect.uneven_stages import UnevenStages
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats, Ints
+
+
+def balanced(
+    blocks: Blocks, wasted: float, settings: Settings, needs: Blocks | None = None, *, queued: bool = False
+) -> Verdict:
+    """No rank holds the job back; ``needs`` are the same steps by the ranks' needs, where they share CPUs.
+
+    ``queued``: the rank that is waited for most was seen to wait for a CPU for as long as it was late.
+    """
+    evidence, sure = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
+    confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
+    on_shared = wording_balanced.TELLING_ON_SHARED_CPUS
+    advice = () if sure else on_shared if needs is not None else wording_balanced.TELLING
+    return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence), advice=advice)
+
+
+def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on work whose size differs from rank to rank, in turn."""
+    if found is None:
+        return []
+    unlike = f"GPU forward times of a step differ by {percent(found.swing)} (standard deviation)"
+    if found.counted:
+        unlike = f"the largest batch of a step has {_largest(blocks)} of the smallest"
+    evidence = [
+        f"{unlike}: that explains {percent(found.explained)} of the delays",
+        f"ranks are late in turn; with work of equal size a step is {ms(found.cost)} shorter",
+    ]
+    if not found.counted:
+        evidence.append("the work was not counted: `hindmost.step(work=tokens)` counts it")
+    return [
+        Verdict(
+            kind="uneven_workload",
+            cause="workload",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / average(blocks.period),
+            confidence=0.95 if found.counted else 0.7,
+            explained=found.explained,
+            evidence=tuple(evidence),
+            advice=("give ranks batches of equal size: sort or pack by length, or balance tokens, not samples",),
+        )
+    ]
+
+
+def _largest(blocks: Blocks) -> str:
+    """``2.4 times the samples or tokens``: of the smallest batch, which the largest of the typical step has."""
+    assert blocks.work is not None  # noqa: S101 - it was counted
+    return f"{float(median(np.fmax.reduce(blocks.work) / np.fmin.reduce(blocks.work))):.1f} times the samples or tokens"
+
+
+def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdict]:
+    """These; the one on uneven work also lists the ranks that take longer by what may be chance."""
+    if not ranks:
+        return list(found)
+    take = "takes" if len(ranks) == 1 else "take"
+    longer = f"{names(sorted(ranks))} {take} longer on the whole: slow, or given longer batches by chance"
+    uneven = [one.kind == "uneven_workload" and not one.ranks for one in found]
+    return [
+        replace(one, evidence=(*one.evidence, longer)) if hedged else one
+        for one, hedged in zip(found, uneven, strict=True)
+    ]
+
+
+def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on stages of a pipeline that are slow on every replica."""
+    if found is None:
+        return []
+    ranks = names([int(blocks.ranks[row]) for row in found.rows])
+    which = "stages " if len(found.stages) > 1 else "stage "
+    which += " and ".join(str(one) for one in found.stages)
+    began, end = since(blocks, found.first), until(blocks, found.stop)
+    where = "it is so on every replica" if found.replicas > 1 else "there is no replica to compare with"
+    evidence = [
+        f"work per step: {which} of {found.count} ({ranks}) {ms(found.level)}, the typical stage {ms(found.usual)}",
+        where,
+        f"at the pace of the typical stage a step is {ms(found.cost)} shorter",
+        f"with work spread evenly over the stages it is {ms(found.spread)} shorter",
+    ]
+    if began or end is not None:
+        evidence.append("it was as fast as the others before: what its ranks share may have become slow")
+    return [
+        Verdict(
+            kind="uneven_workload",
+            cause="workload",
+            since_step=began,
+            until_step=end,
+            cost_ms_per_step=found.cost / 1e6,
+            cost_ratio=found.cost / average(blocks.period[found.first : found.stop]),
+            confidence=0.9 if found.replicas > 1 and not began and end is None else 0.7,
+            explained=1.0,
+            evidence=tuple(evidence),
+            advice=(f"move layers away from {which}, or check what its ranks share",),
+            shown_ms=0.0,
+        )
+    ]
+
+
+def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
+    """The verdict on a job whose GPUs wait for launches."""
+    if found is None:
+        return []
+    idle = found.idle if found.idle > 0 else None
+    queue = "the GPU of the last rank has no work queued at the end of a step"
+    if np.isnan(found.queued):
+        queue = "forward takes the CPU of the last rank as long as its GPU"
+    evidence = [f"CPUs launch kernels for {percent(found.launching)} of the step", queue]
+    cost = idle * average(blocks.period) if idle is not None else None
+    if cost is not None:
+        which = "now of one rank, now of another" if found.row is None else f"of rank {int(blocks.ranks[found.row])}"
+        one = f"the GPU that the others wait for ({which}) is idle"
+        evidence.insert(0, f"{one} {ms(cost)} per step: its next kernel is not launched yet")
+    return [
+        Verdict(
+            kind="host_bound",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=cost / 1e6 if cost is not None else None,
+            cost_ratio=idle,
+            confidence=0.8,
+            evidence=tuple(evidence),
+            advice=("launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",),
+        )
+    ]
+
+
+#: A job's first steps may differ from the rest in their collectives, and are not found by their pattern.
+_START = 2
+
+
+def since(blocks: Blocks, index: int) -> int:
+    """Step number; from the first judged step means from the start, since warm-up cannot tell."""
+    from_the_start = index == 0 and blocks.steps[0] <= blocks.warmup + _START
+    return 0 if from_the_start else int(blocks.steps[index])
+
+
+#: So many steps after what held show that it has ended; fewer may be unlike the rest by chance.
+_AFTER = 3
+
+
+def until(blocks: Blocks, stop: int) -> int | None:
+    """Number of the first step after those before ``stop``; ``None`` where they go on to about the last."""
+    return None if stop + _AFTER > len(blocks.steps) else int(blocks.steps[stop])
+
+
+def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) -> list[Verdict]:
+    """What holds all ranks back alike; the input of those ``named`` for theirs is not counted again."""
+    inputs = blocks.parts.get("input")
+    if inputs is None:
+        return []
+    made = loading.of(blocks)
+    if made is not None:  # no loader shortens what the scheduler makes of it
+        inputs = inputs * (1.0 - made.shares["cpu_contention"][:, None])
+    alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
+    blamed = [rank for one in named if one.cause == "input" and alike for rank in one.ranks]
+    left = ~np.isin(blocks.ranks, blamed)
+    inputs = inputs[left]
+    if np.isnan(inputs).all():
+        return []
+    typical = input_share(inputs, blocks)
+    if not typical >= settings.input_bound:  # NaN where it is unknown
+        return []
+    step = average(blocks.period)
+    cost = typical * step
+    return [
+        Verdict(
+            kind="input_bound",
+            cause="input",
+            since_step=since(blocks, 0),
+            cost_ms_per_step=cost / 1e6,
+            cost_ratio=typical,
+            confidence=0.9,
+            explained=1.0,
+            evidence=(
+                f"waiting for input: {ms(cost)} of {ms(step)} per step on the typical rank",
+                *_of_storage(made, blocks, np.flatnonzero(left)),
+            ),
+            advice=("use more DataLoader workers (num_workers), faster storage, or a local copy of the data",),
+        )
+    ]
+
+
+def _of_storage(made: Loading | None, blocks: Blocks, rows: Ints) -> list[str]:
+    """That storage is what most of these ranks' input waits for, by the one that waits most."""
+    if made is None:
+        return []
+    by_storage = [row for row in rows.tolist() if made.cause(row)[0] == "io"]
+    most = max(by_storage, key=lambda row: float(made.storage[row]), default=None)
+    return made.told(blocks, most) if most is not None and 2 * len(by_storage) > len(rows) else []
+
+
+def input_share(inputs: Floats, blocks: Blocks) -> float:
+    """Input that half of these ranks reach in the typical step as a share of the step, where the GPU does not hide it.
+
+    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
+    """
+    shown = lower_median(inputs, axis=0)
+    gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
+    if gpu:  # what the GPU still had queued covers the input
+        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
+        shown = np.minimum(shown, np.maximum(idle, 0.0))
+    elif blocks.joined is not None and blocks.joined.gpu_time and blocks.lanes is None:
+        return float("nan")
+    return float(median(shown) / blocks.step_ns)

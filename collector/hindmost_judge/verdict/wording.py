@@ -1,0 +1,487 @@
+"""The sentences of a verdict: plain words, figures with units, nothing that was not measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
+from hindmost_judge.causes.table import MEASURES, NOW_AND_THEN
+from hindmost_judge.model import AMOUNTS, OTHER, PHASES
+from hindmost_judge.stats.robust import median
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.causes.table import Cause
+    from hindmost_judge.detect.intermittent import Stalls
+    from hindmost_judge.detect.slow_link import SlowLink
+    from hindmost_judge.detect.slow_network import SlowNetwork
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.model import Run
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Ints
+    from hindmost_judge.whatif.savings import Change
+
+#: What stands for a value that was not measured.
+UNMEASURED = "\N{EN DASH}"
+
+
+#: How a note on a stall begins.
+STALL = "stall "
+
+
+def duration(ms: float | None) -> str:
+    """Milliseconds with as many digits as a reader can use; beyond ten thousand, seconds; a dash where unmeasured."""
+    if ms is None:
+        return UNMEASURED
+    size = abs(ms)
+    if size > 10_000:
+        return f"{ms / 1000:.1f} s"
+    return f"{ms:.0f} ms" if size >= 100 else f"{ms:.1f} ms" if size >= 0.05 or ms == 0 else f"{ms:.1g} ms"
+
+
+def ms(ns: float) -> str:
+    """The same of nanoseconds."""
+    return duration(ns / 1e6)
+
+
+def names(ranks: Sequence[int]) -> str:
+    """``rank 2``, ``ranks 2 and 5``, ``ranks 1, 2, 3 and 40 more``."""
+    shown = sorted(ranks)
+    if len(shown) == 1:
+        return f"rank {shown[0]}"
+    if len(shown) > 8:
+        return "ranks " + ", ".join(map(str, shown[:6])) + f" and {len(shown) - 6} more"
+    return "ranks " + ", ".join(map(str, shown[:-1])) + f" and {shown[-1]}"
+
+
+def percent(share: float) -> str:
+    """``44 %``; below 10 with one decimal."""
+    return f"{100 * share:.{1 if 0 < abs(share) < 0.0995 else 0}f} %"
+
+
+def against(what: str, who: str, mine: float, theirs: float) -> str:
+    """``input: rank 2 6.0 ms, others 1.9 ms``: a rank, or several, against the cohort; ns a step."""
+    levels = f"{who} {ms(mine)}" if who.startswith("rank ") else f"{ms(mine)} on {who}"
+    return f"{what}: {levels}, others {ms(theirs)}"
+
+
+#: The parts of a step that show a cause, the most telling first, and what they are called.
+_SHOWN_BY = {
+    "input": {"input": "waiting for input"},
+    "h2d": {"h2d": "copying to the GPU"},
+    "gc": {"gc": "garbage collection"},
+    "checkpoint": {"checkpoint": "writing checkpoints"},
+    "cpu_contention": {"self_runqueue": "waiting for a CPU", "runqueue": "waiting for a CPU"},
+    "compute": {
+        "self_cpu": "CPU time between collectives",
+        "gpu_forward": "GPU forward",
+        "gpu_optimizer": "GPU optimizer",
+        "forward": "forward",
+        "optimizer": "optimizer",
+        OTHER: "time in no phase (logging, metrics, .item())",
+    },
+}
+_SHOWN_BY |= dict.fromkeys(("gpu_throttle", "gpu_contention", "workload"), _SHOWN_BY["compute"])
+#: The same of an unknown cause, which may be in any of them.
+_ANYWHERE = {"self_blocked": "time off the CPU between collectives", OTHER: _SHOWN_BY["compute"][OTHER]}
+#: A part is longer if it is so by this factor, and by this share of the delay.
+_LONGER, _OF_DELAY = 1.01, 0.5
+
+
+def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
+    """Evidence for a persistent delay, first what decided it: the cause's part or self time, against the cohort."""
+    rows = list(dict.fromkeys(habit.row for habit in habits))
+    who = names([int(blocks.ranks[row]) for row in rows])
+    first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
+    others = np.delete(np.arange(len(blocks.ranks)), rows)
+    delay = float(median(blocks.excess[rows, first:stop]))
+    parts = _part(blocks, rows, slice(first, stop), cause, delay)
+    if habits[0].phase is not None:
+        phases = dict.fromkeys(habit.phase for habit in habits if habit.phase is not None)
+        parts = [_on_host(blocks, rows, others, slice(first, stop), phase) for phase in phases]
+    shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
+    found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
+    if not np.isnan(blocks.own).all() and not blocks.overlapped and len(others):
+        mine = float(median(blocks.own[rows, first:stop]))
+        theirs = float(median(median(blocks.own[others, first:stop], axis=1)))
+        between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
+        what = {NEEDS: "CPU and file I/O time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
+        what = HOST_WORK if blocks.lanes is not None else what
+        repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
+        if mine > theirs and not repeated:
+            found.append(against(what + between, who, mine, theirs))
+    whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
+    accounts = [whose + line for line in shares(habits[0].excess, cause)]
+    if not found:
+        if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
+            if cause.unseen > 0:
+                whole = ms(habits[0].excess + cause.unseen)
+                accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
+            found.append(accounts[0])
+        found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
+    if (
+        blocks.collectives and blocks.evidence != NEEDS and blocks.pipeline is None
+    ):  # its waits are in sends and receives
+        most = np.isin(np.argmax(blocks.caused[:, first:stop], axis=0), rows)
+        if most.mean() > len(rows) / len(blocks.ranks):  # else it is no evidence: any rank does so as often
+            found.append(f"others wait longest for {who} in {int(most.sum())} of {len(most)} steps")
+    if habits[0].outer is not None:
+        found.append(f"in addition to its usual delay of {ms(habits[0].outer.excess)} per step")
+    if two := _two(habits[0].excess, cause):
+        found = [f"{TWO_CAUSES}{two}", *found]
+    left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
+    return list(dict.fromkeys([*found, *accounts])) + left
+
+
+#: What the host of a rank does in a step, less its waits.
+HOST_WORK = "work of its CPU per step"
+#: Where the CPU does it, by phase.
+_ON_HOST = {
+    "input": "waiting for input",
+    "device_copy": "copying to the GPU",
+    "forward": "forward on its CPU",
+    "backward": "backward on its CPU",
+    "optimizer": "optimizer on its CPU",
+    "between": "time between steps",
+    OTHER: "time in no phase (logging, metrics, .item())",
+}
+
+
+def _on_host(blocks: Blocks, rows: list[int], others: Array, span: slice, phase: str) -> tuple[str, float, float]:
+    """What hosts do in a phase, ns a step of these ranks and of the others."""
+    assert blocks.lanes is not None  # noqa: S101 - phases of slowdowns come from these
+    own = blocks.lanes.host[blocks.lanes.phases.index(phase)][:, span]
+    return _ON_HOST.get(phase, phase), float(median(own[rows])), float(median(median(own[others], axis=1)))
+
+
+def ranged(low: float, high: float) -> list[str]:
+    """Between what a cost lies, ns a step, where that is not sure: what hosts that are ahead work is known in part."""
+    if high - low <= _UNSURE * high:
+        return []
+    return [f"fixing it saves {ms(low)} to {ms(high)} per step: how long the other CPUs waited was not recorded"]
+
+
+#: A cost that may be off by less than this share of it, in all, is taken as it is.
+_UNSURE = 0.2
+
+
+def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: float) -> list[tuple[str, float, float]]:
+    """What the cause is measured by, ns a step of these ranks and of the others; empty where that is not longer."""
+    others = np.delete(np.arange(len(blocks.ranks)), rows)
+    if blocks.pipeline is not None:  # phases of another stage are of other layers, and of other waiting
+        others = others[np.isin(blocks.role[others], blocks.role[rows])]
+    found = []
+    for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
+        if name in blocks.parts and len(others):
+            part = np.nan_to_num(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
+            mine, theirs = (float(median(part[some, span])) for some in (rows, others))
+            if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
+                found.append((what, mine, theirs))
+    return sorted(found, key=lambda one: one[2] - one[1])[:1]
+
+
+def victims(ranks: Sequence[int], culprits: Sequence[int]) -> list[str]:
+    """Who looks late and is not."""
+    if not ranks:
+        return []
+    wait = "is a victim: it waits" if len(ranks) == 1 else "are victims: they wait"
+    return [f"{names(ranks)} {wait} for {names(culprits)}"]
+
+
+#: Two measurements of a rank without one cause, each of at least the first share of the delay and of the second
+#: together, are two causes at once.
+_EACH, _TOGETHER = 0.2, 0.8
+#: Where computing is beyond the delay by this much it is given in full, for the cost is counted from it.
+_MORE = 1.1
+
+
+#: How the evidence of two causes begins.
+TWO_CAUSES = "two causes at once: "
+
+
+def together(excess: float, cause: Cause) -> list[str]:
+    """The two causes that explain together what neither does alone; empty where there is one, or none."""
+    if cause.cause != "unknown":
+        return []
+    known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if name not in _NOT_KNOWN and ns >= _EACH * excess]
+    enough = len(known[:2]) == 2 and sum(ns for _, ns in known[:2]) >= _TOGETHER * excess
+    return [name for name, _ in known[:2]] if enough else []
+
+
+#: What it means that one of these explains most.
+_NOT_KNOWN = {
+    "blocked": "it was off the CPU; what it waited for was not measured",
+    "idle": "its GPU was idle: its CPU launched work late (cause not measured)",
+}
+
+#: Sentences that say no more than that the cause is unknown.
+_NO_CAUSE = (*_NOT_KNOWN.values(), "no measurement explains the delay")
+_NO_SINGLE_CAUSE = "no single cause"
+
+
+#: What stops a process.
+STOPPED_BY = "SIGSTOP, or a debugger"
+
+
+def stopped(seconds: dict[int, float]) -> str:
+    """``rank 2 was stopped (SIGSTOP, or a debugger) for 12.3 s``; of several ranks, for at least so long each."""
+    each = "" if len(seconds) == 1 else " each"
+    was = "was" if len(seconds) == 1 else "were"
+    return f"{names(list(seconds))} {was} stopped ({STOPPED_BY}) for {min(seconds.values()):.1f} s{each}"
+
+
+def stopped_in_samples(rank: int, often: int, samples: int) -> str:
+    """The same of a rank that is stopped and let go again and again: in how many of the samples of its state."""
+    return f"rank {rank} was stopped ({STOPPED_BY}) in {often} of {samples} samples of its state"
+
+
+def with_cause(shown: Sequence[str], evidence: Sequence[str]) -> tuple[str, ...]:
+    """Evidence of a cause, then what was said before, without the sentences that the cause is unknown."""
+    left = [line for line in evidence if not line.endswith(_NO_CAUSE) and _NO_SINGLE_CAUSE not in line]
+    return (*shown, *left)
+
+
+#: Beyond this multiple of what the replay accounts for, what the job lost is said, too.
+_MORE_LOST = 1.25
+
+
+def longer_than_replayed(change: Change | None, saved: float) -> list[str]:
+    """What an onset did to the step itself, where that is surely more than what the delay accounts for."""
+    if change is None or change.longer - 2 * change.noise < _MORE_LOST * saved:
+        return []
+    return [f"steps became {ms(change.longer)} longer then; the delay explains only a part of it"]
+
+
+#: Where a repair saves less than this share of the delay, and work is uneven, evidence says what hides the rest.
+_HIDDEN_BY_WORK = 0.5
+
+
+def left_by_batches(excess: float, cost: float, *, uneven: bool) -> list[str]:
+    """Why among uneven work a rank that is late by much costs little."""
+    if not uneven or cost >= _HIDDEN_BY_WORK * excess:
+        return []
+    return [f"{ms(cost)} of its {ms(excess)} delay can be saved: longer batches elsewhere hide the rest"]
+
+
+def held_up(longer: float) -> list[str]:
+    """What transfers took longer by waiting for a CPU."""
+    return [f"transfers take {ms(longer)} longer per step on all ranks while it waits for a CPU"] if longer > 0 else []
+
+
+def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
+    """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
+    if cause.beyond > _MORE:
+        longer = dict(cause.shares_ns)["compute"]
+        took = [f"computing takes {ms(longer)} longer {per} than on its peers"]
+        rest = f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"
+        return [*took, rest] if longer > _MORE * excess else took
+    # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
+    # its host's cause looks like from there, and no second one; more samples lengthen what both do.
+    named = cause.cause != "unknown"
+    seen = named and cause.cause != "workload"
+    shown = [(name, ns) for name, ns in cause.shares_ns if not (seen and name == "idle")]
+    known = [(name, min(ns, excess)) for name, ns in shown if ns >= 0.05 * excess][:3]
+    if not known:
+        return ["no measurement explains the delay"]
+    found = f"{ms(excess)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
+    if len(known) == 1 and ms(known[0][1]) == ms(excess):
+        found = f"{ms(excess)} delay {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
+    if _two(excess, cause):
+        return [found]
+    if named or cause.remark or cause.explained is None:
+        return [found, *_covered(excess, cause, per)]
+    little = f"{_NO_SINGLE_CAUSE}: the largest explains {percent(cause.explained)} of the delay"
+    return [found, _NOT_KNOWN.get(cause.partial or "", little)]
+
+
+def _two(excess: float, cause: Cause) -> str:
+    """``input and computing``: two causes at once; empty where there is one, or none."""
+    return " and ".join(MEASURES[name] for name in together(excess, cause))
+
+
+#: Causes of which a part may be hidden: the host is at them while its GPU still works.
+_HIDES = ("input", "h2d", "gc", "checkpoint")
+
+
+def _covered(excess: float, cause: Cause, per: str) -> list[str]:
+    """What of the cause costs nothing, where it takes clearly longer than it makes the rank late."""
+    longer = dict(cause.shares_ns).get(cause.cause, 0.0)
+    if cause.cause not in _HIDES or longer <= _MORE * excess:
+        return []
+    took = f"{MEASURES[cause.cause]} takes {ms(longer)} longer {per}, {ms(excess)} of it costs time"
+    return [f"{took}; queued work or a wait for others hides the rest"]
+
+
+def hidden(blocks: Blocks, habit: Habit) -> str:
+    """A slow rank whose repair alone would save nothing."""
+    return f"{_slower([int(blocks.ranks[habit.row])], habit)}, at no cost: other ranks are later"
+
+
+def too_little(blocks: Blocks, habits: list[Habit]) -> str:
+    """Slow ranks whose repair would save too little to be distinguished from the noise of all."""
+    return f"{_slower([int(blocks.ranks[habit.row]) for habit in habits], habits[0])}, too little to act on"
+
+
+def _slower(ranks: list[int], habit: Habit) -> str:
+    its = "is {} slower than its" if len(ranks) == 1 else "are {} slower than their"
+    return f"{names(ranks)} {its.format(ms(habit.excess))} peers per step"
+
+
+def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:
+    """Evidence for an intermittent rank, or ranks that stall in turn or together: ``cost`` ns of all stalls since
+    the ``first`` step, an index."""
+    who = names([int(blocks.ranks[row]) for row in found.rows])
+    verb = "stalls" if len(found.rows) == 1 else "stall, alone or together," if found.together else "stall in turn"
+    count = int(np.count_nonzero(found.stalled >= first))
+    pace = _every(blocks, found.stalled)
+    often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
+    if abs(each - found.excess) <= _SAME * found.excess:
+        often += f", {ms(found.excess)} each{pace}"
+    else:
+        often += f"{pace}; each such step takes {ms(each)} longer"
+    has = "has" if len(found.rows) == 1 else "have"
+    accounts = shares(found.excess, cause, per="in such a step")
+    return [often, *accounts, f"{who} {has} {percent(found.share)} of all stalls in the job"]
+
+
+#: Stalls cost their length, as far as a reader who multiplies can tell, up to this share of it.
+_SAME = 0.1
+#: Stalls come at one pace if so many of the times from one to the next are this close to the typical one.
+_REGULAR, _CLOSE, _PACED = 0.6, 0.15, 4
+#: At a faster pace than this, steps are what is counted.
+_SECONDS_NS = 0.5e9
+
+
+def _every(blocks: Blocks, stalled: Ints) -> str:
+    """``, every 2.0 s`` where stalls come at one pace; nothing else."""
+    first = stalled[np.diff(stalled, prepend=-2) > 1]
+    gaps = np.diff(np.cumsum(np.nan_to_num(blocks.period))[first])
+    if len(gaps) < _PACED:
+        return ""
+    typical = float(np.median(gaps))
+    regular = np.mean(np.abs(gaps - typical) <= _CLOSE * typical) >= _REGULAR
+    return f", every {typical / 1e9:.2g} s" if regular and typical >= _SECONDS_NS else ""
+
+
+def nodes_of(run: Run, ranks: Sequence[int]) -> list[str]:
+    """The nodes, not all there are, of which these are all the ranks; nothing where they are not."""
+    if len(ranks) < 2:
+        return []
+    nodes = {int(rank): str(node) for rank, node in zip(run.ranks["rank"], run.ranks["node"], strict=True)}
+    of_node: dict[str, set[int]] = {}
+    for rank, node in nodes.items():
+        of_node.setdefault(node, set()).add(rank)
+    whole = sorted(node for node, members in of_node.items() if node and len(members) > 1 and members <= set(ranks))
+    return whole if len(whole) < len(of_node) else []
+
+
+def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
+    """That these are all the ranks of a node, which then is what to look at."""
+    whole = nodes_of(run, ranks)
+    if not whole:
+        return []
+    which = f"{', '.join(whole[:4])}{f' and {len(whole) - 4} more' if len(whole) > 4 else ''}"
+    return [f"these are all ranks of {which}: suspect the node{'s' if len(whole) > 1 else ''}"]
+
+
+def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
+    """Evidence for a slow link."""
+    others = "others" if found.sisters else "others, before and after"
+    took = f"{ms(found.usual + found.excess)} in the group of {names(ranks)}, {ms(found.usual)} in {others}"
+    lines = [f"transfers per step: {took}", "the ranks of the group arrive together"]
+    if found.hidden:
+        lines.append(f"{ms(found.shown)} of the extra {ms(found.excess)} cost time; computing hides the rest")
+    return lines
+
+
+def network(found: SlowNetwork, *, late: bool = False) -> list[str]:
+    """Evidence for transfers that became slow everywhere."""
+    when = "afterwards" if found.early else "before"
+    who = f"no rank is later than {when}" if late else "no rank is late"
+    return [
+        f"transfers of equal size: {ms(found.took)} per step, {when} {ms(found.usual)}",
+        f"{who}; steps are {ms(found.cost)} longer by them",
+    ]
+
+
+#: How a line begins on a verdict that may have begun before the steps that a window holds.
+OLDER = "steps before"
+
+
+def no_measure(blocks: Blocks) -> tuple[str, str]:
+    """Who was waited for most, where nothing says whether that is much."""
+    most = int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))
+    return (
+        f"rank {int(blocks.ranks[most])} is last most often; the length of a step, and so its cost, is not recorded",
+        "record when operations start, too, or add a log of the steps",
+    )
+
+
+def little_inside(blocks: Blocks, share: float) -> tuple[str, str]:
+    """Why phases that are a small part of the steps clear no rank."""
+    seen = ", ".join(name for name in blocks.parts if name in PHASES and name not in AMOUNTS)
+    found = (
+        f"the phases seen ({seen}) cover {percent(share)} of a step of {ms(blocks.step_ns)}; no rank is slow in them"
+    )
+    return found, "record the rest with `hindmost run -- COMMAND`; `hindmost.phase(NAME)` marks a phase"
+
+
+def idle_inside(blocks: Blocks, share: float) -> tuple[str, str]:
+    """Why phases in which a rank did nothing clear no rank."""
+    found = f"a rank used no CPU for {percent(share)} of a step of {ms(blocks.step_ns)}; it may have waited for others"
+    remedy = (
+        "while such a job runs, see where ranks are with `hindmost attach --stacks --job ID`; "
+        "mark where they meet: `hindmost.phase('sync')`"
+    )
+    return found, remedy
+
+
+def exchanging_inside(often: float) -> tuple[str, str]:
+    """Why phases in which ranks send to and receive from each other clear no rank."""
+    found = f"{often:.0f} sends and receives per step are inside phases: a slow rank makes those of all ranks longer"
+    return found, "record waits in collectives, too: a profiler's trace of some steps has them"
+
+
+def hosts_unmarked(blocks: Blocks, row: int, lead: float) -> tuple[str, str]:
+    """Why a rank whose GPU waits for its host is neither named nor cleared where hosts marked no steps."""
+    who = f"rank {int(blocks.ranks[row])}"
+    seen = f"{who} arrives {ms(lead)} late per step; its GPU waits for its CPU to launch work"
+    remedy = "add a log of the steps (when each begins, has its input and is launched)"
+    if blocks.joined is not None and not (blocks.joined.enqueue[row] > 0).any():
+        seen = f"{who} arrives {ms(lead)} late per step; its kernel launches were not recorded"
+        remedy = "record when each operation was enqueued, on every rank"
+    return f"{seen}: a slow CPU, or others a step ahead", f"{remedy}; `hindmost run -- COMMAND` records it"
+
+
+def without_starts() -> tuple[str, str]:
+    """Why no rank is cleared where ranks meet in several groups, of which only durations are known."""
+    return (
+        "ranks meet in several groups, and only durations are recorded: a wait in one can cause a delay in the next",
+        "record starts, too: `hindmost run -- COMMAND`, or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1",
+    )
+
+
+def passed_on(blocks: Blocks) -> tuple[str, str]:
+    """Why no rank is cleared where ranks only send to each other."""
+    return (
+        f"all {len(blocks.ranks)} ranks are stages of one pipeline, each with its own layers: none has a peer",
+        "compare the kernels of the stages in a profiler, without receives",
+    )
+
+
+def nothing_inside(blocks: Blocks) -> tuple[str, str]:
+    """Why bare steps name no rank, and what would."""
+    own = median(blocks.own, axis=1)
+    least, most = int(np.argmin(own)), int(np.argmax(own))
+    took = f"all {len(own)} ranks take about {ms(float(median(own)))} per step"
+    if own[most] > 1.05 * own[least]:
+        slowest, fastest = int(blocks.ranks[most]), int(blocks.ranks[least])
+        took = f"a step takes {ms(float(own[most]))} on rank {slowest} and {ms(float(own[least]))} on rank {fastest}"
+    mark = 'mark the parts of a step: `with hindmost.phase("input"):`'
+    return (
+        f"{took}; no collective and no phase was seen",
+        f"{mark}; `hindmost doctor` says which collectives it can see",
+    )

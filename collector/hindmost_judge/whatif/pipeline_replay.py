@@ -1,0 +1,372 @@
+"""Dependency replay of a pipeline's step: what fixing one rank saves, where others' idle time absorbs part of its
+delay.
+
+Between two operations a rank works, on its own clock. A receive ends when what was sent is there, a collective when
+its last member has come. Replayed with other work, the same order gives the time that the step would have taken.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.timeline import fused_receives
+from hindmost_judge.timeline.join import traded
+from hindmost_judge.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+from hindmost_judge.whatif.levels import topological
+
+if TYPE_CHECKING:
+    from hindmost_judge.types import Array, Floats, Ints
+
+#: An operation was waited for if another follows within this time (ns) after its end.
+_SOON = 2_000.0
+#: A send holds its rank if the next operation waits for its end in this share of the steps.
+_ALWAYS = 0.95
+#: A send that takes this many times its usual minimum, and this much more (ns), waits for its receiver, if the receive
+#: itself takes no time.
+_HELD, _HELD_NS = 2.0, 50_000.0
+#: Share of the steps in which it must wait: the first of these without a circular wait is taken.
+_OFTEN = (0.25, 0.5, 0.75, 1.0)
+
+
+@dataclass(frozen=True)
+class Bubbles:
+    """Steps of a pipeline as a dependency graph: N operations, G steps; ``steps`` [G] are indices of all S.
+
+    ``work`` [N, G] ns is what a rank does before each operation, ``excess`` [N, G] how much more than its peers.
+    ``least`` [N, G] is what the peers of its cohort's slowest rank take. The work follows operation ``base`` [N] of the
+    rank (-1: the step's begin); ``previous`` is the operation before.
+    ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
+    whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only), ``wire`` [N, G]
+    how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit. ``klass`` [N]
+    is a collective's class of communicators, below 0 for others. ``stage`` [R] is each rank's place in its pipeline,
+    where that is a chain.
+    """
+
+    row: Ints
+    place: Ints
+    steps: Ints
+    work: Floats
+    excess: Floats
+    least: Floats
+    base: Ints
+    previous: Ints
+    unit: Ints
+    takes: Floats
+    holds: Array
+    source: Ints
+    wire: Floats
+    levels: list[Ints]
+    klass: Ints
+    count: int
+    stage: Ints | None = None
+
+    @cached_property
+    def _alike(self) -> Floats:
+        """[G] ns of each step with all ranks at the pace of the peers of their cohort's slowest.
+
+        In a cohort of two or three the peers of the others are slow with it: at that pace nothing would be lost.
+        """
+        return self.replay(self.least)
+
+    @cached_property
+    def lasted(self) -> Floats:
+        """[G] ns of each step with what was measured."""
+        return self.replay(self.work)
+
+    def stretched(self, segments: Floats) -> Floats:
+        """[S] ns by which each step is longer with these delays [R, S * P] before the operations than with none.
+
+        Steps left out get their neighbours'.
+        """
+        width = segments.shape[1] // self.count
+        column = self.steps[None, :] * width + self.place[:, None]
+        found = self.replay(np.maximum(self.work - self.excess + segments[self.row[:, None], column], 0.0))
+        return np.asarray(np.interp(np.arange(self.count), self.steps, found - self._alike))
+
+    def replayed(self, pace: Floats) -> Floats:
+        """[S] ns of each step, were all that a rank works so many times [R] as long; as next to it where left out."""
+        found = self.replay(self.work * pace[self.row][:, None])
+        return np.asarray(np.interp(np.arange(self.count), self.steps, found))
+
+    def replay(self, work: Floats) -> Floats:
+        """[G] ns of each step with this work [N, G] before the operations."""
+        front, came = np.zeros_like(work), np.zeros_like(work)
+        for level in self.levels:
+            base, previous = self.base[level], self.previous[level]
+            arrived = np.where(base[:, None] >= 0, front[base], 0.0) + work[level]
+            came[level] = arrived
+            source = self.source[level]
+            sent = came[source] + self.wire[level]
+            arrived = np.where(source[:, None] >= 0, np.maximum(arrived, sent), arrived)
+            first = np.flatnonzero(np.append(True, np.diff(self.unit[level]) != 0))
+            together = np.maximum.reduceat(arrived, first, axis=0)
+            left = together[np.cumsum(np.append(True, np.diff(self.unit[level]) != 0)) - 1] + self.takes[level]
+            left = np.where(self.holds[level][:, None], left, came[level])
+            front[level] = np.maximum(left, np.where(previous[:, None] >= 0, front[previous], 0.0))
+        return np.asarray(front.max(axis=0))
+
+    def segments(self, ranks: int) -> tuple[Floats, Ints]:
+        """[R, S * P] delay before each operation, 0 where there is none, and the index of each column's step."""
+        width = int(self.place.max()) + 1
+        found = np.zeros((ranks, self.count * width))
+        found[self.row[:, None], self.steps[None, :] * width + self.place[:, None]] = self.excess
+        return found, np.repeat(np.arange(self.count), width)
+
+    def computing(self, ranks: int) -> Floats:
+        """[R, S] ns of computing, by how much longer each interval but a step's first is than the peers' own.
+
+        What delays the first (input, copies and the host's work) delays none of the others. All stages are put on
+        one level, so that any rank may be compared with any.
+        """
+        later = (self.place > 0)[:, None]
+        usual = self.work - self.excess
+        sums = np.zeros((3, ranks, len(self.steps)))
+        for block, values in zip(sums, (later * self.excess, later * usual, usual), strict=True):
+            np.add.at(block, self.row, values)
+        more, of_these, of_all = sums
+        found = np.full((ranks, self.count), np.nan)
+        found[:, self.steps] = of_all.mean() + of_all * more / np.maximum(of_these, 1.0)
+        return found
+
+    def own(self, ranks: int) -> Floats:
+        """[R, S] ns that each rank works in a step; of steps left out what is usual."""
+        sums = np.zeros((ranks, len(self.steps)))
+        np.add.at(sums, self.row, self.work)
+        found: Floats = np.repeat(median(sums, axis=1)[:, None], self.count, axis=1)
+        found[:, self.steps] = sums
+        return found
+
+    def before_first(self, ranks: int) -> Floats:
+        """[R, S] ns that each rank works before a step's first operation; NaN of steps left out."""
+        first = np.flatnonzero(self.place == 0)
+        found = np.full((ranks, self.count), np.nan)
+        found[self.row[first][:, None], self.steps[None, :]] = self.work[first]
+        return found
+
+
+def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
+    """The dependencies of a schedule in a run of ``count`` steps; ``None`` where operations have no partner.
+
+    ``role`` [R] says who does the same work.
+    """
+    source = _sources(schedule)
+    if source is None:
+        return None
+    if not schedule.exact:
+        schedule = fused_receives.told_in_full(schedule, source, _units(schedule, source, np.zeros(len(source), bool)))
+    holds = _holding(schedule, source)
+    often = _waited(schedule, source, holds).mean(axis=1)
+    for least in _OFTEN:  # sends that seem to wait in a circle were gone before they were received
+        found = _dependencies(schedule, role, count, source, holds, often > least)
+        if found is not None:
+            return found
+    return None
+
+
+def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, holds: Array, met: Array) -> Bubbles | None:
+    """With those receives whose sends wait for them ``met`` [N]; ``None`` where operations wait in a circle."""
+    unit = _units(schedule, source, met)
+    took = schedule.end - schedule.start
+    takes = _together(took, unit)
+    takes[(schedule.kind == RECEIVE) & ~met] = 0.0
+    previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
+    base, work = _work(schedule, _fronts(schedule, holds), previous)
+    beside = _beside_peers(schedule, work, role)
+    eager = np.where(met, -1, source)
+    levels = topological(base, previous, eager, unit)
+    if levels is None or beside is None:
+        return None
+    excess, least = beside
+    return Bubbles(
+        row=schedule.row,
+        place=schedule.place,
+        steps=schedule.steps,
+        work=work,
+        excess=excess,
+        least=least,
+        base=base,
+        previous=previous,
+        unit=unit,
+        takes=takes,
+        holds=holds,
+        source=eager,
+        wire=np.where((eager >= 0)[:, None], _travelled(schedule, took, source), 0.0),
+        levels=levels,
+        klass=schedule.kind - COLLECTIVE,
+        count=count,
+        stage=schedule.stages(len(role)),
+    )
+
+
+def _numbered(keys: Ints) -> Ints:
+    """[N] the ordinal of each operation among those with the same key, in order."""
+    order = np.argsort(keys, kind="stable")
+    fresh = np.append(True, np.diff(keys[order]) != 0)
+    first = np.flatnonzero(fresh)
+    number = np.empty(len(keys), np.int64)
+    number[order] = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
+    return number
+
+
+def _sources(schedule: Schedule) -> Ints | None:
+    """[N] the send that each receive gets, -1 for others; ``None`` where some have no partner.
+
+    What one rank sends another arrives in order.
+    """
+    ranks = int(schedule.row.max()) + 1
+    sends, receives = (np.flatnonzero(schedule.kind == kind) for kind in (SEND, RECEIVE))
+    from_to = schedule.row[sends] * ranks + schedule.with_whom[sends]
+    to_from = schedule.with_whom[receives] * ranks + schedule.row[receives]
+    size = len(schedule.row) + 1
+    sent, got = from_to * size + _numbered(from_to), to_from * size + _numbered(to_from)
+    if len(sent) != len(got) or not np.array_equal(np.sort(sent), np.sort(got)):
+        return None
+    source = np.full(len(schedule.row), -1, np.int64)
+    source[receives[np.argsort(got)]] = sends[np.argsort(sent)]
+    return source
+
+
+def _following(schedule: Schedule) -> Floats:
+    """[N, G] when the same rank's next operation begins; infinite after the last."""
+    follows = np.full_like(schedule.start, np.inf)
+    inner = np.flatnonzero(schedule.place[1:] > 0)
+    follows[inner] = schedule.start[inner + 1]
+    return follows
+
+
+def _holding(schedule: Schedule, source: Ints) -> Array:
+    """[N] whether a rank goes on only when the operation has ended: a send that others overtake is overlapped.
+
+    All sends are overlapped if a longer wait for the receiver goes with a shorter time after it.
+    """
+    follows = _following(schedule)
+    waits = (follows >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
+    holds = np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.beside))
+    waited = _waited(schedule, source, holds)
+    sends = source[waited.mean(axis=1) > _OFTEN[0]]
+    sends = sends[np.isfinite(follows[sends]).all(axis=1)]
+    if len(sends):
+        took, gap = (schedule.end - schedule.start)[sends], (follows - schedule.end)[sends]
+        if traded(*(values - median(values, axis=1)[:, None] for values in (took, gap))):
+            holds[schedule.kind == SEND] = False
+    return holds
+
+
+def _waited(schedule: Schedule, source: Ints, holds: Array) -> Array:
+    """[N, G] whether a receive's send waited for it: long for such a send, and over once received."""
+    took = schedule.end - schedule.start
+    waited = np.zeros(took.shape, bool)
+    receives = np.flatnonzero((source >= 0) & holds[source])
+    if len(receives):
+        sends = source[receives]
+        least = _least(schedule, took, sends, receives)
+        long = took[sends] > (_HELD * least + _HELD_NS)[:, None]
+        waited[receives] = long & (took[receives] < took[sends])
+    return waited
+
+
+def _least(schedule: Schedule, took: Floats, sends: Ints, receives: Ints) -> Floats:
+    """[M] ns that the quickest of all messages takes which the sender of each of these sends its receiver."""
+    names, which = _pairs(schedule, sends, receives)
+    least = np.full(names, np.inf)
+    np.minimum.at(least, which, np.percentile(took[sends], 10, axis=1))
+    return np.asarray(least[which])
+
+
+def _pairs(schedule: Schedule, sends: Ints, receives: Ints) -> tuple[int, Ints]:
+    """How many pairs of ranks send each other these messages, and [M] the number of each one's."""
+    pair = schedule.row[sends] * (schedule.row.max() + 1) + schedule.row[receives]
+    names, which = np.unique(pair, return_inverse=True)
+    return len(names), which
+
+
+def _travelled(schedule: Schedule, took: Floats, source: Ints) -> Floats:
+    """[N, G] ns that a receive's message travels: what its send took beyond that, it waited for the receiver.
+
+    Whichever of the two comes last takes as long as the message travels, or less where that was on its way before.
+    """
+    travelled = np.zeros_like(took)
+    receives = np.flatnonzero(source >= 0)
+    if len(receives) == 0:
+        return travelled
+    sends = source[receives]
+    names, which = _pairs(schedule, sends, receives)
+    usual = np.zeros(names)
+    np.maximum.at(usual, which, median(np.minimum(took[sends], took[receives]), axis=1))
+    travelled[receives] = np.minimum(took[sends], np.maximum(took[receives], usual[which][:, None]))
+    return travelled
+
+
+def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:
+    """[N] which operations end together: a collective's members, and a send and its receive where they meet."""
+    unit = np.arange(len(schedule.row))
+    unit[met] = source[met]
+    held = np.flatnonzero(schedule.kind >= COLLECTIVE)
+    if len(held):
+        kind, group = schedule.kind[held], schedule.with_whom[held]
+        ranks = int(schedule.row.max()) + 1
+        number = _numbered(kind * ranks + schedule.row[held])
+        key = (kind * (group.max() + 2) + group + 1) * (number.max() + 1) + number
+        _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
+        unit[held] = held[first][inverse]
+    return unit
+
+
+def _together(duration: Floats, unit: Ints) -> Floats:
+    """[N, G] the shortest duration in each unit: what it took when the last had come."""
+    least = np.full_like(duration, np.inf)
+    np.minimum.at(least, unit, duration)
+    return np.asarray(least[unit])
+
+
+def _fronts(schedule: Schedule, holds: Array) -> Floats:
+    """[N, G] when the rank could go on after each operation and all before it."""
+    left: Floats = np.where(holds[:, None], schedule.end, schedule.start)
+    first = np.flatnonzero(schedule.place == 0)
+    for one, stop in zip(first.tolist(), np.append(first[1:], len(left)).tolist(), strict=True):
+        np.maximum.accumulate(left[one:stop], axis=0, out=left[one:stop])
+    return left
+
+
+def _work(schedule: Schedule, front: Floats, previous: Ints) -> tuple[Ints, Floats]:
+    """What each operation follows on its rank, and the ns between: operations entered meanwhile are not waited for."""
+    base = previous.copy()
+    while True:
+        since = np.where((base >= 0)[:, None], front[base], -np.inf)
+        too_late = (base >= 0) & (np.mean(since > schedule.start + _SOON, axis=1) > 0.5)
+        if not too_late.any():
+            break
+        base[too_late] = previous[base[too_late]]
+    begin = np.where((base >= 0)[:, None], since, schedule.begin)
+    work = np.maximum(schedule.start - begin, 0.0)
+    unknown = np.isnan(work)
+    if unknown.any():
+        work = np.where(unknown, np.nan_to_num(median(work, axis=1))[:, None], work)
+    return base, work
+
+
+def _beside_peers(schedule: Schedule, work: Floats, role: Ints) -> tuple[Floats, Floats] | None:
+    """[N, G] how far work is above that of the peers before the same operation, and the least that any one's peers
+    take there; ``None`` where peers do others.
+    """
+    excess, least = np.zeros_like(work), work.copy()
+    for one in np.unique(role):
+        members = np.flatnonzero(role == one)
+        held = np.flatnonzero(np.isin(schedule.row, members))
+        if len(members) < 2:
+            continue
+        if len(held) % len(members):
+            return None
+        block = held.reshape(len(members), -1)
+        if (schedule.kind[block] != schedule.kind[block[0]]).any():
+            return None
+        values = work[block].reshape(len(members), -1)
+        peers = peers_median(values)
+        excess[block] = (values - peers).reshape(work[block].shape)
+        least[block] = np.broadcast_to(peers.min(axis=0), peers.shape).reshape(work[block].shape)
+    return excess, least

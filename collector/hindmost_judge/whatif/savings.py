@@ -1,0 +1,319 @@
+"""What a fix would save: the run's synchronisations replayed with one rank or set at its peers' pace.
+
+Between two synchronisations the job takes as long as its slowest rank. Without a rank's persistent delay, and with
+all of its noise, the replay gives the time that the job would have taken with that rank fixed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.stats.robust import alike, median, median_error
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.whatif import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Array, Floats, Ints
+
+
+def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
+    """[R, K] delays without these persistent slowdowns, each removed from its own steps.
+
+    A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed;
+    what it is on top of stays. So does a rank's extra work by chance: no fix takes work away.
+    """
+    fixed: Floats = blocks.segments.copy()
+    own, segment_step = blocks.segments if blocks.even is None else blocks.even, blocks.segment_step
+    place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
+    for habit in habits:
+        held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
+        if habit.phase is not None:
+            fixed[habit.row, held] -= habit.excess
+            continue
+        level = _levels(own[habit.row], segment_step, place, habit)
+        fixed[habit.row, held] -= level[place[held]]
+        _take_stalls(fixed[habit.row], segment_step, habit)
+    return fixed
+
+
+def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
+    """The same, where of two ranks one is late by these slowdowns, with the other on time by its own measure.
+
+    That one is ahead only of its late peer, and no longer once that is fixed: whichever of the two comes later by
+    chance then is what a fix leaves.
+    """
+    if len(blocks.ranks) != 2 or blocks.lanes is not None:  # by its lanes each one's own work is known
+        return blocks
+    segments: Floats = blocks.segments.copy()
+    for habit in habits:
+        segments[1 - habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] = 0.0
+    return replace(blocks, segments=segments)
+
+
+def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
+    """Remove a slowdown's stalls in some steps from their intervals, the first of a step first."""
+    for step, stalled in habit.stalls:
+        left = stalled
+        for held in range(*np.searchsorted(segment_step, [step, step + 1]).tolist()):
+            taken = min(max(float(late[held]), 0.0), left)
+            late[held] -= taken
+            left -= taken
+
+
+def _levels(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
+    """[P] ns at each place of a step that a rank is late by this slowdown, beyond what it is on top of."""
+    level = _usual(late, segment_step, place, habit)
+    if habit.outer is not None:
+        level -= _usual(late, segment_step, place, habit.outer)
+    return np.maximum(level, 0.0)
+
+
+def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
+    """[P] median at each place of a step, over the steps that show a slowdown; never ahead."""
+    shown = np.isin(segment_step, habit.steps())
+    found = np.zeros(int(place.max(initial=-1)) + 1)
+    for spot in np.unique(place[shown]):
+        found[spot] = max(float(median(late[shown & (place == spot)])), 0.0)
+    return found
+
+
+#: Steps on each side of an onset before the change of the step time itself is a measurement.
+_ENOUGH = 20
+#: Stalls that do the same: each far exceeds the usual differences of steps, and of five the median and its error hold
+#: even if two have another cause.
+_STALLS = 5
+
+
+@dataclass(frozen=True)
+class Change:
+    """Ns a step by which the job became longer, its standard error, and the steps (indices) in which it shows."""
+
+    longer: float
+    noise: float
+    steps: Ints
+
+    def cost(self, saved: float, waited: float, others: float | None) -> float:
+        """The saving of a fix: the observed change where it surely differs from the replay's, else the replay's.
+
+        Steps that grew by more count as far as the job ``waited`` for these ranks, less what the ``others``' own
+        work grew by (``None``: unknown).
+        """
+        if saved > self.longer + 2 * self.noise:
+            return self.longer
+        if others is None or saved > self.longer - 2 * self.noise:
+            return saved
+        return max(saved, min(waited, self.longer - max(others, 0.0)))
+
+
+def observed_change(
+    blocks: Blocks,
+    during: slice,
+    others: Sequence[slice] = (),
+    replayed: Floats | None = None,
+    longest: float = 3.0,
+) -> Change | None:
+    """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
+
+    Waiting ranks cool down and clock higher, so a fix saves less than they wait: an onset shows how much less. A
+    step counts for at most ``longest`` typical ones of its side, so that a checkpoint decides nothing. Only steps in
+    which the same ``others`` act are compared, to exclude their effect. ``replayed`` [S] ns of the steps without these
+    ranks, uneven work for example, are taken out. Steps with a known mean length only show no change.
+    """
+    if alike(blocks.period):
+        return None
+    inside = np.zeros(len(blocks.steps), bool)
+    inside[during] = True
+    known = ~np.isnan(blocks.period) & _alike(len(blocks.steps), inside, others)
+    period = blocks.period
+    if replayed is not None:
+        period = _steadier(period, replayed, ~inside & known, inside & known)
+    before, after = period[~inside & known], period[inside & known]
+    if len(before) < _ENOUGH or len(after) < _ENOUGH:
+        return None
+    before, after = (np.minimum(side, longest * float(median(side))) for side in (before, after))
+    change, noise = float(after.mean() - before.mean()), _error(before, after)
+    return Change(change, noise, np.flatnonzero(inside & known)) if change > 2 * noise else None
+
+
+def _error(before: Floats, after: Floats) -> float:
+    """Standard error of the difference of two means."""
+    return float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
+
+
+def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:
+    """[S] the steps in which the same of the others act: those of which there are most both ``inside`` and not."""
+    acting = np.zeros((len(others), steps), bool)
+    for row, other in enumerate(others):
+        acting[row, other] = True
+    _, which = np.unique(acting, axis=1, return_inverse=True) if len(others) else (None, np.zeros(steps, int))
+    which = np.asarray(which).ravel()
+    both = [min(np.sum(inside[which == one]), np.sum(~inside[which == one])) for one in range(int(which.max()) + 1)]
+    return np.asarray(which == int(np.argmax(both)))
+
+
+def _steadier(period: Floats, replayed: Floats, calm: Array, during: Array) -> Floats:
+    """Step times less what is replayed of them, where that makes the calm steps more alike; their level stays.
+
+    What is replayed must not itself change with the onset. A slow rank hides its peers' waits for input: their workers
+    catch up meanwhile. To take these waits out of the calm steps alone would count them as the rank's.
+    """
+    before, after = replayed[calm], replayed[during]
+    if not calm.any() or not during.any() or abs(after.mean() - before.mean()) > 2 * _error(before, after):
+        return period
+    left: Floats = period - replayed + float(median(replayed[calm]))
+    limits = [np.minimum(one[calm], 3 * float(median(period[calm]))).std() for one in (period, left)]
+    return left if limits[1] < limits[0] else period
+
+
+def caused_more(blocks: Blocks, rows: Sequence[int], during: slice) -> float:
+    """Ns a step by which the others waited longer for these ranks than they did before and after."""
+    caused = np.nan_to_num(blocks.caused[list(rows)]).sum(axis=0)
+    return float(caused[during].mean() - np.delete(caused, np.arange(len(caused))[during]).mean())
+
+
+def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | None:
+    """Ns a step by which the typical other rank's own work is longer than before and after; ``None`` where unknown.
+
+    The length of overlapped computing is not visible: it is taken to grow in the ratio in which forward does.
+    """
+    work = blocks.parts.get("gpu_forward") if blocks.overlapped else blocks.own
+    if work is None:
+        return None
+    of_others = np.delete(work, list(rows), axis=0)
+    inside = float(median(median(of_others[:, during], axis=1)))
+    outside = float(median(median(np.delete(of_others, np.arange(work.shape[1])[during], axis=1), axis=1)))
+    grew = inside - outside if not blocks.overlapped else (inside / outside - 1) * blocks.step_ns
+    return grew if np.isfinite(grew) else None
+
+
+def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
+    """[S] ns saved in the stalled steps if these ranks had been at their peers' pace in them."""
+    fixed = without_stalls(blocks, rows, stalled)
+    saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+    if blocks.evidence != blocks_of.PHASES or not 0 < len(stalled) < len(blocks.steps):
+        return saved
+    total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
+    return saved * max(most, 0.0) / total if total > most else saved
+
+
+def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
+    """[R, K] delays with these ranks at their peers' pace in the stalled steps."""
+    fixed: Floats = blocks.segments.copy()
+    columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
+    held = np.ix_(np.array(rows), columns)
+    fixed[held] = np.minimum(fixed[held], 0.0)
+    if blocks.evidence != blocks_of.PHASES and not blocks.overlapped:
+        _take_ends(fixed, blocks, rows, stalled)
+    return fixed
+
+
+def _take_ends(fixed: Floats, blocks: Blocks, rows: Sequence[int], stalled: Ints) -> None:
+    """Remove these ranks' delay after a stalled step's last synchronisation: it is in the first interval of the next
+    step.
+
+    Only as far as they are later there than usual: a persistent delay is not part of a stall.
+    """
+    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    after = np.setdiff1d(stalled + 1, stalled)
+    after = first[after[after < len(first)]]
+    for row in rows:
+        usual = max(float(median(blocks.segments[row, first])), 0.0)
+        fixed[row, after] = np.minimum(fixed[row, after], usual)
+
+
+def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
+    """Ns by which the typical stall makes its step longer, and the next, in which its end may show, and the standard
+    error; ``None`` where too few are known.
+    """
+    inside = np.isin(np.arange(len(blocks.steps)), stalled)
+    after = np.append(False, inside[:-1]) & ~inside
+    calm, during, next_ = (_known(blocks.period[held]) for held in (~inside & ~after, inside, after))
+    if len(calm) < _ENOUGH or len(during) < _STALLS:
+        return None
+    usual, often = float(median(calm)), len(next_) / len(during)
+    spilled = often * (float(median(next_)) - usual) if len(next_) else 0.0
+    error = float(np.hypot(median_error(during), often * median_error(next_) if len(next_) > 1 else 0.0))
+    return float(median(during)) - usual + spilled, error
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
+
+
+def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
+    """Ns by which the typical stalled step exceeded a usual one, less what the next-latest rank's own work grew by.
+
+    Phases show how late a rank came, not what it did while the others waited in backward. A GPU that stood idle is
+    ahead of the others there, so that a step grows by less than its rank's delay.
+    """
+    next_latest = np.argmax(fixed[:, stalled], axis=0)
+    calm = np.setdiff1d(np.arange(len(blocks.steps)), stalled)
+    usual_own, usual = median(blocks.own[:, calm], axis=1), float(median(blocks.period[calm]))
+    longer = blocks.period[stalled] - usual
+    return float(median(longer - (blocks.own[next_latest, stalled] - usual_own[next_latest])))
+
+
+def own_part(blocks: Blocks) -> Floats:
+    """[R, 1] the weight of a pipeline's rank in the mean of its cohort, with whose others it is compared.
+
+    With work equal to these others', the two of a pair would have changed places. 0 where all are one cohort.
+    """
+    if blocks.pipeline is None:
+        return np.zeros((len(blocks.ranks), 1))
+    _, which, count = np.unique(blocks.role, return_inverse=True, return_counts=True)
+    return np.asarray(1 / count[which])[:, None]
+
+
+def waste(blocks: Blocks) -> float:
+    """Ns that a typical step loses to differences between ranks: every interval at its ranks' mean instead of its
+    slowest."""
+    if blocks.segments.size == 0:
+        return 0.0
+    even = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
+    if blocks.pipeline is not None:
+        even = blocks.segments * own_part(blocks)
+    return float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
+
+
+def stretched(blocks: Blocks, segments: Floats) -> Floats:
+    """[S] ns by which each step is longer than one of equal peers, were this the delay in each interval.
+
+    At every synchronisation the members of a group leave together, when the last of them has come; a step ends for
+    all.
+    """
+    if blocks.pipeline is not None:
+        return blocks.pipeline.stretched(segments)
+    if blocks.lanes is not None:
+        return replay.stretched(blocks.lanes, segments)
+    if blocks.group.shape[1] == 1:
+        worst = segments.max(axis=0)
+        return np.bincount(blocks.segment_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
+    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    count = np.diff(np.append(first, len(blocks.segment_step)))
+    behind = np.zeros((len(blocks.ranks), len(blocks.steps)))
+    for place in range(int(count.max())):
+        for klass in np.unique(blocks.klass[(first + place)[place < count]]):
+            held = np.flatnonzero(
+                (place < count) & (blocks.klass[np.minimum(first + place, len(blocks.klass) - 1)] == klass)
+            )
+            if blocks.beside[first[held] + place].all():  # no rank's computing waits for these
+                continue
+            arrived = behind[:, held] + segments[:, first[held] + place]
+            behind[:, held] = _leave_together(arrived, blocks.group[:, klass])
+    return np.asarray(behind.max(axis=0))
+
+
+def _leave_together(arrived: Floats, group: Ints) -> Floats:
+    """[R, S] when each rank leaves: with the last of its group; a rank of no group leaves as it came."""
+    left: Floats = arrived.copy()
+    for one in np.unique(group[group >= 0]):
+        members = np.flatnonzero(group == one)
+        left[members] = arrived[members].max(axis=0)
+    return left

@@ -1,0 +1,154 @@
+"""The full delay due to uneven work, where collectives overlapped with computing show only a part of it.
+
+A rank with more work is late for the first collective by what it computed until then, and for the step's end by all of
+it; a slow input delays both equally. A replay of the visible delay alone would hide too little of the latter. The
+length of the steps shows how much of the work is behind the delays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.types import Floats
+
+#: Slopes tried, from the visible one to a whole step for one more step's work.
+_SLOPES = 40
+#: A persistently slow rank may be later at the step's end by these factors of its visible delay: a third of computing
+#: is visible.
+_HABITS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.25, 2.5, 3.0)
+#: The remaining scatter of the steps must fall to this share, or the work does not explain their length.
+_BETTER = 0.95
+
+
+@dataclass(frozen=True)
+class Due:
+    """``more`` work [R, S], in shares of a usual step's, delays by ``slope`` ns for each unit.
+
+    Each rank shows its own part of that, ``seen`` [R, 1]. Ranks with persistently slow computing are later by
+    ``times`` their visible delay. ``counted``: work in samples or tokens, else from the GPU's time.
+    """
+
+    more: Floats
+    slope: float
+    seen: Floats
+    times: float
+    counted: bool = True
+
+    @property
+    def ns(self) -> Floats:
+        """[R, S] by which work makes ranks late in full."""
+        return np.asarray(self.slope * self.more)
+
+
+def find(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> Due | None:
+    """The delay due to ``more`` work [R, S], in shares of a usual step's; ``None`` where steps do not grow with it.
+
+    ``typical`` [S] is the surplus of the typical rank's work over its usual, which lengthens the step, too. Where it is
+    negative, the most loaded rank's surplus counts from there; without that, steps would seem to grow too little.
+    """
+    late = np.nan_to_num(blocks.excess)
+    each = shown(late, more, overlapped=blocks.overlapped)
+    seen = float(median(each))
+    if not blocks.overlapped or not 0 < seen < blocks.step_ns:
+        return None
+    rest = late - each * more
+    level = median(rest, axis=1)[:, None]
+    level = level - median(level)
+    habit = np.where(level >= settings.min_effect * blocks.step_ns, level, 0.0)
+    left = {
+        (slope, times): _scatter(blocks.period - (rest + (times - 1) * habit + slope * (more + typical)).max(axis=0))
+        for slope in np.linspace(seen, blocks.step_ns, _SLOPES)
+        for times in _HABITS
+    }
+    slope, times = min(left, key=lambda one: left[one])
+    if not left[slope, times] < _BETTER * min(left[seen, one] for one in _HABITS):
+        return None
+    return Due(more, float(slope), each / float(slope), times)
+
+
+#: A delay, or a change of it, beyond this many standard deviations has another reason than the work.
+STALL = 5.0
+
+
+def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
+    """[R, 1] ns that each rank comes later for one more step's work, by what changes from one step to the next.
+
+    With overlapped collectives a rank is seen at one place of the step, and of its work only what is before that;
+    otherwise all work of all ranks is seen.
+    """
+    work, change = np.diff(more, axis=1), np.diff(np.nan_to_num(late), axis=1)
+    most = STALL * MAD_TO_SIGMA * median(np.abs(change), axis=1)[:, None]
+    both, squares = (work * np.clip(change, -most, most)).sum(axis=1), (work**2).sum(axis=1)
+    if not overlapped:
+        both, squares = np.full_like(both, both.sum()), np.full_like(squares, squares.sum())
+    return np.asarray(np.maximum(both / np.maximum(squares, 1e-30), 0.0)[:, None])
+
+
+def in_full(blocks: Blocks, due: Due | None) -> Blocks:
+    """The same with each rank as late in the replay as its work makes it at the step's end."""
+    if due is None:
+        return blocks
+    return replace(blocks, segments=blocks.segments + (1 - due.seen) * due.ns, due=due)
+
+
+def scaled(blocks: Blocks, scale: float) -> Floats:
+    """[R, K] delays of the replay that is to be taken ``scale`` times: those due to work are fully known."""
+    return blocks.segments if blocks.due is None else blocks.segments + (1 / scale - 1) * blocks.due.ns
+
+
+def as_seen(blocks: Blocks) -> Blocks:
+    """The same with work as late as it shows."""
+    if blocks.due is None:
+        return blocks
+    return replace(blocks, segments=blocks.segments - (1 - blocks.due.seen) * blocks.due.ns, due=None)
+
+
+def without(blocks: Blocks) -> Blocks:
+    """The same with work of one size, where it is known what work makes due."""
+    return blocks if blocks.due is None else replace(blocks, segments=blocks.segments - blocks.due.ns, due=None)
+
+
+#: A rank's GPU must take longer by this many standard errors in the steps of a slowdown to be slow; less may be more
+#: work by chance.
+_SLOW = 3.0
+
+
+def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
+    """[R, K] segments with work of one size, where the delay due to work is known.
+
+    In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.
+    """
+    due, even = blocks.due, without(blocks).segments
+    if due is None or due.counted:
+        return even
+    slow = np.zeros_like(due.more)
+    for habit in sorted(habits, key=lambda one: one.first - one.stop):  # one on top of another after that
+        during = due.more[habit.row, habit.first : habit.stop]
+        level = float(median(during))
+        slow[habit.row, habit.first : habit.stop] = level if level > _SLOW * median_error(during) else 0.0
+    return np.asarray(even + due.slope * slow)
+
+
+def differs(blocks: Blocks, even: Blocks) -> bool:
+    """Whether ranks have more work than each other, in some step or other, so that it makes them late.
+
+    ``even`` are the blocks without what counted work explains: the very same delays, if that is nothing.
+    """
+    return blocks.due is not None or even.excess is not blocks.excess
+
+
+def _scatter(lengths: Floats) -> float:
+    """Standard deviation of what is known, the longest and shortest twentieth at their border."""
+    known = lengths[~np.isnan(lengths)]
+    return float(np.clip(known, *np.percentile(known, [5, 95])).std()) if len(known) else float("inf")

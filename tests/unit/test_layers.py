@@ -1,0 +1,34 @@
+"""Packages import downwards only; imports for types and inside functions count."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+#: What each package may import of the others. The probe and the judge know none of them.
+BELOW = {
+    "agent/hindmost": set(),
+    "proto/hindmost_proto": set(),
+    "collector/hindmost_judge": set(),
+    "agent/hindmost_agent": {"hindmost", "hindmost_judge", "hindmost_proto"},
+    "collector/hindmost_collector": {"hindmost", "hindmost_judge", "hindmost_proto"},
+    "agent/hindmost_cli": {"hindmost", "hindmost_agent", "hindmost_collector", "hindmost_judge", "hindmost_proto"},
+}
+#: ``python -m hindmost`` is the command line.
+STARTS = {("__main__.py", "hindmost_cli")}
+
+
+@pytest.mark.parametrize("package", BELOW)
+def test_a_package_imports_only_those_below_it(package: str) -> None:
+    """No module imports one of a package above its own."""
+    found = set()
+    for path in (ROOT / package).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            tops = {name.partition(".")[0] for name in names}
+            found |= {(path.name, top) for top in tops if top.startswith("hindmost") and top != Path(package).name}
+    assert not {one for one in found if one[1] not in BELOW[package]} - STARTS
