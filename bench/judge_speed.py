@@ -15,12 +15,12 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, RANKS, Job, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline.blocks import Blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -23,8 +23,8 @@ from hindmost_agent.sampler import GPU
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hindmost_agent.runner import Outcome, Slot
     from hindmost_agent.sampler import Host
+    from hindmost_agent.slot import Outcome, Slot
 
 log = logging.getLogger(__name__)
 

@@ -4,44 +4,23 @@ from __future__ import annotations
 
 import logging
 import time
-from array import array
 from collections import defaultdict
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from hindmost_agent.driver_threads import Beside, patience
 from hindmost_agent.sampler import DRIVERS, Absent
+from hindmost_agent.slot import LONG_AGO_NS, NS, Outcome, Reading, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from hindmost_agent.metric import Series
     from hindmost_agent.sampler import Host, Sampler
 
 log = logging.getLogger(__name__)
 
-NS = 1_000_000_000
 #: A source that is not here may appear (a module is loaded, a file system mounted): look again after this long.
 ABSENT_RETRY_NS = 60 * NS
-LONG_AGO_NS = -(1 << 62)
-
-
-class Reading(NamedTuple):
-    """What one sampler read at one time (ns, CLOCK_MONOTONIC); ``series`` is the same object until it changes."""
-
-    sampler: str
-    time_ns: int
-    series: tuple[Series, ...]
-    values: list[float]
-
-
-class Outcome(NamedTuple):
-    """What became of one sampler's reading, and how long it took."""
-
-    slot: Slot
-    reading: Reading | None
-    error: Exception | None
-    duration_s: float
 
 
 def following(due_ns: int, period_ns: int, now_ns: int) -> int:
@@ -63,36 +42,6 @@ def spread(slots: Iterable[Slot], cost: Mapping[str, float], now_ns: int, interv
         for tick in range(first, horizon + 1, every):
             load[tick] += cost[slot.name]
         slot.due_ns = now_ns + first * interval_ns
-
-
-class Slot:
-    """One sampler, made when first due and made again after it was missing or failed to start."""
-
-    def __init__(self, kind: type[Sampler], interval_ns: int, place: int = 0) -> None:
-        self.name = kind.name
-        self.kind = kind
-        self.place = place
-        self._interval_ns = interval_ns
-        self.period_ns = max(int(kind.period * NS), interval_ns)
-        self.due_ns = LONG_AGO_NS
-        self.sampler: Sampler | None = None
-        self.said: set[str] = set()
-
-    def anew(self) -> Slot:
-        """The same with a sampler yet to be made, due at once."""
-        made = Slot(self.kind, self._interval_ns, self.place)
-        made.said = self.said
-        return made
-
-    def run(self, host: Host, now_ns: int) -> Reading | None:
-        """Read once. Raises whatever the sampler raises."""
-        if self.sampler is None:
-            self.sampler = self.kind(host)
-        values = self.sampler.sample()
-        if len(values) != len(self.sampler.series):
-            raise ValueError(f"{len(values)} values for {len(self.sampler.series)} series")
-        array("d", values)  # a number beyond every counter, as a torn file may hold, must not reach the batch
-        return Reading(self.name, now_ns, self.sampler.series, values) if values else None
 
 
 def _without_frames(error: Exception) -> Exception:

@@ -20,8 +20,8 @@ from hindmost_collector.live.same_problem import identity
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats
 
 SCHEMA = "hindmost.compare/1"

@@ -16,10 +16,10 @@ from hindmost_judge.verdict.schema import KINDS, STOPS, Verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from hindmost_judge.causes.cpu_sharing import Sharing
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Sharing
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
 
     Detector = Callable[["Case"], list[Verdict]]
 

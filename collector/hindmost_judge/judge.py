@@ -63,8 +63,8 @@ from hindmost_judge.verdict.whole_job import balanced, may_be_slow
 from hindmost_judge.whatif import phase_trade_off, pipeline, planned, savings, waste
 
 if TYPE_CHECKING:
-    from hindmost_judge.detect.straggler import Habit
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit, Sharing
     from hindmost_judge.types import Floats
 
 
@@ -270,9 +270,7 @@ def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
     return [_at_home(one, case.run) for one in known], [*notes, *failed]
 
 
-def _late(
-    blocks: Blocks, settings: Settings, shared: cpu_sharing.Sharing | None
-) -> tuple[list[Verdict], list[str], list[Habit]]:
+def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[list[Verdict], list[str], list[Habit]]:
     """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
     if blocks.lanes is not None and shared is None:
         return _hosts(blocks, settings)

@@ -36,8 +36,9 @@ from hindmost_agent import samplers  # noqa: E402
 from hindmost_agent.jobs.ancestors import owner  # noqa: E402
 from hindmost_agent.jobs.descendants import descendants  # noqa: E402
 from hindmost_agent.jobs.ranks import RankProcess  # noqa: E402
-from hindmost_agent.runner import NS, Runner  # noqa: E402
+from hindmost_agent.runner import Runner  # noqa: E402
 from hindmost_agent.sampler import Host  # noqa: E402
+from hindmost_agent.slot import NS  # noqa: E402
 from nvml_recording import RecordingNvml  # noqa: E402
 
 HOST = Host()

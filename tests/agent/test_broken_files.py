@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.metric import gauge, series
-from hindmost_agent.runner import NS, Runner
+from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host, Sampler
+from hindmost_agent.slot import NS
 
 from tests.agent.conftest import FakeNvml, fake_node, whole_node
 

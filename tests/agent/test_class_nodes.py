@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.runner import NS, Runner
+from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
+from hindmost_agent.slot import NS
 
 from tests.agent import class_nodes
 from tests.agent.conftest import FakePsutil, local_statvfs

@@ -17,8 +17,9 @@ from hindmost_agent.jobs.discovery import PERIOD_NS, YOUNG, Jobs, ring_folders, 
 from hindmost_agent.jobs.launched import job_id
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import Rings
-from hindmost_agent.runner import NS, Runner
+from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
+from hindmost_agent.slot import NS
 
 RANK = "PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_ID=99"
 

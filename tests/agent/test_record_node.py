@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from hindmost_agent import samplers
-from hindmost_agent.runner import NS, Runner
+from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
+from hindmost_agent.slot import NS
 
 from tests.agent.anonymous import Anonymous
 from tests.agent.conftest import FakeNvml

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.runner import NS, Runner
+from hindmost_agent.runner import Runner
+from hindmost_agent.slot import NS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

@@ -14,8 +14,9 @@ from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.files import PIECE, File, read_once
 from hindmost_agent.jobs.rings import BUSY_SHARE, Rings
-from hindmost_agent.runner import NS, Runner
+from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
+from hindmost_agent.slot import NS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -10,7 +11,10 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.detect import episodes, straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import Blocks, build
+from hindmost_judge.timeline.blocks import build
+
+if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
 
 #: Steps of a series, those of the segment, and its scatter from step to step, in units of the least effect.
 STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4

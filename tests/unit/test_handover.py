@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes import cause_change
-from hindmost_judge.detect.straggler import Habit
+from hindmost_judge.findings import Habit
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

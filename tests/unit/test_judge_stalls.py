@@ -17,7 +17,7 @@ from hindmost_judge.timeline.blocks import build
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Floats
 
 

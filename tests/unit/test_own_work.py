@@ -13,9 +13,10 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.detect import self_time, straggler
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline.blocks import Blocks, build
+from hindmost_judge.timeline.blocks import build
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Floats
 
 MS = 1e6

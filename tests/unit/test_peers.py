@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hindmost_judge.causes import backward
 from hindmost_judge.detect import intermittent, straggler
+from hindmost_judge.findings import Habit
 from hindmost_judge.verdict.whole_job import since
 from hindmost_judge.whatif import savings
 
@@ -43,7 +44,7 @@ def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside:
     """Before a slowdown, after it, or both; with fewer, the report says that its backward may be longer than
     visible."""
     blocks: Any = SimpleNamespace(steps=np.arange(100), excess=np.zeros((4, 100)))
-    habit = straggler.Habit(
+    habit = Habit(
         row=2,
         first=outside // 2,
         stop=100 - outside // 2,

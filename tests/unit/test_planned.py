@@ -16,8 +16,8 @@ from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.whatif import planned
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
 
 STEPS, STEP_MS = 150, 100.0
 NO_STEPS = table("steps", rank=[])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.detect import slow_network
-from hindmost_judge.detect.slow_network import SlowNetwork
+from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Past
 

@@ -37,8 +37,9 @@ from hindmost.ring.layout import (
     RingError,
     capacity,
 )
+from hindmost.ring.native import WriteEvent
 from hindmost.ring.reader import Reader
-from hindmost.ring.writer import IdentityLike, WriteEvent, Writer
+from hindmost.ring.writer import IdentityLike, Writer
 
 __all__ = [
     "ANY",

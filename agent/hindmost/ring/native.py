@@ -11,10 +11,10 @@ from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from typing import TYPE_CHECKING, Any, Protocol
 
+from hindmost.ring import layout
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from hindmost.ring.writer import WriteEvent
 
 
 #: What the file name of a build holds that uses the stable ABI, and nothing that changes between versions.
@@ -67,3 +67,20 @@ def has_gil() -> bool:
 def fits() -> bool:
     """Whether this interpreter can load it: objects of free-threaded builds are laid out otherwise, GIL or not."""
     return sys.implementation.name == "cpython" and "t" not in sys.abiflags
+
+
+class WriteEvent(Protocol):
+    """Write one event; see ``Writer.event``."""
+
+    def __call__(
+        self,
+        kind: int,
+        name: int,
+        start_ns: int,
+        duration_ns: int,
+        seq: int = 0,
+        comm: int = layout.NONE16,
+        peer: int = layout.NONE16,
+        value: int = 0,
+        flags: int = 0,
+    ) -> None: ...

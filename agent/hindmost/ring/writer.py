@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hindmost.ring import layout
-from hindmost.ring.native import has_gil, open_ring
+from hindmost.ring.native import WriteEvent, has_gil, open_ring
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -38,23 +38,6 @@ class IdentityLike(Protocol):
     def framework(self) -> str: ...
     @property
     def command(self) -> str: ...
-
-
-class WriteEvent(Protocol):
-    """Write one event; see ``Writer.event``."""
-
-    def __call__(
-        self,
-        kind: int,
-        name: int,
-        start_ns: int,
-        duration_ns: int,
-        seq: int = 0,
-        comm: int = layout.NONE16,
-        peer: int = layout.NONE16,
-        value: int = 0,
-        flags: int = 0,
-    ) -> None: ...
 
 
 def _claims(records: int) -> Iterator[tuple[int, int, int]]:

@@ -22,9 +22,9 @@ from hindmost_judge.stats.robust import median, standard_error, with_peers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
 
 #: A cause is over even if it still measures as this share of the lesser delay: phases scatter by that.

@@ -9,7 +9,7 @@ files.
 from __future__ import annotations
 
 import weakref
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -18,11 +18,12 @@ from hindmost_judge.causes import off_cpu, oversubscription
 from hindmost_judge.causes.table import FILES
 from hindmost_judge.causes.telemetry import Metrics, typical
 from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.findings import Bound, Sharing
 from hindmost_judge.stats.robust import peers_median
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats
 
 #: Evidence of blocks that hold needed time instead of a delay.
@@ -33,35 +34,6 @@ OFF = "off the CPU"
 _WAITING = ("self_runqueue", "self_blocked", "runqueue")
 #: Share of the steps with CPU times of every rank, needed to speak for the job.
 _MEASURED = 0.5
-
-
-@dataclass(frozen=True)
-class Sharing:
-    """Ranks of a node that share fewer CPUs than they are: how many ranks, how many CPUs."""
-
-    node: str
-    ranks: int
-    cpus: int
-
-    def __str__(self) -> str:
-        return f"{self.ranks} ranks share the {self.cpus} CPU{'s' if self.cpus > 1 else ''} of {self.node}"
-
-
-@dataclass(frozen=True)
-class Bound(Sharing):
-    """The ranks ``members`` are bound to CPUs, ``listed`` as the kernel does, or by a quota (empty), though their node
-    has ``of`` CPUs. A quota stopped them for ``throttled`` s per s."""
-
-    members: tuple[int, ...]
-    listed: str
-    of: int
-    throttled: float = 0.0
-
-    def __str__(self) -> str:
-        cpus, has = f"CPU{'s' if self.cpus > 1 else ''}", f"({self.node} has {self.of} CPUs)"
-        if not self.listed:
-            return f"{self.ranks} ranks share a quota of {self.cpus} {cpus} {has}"
-        return f"{self.ranks} ranks run only on {cpus}{' number' if self.cpus == 1 else ''} {self.listed} {has}"
 
 
 def find(run: Run) -> Sharing | None:

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, average, mean, median
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: Steps outside a fault that give the usual time of a transfer.

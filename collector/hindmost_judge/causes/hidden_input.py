@@ -17,8 +17,8 @@ from hindmost_judge.whatif.savings import stall_saving
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 

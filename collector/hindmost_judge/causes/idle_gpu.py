@@ -16,7 +16,7 @@ from hindmost_judge.stats.robust import average, median
 from hindmost_judge.timeline import cohorts
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array
 
 

@@ -16,8 +16,8 @@ from hindmost_judge.stats.robust import median, peers_median, with_peers
 from hindmost_judge.timeline.join import QUEUED_NS
 
 if TYPE_CHECKING:
-    from hindmost_judge.detect.straggler import Habit
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.timeline.join import Grid
     from hindmost_judge.types import Floats, Ints
 

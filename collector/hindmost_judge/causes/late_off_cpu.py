@@ -23,10 +23,9 @@ from hindmost_judge.verdict.wording import ms, names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.causes.cpu_sharing import Sharing
-    from hindmost_judge.detect.intermittent import Stalls
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Sharing, Stalls
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 

@@ -25,8 +25,8 @@ from hindmost_judge.stats.robust import median, median_error, peers_median, sums
 from hindmost_judge.timeline import cohorts, launches
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run, Table
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Steps in which a host's pace is taken as constant, and the fewest that show it.

@@ -21,8 +21,8 @@ import numpy as np
 from hindmost_judge.stats.robust import average, median, with_peers
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: A GPU has caught up with its host if a kernel waits at most this share of a step longer than the shortest wait.

@@ -21,7 +21,7 @@ from hindmost_judge.whatif import residual
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats
     from hindmost_judge.verdict.schema import Verdict
 

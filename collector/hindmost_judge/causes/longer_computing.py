@@ -15,7 +15,7 @@ from hindmost_judge.causes.launching import CLOCKS_NS
 from hindmost_judge.timeline import join
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array
 
 

@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_judge.stats.robust import median, peers_median
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: Share of its delay for which a main thread must have been off the CPU: at most a quarter is left for other causes.

@@ -23,11 +23,10 @@ from hindmost_judge.verdict.whole_job import balanced
 from hindmost_judge.whatif import residual, savings
 
 if TYPE_CHECKING:
-    from hindmost_judge.causes.cpu_sharing import Sharing
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.late_off_cpu import Slept
-    from hindmost_judge.detect.intermittent import Stalls
+    from hindmost_judge.findings import Habit, Sharing, Stalls
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Ints
 
 #: Causes that are the scheduler's doing where ranks share CPUs.
@@ -103,7 +102,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
         return [], []
     usual, steps = float(median(needs.own)), len(needs.steps)
 
-    def least(habit: straggler.Habit) -> float:
+    def least(habit: Habit) -> float:
         throughout = habit.stop - habit.first >= _THROUGHOUT * steps
         return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
 

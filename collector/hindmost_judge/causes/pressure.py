@@ -14,8 +14,8 @@ from hindmost_judge.causes.sampled import scattered
 from hindmost_judge.stats.robust import average, median
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: How many times the peers' rate makes a rate this rank's own.

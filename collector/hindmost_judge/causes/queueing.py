@@ -12,8 +12,8 @@ from hindmost_judge.stats.robust import average, mean
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.causes.cpu_sharing import Bound
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Bound
     from hindmost_judge.types import Floats, Ints
 
 

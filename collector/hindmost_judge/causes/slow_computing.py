@@ -15,8 +15,8 @@ from hindmost_judge.causes.telemetry import SLOWING_REASONS
 from hindmost_judge.stats.robust import average, median
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: What :func:`finer` may find that longer computing is made of.

@@ -12,10 +12,10 @@ from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.verdict.wording import ms
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: A rank's input is persistently slow if it is slow in this share of the steps.

@@ -19,9 +19,9 @@ from hindmost_judge.verdict import wording
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array
     from hindmost_judge.verdict.schema import Stall, Verdict
 

@@ -9,14 +9,14 @@ import numpy as np
 
 from hindmost_judge.causes import cpu_starvation, idle_gpu, launching, off_cpu, pressure, slow_computing
 from hindmost_judge.causes import longer_computing as queued
-from hindmost_judge.detect import host_bound
+from hindmost_judge.causes.launch_queue import feeds
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import average, median
 from hindmost_judge.timeline import blocks as blocks_of
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 MEASURES = {
@@ -339,7 +339,7 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
 def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:
     """Ns a step of what shows between collectives that is the GPU's own: where it was timed, and not kept waiting."""
     unknown = np.isnan(blocks.parts["gpu_forward"][row, columns]).all()
-    return 0.0 if unknown or host_bound.feeds(blocks, row, settings) else between
+    return 0.0 if unknown or feeds(blocks, row, settings) else between
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:

@@ -15,7 +15,7 @@ import numpy as np
 from hindmost_judge.stats.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: A place has no time slice of another process in at least the first share of the steps; its scatter shows below the

@@ -17,8 +17,8 @@ import numpy as np
 from hindmost_judge.stats.robust import median
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Table
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: Steps with a delay beyond this many times the rank's usual one are judged apart: they are stalls.

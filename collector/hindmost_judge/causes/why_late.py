@@ -12,10 +12,10 @@ from hindmost_judge.timeline import host_lanes
 from hindmost_judge.verdict.wording import ms
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats
 
 #: Phases of the host, of which the GPU's queue may hide a part.

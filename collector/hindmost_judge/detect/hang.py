@@ -19,9 +19,9 @@ from hindmost_judge.model import ANY_PEER, SENDS, UNMEASURED, Job, Run, has_laun
 from hindmost_judge.timeline.phases import training
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Table
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
 
 _COLLECTIVE = {"collective", "p2p"}
 

@@ -10,41 +10,28 @@ it, each independent of the other: forward takes the host as long as the GPU, an
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.causes.launch_queue import launching_share, queued_share
 from hindmost_judge.detector import register
+from hindmost_judge.findings import HostBound
 from hindmost_judge.stats.robust import median
+from hindmost_judge.verdict.whole_job import of_hosts
 from hindmost_judge.whatif import residual
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.detector import Case
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
     from hindmost_judge.verdict.schema import Verdict
-
-
-@dataclass(frozen=True)
-class HostBound:
-    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured.
-
-    ``row`` is the rank that waits least in most steps; ``None`` where there is none.
-    """
-
-    launching: float
-    queued: float
-    idle: float
-    row: int | None = None
 
 
 @register(after=["input_bound"])  # while hosts wait for their input, they launch nothing
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on a job whose GPUs wait for launches, and whose hosts do not wait for input."""
-    from hindmost_judge.verdict.whole_job import of_hosts  # noqa: PLC0415 - its words need causes, these feeds()
-
     if case.has("input_bound"):
         return []
     calm = np.ones(len(case.blocks.steps), bool)
@@ -74,7 +61,7 @@ def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostB
     if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
         return None
     short = blocks.step_ns < settings.host_bound_shortest_ms * 1e6
-    queued, launching = (_of_latest(blocks, one, columns) for one in (_queued(blocks), _launching(blocks)))
+    queued, launching = (_of_latest(blocks, one, columns) for one in (queued_share(blocks), launching_share(blocks)))
     if not (short or queued <= settings.host_bound_queued) or not launching >= settings.host_bound_launching:
         return None
     row, mostly = _latest(blocks, columns)
@@ -95,7 +82,7 @@ def _of_messages(blocks: Blocks, settings: Settings, columns: Array) -> HostBoun
     if blocks.took is None or blocks.starved is None:
         return None
     starved = blocks.starved / blocks.period
-    launching, idle = (_of_latest(blocks, one, columns) for one in (_launching(blocks), starved))
+    launching, idle = (_of_latest(blocks, one, columns) for one in (launching_share(blocks), starved))
     if not (launching >= settings.host_bound_launching and idle > 1 - settings.host_bound_busy):
         return None
     row, mostly = _latest(blocks, columns)
@@ -108,34 +95,9 @@ def _latest(blocks: Blocks, columns: Array) -> tuple[int, bool]:
     return int(rows[np.argmax(counts)]), bool(counts.max() > len(columns) / 2)
 
 
-def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:
-    """Whether a rank's GPU waits for its host to launch work, as far as is known: nothing is queued at a step's end."""
-    if blocks.ended is None or blocks.joined is None or not blocks.step_ns > 0:
-        return False
-    queued, launching = float(median(_queued(blocks)[row])), float(median(_launching(blocks)[row]))
-    return queued <= settings.host_bound_queued and launching >= settings.host_bound_launching
-
-
 def _of_latest(blocks: Blocks, block: Floats, columns: Array) -> float:
     """Median over these steps of the value of whichever rank waited least: the one that the others waited for."""
     return float(median(block[np.argmin(blocks.wait[:, columns], axis=0), columns]))
-
-
-def _queued(blocks: Blocks) -> Floats:
-    """[R, S] share of the step for which a GPU still ran the step's collectives when its host had ended the step."""
-    assert blocks.joined is not None  # noqa: S101 - find() has looked
-    assert blocks.ended is not None  # noqa: S101
-    stop = blocks.joined.start + blocks.joined.duration
-    last = np.append(blocks.starts[1:], blocks.joined.columns) - 1
-    return np.asarray((stop[:, last] - blocks.ended) / blocks.step_ns)
-
-
-def _launching(blocks: Blocks) -> Floats:
-    """[R, S] share of the step that a host spent in it and not in its input; of its own where that took longer than
-    the job's, for hosts are steps ahead of their GPUs."""
-    assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
-    launching = blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))
-    return np.asarray(launching / np.fmax(blocks.period, blocks.took))
 
 
 def _follows(blocks: Blocks, settings: Settings, columns: Array) -> bool | None:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.detect import work
-from hindmost_judge.detect.straggler import Habit
+from hindmost_judge.findings import Habit
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
 
 #: Phases that are waiting, whatever is left of it.
 _WAITS = ("sync", "device_wait")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import comb
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from hindmost_judge.causes import slow_input, stopped
 from hindmost_judge.detect import stall_noise_test, stall_sets
+from hindmost_judge.findings import Stalls
 from hindmost_judge.stats import rare
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import cohorts, small_cohorts
@@ -17,31 +18,10 @@ from hindmost_judge.timeline import cohorts, small_cohorts
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
-
-
-@dataclass(frozen=True)
-class Stalls:
-    """The stalls of one rank, of a node's ranks in turn, or of several ``together``.
-
-    Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
-    that the delay against their median says little. ``thick``: outside its stalls the rank is on time, however many
-    there are.
-    """
-
-    rows: tuple[int, ...]
-    stalled: Ints
-    excess: float
-    share: float
-    together: bool = False
-    most: bool = False
-    thick: bool = False
-    #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls
-    #: of one size, how sure it is that they are not chance.
-    owned: float = 0.0
 
 
 def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:

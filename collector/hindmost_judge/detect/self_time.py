@@ -10,8 +10,8 @@ from hindmost_judge.causes import launching
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Ints
 
 #: Phases that are a rank's own work from end to end: no wait for others and no late launch is in them.

@@ -19,6 +19,7 @@ from hindmost_judge.detect.episodes import pieces, stretch
 from hindmost_judge.detect.longer_transfers import lengthened
 from hindmost_judge.detect.persistence import by_habit, together
 from hindmost_judge.detector import register
+from hindmost_judge.findings import SlowLink
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
 from hindmost_judge.timeline.join import shortest
 from hindmost_judge.verdict.slow_ranks import of_links
@@ -27,49 +28,16 @@ from hindmost_judge.whatif import transfers
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.detector import Case
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
 
-#: If the cost is at least this share of the longer transfers, the report does not explain what hides the rest.
-_MOST = 0.9
 #: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
 #: share of what they are longer by.
 QUEUED = 0.5
-
-
-@dataclass(frozen=True)
-class SlowLink:
-    """Rows that share the slow link, and how much longer a step's transfers take there in steps [first, stop).
-
-    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` what they would take:
-    as ``sisters`` that move the same, or else as the group itself at other times."""
-
-    rows: tuple[int, ...]
-    excess: float
-    usual: float
-    shown: float
-    first: int
-    stop: int
-    sisters: bool
-
-    @property
-    def steps(self) -> slice:
-        """Those in which it is slow, by index."""
-        return slice(self.first, self.stop)
-
-    @property
-    def hidden(self) -> bool:
-        """Whether a good part of it costs nothing."""
-        return self.shown < _MOST * self.excess
-
-    @property
-    def in_all(self) -> float:
-        """Ns of the whole run."""
-        return self.excess * (self.stop - self.first)
 
 
 @register()

@@ -13,7 +13,7 @@ today's transfers are compared with what they took before.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,6 +23,7 @@ from hindmost_judge.detect.episodes import pieces, stretch
 from hindmost_judge.detect.longer_transfers import lengthened, others
 from hindmost_judge.detect.slow_link import QUEUED
 from hindmost_judge.detector import register
+from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.model import Past
 from hindmost_judge.stats.robust import block_medians, median, standard_error
 from hindmost_judge.timeline.join import shortest
@@ -32,28 +33,12 @@ from hindmost_judge.whatif import residual
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.detector import Case
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
-
-
-@dataclass(frozen=True)
-class SlowNetwork:
-    """Steps [first, stop) by index; ns a step: what transfers take, ``usual`` before, and by what steps are longer.
-
-    ``early``: it began too soon for steps before it to tell, and is set against those after it.
-    """
-
-    first: int
-    stop: int
-    took: float
-    usual: float
-    cost: float
-    past: Past
-    early: bool = False
 
 
 @register(after=["slow_link"])  # one group's slow link is not the network of all

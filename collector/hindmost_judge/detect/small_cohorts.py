@@ -15,9 +15,9 @@ from hindmost_judge.detect import straggler, uneven
 from hindmost_judge.timeline import pipelined
 
 if TYPE_CHECKING:
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Cohorts of three. In a larger one a single late rank does not move the median; in a cohort of two there is no third

@@ -17,8 +17,8 @@ from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import small_cohorts
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: In a job of more ranks the median is the baseline: a few stalling ranks do not move it. With more stalling ranks than

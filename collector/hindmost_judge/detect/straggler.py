@@ -21,45 +21,16 @@ from hindmost_judge.detect import (
     transient,
 )
 from hindmost_judge.detect.episodes import SHORTEST, Layer
+from hindmost_judge.findings import Habit
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
 from hindmost_judge.timeline import cohorts
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
-
-
-@dataclass(frozen=True)
-class Habit:
-    """One rank's persistent slowdown: ``row`` in the blocks, steps [first, stop) by index, delay in ns a step.
-
-    A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
-    top of its ``outer`` one, whose segments ``inner`` contain it. ``stalls`` are steps (by index) in which the same
-    cause made it far later still, with their ns. ``phase``: in which the rank's host works longer.
-    """
-
-    row: int
-    first: int
-    stop: int
-    excess: float
-    z: float
-    consistency: float
-    spread_ratio: float
-    latest: float
-    inner: tuple[tuple[int, int], ...] = ()
-    outer: Habit | None = None
-    stalls: tuple[tuple[int, float], ...] = ()
-    phase: str | None = None
-
-    def steps(self) -> Ints:
-        """Indices of the steps that show this slowdown and nothing on top of it."""
-        shown = np.ones(self.stop - self.first, bool)
-        for first, stop in self.inner:
-            shown[first - self.first : stop - self.first] = False
-        return np.asarray(self.first + np.flatnonzero(shown))
 
 
 @dataclass(frozen=True)

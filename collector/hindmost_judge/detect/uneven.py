@@ -6,13 +6,14 @@ all else does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hindmost_judge.causes import launching
 from hindmost_judge.detector import register
+from hindmost_judge.findings import Uneven
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict.whole_job import of_uneven
@@ -20,29 +21,16 @@ from hindmost_judge.whatif import savings, work_explained_delay
 from hindmost_judge.whatif.savings import stretched, waste
 
 if TYPE_CHECKING:
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.detector import Case
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
 #: A rank's work is persistently larger if it is larger by this many standard errors; 4 would meet one of 1,024 ranks by
 #: chance.
 _HABIT = 5.0
-
-
-@dataclass(frozen=True)
-class Uneven:
-    """``cost`` ns a step that work of one size would save, ``explained`` share of the delays, ``swing`` of the work.
-
-    ``counted``: by samples or tokens; else by how long the GPU computed.
-    """
-
-    cost: float
-    explained: float
-    swing: float
-    counted: bool
 
 
 @register()

@@ -5,7 +5,6 @@ Uneven work and a slow stage look alike in time, so no rank is named. Only the o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from hindmost_judge.detect.episodes import stretch
 from hindmost_judge.detect.persistence import by_habit, together
 from hindmost_judge.detector import register
+from hindmost_judge.findings import UnevenStages
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline.pipelined import OF_HOST
 from hindmost_judge.verdict.whole_job import of_stages
@@ -20,31 +20,11 @@ from hindmost_judge.verdict.whole_job import of_stages
 if TYPE_CHECKING:
     from collections.abc import Collection
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.detector import Case
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
-
-
-@dataclass(frozen=True)
-class UnevenStages:
-    """``stages`` of ``count``, held by these ``rows``, that work ``level`` ns a step and the typical one ``usual``.
-
-    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs against the typical stage's, and
-    ``spread`` what the same work costs against an even spread. ``replicas`` are the ranks of a stage.
-    """
-
-    stages: tuple[int, ...]
-    count: int
-    rows: tuple[int, ...]
-    replicas: int
-    first: int
-    stop: int
-    level: float
-    usual: float
-    cost: float
-    spread: float
 
 
 @register(after=["slow_link"])  # ranks behind a slow link are left aside

@@ -16,7 +16,7 @@ from hindmost_judge.types import Timeline
 from hindmost_judge.whatif import replay
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Floats, Lanes
 
 #: Marks of a host and of its GPU may be so many ns apart: clocks differ by 0.5 to 3 ms, and collectives are launched

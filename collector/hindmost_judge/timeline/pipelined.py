@@ -12,8 +12,8 @@ from hindmost_judge.timeline import cohorts, gpu_starvation, schedule
 from hindmost_judge.whatif import pipeline_replay
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.timeline.join import Grid
     from hindmost_judge.timeline.schedule import Schedule
     from hindmost_judge.types import Floats

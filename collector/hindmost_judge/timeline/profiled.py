@@ -10,8 +10,8 @@ import numpy as np
 from hindmost_judge.model import PROFILED, Table, rows
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Ints
 
 

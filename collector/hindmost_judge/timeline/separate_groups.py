@@ -18,7 +18,7 @@ from hindmost_judge.timeline.whole_numbers import found_in
 from hindmost_judge.verdict.wording import names
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Ints
 
 #: Tables whose rows are a rank's own, and so go with its group.

@@ -14,9 +14,9 @@ from hindmost_judge.model import Counted, rows
 from hindmost_judge.stats.robust import median
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.timeline.join import Grid
     from hindmost_judge.types import Floats, Ints
 

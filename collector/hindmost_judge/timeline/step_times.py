@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_judge.stats.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
 
 

@@ -20,7 +20,7 @@ from hindmost_judge.whatif import residual
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Floats
 
 #: Steps on each side of the onset, before these are two levels and not a few odd steps.

@@ -25,9 +25,9 @@ from hindmost_judge.verdict.wording_stop import source_line
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Ints
 
 #: Most stalls that are reported one by one; more of them are counted.

@@ -14,8 +14,8 @@ from hindmost_judge.verdict import missing_evidence, unrecorded_ranks, wording
 from hindmost_judge.verdict.schema import STOPS, Verdict
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
 
 
 def no_measure(blocks: Blocks) -> Verdict:

@@ -20,11 +20,10 @@ from hindmost_judge.whatif.savings import repaired, stall_saving, waste, without
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.detect.intermittent import Stalls
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.findings import Habit, Stalls
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
 
     #: [S] ns that the repair of these rows in these steps saves.

@@ -13,7 +13,7 @@ from hindmost_judge.verdict.wording import ms, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.verdict.schema import Verdict
 
 #: A rank is seen in the table that comes last in this share of the collectives, while all others usually wait for this

@@ -19,9 +19,9 @@ from hindmost_judge.verdict.wording import ms, names, percent
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Ints
 
 #: Ranks ahead by less of a step are what healthy ranks differ by, with a batch or an optimizer's part a little smaller.

@@ -16,9 +16,9 @@ from hindmost_judge.verdict.advice import in_python
 from hindmost_judge.verdict.wording import names, percent
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
 
 
 def insufficient(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from hindmost_judge.whatif import residual
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array
 
 #: A rank that is late in so large a share of the steps is late throughout: no lead lasts for that.

@@ -16,8 +16,8 @@ from hindmost_judge.verdict.wording import names, percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.verdict.unrecorded_ranks import Absent
 
 #: Ranks that wait at once for this share of the time wait for a missing rank. Without late ranks, transfers alone

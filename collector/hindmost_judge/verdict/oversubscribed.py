@@ -22,10 +22,10 @@ from hindmost_judge.whatif.savings import stretched
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.causes.cpu_sharing import Bound
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Bound
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
 
 #: Bindings that the evidence lists.

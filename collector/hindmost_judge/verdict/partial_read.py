@@ -18,8 +18,8 @@ from hindmost_judge.verdict.wording import OLDER, percent
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.verdict.schema import Verdict
 
 #: A change is reported up to this many steps away from where it was: noise moves it.

@@ -20,12 +20,10 @@ from hindmost_judge.whatif.savings import repaired, stretched, waste
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.detect.slow_link import SlowLink
-    from hindmost_judge.detect.slow_network import SlowNetwork
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.findings import Habit, SlowLink, SlowNetwork
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 

@@ -21,8 +21,8 @@ from hindmost_judge.verdict.wording import percent
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.verdict.schema import Verdict
 
 #: Where stalls take this share of the time samples tell of them, and not of the typical step.

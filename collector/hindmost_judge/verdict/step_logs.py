@@ -20,8 +20,8 @@ from hindmost_judge.verdict.schema import STOPS, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats
 
 #: A backward computes about twice what a forward does, and with its transfers recorded ones of GPUs at work took up to

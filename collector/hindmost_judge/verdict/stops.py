@@ -10,10 +10,10 @@ from hindmost_judge.verdict import wording_stop
 from hindmost_judge.verdict.schema import Verdict
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.detect.hang import Hang
     from hindmost_judge.detect.mismatch import Mismatch
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
 
 
 def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:

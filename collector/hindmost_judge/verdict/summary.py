@@ -21,7 +21,7 @@ from hindmost_judge.whatif import savings, waste
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 

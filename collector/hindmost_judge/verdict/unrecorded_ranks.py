@@ -17,7 +17,7 @@ from hindmost_judge.verdict.schema import STOPS, Verdict
 from hindmost_judge.verdict.wording import names
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Ints
 
 #: Causes measured on a rank's own host or GPU: these are no wait for others.

@@ -10,8 +10,8 @@ from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.wording import ms, percent, shares
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.timeline.blocks import Blocks
 
 #: Share of a step from which on transfers are mentioned though no rank is slow.
 _MANY_TRANSFERS = 0.05

@@ -15,7 +15,7 @@ from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.wording import ms, names
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Floats
 
 #: Phases taken for work, both timed by one clock.

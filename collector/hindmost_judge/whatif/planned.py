@@ -18,9 +18,9 @@ from hindmost_judge.verdict.wording import ms, names, percent
 from hindmost_judge.whatif.savings import stall_saving
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Table
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
 
 #: With fewer ranks writing at once, the usual time of a write is unknown.

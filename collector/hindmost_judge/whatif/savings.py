@@ -18,8 +18,8 @@ from hindmost_judge.whatif import replay
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.detect.straggler import Habit
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.types import Array, Floats, Ints
 
 

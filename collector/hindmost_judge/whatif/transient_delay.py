@@ -19,8 +19,8 @@ from hindmost_judge.whatif.savings import repaired
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.detect.straggler import Habit
-    from hindmost_judge.timeline.blocks import Blocks
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.types import Floats, Ints
 
 

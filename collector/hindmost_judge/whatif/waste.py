@@ -19,8 +19,8 @@ from hindmost_judge.whatif import residual
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.verdict.schema import Verdict, WhatIf
     from hindmost_judge.whatif.planned import Planned

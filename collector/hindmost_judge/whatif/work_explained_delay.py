@@ -7,19 +7,20 @@ length of the steps shows how much of the work is behind the delays.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.findings import Due
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.detect.straggler import Habit
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.blocks import Blocks
     from hindmost_judge.types import Floats
 
 #: Slopes tried, from the visible one to a whole step for one more step's work.
@@ -29,26 +30,6 @@ _SLOPES = 40
 _HABITS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.25, 2.5, 3.0)
 #: The remaining scatter of the steps must fall to this share, or the work does not explain their length.
 _BETTER = 0.95
-
-
-@dataclass(frozen=True)
-class Due:
-    """``more`` work [R, S], in shares of a usual step's, delays by ``slope`` ns for each unit.
-
-    Each rank shows its own part of that, ``seen`` [R, 1]. Ranks with persistently slow computing are later by
-    ``times`` their visible delay. ``counted``: work in samples or tokens, else from the GPU's time.
-    """
-
-    more: Floats
-    slope: float
-    seen: Floats
-    times: float
-    counted: bool = True
-
-    @property
-    def ns(self) -> Floats:
-        """[R, S] by which work makes ranks late in full."""
-        return np.asarray(self.slope * self.more)
 
 
 def find(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> Due | None:
