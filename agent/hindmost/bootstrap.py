@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
+from hindmost.complaint import complain
 from hindmost.recorder import MARK, Recorder
 
 if TYPE_CHECKING:
@@ -26,21 +27,10 @@ ATTACHED = "HINDMOST_ATTACHED"
 ENTERED = ".entered"
 RING_METHODS = ("event", "enter", "leave", "name", "communicator")
 
-_complained = False
 _started = False
 _writer: Writer | None = None
 _identity: Identity | None = None
 _recorder: Recorder | None = None  # kept beyond a fork: a child may turn out to be a rank
-
-
-def complain(what: str) -> None:
-    """Say on stderr, once a process, what hindmost cannot see; never raises."""
-    global _complained  # noqa: PLW0603 - one line a process, for its first fault
-    if _complained:
-        return
-    _complained = True
-    with contextlib.suppress(Exception):  # stderr is closed or full
-        sys.stderr.write(f"hindmost: {what}; the job goes on without it\n")
 
 
 def start() -> None:
@@ -155,6 +145,7 @@ def _observe(found: Identity, *, named: bool = False) -> None:
     else:
         _leave_trace(directory)
     _recorder = recorder = Recorder(ring)
+    recorder.join_group, recorder.change_rank = place, move
     stepping.attach(recorder)
     os.register_at_fork(after_in_child=_leave_to_parent)
     _register_exit()
@@ -185,7 +176,7 @@ def _wait_for_a_rank() -> None:
     from hindmost.probes import torch_place
     from hindmost.probes.imports import Watch
 
-    Watch({"torch": torch_place.install}, lambda *_: None).install()
+    Watch({"torch": lambda torch: torch_place.install(torch, place)}, lambda *_: None).install()
 
 
 def _leave_trace(directory: str) -> None:

@@ -86,6 +86,9 @@ class Recorder:
         self.on_pause: list[Callable[[int], None]] = []
         #: Called where what was taken for the training thread proves not to be: what it did is no step's.
         self.on_handover: list[Callable[[], None]] = []
+        #: Called with rank and world size, as a process group is joined; with these and the local rank, as they change.
+        self.join_group: Callable[[int, int], None] = lambda *_: None
+        self.change_rank: Callable[[int, int, int], None] = lambda *_: None
         self.thread = 0  # the ident of the training thread; 0: none has shown itself
         self.surely = False  # it did what only a thread that trains does; until then another may take its place
         self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import bootstrap, ring, stepping
+from hindmost import complaint, ring, stepping
 from hindmost.native import build
 
 from tests.needs import FETCHED_PYTHON, need
@@ -43,7 +43,7 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
 @pytest.fixture
 def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     """A torch loop that is hooked, in Python and in C."""
-    monkeypatch.setattr(bootstrap, "_complained", False)
+    monkeypatch.setattr(complaint, "_complained", False)
     made = Loop(tmp_path, written_in)
     yield made
     stepping.attach(None)

@@ -40,6 +40,7 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     writer = bootstrap._make_ring(tmp_path, identity)
     assert writer is not None
     recorder = Recorder(writer)
+    recorder.change_rank = bootstrap.move
     stepping.attach(recorder)
     module = FakeHorovod()
     probe.install(module, recorder)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ WATCHED = {
 
 def install(recorder: Recorder) -> None:
     """Wait for the frameworks that probes know, and record what needs no framework."""
-    from hindmost.bootstrap import complain
+    from hindmost.complaint import complain
     from hindmost.probes import pauses
     from hindmost.probes.guard import undo
     from hindmost.probes.imports import Watch

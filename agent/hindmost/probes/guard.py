@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
+from hindmost.complaint import complain
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,8 +30,6 @@ def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(hook: Callable[..., Any], error: Exception) -> None:
-    from hindmost.bootstrap import complain
-
     complain(f"{getattr(hook, '__qualname__', hook)} failed ({error!r})")
 
 

@@ -134,12 +134,10 @@ class Calls:
 
     def moved(self, *_: Any) -> None:
         """Horovod has been initialised, again perhaps: this process may have another rank now."""
-        from hindmost import bootstrap
-
         hvd = self._horovod
         for begins in self._recorder.on_epoch:  # the step that was interrupted is none
             self._recorder.defer(begins)
-        bootstrap.move(hvd.rank(), hvd.size(), hvd.local_rank())
+        self._recorder.change_rank(hvd.rank(), hvd.size(), hvd.local_rank())
         self._forget()
         if self.cycles is not None:
             self.cycles.forget()

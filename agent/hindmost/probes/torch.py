@@ -36,7 +36,7 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     backward = hooks.surround(t.autograd, "backward", "backward")
     as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
-    torch_place.install(torch)
+    torch_place.install(torch, recorder.join_group)
     stretches = Stretches(recorder)
     torch_ddp.install(t, recorder, stretches, backward)
     torch_collectives.install(t, recorder, stretches)

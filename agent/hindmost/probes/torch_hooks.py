@@ -10,7 +10,7 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from hindmost.bootstrap import complain
+from hindmost.complaint import complain
 from hindmost.probes import torch_copies
 from hindmost.probes.batches import Batches
 from hindmost.probes.guard import around
