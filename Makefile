@@ -69,7 +69,7 @@ demo-balanced: $(VENV)/.all ## the same job with no slow rank
 	$(DEMO)
 
 python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, where Debian's packages can be had
-	@tests/unit/fetch-python3.14 $(VENV) .cache/python3.14 || echo 'make: no Python 3.14: its tests are skipped' >&2
+	@tests/probe/fetch-python3.14 $(VENV) .cache/python3.14 || echo 'make: no Python 3.14: its tests are skipped' >&2
 
 mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
@@ -101,7 +101,7 @@ test-mpich: mpich ## the MPI shim with Debian's MPICH, and in Fortran
 	HINDMOST_TEST_MPI=$(CURDIR)/.cache/mpich/bin $(PYTEST) tests/native -k mpich
 
 test-python3.14: python-newer ## attach and hooks in a Python 3.14
-	$(PYTEST) tests/unit/test_newer_python.py tests/unit/test_attach_live.py tests/unit/test_interpreters.py tests/unit/test_python_abi.py
+	$(PYTEST) tests/probe/test_newer_python.py tests/cli/test_attach_live.py tests/probe/test_interpreters.py tests/probe/test_python_abi.py
 
 $(VENV)/.wheel: $(VENV)/.dev
 	$(PIP) install --group wheel

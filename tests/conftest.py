@@ -13,7 +13,7 @@ import pytest
 from hindmost import priority
 from hypothesis import HealthCheck, settings
 
-from tests.needs import CONDITIONS, need
+from tests.needs import CONDITIONS, FETCHED_PYTHON, need
 from tests.programs import PACKAGES
 
 if TYPE_CHECKING:
@@ -45,6 +45,15 @@ def priority_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent or collector inside of a test would lower this process for good, and all that later tests start."""
     monkeypatch.setattr(priority, "lower", lambda *_, **__: None)
     monkeypatch.setattr(priority, "weigh", lambda *_, **__: None)
+
+
+@pytest.fixture
+def python_314() -> str:
+    """A Python 3.14 or later, this one or another."""
+    if sys.version_info >= (3, 14):
+        return sys.executable
+    need("python3.14")
+    return str(FETCHED_PYTHON) if FETCHED_PYTHON.exists() else "python3.14"
 
 
 @pytest.fixture(autouse=True)

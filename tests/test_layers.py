@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 #: What each package may import of the others. The probe and the judge know none of them.
 BELOW = {
     "agent/hindmost": set(),

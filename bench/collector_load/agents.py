@@ -56,7 +56,7 @@ class Agent:
     """One simulated node. With ``plain`` it sends every sample as a message of its own, a batch a second.
 
     Batches are put together from columns, which costs a fraction of what the agent's ``Builder`` takes for its rows and
-    gives the same bytes (tests/collector/test_load.py).
+    gives the same bytes (tests/bench/test_collector_load.py).
     """
 
     def __init__(self, number: int, world: int, plain: bool = False) -> None:

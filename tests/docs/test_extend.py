@@ -26,9 +26,9 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(ROOT / "pyproject.toml", copy)
     blocks = BLOCK.findall(GUIDE)
     assert [path for path, _ in blocks] == [
-        "agent/hindmost/probes/drill.py", "tests/unit/test_drill_probe.py",
-        "agent/hindmost_agent/samplers/open_files.py", "tests/agent/test_open_files.py",
-        "collector/hindmost_judge/detect/collecting.py", "tests/unit/test_collecting.py",
+        "agent/hindmost/probes/drill.py", "tests/probe/test_drill.py",
+        "agent/hindmost_agent/samplers/open_files.py", "tests/agent/samplers/test_open_files.py",
+        "collector/hindmost_judge/detect/collecting.py", "tests/judge/detect/test_collecting.py",
     ]  # fmt: skip
     for path, code in blocks:
         assert not (copy / path).exists()
@@ -71,7 +71,7 @@ def test_everything_knows_the_new_sampler(tree: Path) -> None:
     page = (tree / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert "## open_files" in page
     assert "| `hindmost_node_open_files` | gauge |" in page
-    tests = [f"tests/agent/test_{name}.py" for name in ("declarations", "broken_files", "scrape")]
+    tests = [f"tests/agent/samplers/test_{name}.py" for name in ("declarations", "broken_files", "scrape")]
     chosen = "open_files or sampler_says or scrape_is"
     ran = python(tree, "-m", "pytest", "-v", "-p", "no:cacheprovider", *tests, "-k", chosen)
     assert "test_broken_files_break_no_sampler[open_files] PASSED" in ran

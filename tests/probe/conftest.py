@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
@@ -10,8 +9,7 @@ import pytest
 from hindmost import complaint, ring, stepping
 from hindmost.native import build
 
-from tests.needs import FETCHED_PYTHON, need
-from tests.unit.torch_loop import Loop
+from tests.probe.torch_loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,12 +47,3 @@ def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> It
     stepping.attach(None)
     made.reader.close()
     made.writer.close()
-
-
-@pytest.fixture
-def python_314() -> str:
-    """A Python 3.14 or later, this one or another."""
-    if sys.version_info >= (3, 14):
-        return sys.executable
-    need("python3.14")
-    return str(FETCHED_PYTHON) if FETCHED_PYTHON.exists() else "python3.14"

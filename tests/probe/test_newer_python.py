@@ -20,9 +20,9 @@ def test_hooks_in_functions_and_watched_copies(python_314: str) -> None:
         str(Path(pytest.__file__).parents[1])
     ]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    tests = [str(ROOT / "tests/unit" / name) for name in TESTS]
+    tests = [str(ROOT / "tests/probe" / name) for name in TESTS]
     # Not with tests/conftest.py: hypothesis is compiled for this Python.
-    line = [python_314, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={ROOT / 'tests/unit'}", *tests]
+    line = [python_314, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--confcutdir={ROOT / 'tests/probe'}", *tests]
     done = subprocess.run(line, cwd=ROOT, env=environ, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     assert " passed" in done.stdout.splitlines()[-1]

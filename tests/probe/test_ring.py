@@ -16,7 +16,7 @@ from hindmost.ring import layout, native
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.unit.conftest import IDENTITY
+from tests.probe.conftest import IDENTITY
 
 HEADER = Path(layout.__file__).parents[1] / "native" / "ring.h"
 

@@ -10,7 +10,7 @@ from hindmost.identity import Identity
 from hindmost.probes.torch_cuda import OUTSTANDING, GpuPhases
 from hindmost.recorder import Recorder
 
-from tests.unit.fake_cuda import FakeCuda
+from tests.probe.fake_cuda import FakeCuda
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

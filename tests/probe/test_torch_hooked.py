@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost.probes.guard import around, remove_all, undo
 
-from tests.unit.torch_loop import Loop
+from tests.probe.torch_loop import Loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable

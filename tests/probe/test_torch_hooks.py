@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from hindmost import ring, stepping
 from hindmost.probes import torch_copies
 
-from tests.unit.fake_cuda import FakeCuda
-from tests.unit.torch_loop import Loop, steps
+from tests.probe.fake_cuda import FakeCuda
+from tests.probe.torch_loop import Loop, steps
 
 if TYPE_CHECKING:
     from pathlib import Path

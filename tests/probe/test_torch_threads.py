@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring, stepping
 
-from tests.unit.torch_loop import Loop, steps
+from tests.probe.torch_loop import Loop, steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

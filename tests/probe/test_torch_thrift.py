@@ -7,7 +7,7 @@ from hindmost import ring
 from hindmost.pacing import MOST_SHARE, PATIENCE_NS, Thrift
 from hindmost.recorder import FLUSH_NS
 
-from tests.unit.torch_loop import Loop, steps
+from tests.probe.torch_loop import Loop, steps
 
 
 def test_the_row_is_worked_off_in_time(loop: Loop) -> None:

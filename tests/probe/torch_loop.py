@@ -15,7 +15,7 @@ from hindmost.recorder import Recorder
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from tests.unit.fake_cuda import FakeCuda
+    from tests.probe.fake_cuda import FakeCuda
 
 
 class Loop:

@@ -190,12 +190,12 @@ def test_a_program_in_c_is_seen(install: Callable[..., Installed], tmp_path: Pat
 #: Tests of the native parts, which then run with the prebuilt ones.
 NATIVE_TESTS = (
     "native/test_nccl_profiler.py",
-    "unit/test_ring.py",
-    "unit/test_ring_refused.py",
-    "unit/test_recognise.py",
-    "unit/test_torch_hooks.py",
-    "unit/test_torch_hooked.py",
-    "unit/test_python_abi.py",
+    "probe/test_ring.py",
+    "probe/test_ring_refused.py",
+    "probe/test_recognise.py",
+    "probe/test_torch_hooks.py",
+    "probe/test_torch_hooked.py",
+    "probe/test_python_abi.py",
 )
 
 

@@ -103,7 +103,7 @@ typedef struct {
     void *internal;
 } Py_buffer;
 
-/* tests/unit/test_python_abi.py compares each number with Python.h's. */
+/* tests/probe/test_python_abi.py compares each number with Python.h's. */
 enum {
     METH_VARARGS = 0x1,
     METH_KEYWORDS = 0x2,

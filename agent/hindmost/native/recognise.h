@@ -1,5 +1,5 @@
 /* Where a training loop's steps begin and end, from what its framework does: the twin of probes/recognise.py, which says
- * what each function means; tests/unit/test_recognise.py holds both to the same truths. Times are ns of CLOCK_MONOTONIC.
+ * what each function means; tests/probe/test_recognise.py holds both to the same truths. Times are ns of CLOCK_MONOTONIC.
  *
  * Everything is written at once: where nothing waits to be worked off, a process that is killed has lost nothing.
  */

@@ -1,6 +1,6 @@
 /* The ring that a probe writes and the agent reads: one file a producer, mapped by both, in shared memory.
  *
- * This file is the one definition of the layout; hindmost/ring.py is its twin and tests/unit/test_ring.py holds both to
+ * This file is the one definition of the layout; hindmost/ring.py is its twin and tests/probe/test_ring.py holds both to
  * the same truths. Everything is little-endian. Offsets in bytes:
  *
  *      0 ┌──────────────────────────────────────────────────────────────────────────────┐

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 if TYPE_CHECKING:
     from hindmost_agent.sampler import Host
 
-GOLDEN = Path(__file__).resolve().parents[1] / "golden/agent_scrape.txt"
+GOLDEN = Path(__file__).resolve().parents[2] / "golden/agent_scrape.txt"
 TESTS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
 
 

@@ -13,7 +13,7 @@ from hindmost_collector.recordings import load
 from hindmost_collector.report.rendered import of_verdict
 from hindmost_judge.judge import judge
 
-from tests.unit.sources.dumps import HUNG, dump_of, of_group, write
+from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
 
 
 def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:

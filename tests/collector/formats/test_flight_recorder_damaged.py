@@ -15,7 +15,7 @@ from hindmost_collector.formats.flight_recorder import MAX_DUMP_BYTES, plain_pic
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
-from tests.unit.sources.dumps import HUNG, dump_of, of_group, write
+from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
 
 
 def test_a_torn_dump_among_many_is_set_aside_and_said(tmp_path: Path) -> None:

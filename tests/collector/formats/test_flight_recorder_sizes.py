@@ -12,7 +12,7 @@ from hindmost_collector.formats.operations import operation
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
-from tests.unit.sources.dumps import dump_of, write
+from tests.collector.formats.dumps import dump_of, write
 
 if TYPE_CHECKING:
     from pathlib import Path

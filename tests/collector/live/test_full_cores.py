@@ -15,7 +15,7 @@ from hindmost_collector import serving
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 
-from tests.collector.pacing import Paced
+from tests.collector.live.pacing import Paced
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

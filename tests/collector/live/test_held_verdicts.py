@@ -28,7 +28,7 @@ from hindmost_judge.model import Counted
 from hindmost_judge.timeline import step_numbers
 from hindmost_judge.verdict.wording import OLDER
 
-from tests.collector.pacing import collector, turn
+from tests.collector.live.pacing import collector, turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

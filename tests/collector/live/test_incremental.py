@@ -16,7 +16,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Job, Run
 from hindmost_judge.verdict.schema import JobSummary, RankRow, Report, Verdict
 
-from tests.collector.pacing import BEGAN, Paced
+from tests.collector.live.pacing import BEGAN, Paced
 
 SLOW = ("straggler", (3,))
 NOW_AND_THEN = ("intermittent", (5,))

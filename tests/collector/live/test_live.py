@@ -18,7 +18,7 @@ from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.schema import JobSummary, Report
 
-from tests.collector.pacing import Paced
+from tests.collector.live.pacing import Paced
 
 SECOND = 1_000_000_000
 

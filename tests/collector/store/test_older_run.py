@@ -16,7 +16,7 @@ from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 NAME = "ddp-observed-clean"
-RECORDING = Path(__file__).parents[1] / f"fixtures/recordings/{NAME}.tar.xz"
+RECORDING = Path(__file__).parents[2] / f"fixtures/recordings/{NAME}.tar.xz"
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from hindmost_collector.store import schema
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 FLUSHES = 20  # one more than a compaction wants
 
 #: Reads until everything is reported as written, and once more; prints how many rows and different ones it saw.

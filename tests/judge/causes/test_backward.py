@@ -10,7 +10,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes import backward
 from hindmost_judge.judge import judge
 
-from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 
 
 @pytest.mark.parametrize("share", [0.05, 0.1, 0.3])

@@ -10,7 +10,7 @@ import pytest
 from hindmost_judge.causes import interrupted
 from hindmost_judge.judge import judge
 
-from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 
 MS = 1e6
 #: The rank that is asked about; a step's collectives and what each rank computes before each, in ms.

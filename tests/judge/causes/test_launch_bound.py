@@ -13,7 +13,7 @@ from hindmost_collector.recordings import load
 from hindmost_judge.causes import launch_bound
 from hindmost_judge.judge import judge
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 STEPS, OPERATIONS = 40, 6
 MS = 1e6

@@ -11,7 +11,7 @@ from hindmost_collector.formats.columns import table
 from hindmost_judge.causes import taking_turns
 from hindmost_judge.judge import judge
 
-from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 
 SLICE = 1.3e6
 

@@ -14,7 +14,7 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import blocks, host_lanes
 from hindmost_judge.verdict import last_ranks
 
-RECORDINGS = Path(__file__).parents[1] / "fixtures/recordings"
+RECORDINGS = Path(__file__).parents[2] / "fixtures/recordings"
 
 
 @pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-host-bound"])

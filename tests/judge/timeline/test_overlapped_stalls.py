@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 
-from tests.unit.buckets import BUCKETS, RANKS, STEPS, run
+from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 #: What the agent read of one H200 that multiplied matrices, copied memory, or idled.
 MEASURED = json.loads((ROOT / "bench/results/agent_gpu_1xh200.json").read_text())["activity"]
 
