@@ -35,7 +35,7 @@ sys.path.insert(0, str(ROOT / "agent"))
 
 from hindmost import ring  # noqa: E402
 from hindmost.native import build  # noqa: E402
-from hindmost.probes import torch_waits  # noqa: E402
+from hindmost.probes import torch_native  # noqa: E402
 from hindmost.ring import native  # noqa: E402
 
 CROWDED = ("--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1")
@@ -120,7 +120,7 @@ def waits(_directory: Path) -> dict[str, Any]:
     timed = partial(timeit.timeit, "clear()", number=10000, timer=time.thread_time, globals={"clear": [].clear})
     for watched in [True, False] * 200:
         if watched:
-            loop.watch(list.clear, torch_waits.OF_TENSOR)
+            loop.watch(list.clear, torch_native.OF_TENSOR)
         took[watched].append(timed() / 10000 * 1e9)
         loop.unwatch()
     return compared(took[True], took[False])

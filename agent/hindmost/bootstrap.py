@@ -19,12 +19,16 @@ from hindmost.complaint import complain
 from hindmost.recorder import MARK, Recorder
 
 if TYPE_CHECKING:
+    from types import TracebackType
+
     from hindmost.identity import Identity
     from hindmost.ring import Writer
 
 ATTACHED = "HINDMOST_ATTACHED"
 #: In a ring directory: the probe got into a process that no launcher named a rank, and may never make a ring.
 ENTERED = ".entered"
+#: Where libraries lie: an exception raised there is reported from where the job's own code called them.
+LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen", __file__.rpartition("/")[0])
 RING_METHODS = ("event", "enter", "leave", "name", "communicator")
 
 _started = False
@@ -68,10 +72,8 @@ def stop() -> None:
 
 
 def _say_what_raised(ring: Writer) -> None:
-    from hindmost import last_error
-
     with contextlib.suppress(Exception):  # whatever a job has put where Python keeps its last exception
-        said = last_error.described()
+        said = last_error()
         if said:
             ring.event(MARK, ring.name(said), time.monotonic_ns(), 0)
 
@@ -173,8 +175,7 @@ def _wait_for_a_rank() -> None:
 
     Lightning, and many a script, start their ranks so, with nothing in the environment that every launcher sets.
     """
-    from hindmost.probes import torch_place
-    from hindmost.probes.imports import Watch
+    from hindmost.probes import Watch, torch_place
 
     Watch({"torch": lambda torch: torch_place.install(torch, place)}, lambda *_: None).install()
 
@@ -301,3 +302,26 @@ def _agent_environment() -> dict[str, str]:
     away = ("LD_PRELOAD", "NCCL_PROFILER_PLUGIN", "HINDMOST_JOB_ID")
     kept = {name: value for name, value in os.environ.items() if name not in away}
     return {**kept, "HINDMOST_PROBE": "0"}
+
+
+def last_error() -> str | None:
+    """The exception that ends this process, as ``raised ValueError at train.py:88``; ``None`` where none does.
+
+    Python keeps it, once its traceback has been printed. All ranks together show whose a Ctrl-C was.
+    """
+    error = getattr(sys, "last_value", None)
+    if not isinstance(error, (Exception, KeyboardInterrupt)):
+        return None
+    place = _raised_at(getattr(sys, "last_traceback", None))
+    return f"raised {type(error).__name__}" + (f" at {place}" if place else "")
+
+
+def _raised_at(trace: TracebackType | None) -> str:
+    """File and line of the innermost frame of the job's own code; of any, where there is none."""
+    inner = own = ""
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        inner = f"{path.rpartition('/')[2]}:{trace.tb_lineno}"
+        own = own if any(part in path for part in LIBRARIES) else inner
+        trace = trace.tb_next
+    return own or inner

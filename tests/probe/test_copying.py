@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hindmost.probes.copying import Call, copied_ms
+from hindmost.probes.torch_cuda import Call, copied_ms
 
 LAUNCH, WAKE, SETTLE = 0.04, 0.01, 0.02  # ms until a copy is launched, until a blocked host goes on, until it records
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
-from hindmost.probes import guard, horovod_cycles, horovod_tensorflow, tensorflow_input
+from hindmost.probes import guard, horovod_cycles, horovod_tensorflow, keras
 from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ def test_calls_by_hand_are_no_steps_wait(front: Any, tmp_path: Path) -> None:
 def test_fetching_is_measured_where_something_was_fetched() -> None:
     """Several batches of one observation add up; none is no measurement."""
     words = [0] * horovod_cycles.WORDS
-    fetches = tensorflow_input.Fetches(words)
+    fetches = keras.Fetches(words)
     fetches.begin()
     assert fetches.taken() is None
     words[horovod_cycles.FETCHED], words[horovod_cycles.FETCHING_US], words[horovod_cycles.SAMPLES] = 2, 30, 12

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.native import build
-from hindmost.probes.torch_waits import ANY, COPIES, OF_TENSOR
+from hindmost.probes.torch_native import ANY, COPIES, OF_TENSOR
 from hindmost.ring import native
 
 if TYPE_CHECKING:

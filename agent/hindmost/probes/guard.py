@@ -1,14 +1,17 @@
-"""Hooks around a framework's functions that can neither fail nor change what they surround."""
+"""What probes hook functions with: hooks that can neither fail nor change what they surround, and can be taken out."""
 
 from __future__ import annotations
 
 import functools
+import gc
 from typing import TYPE_CHECKING, Any
 
 from hindmost.complaint import complain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from hindmost.recorder import Recorder
 
 
 def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
@@ -109,3 +112,47 @@ def remove_all() -> None:
     """Take every hook out, the last first: ``hindmost attach`` leaves the process as it found it."""
     while undo:
         guarded(undo.pop())()
+
+
+def as_phase(owner: Any, function: str, phase: str, recorder: Recorder, *, ends_evaluation: bool = True) -> None:
+    """Record calls of ``owner.function`` as this phase. ``ends_evaluation``: an evaluation before it has ended."""
+
+    def begins(*_: Any) -> int | None:
+        if not recorder.training_thread():
+            return None
+        now = recorder.clock()
+        if ends_evaluation:
+            recorder.pauses(now)
+        recorder.enter(phase, now)
+        return now
+
+    def ends(start: int, *_: Any) -> None:
+        recorder.leave()
+        recorder.phase(phase, start, recorder.clock())
+
+    around(owner, function, begins, ends, ends)
+
+
+#: Shorter pauses are not written: young collections run hundreds of times a second and cost microseconds.
+LEAST_PAUSE_NS = 100_000
+
+
+def record_pauses(recorder: Recorder) -> None:
+    """Record pauses of Python's cyclic garbage collector as phase ``gc``.
+
+    They count once training has begun, whichever thread triggers them: all threads wait.
+    """
+    clock = recorder.clock
+    started = 0
+
+    def collected(phase: str, _info: dict[str, int]) -> None:
+        nonlocal started
+        now = clock()
+        if phase == "start":
+            started = now
+        elif started and now - started >= LEAST_PAUSE_NS and recorder.training():
+            recorder.phase("gc", started, now)
+
+    callback = guarded(collected)
+    gc.callbacks.append(callback)
+    undo.append(lambda: gc.callbacks.remove(callback))

@@ -1,20 +1,21 @@
 """Keras 2 and 3 with any back end: train and validation batches, from the callbacks that every trainer calls.
 
 On the torch back end the phases inside a batch come from ``torch.py``. With TensorFlow, whose step is one compiled
-call, waiting for input is measured (``tensorflow_input.py``), the rest of a batch is one phase. With JAX the whole
+call, waiting for input is measured (:class:`Fetches`), the rest of a batch is one phase. With JAX the whole
 batch is one phase. Time between two batches of an epoch belongs to the later one.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hindmost.probes import tensorflow_input
-from hindmost.probes.guard import around
-from hindmost.probes.spans import as_phase
+from hindmost.probes.guard import around, as_phase
+from hindmost.probes.horovod_cycles import FETCHED, FETCHING_US, SAMPLES, words_at
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import ModuleType
 
     from hindmost.recorder import Recorder
@@ -27,7 +28,7 @@ class Batches:
         self._recorder = recorder
         self._kind = kind
         self._start = self._began = -1
-        self._fetches = tensorflow_input.fetches()
+        self._fetches = fetches()
 
     def begins(self, *_: Any) -> None:
         """A batch begins; its step began when the one before ended, if that was of this epoch."""
@@ -86,3 +87,35 @@ def install(module: ModuleType, recorder: Recorder) -> None:
         optimizer = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
         # Real where a step runs eagerly; in a compiled step it is called while tracing only.
         as_phase(optimizer, "apply", "optimizer", recorder, ends_evaluation=False)
+
+
+class Fetches:
+    """What a compiled step of TensorFlow, which takes its batch inside, waited for input, and how much it got.
+
+    TensorFlow accounts for each batch taken from tf.data; the PMPI shim (``native/tensorflow_calls.c``) adds these up,
+    and the samples in them. Of batches that come from elsewhere nothing is known. ``words`` are the shim's, and change.
+    """
+
+    def __init__(self, words: Sequence[int]) -> None:
+        self._words = words
+        self._seen = (0, 0, 0)
+
+    def begin(self) -> None:
+        """Forget what came before."""
+        self._seen = self._words[FETCHED], self._words[FETCHING_US], self._words[SAMPLES]
+
+    def taken(self) -> tuple[int, int] | None:
+        """Ns that fetching took since then, and samples that it got, 0 unknown; ``None`` where nothing was fetched."""
+        fetched, took, samples = self._words[FETCHED], self._words[FETCHING_US], self._words[SAMPLES]
+        if fetched == self._seen[0]:
+            return None
+        return (took - self._seen[1]) * 1000, samples - self._seen[2]
+
+
+def fetches() -> Fetches | None:
+    """What reads the shim's counts; ``None`` where it is not loaded."""
+    find = getattr(ctypes.CDLL(None), "hindmost_tensorflow", None)
+    if find is None:
+        return None
+    find.restype = ctypes.c_void_p
+    return Fetches(words_at(find()))

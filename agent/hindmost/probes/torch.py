@@ -12,8 +12,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import torch_collectives, torch_ddp, torch_place
-from hindmost.probes.guard import around, undo
-from hindmost.probes.spans import as_phase
+from hindmost.probes.guard import around, as_phase, undo
 from hindmost.probes.stretches import Stretches
 from hindmost.probes.torch_cuda import GpuPhases
 from hindmost.probes.torch_hooks import Hooks
@@ -57,3 +56,20 @@ def _hook_optimizers(torch: Any, hooks: Hooks | NativeHooks) -> None:
             lambda _start, _result, _scaler, optimizer, *_: after(optimizer),
             lambda _start, _scaler, optimizer, *_: after(optimizer),
         )
+
+
+def watch_checkpoints(saver: ModuleType, recorder: Recorder) -> None:
+    """Distributed checkpoints as phase ``checkpoint``: hook ``saver`` before its package hands its functions on.
+
+    Of an asynchronous save only what holds up the training thread counts.
+    """
+    for name in ("save", "async_save", "save_state_dict"):
+        if hasattr(saver, name):
+            as_phase(saver, name, "checkpoint", recorder)
+
+
+def keep_tracer_out(rules: ModuleType, _recorder: Recorder) -> None:
+    """Have ``torch.compile``'s tracer skip this package's files, as it skips torch's own."""
+    skip: Any = getattr(rules, "add", None)
+    if skip is not None:
+        skip("hindmost")

@@ -5,7 +5,7 @@ at them. Instead ``sys.monitoring`` (Python 3.12 and later) tells of calls made 
 when a batch is there, and by functions that these call before the model; nothing else is instrumented, and that only
 on the steps that ``pacing.py`` has measured. To instrument a long function takes a while: once it is known which of
 them copy, only those are instrumented, and all of them now and then and where no copy was seen. What the copies take
-is phase ``h2d``: ``copying.py``.
+is phase ``h2d``: ``torch_cuda.py``.
 """
 
 from __future__ import annotations

@@ -7,9 +7,14 @@ for (its last event comes after the reducer has joined the communication stream)
 clipping and unscaling.
 
 Of a copy it is noted with its events how long the host was in the call, and whether the GPU had done all before it and
-after it: ``copying.py`` says why. During the capture of a graph no CUDA call is made that would invalidate it.
+after it: :func:`copied_ms` says why. During the capture of a graph no CUDA call is made that would invalidate it.
 
 Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
+
+A copy that is over when its call returns held the host up: every blocking one, and one too short to tell from them. It
+took the host's time in the call, from launching it to waking up, and from when the GPU was through with earlier work,
+which such a call waits for, too: that is no copying. A copy that goes on when its call has returned holds up the GPU,
+from when that came to it.
 """
 
 from __future__ import annotations
@@ -17,11 +22,32 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost.probes.copying import Call, copied_ms
 from hindmost.recorder import PHASE
 
 if TYPE_CHECKING:
     from hindmost.recorder import Recorder
+
+
+class Call(NamedTuple):
+    """A call that copies: ms the host was in it, whether the GPU was idle at its begin, and again at its end."""
+
+    ms: float
+    idle: bool
+    over: bool
+
+
+def copied_ms(between_ms: float, call: Call) -> float:
+    """ms of a copy. ``between_ms`` are on the GPU, between an event recorded before the call and one after it.
+
+    An idle GPU passes the first event at once, a busy one when it is through with what it has; it passes the second
+    when the copy has ended and the host, which may be slow to, has recorded it.
+    """
+    if call.over:
+        return min(between_ms, call.ms)
+    if call.idle:  # it waited for the host to launch; of pageable memory much is copied inside the call
+        return max(between_ms - call.ms, call.ms)
+    return between_ms
+
 
 GPU_TIME = 1  # of ring.h: a time of the GPU's
 #: Steps whose events may be outstanding; a GPU further behind than this has the oldest unmeasured.

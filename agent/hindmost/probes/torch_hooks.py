@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.complaint import complain
 from hindmost.probes import torch_copies
-from hindmost.probes.batches import Batches
 from hindmost.probes.guard import around
-from hindmost.probes.recognise import REPEATS, Recogniser
+from hindmost.probes.recognise import REPEATS, Batches, Recogniser
 from hindmost.recorder import FLUSH_NS, PHASE
 
 if TYPE_CHECKING:
