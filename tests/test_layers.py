@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,10 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
             tops = {name.partition(".")[0] for name in names}
             found |= {(path.name, top) for top in tops if top.startswith("hindmost") and top != Path(package).name}
     assert not {one for one in found if one[1] not in BELOW[package]} - STARTS
+
+
+def test_no_test_imports_another() -> None:
+    """What two tests share has a module of its own."""
+    imported = re.compile(r"^\s*(?:from|import) (?:tests)?\.[\w.]*\btest_\w+", re.MULTILINE)
+    files = (ROOT / "tests").rglob("*.py")
+    assert [str(path) for path in files if imported.search(path.read_text(encoding="utf-8"))] == []

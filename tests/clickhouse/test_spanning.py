@@ -8,7 +8,7 @@ import json
 import pytest
 from hindmost_cli import main
 
-from tests.collector.ingest.test_relay import Four
+from tests.collector.agents_of_a_job import Four
 
 pytestmark = pytest.mark.clickhouse
 STEPS = 40

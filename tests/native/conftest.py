@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost.native import build
+from hindmost.native import build, mpi
+
+from tests.native.mpi_job import Mpi
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 HERE = Path(__file__).parent
+
+#: Other MPIs than the one on PATH to test with: the folders of their mpirun, mpicc and (for mpi4py) python.
+ASKED = os.environ.get("HINDMOST_TEST_MPI", "")
+OTHERS = [Path(folder) for folder in ASKED.split(":") if folder]
 
 
 @pytest.fixture(scope="session")
@@ -54,3 +62,30 @@ def rings(tmp_path: Path) -> Callable[[], list[ring.Reader]]:
         return sorted(readers, key=lambda reader: reader.header.rank)
 
     return read
+
+
+@pytest.fixture(scope="module", params=[None, *OTHERS], ids=lambda path: path.parent.name if path else "default")
+def installed(request: pytest.FixtureRequest) -> Mpi:
+    """The MPI on PATH, and those of ``HINDMOST_TEST_MPI``."""
+    folder: Path | None = request.param
+    launcher = folder / "mpirun" if folder else Path(shutil.which("mpirun") or "")
+    if not launcher.is_file():
+        pytest.skip("needs mpirun")
+    python = launcher.parent / "python" if folder else Path(sys.executable)
+    return Mpi(
+        launcher,
+        launcher.parent / "mpicc",
+        python,
+        build.library("pmpi", launcher=launcher),
+        "-DHM_PERSISTENT" in mpi.features(launcher),
+    )
+
+
+@pytest.fixture(scope="module")
+def program(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """mpi_program.c, compiled with this MPI's own compiler."""
+    target = tmp_path_factory.mktemp("program") / "mpi_program"
+    flags = ["-DHM_PERSISTENT"] if installed.persistent else []
+    source = str(HERE / "mpi_program.c")
+    subprocess.run([str(installed.compiler), "-O1", *flags, source, "-o", str(target)], check=True)
+    return target

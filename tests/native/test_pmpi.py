@@ -3,94 +3,20 @@
 from __future__ import annotations
 
 import os
-import shutil
 import statistics
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost.native import build, mpi
+
+from tests.native.mpi_job import Mpi, Ran, launch, of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 #: MPICH's waiting ranks do not give way: on an oversubscribed machine everything takes its time.
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
-
-HERE = Path(__file__).parent
-
-#: Other MPIs than the one on PATH to test with: the folders of their mpirun, mpicc and (for mpi4py) python.
-ASKED = os.environ.get("HINDMOST_TEST_MPI", "")
-OTHERS = [Path(folder) for folder in ASKED.split(":") if folder]
-
-#: CI runs as root, which Open MPI asks about.
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-class Mpi(NamedTuple):
-    """One MPI installation."""
-
-    launcher: Path
-    compiler: Path
-    python: Path
-    shim: Path
-    persistent: bool
-
-    def line(self, environ: dict[str, str], *command: str) -> list[str]:
-        """mpirun with four ranks on few cores, the shim preloaded into the ranks."""
-        if mpi.kind(self.launcher) == "mpich":
-            return [str(self.launcher), "-np", "4", "-genv", "LD_PRELOAD", environ["PRELOAD"], *command]
-        crowded = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
-        carried = [word for name in environ if name.startswith("HINDMOST_") for word in ("-x", name)]
-        return [str(self.launcher), *crowded, *carried, "-x", f"LD_PRELOAD={environ['PRELOAD']}", "-np", "4", *command]
-
-
-@pytest.fixture(scope="module", params=[None, *OTHERS], ids=lambda path: path.parent.name if path else "default")
-def installed(request: pytest.FixtureRequest) -> Mpi:
-    """The MPI on PATH, and those of ``HINDMOST_TEST_MPI``."""
-    folder: Path | None = request.param
-    launcher = folder / "mpirun" if folder else Path(shutil.which("mpirun") or "")
-    if not launcher.is_file():
-        pytest.skip("needs mpirun")
-    python = launcher.parent / "python" if folder else Path(sys.executable)
-    return Mpi(
-        launcher,
-        launcher.parent / "mpicc",
-        python,
-        build.library("pmpi", launcher=launcher),
-        "-DHM_PERSISTENT" in mpi.features(launcher),
-    )
-
-
-class Ran(NamedTuple):
-    """A job that has ended, and what its ranks left behind, by rank."""
-
-    code: int
-    output: str
-    errors: str
-    events: list[list[ring.Event]]
-    readers: list[ring.Reader]
-
-
-def launch(installed: Mpi, environ: dict[str, str], *command: str, preload: bool = True) -> Ran:
-    """Run four ranks, observed or not."""
-    environ = environ | AS_ROOT | {"PRELOAD": str(installed.shim) if preload else ""}
-    line = installed.line(environ, *command)
-    done = subprocess.run(line, env=environ, capture_output=True, text=True, timeout=400, check=False)
-    paths = list(Path(environ["HINDMOST_RING_DIR"]).glob("*.mpi.*.ring"))  # an installed probe makes rings of its own
-    readers = sorted((ring.Reader(path) for path in paths), key=lambda reader: reader.header.rank)
-    return Ran(done.returncode, done.stdout, done.stderr, [reader.poll() for reader in readers], readers)
-
-
-@pytest.fixture(scope="module")
-def program(installed: Mpi, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """mpi_program.c, compiled with this MPI's own compiler."""
-    target = tmp_path_factory.mktemp("program") / "mpi_program"
-    flags = ["-DHM_PERSISTENT"] if installed.persistent else []
-    source = str(HERE / "mpi_program.c")
-    subprocess.run([str(installed.compiler), "-O1", *flags, source, "-o", str(target)], check=True)
-    return target
 
 
 @pytest.fixture(scope="module")
@@ -103,11 +29,6 @@ def ran(installed: Mpi, program: Path, tmp_path_factory: pytest.TempPathFactory)
         "HINDMOST_RING_CAPACITY": str(1 << 18),
     }
     return launch(installed, {**os.environ, **job}, str(program), str(folder / "file"))
-
-
-def of(events: list[ring.Event], kind: int, *names: str) -> list[ring.Event]:
-    """The events of a kind, of these names if any are given."""
-    return [e for e in events if e.kind == kind and (not names or e.name in names)]
 
 
 def test_program_does_not_notice(installed: Mpi, program: Path, ran: Ran, tmp_path: Path) -> None:

@@ -11,9 +11,7 @@ from typing import NamedTuple
 import pytest
 from hindmost import ring
 
-from tests.native.test_pmpi import HERE, Mpi, Ran, installed, launch, of
-
-__all__ = ["installed"]
+from tests.native.mpi_job import HERE, Mpi, Ran, launch, of
 
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring
 
-from tests.native.test_pmpi import AS_ROOT, HERE, Mpi, installed, launch, of, program
+from tests.native.mpi_job import AS_ROOT, HERE, Mpi, launch, needs_mpi4py, of
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["installed", "program"]
 
 #: MPICH's waiting ranks do not give way: on an oversubscribed machine everything takes its time.
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
@@ -37,13 +35,6 @@ request.Wait()
 gathered = world.allgather(rank)
 sys.stdout.write(f"{rank} {total[0]} {gathered}\\n")
 """
-
-
-def needs_mpi4py(installed: Mpi) -> None:
-    """Skip where this MPI has no python that can use it."""
-    probe = [str(installed.python), "-c", "import mpi4py, numpy"]
-    if not installed.python.exists() or subprocess.run(probe, capture_output=True, check=False).returncode != 0:
-        pytest.skip(f"needs mpi4py: no python next to {installed.launcher} has it and numpy")
 
 
 def test_mpi4py(installed: Mpi, observed: dict[str, str]) -> None:

@@ -5,10 +5,7 @@ from __future__ import annotations
 import pytest
 from hindmost import ring
 
-from tests.native.test_pmpi import Mpi, installed, launch, of
-from tests.native.test_pmpi_programs import needs_mpi4py
-
-__all__ = ["installed"]
+from tests.native.mpi_job import Mpi, launch, needs_mpi4py, of
 
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(500)]
 

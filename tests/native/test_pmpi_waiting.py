@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring
 
-from tests.native.test_pmpi import AS_ROOT, HERE, Mpi, installed
+from tests.native.mpi_job import AS_ROOT, HERE, Mpi
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-__all__ = ["installed"]
 
 pytestmark = [pytest.mark.needs("mpirun", "cc"), pytest.mark.timeout(200)]
 

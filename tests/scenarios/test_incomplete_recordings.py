@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import re
-import tarfile
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,18 +12,10 @@ from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED
 
+from tests.recordings import unpacked
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-OURS = Path(__file__).resolve().parents[1] / "fixtures/recordings"
-
-
-def _unpacked(name: str, to: Path, kept: Callable[[str], bool]) -> Path:
-    """The files of a recording of which the names are ``kept``, in a folder."""
-    with tarfile.open(OURS / f"{name}.tar.xz") as archive:
-        members = [one for one in archive.getmembers() if one.isfile() and kept(Path(one.name).name)]
-        archive.extractall(to, members, filter="data")
-    return to
+    from pathlib import Path
 
 
 def _no_steps(name: str) -> bool:
@@ -35,7 +25,7 @@ def _no_steps(name: str) -> bool:
 @pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
 def test_of_hosts_that_only_launch_none_is_named_without_marks(name: str, tmp_path: Path) -> None:
     """The report says whose GPU waits for its host, and that the host's speed is unknown; no rank is cleared."""
-    (verdict,) = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
+    (verdict,) = judge(load(unpacked(name, tmp_path, _no_steps))).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
     assert re.match(r"rank \d", verdict.evidence[0])
 
@@ -48,14 +38,14 @@ def test_a_slow_host_costs_without_marks_what_it_is_slower_by(
     name: str, rank: int, cost_ms: float, tmp_path: Path
 ) -> None:
     """It is late by what it takes longer between two launches than the others need, not by all that they are ahead."""
-    verdicts = judge(load(_unpacked(name, tmp_path, _no_steps))).verdicts
+    verdicts = judge(load(unpacked(name, tmp_path, _no_steps))).verdicts
     assert {one.ranks for one in verdicts} == {(rank,)}
     assert verdicts[0].cost_ms_per_step == pytest.approx(cost_ms, rel=0.4)
 
 
 def _without_csv_of(name: str, rank: int, to: Path) -> Path:
     """A recording without one rank's collectives: process ids are in the ranks' order."""
-    _unpacked(name, to, lambda _: True)
+    unpacked(name, to)
     sorted(to.rglob("prof.*.csv"), key=lambda path: int(path.name.split(".")[1]))[rank].unlink()
     return to
 
@@ -86,7 +76,7 @@ def test_where_hosts_launch_all_the_time_one_without_collectives_names_no_rank(r
 @pytest.mark.parametrize("name", ["fsdp-host-bound", "pp2-dp2-host-bound"])
 def test_of_hosts_that_only_launch_one_without_enqueue_times_is_not_named(name: str, rank: int, tmp_path: Path) -> None:
     """When it launched is unknown: since others' GPUs wait for their hosts, its own may, too."""
-    run = load(_unpacked(name, tmp_path, lambda _: True))
+    run = load(unpacked(name, tmp_path))
     mine = run.collectives["rank"] == rank
     blind = run.collectives | {"enqueue_ns": np.where(mine, UNMEASURED, run.collectives["enqueue_ns"])}
     assert [one.ranks for one in judge(replace(run, collectives=blind)).verdicts if one.ranks] == []
@@ -99,18 +89,18 @@ def _steps_alone(name: str) -> bool:
 @pytest.mark.parametrize("name", ["ddp-slow-backward-rank2", "fsdp-host-bound", "pp2-dp2-host-bound"])
 def test_a_log_of_the_steps_alone_clears_no_rank_and_names_no_stage(name: str, tmp_path: Path) -> None:
     """Who is slow in backward is in no forward; where hosts are waited for, a forward times the host's launching."""
-    (verdict,) = judge(load(_unpacked(name, tmp_path, _steps_alone))).verdicts
+    (verdict,) = judge(load(unpacked(name, tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
 
 
 def test_a_slow_input_is_seen_in_a_log_of_the_steps_alone(tmp_path: Path) -> None:
     """No rank waits for others there; the other replica's stage is not named for its longer forward."""
-    (verdict,) = judge(load(_unpacked("pp2-dp2-slow-input-rank0", tmp_path, _steps_alone))).verdicts
+    (verdict,) = judge(load(unpacked("pp2-dp2-slow-input-rank0", tmp_path, _steps_alone))).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (0,), "input")
 
 
 def _without_steps_of(name: str, rank: int, to: Path) -> Path:
-    return _unpacked(name, to, lambda one: one != f"steps.{rank}.jsonl")
+    return unpacked(name, to, lambda one: one != f"steps.{rank}.jsonl")
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2, 3])

@@ -16,10 +16,12 @@ from hindmost_collector.report.rendered import rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
+from tests.recordings import judged, recording
+
+from .expected import RECORDINGS
 from .loads import Load, hang, make
 from .plain import findings, sentences
-from .test_recordings import RECORDINGS, _recording, judged
-from .test_scenarios import run_of, scenarios
+from .scenario_files import run_of, scenarios
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -56,7 +58,7 @@ JOBS: dict[str, Callable[[], Run]] = {
 @cache
 def report_of(kind: str, name: str) -> dict[str, Any]:
     """The report on one of the jobs, made once."""
-    return (judge(JOBS[name]()) if kind == "job" else judged(_recording(name))).to_dict()
+    return (judge(JOBS[name]()) if kind == "job" else judged(recording(name))).to_dict()
 
 
 @cache

@@ -2,146 +2,29 @@
 
 Some of them are in the repository; those named ``observed`` are hindmost's own runs, of DDP on 4 H200s, of MPI and gloo
 on two shared cores: in each a rank was once named or cleared falsely, or at a false cost, or the fault is
-the demo's. So it was in the slow backward and in those whose hosts launch for all of each step. The whole set is sought
-in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
+the demo's. So it was in the slow backward and in those whose hosts launch for all of each step.
 """
 
 from __future__ import annotations
 
-import os
 import warnings
-from dataclasses import dataclass, replace
-from functools import cache, lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import pytest
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
+from tests.recordings import OURS, STUDY, judged, recorded, recording
+
+from .expected import RECORDINGS
 from .explained import not_explained, waits_of_no_rank
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
-
-ROOT = Path(__file__).resolve().parents[2]
-OURS = ROOT / "tests/fixtures/recordings"
-CORPUS = Path(os.environ.get("HINDMOST_CORPUS", ROOT.parent / "shared/corpus"))
-STUDY = Path(os.environ.get("HINDMOST_STRAGGLER_ANALYSIS", ROOT.parent / "shared/straggler-analysis"))
-
-
-@dataclass(frozen=True)
-class Expected:
-    """Who is named, why, since when, and what the fault did to the mean step in ms (``None``: not asked)."""
-
-    kinds: tuple[str, ...]
-    ranks: tuple[int, ...] = ()
-    victims: tuple[int, ...] = ()
-    cause: str | None = None
-    since: int | None = None
-    cost_ms: float | None = None
-
-
-RECORDINGS = {
-    "ddp-clean": Expected(("balanced",)),
-    "ddp-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=1.6),
-    "ddp-slow-compute-onset-rank1": Expected(("straggler",), (1,), cause="compute", since=60, cost_ms=2.6),
-    "ddp-slow-input-rank2": Expected(("straggler", "intermittent"), (2,), cause="input", cost_ms=0.9),
-    "tp2-dp2-slow-compute-rank3": Expected(("straggler",), (3,), victims=(2,), cause="compute"),
-    "ddp-hang-rank1": Expected(("hang",), (1,), victims=(0, 2, 3)),
-    "ddp-noisy-host-slow-input-rank2": Expected(("straggler",), (2,), cause="input", cost_ms=8.0),
-    "ddp-slow-backward-rank2": Expected(("straggler",), (2,), cause="compute", cost_ms=3.6),
-    "ddp-slow-backward-rank0": Expected(("straggler",), (0,), cause="compute"),
-    "ddp-slow-backward-rank3": Expected(("straggler",), (3,), cause="compute", cost_ms=4.5),
-    "ddp-slow-forward-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=1.3),
-    "ddp-slow-optimizer-rank2": Expected(("straggler",), (2,), cause="compute", cost_ms=2.9),
-    "ddp-pausing-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=92),
-    "ddp-buffers-slow-input-rank0": Expected(("straggler",), (0,), cause="input", cost_ms=25.9),  # in broadcasts
-    "ddp-host-bound-slow-input-rank1": Expected(("straggler",), (1,), cause="input", cost_ms=3.0),
-    "fsdp-slow-compute-from40-rank1": Expected(("straggler",), (1,), cause="compute", since=40, cost_ms=1.6),
-    "fsdp-stalled-input-rank0": Expected(
-        ("intermittent",), (0,), cause="input", cost_ms=10.7
-    ),  # and nothing host-bound
-    "fsdp-host-bound": Expected(("host_bound",)),
-    "pp2-dp2-host-bound": Expected(("host_bound",)),
-    "pp4-host-bound": Expected(("host_bound",)),
-    "pp2-dp2-slow-forward-rank3": Expected(("straggler",), (3,), cause="compute"),  # its GPU waits for its host, too
-    "ddp-lengths-slow-forward-rank3": Expected(("straggler",), (3,), cause="compute"),  # last in a third of the steps
-    "pp4-slow-forward-rank2": Expected(("uneven_workload",), cost_ms=3.3),
-    "tp4-slow-forward-rank2": Expected(("straggler",), (2,), cause="compute"),  # all phases hold waiting
-    "moe-slow-forward-rank1": Expected(("insufficient_data",)),  # its reductions have the times of other operations
-    "pp2-dp2-slow-input-rank0": Expected(("straggler",), (0,), cause="input", cost_ms=37.6),
-    "inspector-ddp-clean": Expected(("balanced",)),
-    "inspector-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
-    "kineto-ddp-slow-rank0": Expected(("straggler",), (0,), cause="compute", cost_ms=3.6),
-    "kineto-gloo-buffers-slow-rank1": Expected(("straggler",), (1,), since=0, cost_ms=60),  # 4 ranks, no steps marked
-    "ddp-observed-clean": Expected(("balanced",)),
-    "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=0.6),
-    "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), cause="input", since=120, cost_ms=400),
-    "ddp-observed-throttled-disk-rank1": Expected(("straggler",), (1,), cause="io", since=0),  # no workers
-    "ddp-observed-throttled-workers-rank1": Expected(("intermittent",), (1,), cause="io"),
-    "mpi-observed-one-core": Expected(("oversubscribed",), (0, 1), cause="cpu_contention", since=0),  # and another free
-    **{f"mpi-observed-even-{number}": Expected(("balanced",)) for number in range(1, 5)},
-    "mpi-observed-demo-slow-rank2": Expected(("straggler",), (2,), cause="compute", since=0, cost_ms=3.9),
-    "mpi-observed-demo-input-rank1": Expected(("straggler",), (1,), cause="input", since=0, cost_ms=3.5),
-    # Rank 1 sleeps 5 ms before a collective: started and awaited, polled for, made of messages, or one of two.
-    **{
-        f"mpi-observed-{meets}-rank1": Expected(("straggler",), (1,), cause="unknown", since=0, cost_ms=4.9)
-        for meets in ("awaited", "polled", "gathered", "twice")
-    },
-    "mpi-observed-raised-rank2": Expected(("hang",), (2,), victims=(0, 1, 3), since=60),
-    "mpi-observed-ring-asleep-rank2": Expected(("hang",), (2,), victims=(0, 1, 3)),
-    "mpi-observed-deadlock-ranks0-1": Expected(("hang",), (0, 1), victims=(2, 3), cause="deadlock"),
-    "mpi-observed-parted-rank1": Expected(("desync",), (1,), victims=(0, 2, 3), since=60),
-    "mpi-observed-asleep-rank1": Expected(("straggler",), (1,), cause="unknown", cost_ms=1.4),
-    "mpi-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=1.8),
-    "gloo-observed-asleep-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown"),
-    "gloo-observed-stopped-now-and-then-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=24.0),
-    # The same in collectives only, in steps of 1 s, and with queues for CPUs; 30 ms every 100 ms.
-    "gloo-observed-stopped-in-collectives-rank1": Expected(("intermittent",), (1,), cause="unknown", cost_ms=5.0),
-    "mpi-observed-stopped-in-long-steps-rank1": Expected(("intermittent",), (1,), cause="unknown"),
-    "mpi-observed-stopped-beside-queues-rank1": Expected(("intermittent",), (1,), cause="unknown"),
-    "mpi-observed-stopped-often-rank1": Expected(("straggler",), (1,), cause="stopped", since=0),
-    "horovod-observed-stopped-often-rank1": Expected(("straggler",), (1,), cause="stopped"),
-    "mpi-observed-burst-rank0": Expected(("balanced",)),  # undisturbed: rank 0 computes longer in 23 steps on end
-    "gloo-observed-quota-rank1": Expected(("intermittent",), (1,), cause="cpu_contention"),
-    "gloo-observed-uneven-lengths": Expected(("uneven_workload",), cause="workload", cost_ms=24.0),
-    "gloo-observed-unmeasured-rank1": Expected(("insufficient_data",)),
-    # Batch norm under DDP: its buffers' broadcast makes rank 0 wait for rank 1, and others wait for rank 0.
-    **{
-        f"gloo-observed-buffers-slow-input-rank1-of{ranks}": Expected(
-            ("straggler",), (1,), cause="input", since=0, cost_ms=60
-        )
-        for ranks in (2, 3, 4)
-    },
-}
-
-
-def _recording(name: str) -> Path:
-    for folder in (CORPUS, OURS):
-        if (folder / f"{name}.tar.xz").exists():
-            return folder / f"{name}.tar.xz"
-    pytest.skip(f"needs recordings outside this repository: {name} in HINDMOST_CORPUS ({CORPUS})")
-
-
-@cache
-def judged(path: Path) -> Report:
-    """Its report, which several tests may read."""
-    return judge(load(path))
-
-
-@lru_cache(maxsize=1)
-def recorded(path: Path) -> Run:
-    """It itself, for tests of one recording that stand together."""
-    return load(path)
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_a_recording_is_judged_as_what_it_is(name: str) -> None:
     """Kind, exactly the culprits, victims, cause, onset within three steps, cost within a fifth of the effect."""
     expected = RECORDINGS[name]
-    verdict, *more = judged(_recording(name)).verdicts
+    verdict, *more = judged(recording(name)).verdicts
     assert verdict.kind in expected.kinds
     assert verdict.ranks == expected.ranks
     assert verdict.victims == expected.victims
@@ -166,13 +49,13 @@ _OF_EVERY_RECORDING = pytest.mark.parametrize(
 @_OF_EVERY_RECORDING
 def test_the_verdict_explains_the_table(name: str) -> None:
     """A rank that is last in most collectives, with the others waiting 5 % of a step, is in a verdict or a sentence."""
-    assert not_explained(judged(_recording(name))) == []
+    assert not_explained(judged(recording(name))) == []
 
 
 @_OF_EVERY_RECORDING
 def test_ranks_wait_for_others_that_the_table_shows(name: str) -> None:
     """What ranks wait for a late one is caused by one; elsewhere the caption says what else the column holds."""
-    assert waits_of_no_rank(judged(_recording(name))) == []
+    assert waits_of_no_rank(judged(recording(name))) == []
 
 
 def test_a_slow_stage_of_one_rank_is_reported_with_its_rank() -> None:
@@ -192,7 +75,7 @@ def test_stalls_are_not_reported_again_as_waiting_for_hosts() -> None:
 )
 def test_a_gpu_that_waits_for_launches_is_reported_with_its_rank(name: str, which: str) -> None:
     """Where the others wait for one rank in most steps; else that it is not always the same."""
-    (verdict,) = judged(_recording(name)).verdicts
+    (verdict,) = judged(recording(name)).verdicts
     assert verdict.evidence[0].startswith(f"the GPU that the others wait for ({which}) is idle ")
 
 
@@ -252,7 +135,7 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
 )
 def test_a_slow_host_is_reported_once_with_its_phase_and_what_it_costs(name: str, where: str, cost_ms: float) -> None:
     """Two H200s whose hosts set the pace; rank 1's spins in its forward from the start."""
-    (named,) = (one for one in judged(_recording(name)).verdicts if one.ranks)
+    (named,) = (one for one in judged(recording(name)).verdicts if one.ranks)
     assert (named.kind, named.ranks, named.cause, named.since_step) == ("straggler", (1,), "compute", 0)
     assert where in named.evidence[0]
     assert named.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
@@ -261,7 +144,7 @@ def test_a_slow_host_is_reported_once_with_its_phase_and_what_it_costs(name: str
 @pytest.mark.parametrize(("name", "most_ms"), [("hostbound-live-clean", 0.0), ("inputbound-live-clean", 6.5)])
 def test_of_an_undisturbed_job_no_more_is_reported_than_what_its_hosts_differ_by(name: str, most_ms: float) -> None:
     """A rank whose peer is a step ahead comes a step late, and costs what its own work is longer by."""
-    named = [one for one in judged(_recording(name)).verdicts if one.ranks]
+    named = [one for one in judged(recording(name)).verdicts if one.ranks]
     assert sum(one.cost_ms_per_step or 0.0 for one in named) <= most_ms
     assert {one.cause for one in named} <= {"input"}
 

@@ -12,7 +12,8 @@ from hindmost_agent.number_files import RESCAN
 from hindmost_agent.sampler import Host
 from hindmost_agent.samplers.infiniband import Infiniband
 
-from tests.agent.samplers.test_node_samplers import read, write
+from tests.agent.folders import write
+from tests.agent.readings import read
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.lustre import Lustre
 from hindmost_agent.samplers.nfs import Nfs
 
-from tests.agent.samplers.test_node_samplers import gone, read, write
+from tests.agent.folders import gone, write
+from tests.agent.readings import read
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -27,6 +27,7 @@ from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 from hindmost_agent.slot import NS
 
+from tests.agent.folders import gone, write
 from tests.agent.readings import read
 
 PID = 4242
@@ -43,12 +44,6 @@ def host(tmp_path: Path) -> Host:
     return made
 
 
-def write(folder: Path, files: dict[str, str]) -> None:
-    for name, content in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(content)
-
-
 def stat(pid: int, name: str, ticks: int, start: int = 777, state: str = "S") -> str:
     """A line of /proc/PID/stat: user time in ticks, start, 2048 pages resident."""
     fields = ["0"] * 49
@@ -61,12 +56,6 @@ def thread(folder: Path, tid: int, name: str, ticks: int, waited_s: float, child
         folder / f"task/{tid}",
         {"stat": stat(tid, name, ticks), "schedstat": f"1 {waited_s * 1e9:.0f} 1\n", "children": children},
     )
-
-
-def gone(folder: Path) -> None:
-    for path in sorted(folder.rglob("*"), reverse=True):
-        path.rmdir() if path.is_dir() else path.unlink()
-    folder.rmdir()
 
 
 def test_what_an_ended_thread_used_stays_in_its_group(host: Host) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-#: Four ranks of a real job of which rank 1 hung.
-HUNG = Path(__file__).parents[2] / "fixtures" / "recordings" / "ddp-hang-rank1.tar.xz"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: A recording of four ranks of a real job of which rank 1 hung.
+HUNG = "ddp-hang-rank1"
 
 
 def dump_of(entered: int, completed: int) -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import tarfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_collector.recordings import load
@@ -14,6 +12,10 @@ from hindmost_collector.report.rendered import of_verdict
 from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
+from tests.recordings import unpacked
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:
@@ -32,13 +34,9 @@ def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:
 
 def test_dumps_alone_tell_who_did_not_come(tmp_path: Path) -> None:
     """Of a hang whose dumps are all there is the culprit is named, and no length of the wait is made up."""
-    with tarfile.open(HUNG) as archive:
-        dumps = {Path(one.name).name: archive.extractfile(one) for one in archive if "nccl_trace_rank" in one.name}
-        for name, dump in dumps.items():
-            assert dump is not None
-            (tmp_path / name).write_bytes(dump.read())
-    assert len(dumps) == 4
-    verdict = judge(load(tmp_path)).verdicts[0]
+    folder = unpacked(HUNG, tmp_path, lambda name: "nccl_trace_rank" in name)
+    assert len(list(folder.iterdir())) == 4
+    verdict = judge(load(folder)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0, 2, 3))
     assert "(time not recorded)" in verdict.evidence[0]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import tarfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -16,6 +14,10 @@ from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
+from tests.recordings import unpacked
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def test_a_torn_dump_among_many_is_set_aside_and_said(tmp_path: Path) -> None:
@@ -40,14 +42,10 @@ def test_the_hung_rank_s_own_dump_may_be_the_torn_one(tmp_path: Path, kind: str)
 
 def test_a_missing_dump_next_to_profiles_accuses_no_other_rank(tmp_path: Path) -> None:
     """A rank whose dump is torn is in no known operation: the rank whose dump says so is the culprit."""
-    with tarfile.open(HUNG) as archive:
-        for one in archive:
-            content = archive.extractfile(one)
-            if content is not None:
-                (tmp_path / Path(one.name).name).write_bytes(content.read())
-    dump = tmp_path / "nccl_trace_rank_0"
+    folder = unpacked(HUNG, tmp_path)
+    dump = folder / "nccl_trace_rank_0"
     dump.write_bytes(dump.read_bytes()[:3000])
-    verdict = judge(load(tmp_path)).verdicts[0]
+    verdict = judge(load(folder)).verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (2, 3))
 
 

@@ -21,6 +21,8 @@ from hindmost_collector.layers import resolve
 from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.collector.agents_of_a_job import Four
+
 PATIENCE_S = 60.0
 STEPS = 30
 #: What a stream that breaks off looks like from an agent's side; an end in place of a message has no attributes.
@@ -54,29 +56,6 @@ def counted(folder):
     """``(rank, rows, distinct steps)`` of every rank that the run directory holds."""
     stored = duckdb.read_parquet(f"{folder}/segments/steps/*.parquet")
     return stored.aggregate("rank, count(*), count(distinct step)").order("rank").fetchall()
-
-
-class Four:
-    """Makes agents of two ranks each, of one job of four."""
-
-    def __init__(self, fake_agent):
-        self._make = fake_agent
-
-    def __call__(self, number):
-        agent = self._make("", agent_id=f"a{number}", node=f"n{number}", ranks=4)
-        definitions = agent.definitions
-        mine = range(2 * number, 2 * number + 2)
-
-        def batch(step, slow_rank=-1):
-            made = type(agent).batch(agent, step, slow_rank)
-            for column in (made.steps, made.collectives):
-                kept = [block for block in column if block.rank & 0xFFFF in mine]
-                del column[:]
-                column.extend(kept)
-            return made
-
-        agent.batch, agent.definitions = batch, definitions
-        return agent
 
 
 def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tarfile
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_collector.formats.columns import select
@@ -15,7 +13,11 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "ddp-slow-compute-rank1.tar.xz"
+from tests.recordings import unpacked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 STEPS = 60
 PROFILER = "NCCL profiler CSV (prof.PID.csv)"
 
@@ -81,12 +83,7 @@ def test_a_rank_without_a_profile_has_the_phases_of_its_log_and_no_zeros(tmp_pat
 
 def _fixture(folder: Path) -> Path:
     """Four ranks on GPUs of which rank 1 computes longer: their collectives, and nothing else."""
-    with tarfile.open(RECORDED) as archive:
-        for one in archive:
-            content = archive.extractfile(one) if "prof." in one.name else None
-            if content is not None:
-                (folder / Path(one.name).name).write_bytes(content.read())
-    return folder
+    return unpacked("ddp-slow-compute-rank1", folder, lambda name: "prof." in name)
 
 
 def test_an_unrecorded_rank_that_the_others_wait_for_is_reported_as_likely(tmp_path: Path) -> None:
@@ -192,10 +189,9 @@ def test_few_steps_without_a_rank_are_reported_with_it(tmp_path: Path) -> None:
 
 def test_a_culprit_without_a_log_of_its_steps_is_named_by_the_collectives(tmp_path: Path) -> None:
     """In which step operations were enqueued the other ranks know."""
-    with tarfile.open(RECORDED.with_name("inspector-ddp-slow-rank0.tar.xz")) as archive:
-        archive.extractall(tmp_path)  # noqa: S202 - our own
-    next(tmp_path.rglob("steps.0.jsonl")).unlink()
-    report = _judged(tmp_path)
+    folder = unpacked("inspector-ddp-slow-rank0", tmp_path)
+    (folder / "steps.0.jsonl").unlink()
+    report = _judged(folder)
     assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [0])]
     assert report["verdicts"][0]["cost_ms_per_step"] == pytest.approx(3.6, rel=0.2)
 

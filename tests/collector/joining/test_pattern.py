@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import tarfile
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "inspector-ddp-slow-rank0.tar.xz"
+from tests.recordings import unpacked
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
 RANKS, STEPS, PLACES = 4, 60, 12
 STEP_US = 30_000
 WRITTEN_US = 1_795_225_915_000_000
@@ -20,11 +22,8 @@ WRITTEN_US = 1_795_225_915_000_000
 
 def test_logs_alone_that_missed_some_name_the_slow_rank(tmp_path: Path) -> None:
     """Real training: 131 of 4,740 operations are missing, and rank 0 makes the step 11 % longer."""
-    with tarfile.open(RECORDED) as archive:
-        for member in archive:
-            if member.name.endswith(".log") and (content := archive.extractfile(member)) is not None:
-                (tmp_path / Path(member.name).name).write_bytes(content.read())
-    report = judge(load(tmp_path)).to_dict()
+    folder = unpacked("inspector-ddp-slow-rank0", tmp_path, lambda name: name.endswith(".log"))
+    report = judge(load(folder)).to_dict()
     (verdict,) = report["verdicts"]
     assert (verdict["kind"], verdict["ranks"], verdict["cause"]) == ("straggler", [0], "unknown")
     assert report["what_if"]["slowdown"] == pytest.approx(1.11, abs=0.02)

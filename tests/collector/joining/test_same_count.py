@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import tarfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,19 +11,18 @@ from hindmost_collector.joining import same_count
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
-if TYPE_CHECKING:
-    from hindmost_judge.model import Table
+from tests.recordings import unpacked
 
-RECORDED = Path(__file__).parents[2] / "fixtures" / "recordings" / "inspector-ddp-slow-rank0.tar.xz"
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hindmost_judge.model import Table
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Terse Inspector lines of real training of which rank 0 computes longer, a log of its steps, and dumps."""
-    folder = tmp_path_factory.mktemp("recorded")
-    with tarfile.open(RECORDED) as archive:
-        archive.extractall(folder)  # noqa: S202 - our own
-    return next(folder.rglob("steps.0.jsonl")).parent
+    return unpacked("inspector-ddp-slow-rank0", tmp_path_factory.mktemp("recorded"))
 
 
 def _steps(recording: Table, more: int = 0) -> dict[tuple[int, int], int]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tarfile
 import time
-from pathlib import Path
 
 import hindmost_collector
 import pyarrow as pa
@@ -15,16 +13,13 @@ from hindmost_collector.store.parquet.run_directory import read_run
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
-NAME = "ddp-observed-clean"
-RECORDING = Path(__file__).parents[2] / f"fixtures/recordings/{NAME}.tar.xz"
+from tests.recordings import unpacked
 
 
 @pytest.fixture
 def older(tmp_path):
     """The older run, as the one job of a store."""
-    with tarfile.open(RECORDING) as archive:
-        archive.extractall(tmp_path)  # noqa: S202 - our own
-    return tmp_path / NAME
+    return unpacked("ddp-observed-clean", tmp_path)
 
 
 def newer_row():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +12,7 @@ from hindmost_collector.recordings import load
 from hindmost_judge.causes import launch_bound
 from hindmost_judge.judge import judge
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.recordings import OURS
 
 STEPS, OPERATIONS = 40, 6
 MS = 1e6
@@ -121,7 +120,7 @@ def test_some_steps_that_take_a_host_longer_are_not_enough(steps: int, sure: boo
 @pytest.mark.parametrize("torn", ["every second", "backwards"])
 def test_marks_that_make_no_sense_cost_no_report(torn: str) -> None:
     """Half of a rank's steps are marked, or its clock runs backwards."""
-    run = load(ROOT / "tests/fixtures/recordings/fsdp-host-bound.tar.xz")
+    run = load(OURS / "fsdp-host-bound.tar.xz")
     steps = {name: column.copy() for name, column in run.steps.items()}
     first = steps["rank"] == 0
     if torn == "backwards":

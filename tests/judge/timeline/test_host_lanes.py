@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,20 +13,20 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import blocks, host_lanes
 from hindmost_judge.verdict import last_ranks
 
-RECORDINGS = Path(__file__).parents[2] / "fixtures/recordings"
+from tests.recordings import OURS
 
 
 @pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-host-bound"])
 def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> None:
     """So are those that gather parameters: hosts wait in many places there."""
-    found = blocks.build(load(RECORDINGS / f"{name}.tar.xz"), DEFAULT)
+    found = blocks.build(load(OURS / f"{name}.tar.xz"), DEFAULT)
     assert found is not None
     assert host_lanes.by_work(found) is found
 
 
 def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     """It says what the rank's own work is longer by, and what that costs, as the table does."""
-    built = blocks.build(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
+    built = blocks.build(load(OURS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
     assert built is not None
     found = host_lanes.by_work(built)
     assert found.lanes is not None
@@ -41,7 +40,7 @@ def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
 
 def test_what_a_rank_makes_others_wait_is_what_its_work_costs() -> None:
     """No rank causes longer waits than it was waited for, and all together not more than the steps have."""
-    report = judge(load(RECORDINGS / "ddp-observed-late-hosts.tar.xz"))
+    report = judge(load(OURS / "ddp-observed-late-hosts.tar.xz"))
     caused = [row.caused_wait_ms or 0.0 for row in report.ranks]
     assert 0.0 <= sum(caused) < 0.5 * (report.job.step_ms["mean"] or 0.0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +20,7 @@ from hindmost_judge.timeline.blocks import build
 from hindmost_judge.verdict import wording, wording_balanced
 from hindmost_judge.verdict.wording import duration, ms, why
 
+from tests.recordings import OURS
 from tests.scenarios.loads import Load, hang, make
 
 
@@ -228,7 +228,7 @@ OF_ALL = {
     "uneven_workload": Scenario(16, 120, varying_lengths=0.3),
     "slow_link": Scenario(16, 80, layout="tp_dp", tensor=4, faults=(Fault("network", (1, 5, 9, 13), 0.5),)),
 }
-HOST_BOUND = Path(__file__).resolve().parents[2] / "fixtures/recordings/ddp-hang-rank1.tar.xz"
+HOST_BOUND = OURS / "ddp-hang-rank1.tar.xz"
 
 
 @pytest.mark.parametrize("kind", [*OF_ALL, "host_bound"])

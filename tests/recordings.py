@@ -1,0 +1,55 @@
+"""Recordings of real training that tests read: those of the repository, and of sets that may lie beside it.
+
+The whole set is sought in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from functools import cache, lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost_collector.recordings import load
+from hindmost_judge.judge import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
+
+OURS = Path(__file__).resolve().parent / "fixtures/recordings"
+_BESIDE = Path(__file__).resolve().parents[2] / "shared"
+CORPUS = Path(os.environ.get("HINDMOST_CORPUS", _BESIDE / "corpus"))
+STUDY = Path(os.environ.get("HINDMOST_STRAGGLER_ANALYSIS", _BESIDE / "straggler-analysis"))
+
+
+def recording(name: str) -> Path:
+    """Its file, of the whole set where that is here; else the test is skipped."""
+    for folder in (CORPUS, OURS):
+        if (folder / f"{name}.tar.xz").exists():
+            return folder / f"{name}.tar.xz"
+    pytest.skip(f"needs recordings outside this repository: {name} in HINDMOST_CORPUS ({CORPUS})")
+
+
+def unpacked(name: str, to: Path, kept: Callable[[str], bool] = bool) -> Path:
+    """The folder in ``to`` with those files of one of our recordings whose names are ``kept``."""
+    with tarfile.open(OURS / f"{name}.tar.xz") as archive:
+        members = [one for one in archive.getmembers() if one.isfile() and kept(Path(one.name).name)]
+        archive.extractall(to, members, filter="data")
+    return to / name
+
+
+@cache
+def judged(path: Path) -> Report:
+    """Its report, which several tests may read."""
+    return judge(load(path))
+
+
+@lru_cache(maxsize=1)
+def recorded(path: Path) -> Run:
+    """It itself, for tests of one recording that stand together."""
+    return load(path)
