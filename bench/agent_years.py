@@ -30,8 +30,7 @@ from hindmost_agent.exposition import Exposition
 from hindmost_agent.jobs.discovery import Jobs
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host
 
 RANKS, FIRST_PID, PIDS = 2, 1000, 30000
 #: Ticks of a job's life and after it, s.

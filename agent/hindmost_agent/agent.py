@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message, sequenced
-from hindmost_agent.delivery.ledger import REASONS
-from hindmost_agent.jobs.rank_state import Lives
+from hindmost_agent.delivery.spool import REASONS
+from hindmost_agent.jobs.rings import Lives
 from hindmost_agent.runner import following
-from hindmost_agent.slot import LONG_AGO_NS
+from hindmost_agent.sampler import LONG_AGO_NS
 
 if TYPE_CHECKING:
     from collections.abc import Callable

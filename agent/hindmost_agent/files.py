@@ -1,13 +1,27 @@
-"""Reading small kernel files again and again at little cost: the descriptor stays open, ``pread`` starts at 0."""
+"""Reading small kernel files again and again at little cost, and the samplers that do nothing else.
+
+A :class:`File` keeps its descriptor open, and ``pread`` starts at 0.
+"""
 
 from __future__ import annotations
 
+import logging
 import os
 import re
-from typing import TYPE_CHECKING
+from abc import abstractmethod
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from hindmost_agent.metric import series
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
+
+    from hindmost_agent.jobs.ranks import RankProcess
+    from hindmost_agent.metric import Series
+
+log = logging.getLogger(__name__)
 
 #: Kernel files that are sequences of records come in pieces of up to a page, so a short piece is the last one.
 SURELY_WHOLE = 1024
@@ -88,3 +102,201 @@ def text(path: Path | str) -> str:
 def mount_text(word: bytes) -> str:
     """A word of a list of mounts as text: blanks, tabs and the like stand there in octal, as ``\\040``."""
     return re.sub(rb"\\([0-3][0-7]{2})", lambda octal: bytes([int(octal[1], 8)]), word).decode("utf-8", "replace")
+
+
+class Lines:
+    """Chosen lines of a file of a name and a number each. Where they stand is found once, and again when it changes."""
+
+    def __init__(self, file: File, keys: tuple[bytes, ...]) -> None:
+        self._file = file
+        self._keys = keys
+        #: Names that the file has, as they are written there, and the place of each among all its words.
+        self._names: list[bytes] = []
+        self._places: list[int] = []
+        #: For each key the place of its number among all words, -1 where the file has none.
+        self._numbers: list[int] = []
+
+    def read(self) -> list[float]:
+        """A value for each key, missing where the file has none, or one that is no number."""
+        words = self._file.read().split()
+        if not self._hold(words):
+            self._find(words)
+        try:
+            return [NAN if place < 0 else float(words[place]) for place in self._numbers]
+        except (ValueError, IndexError):  # torn: what else the file says is still true
+            return [_number_at(words, place) for place in self._numbers]
+
+    def _hold(self, words: list[bytes]) -> bool:
+        """Whether every name still stands where it was found."""
+        places = self._places
+        return bool(places) and places[-1] < len(words) and [words[place] for place in places] == self._names
+
+    def _find(self, words: list[bytes]) -> None:
+        wanted = set(self._keys)
+        found: dict[bytes, int] = {}
+        for place, word in enumerate(words):
+            if (key := word.removesuffix(b":")) in wanted:
+                found.setdefault(key, place)
+        self._places = sorted(found.values())
+        self._names = [words[place] for place in self._places]
+        self._numbers = [found[key] + 1 if key in found else -1 for key in self._keys]
+
+
+def _number_at(words: list[bytes], place: int) -> float:
+    try:
+        return float(words[place]) if 0 <= place < len(words) else NAN
+    except ValueError:
+        return NAN
+
+
+#: Devices come and go: they are looked for again after this many readings.
+RESCAN = 120
+
+
+class NumberFile(NamedTuple):
+    """A file that holds one number, the series that it is, and what one of its units is in the series' unit."""
+
+    series: Series
+    path: Path
+    unit: float = 1.0
+    #: Whether a number below 0 says that it is not known.
+    unsigned: bool = False
+    #: Whether the number never changes: it is read once, and no descriptor is kept for it.
+    fixed: bool = False
+    #: Where a counter stops, if it does: from then on it says nothing.
+    full: int | None = None
+
+
+class Fixed:
+    """A number that was read, in the place of its file."""
+
+    def __init__(self, value: int) -> None:
+        self._value = value
+
+    def integer(self) -> int:
+        """The number."""
+        return self._value
+
+
+class NumberFiles(Sampler):
+    """Base of samplers whose every value is a small file of its own, as in sysfs: ``scan`` names them.
+
+    They stay open. One that cannot be read, or holds no number, is missing.
+    """
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._open: dict[Path, File | Fixed] = {}
+        self._read: list[tuple[File | Fixed, NumberFile]] = []
+        self._until_scan = 0
+        self._said: set[str] = set()
+
+    @abstractmethod
+    def scan(self) -> Iterable[NumberFile]:
+        """The files there are, in a stable order, none twice; with no file the sampler is off."""
+
+    def beside(self) -> Iterable[Series]:
+        """Series that a sampler of its own reading adds after those of the files, as they are since the last scan."""
+        return ()
+
+    def sample(self) -> list[float]:
+        if self._until_scan == 0:
+            self._rescan()
+            self._until_scan = RESCAN
+        self._until_scan -= 1
+        return [self._number(file, item) for file, item in self._read]
+
+    def _rescan(self) -> None:
+        before, self._open = self._open, {}
+        found: list[Series] = []
+        self._read = []
+        for item in self.scan():
+            file = before.get(item.path) or self._opened(item)
+            if file is not None:
+                self._open[item.path] = file
+                self._read.append((file, item))
+                found.append(item.series)
+        found += self.beside()
+        if not found:
+            raise Absent(f"nothing to read for {self.name}")
+        if tuple(found) != self.series:
+            self.series = tuple(found)
+
+    def _opened(self, item: NumberFile) -> File | Fixed | None:
+        try:
+            file = File(item.path)
+            return Fixed(file.integer()) if item.fixed else file
+        except FileNotFoundError:  # not every device has every file
+            return None
+        except (OSError, ValueError) as error:
+            self._say(item, error)
+            return None
+
+    def _number(self, file: File | Fixed, item: NumberFile) -> float:
+        try:
+            value = file.integer()
+        except (OSError, ValueError) as error:
+            self._say(item, error)
+            return NAN
+        return NAN if (item.unsigned and value < 0) or value == item.full else value * item.unit
+
+    def _say(self, item: NumberFile, error: Exception) -> None:
+        """One line for each metric, not one for each device and reading."""
+        name = item.series.metric.name
+        if name not in self._said:
+            self._said.add(name)
+            why = error.strerror if isinstance(error, OSError) else error
+            log.info("sampler %s: %s is missing: %s: %s (logged once)", self.name, name, item.path, why)
+
+
+class ProcessFiles(Protocol):
+    """The open files of one process; ``out_of_reach`` names those that may not be read, whose values are missing."""
+
+    out_of_reach: str
+
+    def values(self) -> list[float]:
+        """In the order of the sampler's metrics. Raises ``ProcessLookupError`` once the process has gone."""
+
+
+class RankFiles(Sampler):
+    """Base of samplers that read the same files of each rank's process: takes on new ranks, leaves those that went."""
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._generation = -1
+        self._watched: dict[RankProcess, ProcessFiles] = {}
+        self._said = False
+
+    @abstractmethod
+    def watch(self, folder: str) -> ProcessFiles:
+        """Open the files of the process whose folder this is. Raises ``OSError`` where they are not there."""
+
+    def sample(self) -> list[float]:
+        if self.host.ranks.generation != self._generation:
+            self._follow()
+        values: list[float] = []
+        for watch in self._watched.values():
+            values += self._values(watch)
+        return values
+
+    def _values(self, watch: ProcessFiles) -> list[float]:
+        try:
+            return watch.values()
+        except ProcessLookupError:
+            return [NAN] * len(self.metrics)
+
+    def _open(self, rank: RankProcess) -> ProcessFiles | None:
+        try:
+            watch = self.watch(f"{self.host.proc}/{rank.pid}")
+        except (FileNotFoundError, ProcessLookupError):  # it has ended in the meantime
+            return None
+        if watch.out_of_reach and not self._said:
+            self._said = True
+            log.warning("/proc/%d: %s cannot be read (logged once)", rank.pid, watch.out_of_reach)
+        return watch
+
+    def _follow(self) -> None:
+        followed = {rank: self._watched.get(rank) or self._open(rank) for rank in self.host.ranks.shown()}
+        self._watched = watched = {rank: watch for rank, watch in followed.items() if watch}
+        self._generation = self.host.ranks.generation
+        self.series = tuple(series(metric, rank.job_id, str(rank.rank)) for rank in watched for metric in self.metrics)

@@ -1,22 +1,50 @@
-"""What a source of metrics is: one class, one method, in one file under ``samplers/``."""
+"""What a source of metrics is: one class, one method, in one file under ``samplers/``; and when it is read."""
 
 from __future__ import annotations
 
 import os
 import threading
 from abc import ABC, abstractmethod
+from array import array
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 from hindmost_agent.jobs.ranks import Ranks
-from hindmost_agent.observe import Own
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hindmost_agent.metric import Metric, Series
 
+
+@dataclass
+class Own:
+    """The agent's own counts. ``None`` and a missing key mean not measured."""
+
+    duration_s: dict[str, float] = field(default_factory=dict)
+    success: dict[str, int] = field(default_factory=dict)
+    errors: Counter[str] = field(default_factory=Counter)
+    #: What is delivered, and where to: not measured by an agent that has no collector.
+    produced: int | None = None
+    delivered: int | None = None
+    dropped: dict[str, int] = field(default_factory=dict)
+    spool_bytes: int | None = None
+    spool_limit_bytes: int | None = None
+    pending: int | None = None
+    batches: int = 0
+    connects: int | None = None
+    connected: bool | None = None
+    clock_offset_s: float | None = None
+    clock_round_trip_s: float | None = None
+    ring_events: int = 0
+    ring_lost: int = 0
+    rings: int = 0
+
+
+NS = 1_000_000_000
+LONG_AGO_NS = -(1 << 62)
 NAN = float("nan")
 #: Drivers that may keep who asks them for ever, while hardware is in trouble.
 GPU, ADAPTER = DRIVERS = ("GPU", "adapter")
@@ -125,3 +153,51 @@ def register(sampler: SamplerType) -> SamplerType:
         raise ValueError(f"two samplers are called {sampler.name}")
     REGISTRY[sampler.name] = sampler
     return sampler
+
+
+class Reading(NamedTuple):
+    """What one sampler read at one time (ns, CLOCK_MONOTONIC); ``series`` is the same object until it changes."""
+
+    sampler: str
+    time_ns: int
+    series: tuple[Series, ...]
+    values: list[float]
+
+
+class Outcome(NamedTuple):
+    """What became of one sampler's reading, and how long it took."""
+
+    slot: Slot
+    reading: Reading | None
+    error: Exception | None
+    duration_s: float
+
+
+class Slot:
+    """One sampler, made when first due and made again after it was missing or failed to start."""
+
+    def __init__(self, kind: type[Sampler], interval_ns: int, place: int = 0) -> None:
+        self.name = kind.name
+        self.kind = kind
+        self.place = place
+        self._interval_ns = interval_ns
+        self.period_ns = max(int(kind.period * NS), interval_ns)
+        self.due_ns = LONG_AGO_NS
+        self.sampler: Sampler | None = None
+        self.said: set[str] = set()
+
+    def anew(self) -> Slot:
+        """The same with a sampler yet to be made, due at once."""
+        made = Slot(self.kind, self._interval_ns, self.place)
+        made.said = self.said
+        return made
+
+    def run(self, host: Host, now_ns: int) -> Reading | None:
+        """Read once. Raises whatever the sampler raises."""
+        if self.sampler is None:
+            self.sampler = self.kind(host)
+        values = self.sampler.sample()
+        if len(values) != len(self.sampler.series):
+            raise ValueError(f"{len(values)} values for {len(self.sampler.series)} series")
+        array("d", values)  # a number beyond every counter, as a torn file may hold, must not reach the batch
+        return Reading(self.name, now_ns, self.sampler.series, values) if values else None

@@ -21,7 +21,7 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent import event_trace, samplers, stacks
 from hindmost_agent.agent import Agent
-from hindmost_agent.delivery import undelivered
+from hindmost_agent.delivery import spool
 from hindmost_agent.delivery.ship import Shipper
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.exposition import Exposition, listen
@@ -197,7 +197,7 @@ class Service:
     def _part(self, reason: str) -> None:
         said: dict[str, object] = {"left": reason}
         if self.spool is not None:
-            said["samples"] = undelivered.closed(self.spool, self.settings)
+            said["samples"] = spool.closed(self.spool, self.settings)
         self._clear_rings(over=reason in OVER)
         _say(said, self._out)
 
@@ -331,7 +331,7 @@ def serve(
         if settings.job_id and (removed := sweep(Host().proc)):
             log.info("removed %d rings of processes that are gone", removed)
         if settings.job_id and settings.spool is not None:
-            undelivered.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
+            spool.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
         log.info("cannot remove old rings or spools: %s", error)
     service = Service(settings, monotonic_ns)

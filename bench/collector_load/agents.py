@@ -19,11 +19,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from hindmost_agent.agent import FLUSH_MOST_NS, FLUSH_NS
 from hindmost_agent.delivery import batch as packing
-from hindmost_agent.delivery.round_trips import CLOCK_PERIOD_S, RoundTrips
-from hindmost_agent.delivery.ship import SILENCE_S
-from hindmost_agent.jobs.rank_state import REPEAT_NS
+from hindmost_agent.delivery.ship import CLOCK_PERIOD_S, SILENCE_S, RoundTrips
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.observe import Own
+from hindmost_agent.jobs.rings import REPEAT_NS
+from hindmost_agent.sampler import Own
 from hindmost_collector.ingest.varint import varint
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.call import Call, CallError, connect

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from gpu_load import load, stop  # first: puts the repository on the path
 from hindmost_agent import samplers as folder
 from hindmost_agent.gpu import GpuSampler
-from hindmost_agent.nvml.library import opened
+from hindmost_agent.nvml import opened
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
 

@@ -10,10 +10,9 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.exposition import Exposition
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host
+from hindmost_agent.sampler import NS, Host
 from hindmost_agent.samplers import agent as account
 from hindmost_agent.settings import Address
-from hindmost_agent.slot import NS
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host
 
 from tests.agent.anonymous import Anonymous
 from tests.agent.conftest import FakeNvml

@@ -15,8 +15,7 @@ from hindmost_agent.files import File
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.metric import counter, gauge, series
 from hindmost_agent.runner import ABSENT_RETRY_NS, Runner
-from hindmost_agent.sampler import Absent, Host, Sampler
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Absent, Host, Sampler
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

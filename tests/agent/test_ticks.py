@@ -15,8 +15,7 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.files import PIECE, File, read_once
 from hindmost_agent.jobs.rings import BUSY_SHARE, Rings
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

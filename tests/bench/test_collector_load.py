@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hindmost_agent.delivery import batch as packing
 from hindmost_agent.jobs.fold import CollectiveRow, StepRow
-from hindmost_agent.slot import Reading
+from hindmost_agent.sampler import Reading
 from hindmost_proto import telemetry_pb2 as wire
 
 from bench.collector_load import node

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from hindmost_agent.jobs.fold import CollectiveRow, IntervalRow, StepRow
     from hindmost_agent.jobs.ranks import RankProcess
     from hindmost_agent.metric import Series
-    from hindmost_agent.slot import Reading
+    from hindmost_agent.sampler import Reading
 
 UNMEASURED = -1
 

@@ -1,17 +1,20 @@
-"""Finding the rings of this node and reading them, process by process."""
+"""The rings of this node: found, read process by process, and what they say of each rank's state.
+
+A ring that is torn is no error.
+"""
 
 from __future__ import annotations
 
 import logging
 import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost import ring
+from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.files import File, read_once
-from hindmost_agent.jobs.fold import Rows
-from hindmost_agent.jobs.open_ring import Mark, OpenRing
+from hindmost_agent.jobs.fold import Fold, Rows
 from hindmost_agent.jobs.process_ends import End, Ends
 from hindmost_agent.jobs.ranks import RankProcess
 
@@ -22,6 +25,121 @@ if TYPE_CHECKING:
     from hindmost_agent.sampler import Host
 
 log = logging.getLogger(__name__)
+
+
+class Mark(NamedTuple):
+    """How far a ring had been read when a batch was made, and what its fold then still held back.
+
+    ``created_ns`` tells the ring from an earlier one of the same name.
+    """
+
+    created_ns: int
+    position: int
+    skipped: int
+    steps: int
+    phases: int
+
+
+class OpenRing:
+    """One ring file and what has been folded from it so far; ``mark``: by an earlier agent, which was killed."""
+
+    def __init__(self, path: Path, reader: ring.Reader, mark: Mark | None = None) -> None:
+        self.path = path
+        self.name = str(path)
+        self.reader = reader
+        self.fold = Fold()
+        if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
+            self._resume(mark)
+        #: Events that were lost, when it was last read.
+        self.lost = reader.lost
+        self._communicators: list[ring.Communicator] = []
+        #: Python's rings hold phases, mostly; MPI's and NCCL's none.
+        self._phases = reader.header.producer == "py"
+        #: MPI's may fill within a second.
+        self.bursts = reader.header.producer == "mpi"
+        self._written = self.reader.position
+
+    @property
+    def mark(self) -> Mark:
+        """Where to go on from once everything that was taken from the fold is in the spool."""
+        reader = self.reader
+        return Mark(reader.header.monotonic_ns, reader.position, reader.skipped, *self.fold.pending)
+
+    def _resume(self, mark: Mark) -> None:
+        """Fold once more what the ring still holds of the past, only for what was pending; read on at the mark."""
+        reader = self.reader
+        reader.position = max(reader.written - reader.header.capacity, 0)
+        while reader.position < mark.position:
+            before = reader.position
+            events = reader.poll(mark.position - before)
+            # Where the writer overwrote the oldest meanwhile, as many more were read beyond the mark.
+            self.fold.feed(events[: len(events) - max(reader.position - mark.position, 0)])
+            if reader.position == before:  # a slot that was never written, which the earlier agent gave up
+                reader.position += 1
+                self.fold.broke()
+        self.fold.resume(mark.steps, mark.phases)
+        reader.position, reader.skipped = mark.position, mark.skipped
+
+    def grown(self) -> int:
+        """How many events were written since this was last asked; those of a torn ring do not count."""
+        before, self._written = self._written, self.written
+        return self._written - before
+
+    @property
+    def written(self) -> int:
+        """How many events were ever written; of a torn ring, as far as is known."""
+        try:
+            return self.reader.written
+        except ring.RingError:
+            return self._written
+
+    @property
+    def closed(self) -> bool:
+        """Whether the writer ended in order, which a torn ring does not say."""
+        try:
+            return self.reader.closed
+        except ring.RingError:
+            return False
+
+    @property
+    def gpu_uuid(self) -> str:
+        """The GPU as the probe knows it by now, which a torn ring does not say."""
+        try:
+            return self.reader.gpu_uuid
+        except ring.RingError:
+            return ""
+
+    @property
+    def full(self) -> float:
+        """How much of the ring was waiting to be read when ``grown`` was last asked, from 0 to 1."""
+        return (self._written - self.reader.position) / self.reader.header.capacity
+
+    def read(self) -> int:
+        """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
+        reader, fold = self.reader, self.fold
+        before = reader.position - reader.skipped
+        try:
+            new = reader.words() if self._phases else reader.records()
+            if (lost := reader.lost) != self.lost:
+                self.lost = lost
+                fold.broke()
+            if self._phases:
+                fold.feed_words(new, reader.event)
+            else:
+                fold.feed_calls(new, reader.names, reader.comm_ids, reader.decoded)
+        except ring.RingError:
+            return 0
+        return reader.position - reader.skipped - before
+
+    def communicators(self) -> list[ring.Communicator]:
+        """What this ring's probe has registered."""
+        try:
+            if self.reader.communicator_count != len(self._communicators):
+                self._communicators = self.reader.communicators()
+        except ring.RingError:
+            return []
+        return self._communicators
+
 
 NS = 1_000_000_000
 #: A ring fuller than this is read at once and looked at again soon, before it overwrites itself.
@@ -332,3 +450,107 @@ def _process(header: ring.Header) -> RankProcess:
         header.command,
         header.gpu_uuid,
     )
+
+
+#: An operation is reported as in flight once it has been open this long: a slow one, not one that was just met.
+OPEN_NS = NS // 2
+REPEAT_NS = 10 * NS
+#: A rank that tests for a message and finds none waits for it as long as it tests again within this time.
+TESTS_NS = NS
+KINDS = {ring.STEP: "step", ring.PHASE: "phase", ring.COLLECTIVE: "collective", ring.P2P: "p2p"}
+
+#: Kind, name, communicator, sequence, peer as on the wire, flags, start (ns).
+Entered = tuple[str, str, int, int, int, int, int]
+
+
+class Lives:
+    """Says what changed since it was last asked; and how every rank is, every ten seconds."""
+
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[object, ...]] = {}
+        self._waiting: dict[int, wire.RankState] = {}
+        self._said_ns: dict[int, int] = {}
+        #: By rank and start of its tests, how many there were, and when there was last one more.
+        self._tests: dict[int, dict[int, tuple[int, int]]] = {}
+
+    def look(self, producer: Producer, rank: int, now_ns: int) -> wire.RankState | None:
+        """The rank's state if it is news. ``rank`` is its reference."""
+        life = _life(producer)
+        entered = [] if life == wire.RankState.FINISHED else self._entered(producer, rank, now_ns)
+        news = (life, producer.lost, tuple(entered))
+        if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
+            return None
+        self._said[rank], self._said_ns[rank] = news, now_ns
+        state = wire.RankState(
+            rank=rank,
+            time_ns=now_ns,
+            life=life,
+            events_total=producer.written,
+            events_lost_total=producer.lost,
+            in_flight=[
+                wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, peer=peer, flags=flags, start_ns=start)
+                for kind, name, comm, seq, peer, flags, start in entered
+            ],
+            ended_ns=producer.end.ended_ns or 0,
+            exit_status=producer.end.status,
+        )
+        self._waiting.pop(rank, None)
+        if entered and life == wire.RankState.RUNNING:
+            self._waiting[rank] = state
+        return state
+
+    def _entered(self, producer: Producer, rank: int, now_ns: int) -> list[Entered]:
+        """What is open, without tests that do not go on."""
+        events, before = open_events(producer, now_ns), self._tests.get(rank, {})
+        tests = {one.start_ns: one.duration_ns for one in events if one.flags & ring.POLLS}
+        known = {start: before.get(start, (-1, 0)) for start in tests}
+        seen = {start: known[start] if known[start][0] == count else (count, now_ns) for start, count in tests.items()}
+        self._tests[rank] = seen
+        stale = {start for start, (_, changed_ns) in seen.items() if now_ns - changed_ns > TESTS_NS}
+        return [
+            (KINDS.get(one.kind, "other"), one.name, one.comm_id, one.seq, _peer(one), one.flags, one.start_ns)
+            for one in events
+            if not (one.flags & ring.POLLS and one.start_ns in stale)
+        ]
+
+    def waiting(self, rank: int, now_ns: int) -> wire.RankState | None:
+        """How a running rank was that was inside something when last looked at, said as of now; no change since."""
+        state = self._waiting.get(rank)
+        if state is not None:
+            state = wire.RankState.FromString(state.SerializeToString())
+            state.time_ns = now_ns
+        return state
+
+    def forget(self, rank: int) -> None:
+        """The rank has gone."""
+        self._waiting.pop(rank, None)
+        self._said.pop(rank, None)
+        self._said_ns.pop(rank, None)
+        self._tests.pop(rank, None)
+
+
+def _peer(event: ring.Event) -> int:
+    """As on the wire."""
+    return -1 if event.peer == ring.ANY else event.peer + 1
+
+
+def open_events(producer: Producer, now_ns: int) -> list[ring.Event]:
+    """What has been open for long.
+
+    Of a process that is gone: of all that it was in when it ended, which its ring still shows.
+    """
+    found: list[ring.Event] = []
+    latest_ns = now_ns - OPEN_NS if producer.gone_ns is None else now_ns
+    for item in producer.rings.values():
+        try:
+            records = item.reader.open_records()
+        except ring.RingError:
+            continue
+        found += [event for event in records if event.start_ns < latest_ns]
+    return found
+
+
+def _life(producer: Producer) -> wire.RankState.Life:
+    if producer.closed:
+        return wire.RankState.FINISHED
+    return wire.RankState.RUNNING if producer.gone_ns is None else wire.RankState.VANISHED

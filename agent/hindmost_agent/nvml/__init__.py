@@ -1,1 +1,175 @@
-"""NVIDIA's management library: opened once, its events, its field values."""
+"""NVIDIA's management library, opened once for all samplers: its GPUs, and many values of one in a call.
+
+Events are in ``events.py``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hindmost_agent.gpu import Call, Trouble, say_joined, say_silent, without_hung
+from hindmost_agent.metric import series
+from hindmost_agent.sampler import NAN, Absent
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_agent.metric import Metric
+    from hindmost_agent.sampler import Host
+
+log = logging.getLogger(__name__)
+
+#: ``nvmlReturn_t`` of what will not be answered next time either: invalid argument, not supported, no permission,
+#: function not found.
+UNSUPPORTED = frozenset({2, 3, 4, 13})
+LOST = frozenset({15, 16})  # GPU is lost, reset required
+
+
+class Device(NamedTuple):
+    """One GPU of this node; ``handle`` is NVML's."""
+
+    handle: Any
+    number: int
+    uuid: str
+    model: str
+    pci_bus_id: str
+
+
+class Nvml(NamedTuple):
+    """The library (the module ``pynvml``), its driver's version, the GPUs that answered, and the numbers of others.
+
+    ``hung``: those of which an answer is still awaited, which must not be asked.
+    """
+
+    lib: Any
+    driver: str
+    devices: tuple[Device, ...]
+    silent: tuple[int, ...] = ()
+    hung: tuple[Device, ...] = ()
+
+
+def opened(host: Host) -> Nvml:
+    """The library for this host, initialised at first use. Raises ``Absent`` where there is no NVIDIA GPU."""
+    if host.nvml is None:
+        host.nvml = _open(host)
+    found: Nvml = without_hung(host, host.nvml)
+    return found
+
+
+def _open(host: Host) -> Nvml:
+    lib = host.nvml_library
+    if lib is None:
+        # Looked at first, because importing costs memory that a node without GPUs need not spend.
+        if not (host.dev / "nvidiactl").exists():
+            raise Absent("no NVIDIA driver is loaded")
+        try:
+            lib = importlib.import_module("pynvml")
+        except ImportError as error:
+            raise Absent("nvidia-ml-py is not installed") from error
+    try:
+        lib.nvmlInit()
+        devices = {index: _device(host, lib, index) for index in range(lib.nvmlDeviceGetCount())}
+        driver = _text(lib.nvmlSystemGetDriverVersion())
+    except lib.NVMLError as error:
+        raise Absent(f"NVML does not start: {error}") from error
+    found = tuple(device for device in devices.values() if device is not None)
+    if not found:
+        raise Absent("NVML lists no GPU that answers")
+    return Nvml(lib, driver, found, tuple(index for index, device in devices.items() if device is None))
+
+
+def look_again(host: Host) -> None:
+    """Ask the GPUs that have not answered yet; one that does now joins the others."""
+    nvml = opened(host)
+    for index in nvml.silent:
+        device = _device(host, nvml.lib, index)
+        if device is not None:
+            before: Nvml = host.nvml
+            devices = tuple(sorted((*before.devices, device), key=lambda one: one.number))
+            host.nvml = before._replace(devices=devices, silent=tuple(one for one in before.silent if one != index))
+            say_joined(host, f"GPU {index}")
+
+
+def _device(host: Host, lib: Any, index: int) -> Device | None:
+    """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
+    which = f"GPU {index}"
+    if which in host.hung:
+        return None
+    host.asking.of(which)
+    try:
+        handle = lib.nvmlDeviceGetHandleByIndex(index)
+        uuid, model = _text(lib.nvmlDeviceGetUUID(handle)), _text(lib.nvmlDeviceGetName(handle))
+        return Device(handle, index, uuid, model, _text(lib.nvmlDeviceGetPciInfo(handle).busId))
+    except lib.NVMLError as error:
+        say_silent(host, which, error)
+        return None
+    finally:
+        host.asking.of("")
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def trouble(error: Exception) -> Trouble:
+    """What an NVML error means for the value that was asked for."""
+    code = getattr(error, "value", None)
+    if code in UNSUPPORTED:
+        return Trouble.UNSUPPORTED
+    return Trouble.LOST if code in LOST else Trouble.PASSING
+
+
+#: A field that takes NVML longer than this is not asked for again: its value is not worth a training job's time.
+SLOW_US = 2_000
+#: Which member of the value union a field's ``valueType`` names.
+MEMBERS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
+
+
+def field_value(found: Any) -> float:
+    """The value of a field that was asked for, missing where there is none."""
+    return NAN if found.nvmlReturn else getattr(found.value, MEMBERS[found.valueType])
+
+
+class Field(NamedTuple):
+    """One field value: its number, the scope it is asked for, what it fills and its unit's size."""
+
+    number: int
+    scope: int
+    metric: Metric
+    unit: float = 1.0
+    labels: tuple[str, ...] = ()
+
+
+def field_call(lib: Any, device: Device, fields: Sequence[Field]) -> Call:
+    """The one call that reads these fields of a GPU."""
+    fills = tuple(series(field.metric, device.uuid, *field.labels) for field in fields)
+    return Call("field values", fills, Fields(lib, device, fields).read)
+
+
+class Fields:
+    """Fields of one GPU, asked for in one call; slow and unsupported ones are left out after the first."""
+
+    def __init__(self, lib: Any, device: Device, fields: Sequence[Field]) -> None:
+        self._lib = lib
+        self._device = device
+        self._fields = fields
+        self._asked = list(range(len(fields)))
+
+    def read(self) -> Sequence[float]:
+        """A value for each of the fields, missing where there is none."""
+        values = [NAN] * len(self._fields)
+        asked = [(self._fields[index].number, self._fields[index].scope) for index in self._asked]
+        found = self._lib.nvmlDeviceGetFieldValues(self._device.handle, asked) if asked else []
+        for index, field in zip(tuple(self._asked), found, strict=False):
+            values[index] = field_value(field) * self._fields[index].unit
+            if field.latencyUsec > SLOW_US or field.nvmlReturn in UNSUPPORTED:
+                self._leave_out(index, field)
+        return values
+
+    def _leave_out(self, index: int, field: Any) -> None:
+        self._asked.remove(index)
+        why = f"takes {field.latencyUsec} us" if field.nvmlReturn == 0 else f"NVML error {field.nvmlReturn}"
+        one = self._fields[index]
+        log.info("GPU %s: %s %s is not read (%s)", self._device.uuid, one.metric.name, " ".join(one.labels), why)

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from hindmost_agent.gpu import Trouble
-from hindmost_agent.nvml.library import Device, trouble
+from hindmost_agent.nvml import Device, trouble
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

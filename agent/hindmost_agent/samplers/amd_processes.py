@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost_agent.amd import Device, number, opened, trouble
-from hindmost_agent.gpu_owners import Owners
+from hindmost_agent.gpu import Owners
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from hindmost_agent.files import NumberFile, NumberFiles
 from hindmost_agent.metric import counter, gauge, series
-from hindmost_agent.number_files import NumberFile, NumberFiles
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File, read_once, text
+from hindmost_agent.files import File, NumberFile, NumberFiles, read_once, text
 from hindmost_agent.metric import Metric, counter, gauge, series
-from hindmost_agent.number_files import NumberFile, NumberFiles
 from hindmost_agent.sampler import ADAPTER, NAN, Absent, Host, register
 
 if TYPE_CHECKING:

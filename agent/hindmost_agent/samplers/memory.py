@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File
-from hindmost_agent.lines import Lines
+from hindmost_agent.files import File, Lines
 from hindmost_agent.metric import Metric, gauge, series
 from hindmost_agent.sampler import Host, Sampler, register
 

@@ -8,7 +8,7 @@ from typing import Any
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard
 from hindmost_agent.metric import gauge, series
-from hindmost_agent.nvml.library import Device, opened, trouble
+from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.sampler import register
 
 #: Bits of the clocks event reasons, as nvml.h names them.

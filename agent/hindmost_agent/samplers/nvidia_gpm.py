@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_agent.gpu import Call, Card, GpuSampler, ratio
 from hindmost_agent.metric import Metric, gauge, series
-from hindmost_agent.nvml.library import opened, trouble
+from hindmost_agent.nvml import opened, trouble
 from hindmost_agent.sampler import NAN, Absent, register
 
 if TYPE_CHECKING:

@@ -7,9 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Metric, counter, gauge, series
-from hindmost_agent.nvml import fields as nvml_fields
-from hindmost_agent.nvml.fields import Field
-from hindmost_agent.nvml.library import Device, opened, trouble
+from hindmost_agent.nvml import Device, Field, field_call, field_value, opened, trouble
 from hindmost_agent.sampler import NAN, register
 
 if TYPE_CHECKING:
@@ -71,7 +69,7 @@ def _calls(lib: Any, device: Device) -> list[Call]:
     return [
         Call("NVLink states", (series(ACTIVE, device.uuid),), links.active),
         Call("NVLink errors", tuple(series(metric, device.uuid) for metric, _, _ in ERRORS), links.errors),
-        nvml_fields.call(lib, device, PCIE_FIELDS),
+        field_call(lib, device, PCIE_FIELDS),
     ]
 
 
@@ -126,4 +124,4 @@ class NvLinks:
 
     def _asked(self, fields: list[tuple[int, int]]) -> list[float]:
         """Each field's number, missing where there is none."""
-        return [nvml_fields.number(found) for found in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)]
+        return [field_value(found) for found in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)]

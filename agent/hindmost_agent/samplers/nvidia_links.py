@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Metric, counter, series
-from hindmost_agent.nvml import fields
-from hindmost_agent.nvml.fields import Field
-from hindmost_agent.nvml.library import Device, opened, trouble
+from hindmost_agent.nvml import Device, Field, field_call, opened, trouble
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:
@@ -51,5 +49,5 @@ def _calls(lib: Any, device: Device) -> list[Call]:
     generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
     return [
         Call("PCIe generation", (series(gpu.PCIE_GENERATION, device.uuid),), lambda: (generation(),)),
-        fields.call(lib, device, FIELDS),
+        field_call(lib, device, FIELDS),
     ]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent.gpu import of_each
 from hindmost_agent.metric import gauge, series
-from hindmost_agent.nvml.library import Device, opened
+from hindmost_agent.nvml import Device, opened
 from hindmost_agent.sampler import GPU, Absent, Host, Sampler, register
 
 if TYPE_CHECKING:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.gpu_owners import Owners
-from hindmost_agent.nvml.library import Device, opened, trouble
+from hindmost_agent.gpu import Owners
+from hindmost_agent.nvml import Device, opened, trouble
 from hindmost_agent.sampler import NAN, register
 
 if TYPE_CHECKING:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import counter, series
-from hindmost_agent.nvml import fields
-from hindmost_agent.nvml.fields import Field
-from hindmost_agent.nvml.library import Device, opened, trouble
+from hindmost_agent.nvml import Device, Field, field_call, opened, trouble
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:
@@ -50,6 +48,6 @@ class NvidiaSlow(GpuSampler):
 def _calls(lib: Any, device: Device) -> list[Call]:
     width = partial(lib.nvmlDeviceGetCurrPcieLinkWidth, device.handle)
     return [
-        fields.call(lib, device, FIELDS),
+        field_call(lib, device, FIELDS),
         Call("PCIe width", (series(gpu.PCIE_WIDTH, device.uuid),), lambda: (width(),)),
     ]

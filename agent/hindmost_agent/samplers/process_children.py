@@ -7,7 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from hindmost_agent.files import mount_text, numbers, read_once
-from hindmost_agent.jobs.descendants import children_of_main, descendants
+from hindmost_agent.jobs.process_tree import children_of_main, descendants
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
 from hindmost_agent.samplers.process_threads import Stat, stat, waited

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hindmost_agent.files import File
+from hindmost_agent.files import File, RankFiles
 from hindmost_agent.metric import counter
-from hindmost_agent.rank_files import RankFiles
 from hindmost_agent.sampler import NAN, register
 
 _BY = ("job", "rank")

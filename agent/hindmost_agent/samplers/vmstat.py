@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from hindmost_agent.files import File
-from hindmost_agent.lines import Lines
+from hindmost_agent.files import File, Lines
 from hindmost_agent.metric import counter, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hindmost_agent.delivery.round_trips import FIRST_ROUND_TRIPS, RoundTrips
-from hindmost_agent.observe import Own
+from hindmost_agent.delivery.ship import FIRST_ROUND_TRIPS, RoundTrips
+from hindmost_agent.sampler import Own
 from hindmost_proto import telemetry_pb2 as wire
 
 #: The collector's clock less the node's, and each way.

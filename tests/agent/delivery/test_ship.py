@@ -13,7 +13,7 @@ from hindmost_agent.delivery import ship
 from hindmost_agent.delivery.batch import message, sequenced
 from hindmost_agent.delivery.ship import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.delivery.spool import Spool
-from hindmost_agent.observe import Own
+from hindmost_agent.sampler import Own
 from hindmost_agent.settings import Address
 from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire

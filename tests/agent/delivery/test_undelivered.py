@@ -6,8 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from hindmost_agent.delivery import undelivered
-from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.delivery.spool import Spool, closed, expire
 from hindmost_agent.settings import Settings, settings
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ def of_job(tmp_path: Path) -> Settings:
 
 def test_what_was_not_acknowledged_is_said_and_kept(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """One line names the number, the folder and the command that delivers it; the account adds up."""
-    account = undelivered.closed(spool_with(tmp_path / "spool", 3), of_job(tmp_path))
+    account = closed(spool_with(tmp_path / "spool", 3), of_job(tmp_path))
     assert account == {"produced": 30, "delivered": 0, "dropped": {}, "kept": 30}
     (line,) = caplog.messages
     assert f"30 samples were not acknowledged by head:9460 and stay in {tmp_path}/spool" in line
@@ -46,7 +45,7 @@ def test_no_more_is_kept_than_is_on_disk(tmp_path: Path) -> None:
     for number in range(1, 41):
         spool.append(10, bytes(50_000), {})
         assert [one.sequence for one in iter(spool.next, None)] == [number]
-    account = undelivered.closed(spool, of_job(tmp_path))
+    account = closed(spool, of_job(tmp_path))
     again = Spool(tmp_path / "spool", 1 << 20)
     again.connected(0, 40)
     assert account["kept"] == 10 * len(list(iter(again.next, None))) < 400
@@ -58,7 +57,7 @@ def test_nothing_is_left_behind_where_all_was_delivered(tmp_path: Path, caplog: 
     """No word, no folder."""
     spool = spool_with(tmp_path / "spool", 2)
     spool.connected(2)
-    assert undelivered.closed(spool, of_job(tmp_path))["kept"] == 0
+    assert closed(spool, of_job(tmp_path))["kept"] == 0
     assert not (tmp_path / "spool").exists()
     assert not caplog.messages
 
@@ -71,6 +70,6 @@ def test_an_abandoned_spool_is_given_up_after_a_week(tmp_path: Path) -> None:
     young.close()
     for name in ("old", "used"):
         os.utime(tmp_path / name / "ledger.json", (now - 8 * 86400, now - 8 * 86400))
-    assert undelivered.expire(tmp_path, now) == 1
+    assert expire(tmp_path, now) == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["used", "young"]
     used.close()

@@ -12,14 +12,12 @@ from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import files
 from hindmost_agent.agent import Agent
-from hindmost_agent.jobs import discovery as jobs_module
-from hindmost_agent.jobs.discovery import PERIOD_NS, YOUNG, Jobs, ring_folders, sweep
-from hindmost_agent.jobs.launched import job_id
+from hindmost_agent.jobs import discovery
+from hindmost_agent.jobs.discovery import PERIOD_NS, YOUNG, Jobs, job_id, ring_folders, sweep
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host
 
 RANK = "PMI_RANK=0 PMI_SIZE=2 SLURM_JOB_ID=99"
 
@@ -126,7 +124,7 @@ def test_processes_that_are_out_of_reach_are_said_once(
             raise PermissionError(errno.EACCES, "Permission denied", str(path))
         return read(path, limit)
 
-    monkeypatch.setattr("hindmost_agent.jobs.launched.read_once", refusing)
+    monkeypatch.setattr("hindmost_agent.jobs.discovery.read_once", refusing)
     jobs = Jobs(host)
     jobs.look(0)
     process(host.proc, 4245, "PMI_RANK=3 PMI_SIZE=4 SLURM_JOB_ID=99")
@@ -186,8 +184,8 @@ def test_processes_that_have_run_for_long_are_rarely_read(host: Host, monkeypatc
     for pid in range(100, 160):
         process(host.proc, pid, RANK, argv="/bin/bash\0-c\0…\0")
     jobs, asked = Jobs(host), []
-    read = jobs_module.text
-    monkeypatch.setattr(jobs_module, "text", lambda path: asked.append(path) or read(path))  # type: ignore[func-returns-value]
+    read = discovery.text
+    monkeypatch.setattr(discovery, "text", lambda path: asked.append(path) or read(path))  # type: ignore[func-returns-value]
     looks = []
     for look in range(30):
         asked.clear()

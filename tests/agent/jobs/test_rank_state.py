@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.jobs.rank_state import NS, OPEN_NS, Lives
-from hindmost_agent.jobs.rings import Rings
+from hindmost_agent.jobs.rings import NS, OPEN_NS, Lives, Rings
 from hindmost_agent.sampler import Host
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Absent, Host
+from hindmost_agent.sampler import NS, Absent, Host
 from hindmost_agent.samplers.amd import Amd
 from hindmost_agent.samplers.amd_health import AmdHealth
 from hindmost_agent.samplers.amd_processes import AmdProcesses
 from hindmost_agent.samplers.amd_state import AmdState
 from hindmost_agent.samplers.amd_table import AmdTable
-from hindmost_agent.slot import NS
 
 from tests.agent.fake_amd import BUSY, NOT_FOUND, NOT_SUPPORTED, Driver, package
 from tests.agent.readings import read_gpu

@@ -13,8 +13,7 @@ import pytest
 from hindmost_agent import samplers
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host, Sampler
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host, Sampler
 
 from tests.agent.conftest import FakeNvml, fake_node, whole_node
 

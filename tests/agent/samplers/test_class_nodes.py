@@ -9,8 +9,7 @@ import pytest
 from hindmost_agent import samplers
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host
 
 from tests.agent import class_nodes
 from tests.agent.conftest import FakePsutil, local_statvfs

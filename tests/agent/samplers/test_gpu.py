@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.nvml import Device
 from hindmost_agent.nvml.events import XidErrors
-from hindmost_agent.nvml.library import Device
 from hindmost_agent.sampler import Absent, Asking, Host
 from hindmost_agent.samplers.nvidia import Nvidia
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm

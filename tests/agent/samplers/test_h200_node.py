@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS
 
 from tests.agent.conftest import recorded_node
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.sampler import Host
-    from hindmost_agent.slot import Reading
+    from hindmost_agent.sampler import Host, Reading
 
 UUIDS = [f"GPU-00000000-0000-0000-0000-{number:012x}" for number in range(1, 5)]
 

@@ -10,15 +10,14 @@ import pytest
 from hindmost_agent import samplers
 from hindmost_agent.metric import gauge, series
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Host, Sampler
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS, Host, Sampler
 
 from tests.agent.conftest import FakeNvml
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_agent.slot import Reading
+    from hindmost_agent.sampler import Reading
 
 VALUE = gauge("hindmost_node_test_beside_bytes", "A value.")
 FIRST, SECOND = "GPU-00000000", "GPU-00000001"

@@ -13,7 +13,7 @@ from hindmost_agent import samplers
 from hindmost_agent.files import File
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import Absent, Host
+from hindmost_agent.sampler import NS, Absent, Host
 from hindmost_agent.samplers.cgroup import Cgroup
 from hindmost_agent.samplers.cpu_frequency import CpuFrequency
 from hindmost_agent.samplers.infiniband import Infiniband
@@ -25,7 +25,6 @@ from hindmost_agent.samplers.process_io import ProcessIo
 from hindmost_agent.samplers.process_status import ProcessStatus
 from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
-from hindmost_agent.slot import NS
 
 from tests.agent.folders import gone, write
 from tests.agent.readings import read

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from hindmost_agent.jobs.descendants import descendants
+from hindmost_agent.jobs.process_tree import descendants
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.sampler import Host
 from hindmost_agent.samplers.cpu import Cpu
@@ -66,7 +66,7 @@ def test_children_are_found_with_and_without_the_kernel_s_list(listed: bool, mon
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
         if not listed:
-            monkeypatch.setattr("hindmost_agent.jobs.descendants._children", lambda _: None)
+            monkeypatch.setattr("hindmost_agent.jobs.process_tree._children", lambda _: None)
         found = descendants(Host(), os.getpid())
         assert found is not None
         assert {child.pid, grandchild} <= set(found)

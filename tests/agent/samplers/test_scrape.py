@@ -11,7 +11,7 @@ import pytest
 from hindmost_agent import samplers
 from hindmost_agent.exposition import Exposition
 from hindmost_agent.runner import Runner
-from hindmost_agent.slot import NS
+from hindmost_agent.sampler import NS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

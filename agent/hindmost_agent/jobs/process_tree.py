@@ -1,4 +1,4 @@
-"""The processes below a rank: DataLoader workers and whatever else it has started."""
+"""The processes above a rank and below it: which rank a process belongs to, and what a rank has started."""
 
 from __future__ import annotations
 
@@ -11,9 +11,35 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
+    from hindmost_agent.jobs.ranks import RankProcess
     from hindmost_agent.sampler import Host
 
-MOST = 256
+#: A process further below a rank than this is not looked for.
+MOST_ABOVE = 32
+
+
+def owner(host: Host, pid: int) -> RankProcess | None:
+    """The rank that this process is or that it runs below; ``None``: it belongs to none, or has ended."""
+    for _ in range(MOST_ABOVE):
+        rank = host.ranks.get(pid)
+        if rank is not None:
+            return rank
+        above = parent(host.proc, pid)
+        if above is None or above <= 1:
+            return None
+        pid = above
+    return None
+
+
+def parent(proc: Path, pid: int) -> int | None:
+    """The process that started this one (field 4 of its stat); ``None``: there is no such process."""
+    try:
+        return int(read_once(proc / str(pid) / "stat", 4096).rsplit(b")", 1)[1].split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+MOST_BELOW = 256
 
 
 def descendants(host: Host, pid: int) -> list[int] | None:
@@ -25,7 +51,7 @@ def descendants(host: Host, pid: int) -> list[int] | None:
     if todo is None:
         return _by_psutil(host, pid)
     found: list[int] = []
-    while todo and len(found) < MOST:
+    while todo and len(found) < MOST_BELOW:
         child = todo.pop()
         if host.ranks.get(child) is None:
             found.append(child)
@@ -73,4 +99,4 @@ def _by_psutil(host: Host, pid: int) -> list[int] | None:
     apart = {child for child in below if host.ranks.get(child) is not None}
     while more := {child for child, parent in below.items() if parent in apart} - apart:
         apart |= more
-    return [child for child in below if child not in apart][:MOST]
+    return [child for child in below if child not in apart][:MOST_BELOW]
