@@ -71,7 +71,7 @@ def test_stalls_are_not_reported_again_as_waiting_for_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "which"), [("fsdp-host-bound", "of rank 3"), ("pp4-host-bound", "now of one rank, now of another")]
+    ("name", "which"), [("fsdp-host-bound", "of rank 3"), ("pp4-host-bound", "not always the same")]
 )
 def test_a_gpu_that_waits_for_launches_is_reported_with_its_rank(name: str, which: str) -> None:
     """Where the others wait for one rank in most steps; else that it is not always the same."""

@@ -129,7 +129,7 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
     evidence = [f"CPUs launch kernels for {percent(found.launching)} of the step", queue]
     cost = idle * average(blocks.period) if idle is not None else None
     if cost is not None:
-        which = "now of one rank, now of another" if found.row is None else f"of rank {int(blocks.ranks[found.row])}"
+        which = "not always the same" if found.row is None else f"of rank {int(blocks.ranks[found.row])}"
         one = f"the GPU that the others wait for ({which}) is idle"
         evidence.insert(0, f"{one} {ms(cost)} per step: its next kernel is not launched yet")
     return [
