@@ -1,4 +1,4 @@
-"""Recordings of real training that tests read: those of the repository, and of sets that may lie beside it.
+"""Recordings of real training that tests read: those of the repository, and of sets that may lie next to it.
 
 The whole set is sought in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 """
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Report
 
 OURS = Path(__file__).resolve().parent / "fixtures/recordings"
-_BESIDE = Path(__file__).resolve().parents[2] / "shared"
-CORPUS = Path(os.environ.get("HINDMOST_CORPUS", _BESIDE / "corpus"))
-STUDY = Path(os.environ.get("HINDMOST_STRAGGLER_ANALYSIS", _BESIDE / "straggler-analysis"))
+_NEXT_TO_THE_TREE = Path(__file__).resolve().parents[2] / "shared"
+CORPUS = Path(os.environ.get("HINDMOST_CORPUS", _NEXT_TO_THE_TREE / "corpus"))
+STUDY = Path(os.environ.get("HINDMOST_STRAGGLER_ANALYSIS", _NEXT_TO_THE_TREE / "straggler-analysis"))
 
 
 def recording(name: str) -> Path:
