@@ -19,26 +19,54 @@ BLOCK = re.compile(r"```python\n# (\S+\.py)\n(.*?)```", re.DOTALL)
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of what the example needs of this repository, with the two files of the guide in it."""
+    """A copy of what the example needs of this repository, with the guide's files and lines in it."""
     copy = tmp_path_factory.mktemp("repository")
-    for name in ("agent", "collector", "proto", "docs", "tests/agent", "tests/golden"):
+    for name in (
+        "agent",
+        "collector",
+        "proto",
+        "docs",
+        "dashboards",
+        "tests/agent",
+        "tests/golden",
+        "tests/dashboards",
+    ):
         shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
-    shutil.copy(ROOT / "pyproject.toml", copy)
+    for name in ("pyproject.toml", "tests/servers.py"):
+        shutil.copy(ROOT / name, copy / name)
     blocks = BLOCK.findall(GUIDE)
     assert [path for path, _ in blocks] == [
         "agent/hindmost/probes/drill.py", "tests/probe/test_drill.py",
         "agent/hindmost_agent/samplers/open_files.py", "tests/agent/samplers/test_open_files.py",
         "collector/hindmost_judge/detect/collecting.py", "tests/judge/detect/test_collecting.py",
+        "collector/hindmost_collector/formats/call_log.py", "tests/collector/formats/test_call_log.py",
     ]  # fmt: skip
     for path, code in blocks:
         assert not (copy / path).exists()
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_text(code, encoding="utf-8")
-    (line,) = re.findall(r"```python\n(    \"drill\": .*\n)```", GUIDE)
-    watched = copy / "agent/hindmost/probes/__init__.py"
-    before, after = watched.read_text(encoding="utf-8").split("WATCHED = {\n")
-    watched.write_text(f"{before}WATCHED = {{\n{line}{after}", encoding="utf-8")
+    put(copy / "agent/hindmost/probes/__init__.py", "WATCHED = {\n", excerpt('"drill": '))
+    recordings = copy / "collector/hindmost_collector/recordings.py"
+    put(recordings, "from hindmost_collector.formats import (\n", excerpt("call_log,"))
+    put(recordings, "FORMATS: tuple[Format, ...] = (\n", excerpt("call_log,"))
+    gpus = copy / "dashboards/gpus.py"
+    links = gpus.read_text(encoding="utf-8").partition("def links()")[2]
+    put(gpus, links.partition("    return [\n")[0] + "    return [\n", excerpt("    _lowest("))
+    put(copy / "tests/dashboards/test_scale.py", "GPU_GAUGES = {\n", excerpt('"hindmost_gpu_nvlink_links_active": '))
     return copy
+
+
+def excerpt(begins: str) -> str:
+    """The lines of the guide, meant for a file that is there, that begin so."""
+    (found,) = re.findall(rf"```python\n(    {re.escape(begins)}.*?)```", GUIDE, re.DOTALL)
+    return found
+
+
+def put(file: Path, after: str, lines: str) -> None:
+    """Add these lines to a file."""
+    text = file.read_text(encoding="utf-8")
+    assert text.count(after) == 1
+    file.write_text(text.replace(after, after + lines), encoding="utf-8")
 
 
 def python(tree: Path, *args: str) -> str:
@@ -55,7 +83,7 @@ def python(tree: Path, *args: str) -> str:
 def test_the_examples_tests_pass(tree: Path) -> None:
     """The examples' own tests, under pytest with this repository's settings: the new detector's verdict is reported."""
     tests = [path for path, _ in BLOCK.findall(GUIDE) if path.startswith("tests/")]
-    assert "5 passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
+    assert "7 passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests)
 
 
 def test_the_examples_are_clean(tree: Path) -> None:
@@ -90,3 +118,17 @@ runner.run(0)
 print(Exposition("n").render(runner.latest.values()).decode())
 """
     assert re.search(r'^hindmost_node_open_files\{node="n"\} [1-9]', python(tree, "-c", program), re.MULTILINE)
+
+
+def test_the_new_format_is_named_among_those_that_are_read(tree: Path) -> None:
+    """The error for a folder of unknown files lists it."""
+    program = "from hindmost_collector.recordings import FORMATS; print([one.NAME for one in FORMATS])"
+    assert "call log (calls.RANK.csv)" in python(tree, "-c", program)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs Python 3.11: grafana-foundation-sdk does")
+def test_the_new_panel_is_in_the_dashboard_and_fits(tree: Path) -> None:
+    """The guide's command writes it; the tests of the dashboards hold."""
+    python(tree, "-m", "dashboards")
+    assert '"title": "NVLinks up, the ' in (tree / "dashboards/hindmost-gpus.json").read_text(encoding="utf-8")
+    assert " passed" in python(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/dashboards/test_files.py")
