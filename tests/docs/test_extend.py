@@ -58,7 +58,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def excerpt(begins: str) -> str:
     """The lines of the guide, meant for a file that is there, that begin so."""
-    (found,) = re.findall(rf"```python\n(    {re.escape(begins)}.*?)```", GUIDE, re.DOTALL)
+    (found,) = re.findall(rf"```(?:python)?\n(    {re.escape(begins)}.*?)```", GUIDE, re.DOTALL)
     return found
 
 
