@@ -9,16 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import detect, detector
-from hindmost_judge.causes import (
-    cpu_sharing,
-    hidden_input,
-    horovod_cycles,
-    launch_bound,
-    loading,
-    oversubscribed_verdicts,
-    stopped,
-    telemetry,
-)
+from hindmost_judge.causes import cpu_sharing, hidden_input, horovod_cycles, launch_bound, loading, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, mismatch, slow_link, small_cohorts, straggler, uneven
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
@@ -28,22 +19,16 @@ from hindmost_judge.timeline import host_lanes, membership, phases, profiled, se
 from hindmost_judge.verdict import (
     advice,
     all_slower,
-    cross_check,
-    ended_stalls,
     endings,
-    last_ranks,
-    lost_contact,
-    majority,
-    missing_launches,
     missing_ranks,
     oversubscribed,
-    partial_read,
-    step_limit,
-    step_logs,
+    quality,
+    stops,
     summary,
     wording,
 )
-from hindmost_judge.verdict.inconclusive import (
+from hindmost_judge.verdict.intermittent import of_stalls
+from hindmost_judge.verdict.quality import (
     beside_exchanges,
     exchanging_inside,
     hosts_unmarked,
@@ -55,7 +40,6 @@ from hindmost_judge.verdict.inconclusive import (
     passed_on,
     without_starts,
 )
-from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import STOPS, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_habits, of_links
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
@@ -78,7 +62,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
         run = replace(run, notes=(*run.notes, changed))
     if rows(run.operations):
         return pipeline.judge(run, settings)
-    both = cross_check.judged(run, lambda one: judge(one, settings))
+    both = missing_ranks.cross_checked(run, lambda one: judge(one, settings))
     if both is not None:
         return both
     run = telemetry.with_gpus(run)
@@ -98,12 +82,12 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     stop = hang.find(run, p99, settings)
     if stop is not None and not stop.seen and endings.first_to_die(run)[0]:  # what ended the job was no hang
         stop = None
-    stalls, told_of_stalls = ended_stalls.find(run, blocks, settings) if stop is None else ((), [])
+    stalls, told_of_stalls = stops.find_ended_stalls(run, blocks, settings) if stop is None else ((), [])
     found, told_of_silence = _ended(run, blocks, stop, p99, settings)
     notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
     if blocks is not None:
         settings = profiled.of_few(blocks, run.steps, settings)
-        crowded_out, blocks = oversubscribed.judged(run, blocks, settings)
+        crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
         found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
         found = _still_matter(found)
@@ -111,25 +95,25 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.look:
         notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod_cycles.notes(run)]
-    found = step_logs.without_doubtful(beside_exchanges(found, run, blocks), run, blocks)
-    found = missing_launches.without_doubtful(found, blocks)
+    found = missing_ranks.without_doubtful_forwards(beside_exchanges(found, run, blocks), run, blocks)
+    found = quality.without_lost_leads(found, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
-    found = ended_stalls.beside(missing_ranks.judged(found, run, blocks), stalls, run)
-    slower = all_slower.find(blocks, found) if blocks is not None and stop is None else None
-    found = all_slower.beside(found, slower)
-    found = partial_read.judged(found, run, blocks)
+    found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
+    slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
+    found = all_slower.with_slowed(found, slower)
+    found = quality.with_unread_steps(found, run, blocks)
     if blocks is not None:
         found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
-    notes += all_slower.note(slower, found)
-    notes += last_ranks.notes(blocks, found, notes) if blocks is not None and stop is None else []
+    notes += all_slower.slowed_note(slower, found)
+    notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if run.look:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
     notes += stopped.note(run, found, stalls)
     what_if = summary.what_if(run, blocks, found)
     return Report(
         job=replace(
-            summary.job(run, blocks), bound=step_limit.find(blocks, found, settings), stalls=stalls, slowed=slower
+            summary.job(run, blocks), bound=summary.step_limit(blocks, found, settings), stalls=stalls, slowed=slower
         ),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
@@ -164,20 +148,20 @@ def _ended(
     parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
     if stop is not None:
         return [of_parted(stop, parted, run, blocks)], []
-    silent, told = lost_contact.find(run, p99, settings)
+    silent, told = stops.lost_contact(run, p99, settings)
     return [*silent, *of_mismatch(parted, run)], told
 
 
 def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
     """The verdict on most ranks slow at once; if a few ranks are ahead from the start, it names no rank."""
-    most = majority.find(blocks, settings)
+    most = all_slower.find_majority(blocks, settings)
     if most is None:
         return []
     if most.change is None:
-        return [majority.beside(_nothing(run, blocks, settings), most)]
+        return [all_slower.with_majority(_nothing(run, blocks, settings), most)]
     few = judge(separate_groups.of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
     alone = [one for one in few.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
-    return [advice.on(majority.verdict(most, most.change, alone[0] if alone else None, blocks), run)]
+    return [advice.on(all_slower.majority_verdict(most, most.change, alone[0] if alone else None, blocks), run)]
 
 
 def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:
@@ -289,9 +273,9 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[l
     late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
     stalls = [one for one in stalls if late.isdisjoint(one.rows)]
     if shared is not None:
-        found, more = oversubscribed_verdicts.judged(shared, found, stalls, blocks, settings)
+        found, more = oversubscribed.on_shared_cpus(shared, found, stalls, blocks, settings)
         return found, [*notes, *more], []
-    found = found or oversubscribed_verdicts.asking_most(blocks, settings)
+    found = found or oversubscribed.asking_most(blocks, settings)
     named = {rank for one in found for rank in one.ranks}
     told = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
     return [*found, *of_stalls(stalls, blocks, settings, habits=told)], notes, by_chance
@@ -358,7 +342,7 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     inside = (
         exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or phase_trade_off.inside(blocks)
     )
-    return inside or step_logs.unclear(run, blocks)
+    return inside or missing_ranks.backward_may_wait(run, blocks)
 
 
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
@@ -370,10 +354,10 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)
-    unclear = missing_ranks.unjudged(run, blocks) or _unclear(run, blocks, settings)
+    unclear = missing_ranks.ranks_without_steps(run, blocks) or _unclear(run, blocks, settings)
     if unclear is not None:
         return unclear
     shared = cpu_sharing.find(run)
     if shared is None:
         return balanced(blocks, savings.waste(blocks), settings)
-    return oversubscribed_verdicts.nobody(shared, blocks, settings)
+    return oversubscribed.nobody(shared, blocks, settings)

@@ -1,32 +1,39 @@
-"""All ranks slow at once, from some step on: none is behind, and yet the job is slower than it was.
+"""All ranks, or most of them, slow at once: no rank is behind the typical one, and yet the job is slower than it was.
 
-The delays show nothing of it; the length of the steps does: it rises within a few steps and stays. A slow or an
-occasional rise is not reported.
+All ranks: delays show nothing of it; the length of the steps does: it rises within a few steps and stays. A slow or
+an occasional rise is not reported.
+
+Most ranks: then the typical rank is slow, and only the few others stand out, ahead. Delays alone cannot separate slow
+ranks from others that are ahead. Where they begin in the middle of a run, the steps can: they become longer if most
+ranks become slow, and no shorter if a few become fast.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import median
-from hindmost_judge.verdict.schema import STOPS, Slowed, Verdict
-from hindmost_judge.verdict.whole_job import until
-from hindmost_judge.verdict.wording import ms, percent
-from hindmost_judge.whatif import residual
+from hindmost_judge.detect import straggler
+from hindmost_judge.stats.robust import average, median
+from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
+from hindmost_judge.verdict.whole_job import since, until
+from hindmost_judge.verdict.wording import ms, names, percent
+from hindmost_judge.whatif import residual, savings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.types import Floats
+    from hindmost_judge.findings import Habit
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.types import Floats, Ints
 
 #: Steps on each side of the onset, before these are two levels and not a few odd steps.
 _ENOUGH = 20
 #: A change of less of a step is within what clocks and temperature do to any job.
-_LONGER = 0.05
+_STEPS_LONGER = 0.05
 #: All but this share, in per cent, of the longer steps are longer than all but as many of the others.
 _OVERLAP = 10
 #: So many steps at the border are already, or still, within this share of the change at their side's level.
@@ -37,7 +44,7 @@ _PART = 0.1
 _BY_WORK = 0.5
 
 
-def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
+def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     """Since when all steps are longer, without what verdicts cost, and which parts of them; ``None`` where they are
     not."""
     known = [one for one in found if one.kind not in ("balanced", "input_bound", "host_bound")]
@@ -64,7 +71,7 @@ def find(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     )
 
 
-def note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
+def slowed_note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
     """The sentence on it next to verdicts ``found``, without what they cost; that on a job slow for good says it."""
     if slowed is None or (slowed.until_step is None and any(one.kind == "balanced" for one in found)):
         return []
@@ -89,7 +96,7 @@ def _why(slowed: Slowed) -> list[str]:
     return why
 
 
-def beside(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:
+def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict]:
     """A balanced job that became slower for good, and why."""
     if slowed is None or slowed.until_step is not None:
         return list(found)
@@ -115,14 +122,14 @@ def _longer(period: Floats) -> slice | None:
     stop = int(np.argmax(sums - least))
     span = slice(int(np.argmin(sums[: stop + 1])), stop)
     enough = min(span.start, span.stop - span.start) >= _ENOUGH
-    return span if enough and _apart(period, span) and _sharp(period, span) else None
+    return span if enough and _apart_levels(period, span) and _sharp(period, span) else None
 
 
-def _apart(period: Floats, span: slice) -> bool:
+def _apart_levels(period: Floats, span: slice) -> bool:
     was, now = _levels(period, span)
     outside = np.delete(period, np.arange(len(period))[span])
     shortest, longest = np.percentile(period[span], _OVERLAP), np.percentile(outside, 100 - _OVERLAP)
-    return bool(shortest > longest and now - was >= _LONGER * was)
+    return bool(shortest > longest and now - was >= _STEPS_LONGER * was)
 
 
 def _sharp(period: Floats, span: slice) -> bool:
@@ -154,3 +161,95 @@ def _more_work(blocks: Blocks, span: slice, longer: float) -> float | None:
     was, now = _levels(median(blocks.work, axis=0), span)
     more = now / was - 1 if was > 0 else float("nan")
     return more if more >= _BY_WORK * longer else None
+
+
+#: Ranks ahead by less of a step are what healthy ranks differ by, with a batch or an optimizer's part a little smaller.
+_AHEAD = 0.05
+#: Ranks that are ahead since the same few steps are so for one reason.
+_TOGETHER = 8
+#: Steps must surely have become longer by this share of what the few are ahead: the rest may be hidden by transfers.
+_OF_LEAD = 0.5
+
+
+@dataclass(frozen=True)
+class Majority:
+    """``habits`` of the few ``ahead`` of ``ranks``, and by how much steps grew then (``None``: from the start)."""
+
+    habits: list[Habit]
+    ranks: tuple[int, ...]
+    ahead: tuple[int, ...]
+    by_ns: float
+    step_ns: float
+    change: savings.Change | None
+
+    def __str__(self) -> str:
+        """What is known of ranks that are ahead from the start."""
+        are, has = ("is", "it has") if len(self.ahead) == 1 else ("are", "they have")
+        by = f"{ms(self.by_ns)} per step ({percent(self.by_ns / self.step_ns)})"
+        who = f"{names(self.ahead)} {are} {by} faster than the other {len(self.ranks)}"
+        return f"{who}: {has} less work, or these are slow"
+
+
+def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
+    """The few ranks that are ahead of most others, persistently and for the same steps; ``None`` where none are."""
+    if blocks.pipeline is not None or len(blocks.ranks) < 3:
+        return None
+    strict = replace(settings, min_effect=_AHEAD, min_effect_of_few=_AHEAD)
+    habits = straggler.find(replace(blocks, excess=-blocks.excess), strict)
+    rows = sorted(set(range(len(blocks.ranks))) - {habit.row for habit in habits})
+    if not habits or 2 * len(habits) >= len(blocks.ranks) or not _of_one_time(habits):
+        return None
+    if _wait_for_mates(blocks.group, [habit.row for habit in habits]):
+        return None
+    first, stop = (int(np.median([getattr(habit, name) for habit in habits])) for name in ("first", "stop"))
+    change = None
+    by_ns = float(np.median([habit.excess for habit in habits]))
+    if (first, stop) != (0, len(blocks.steps)):
+        change = savings.observed_change(blocks, slice(first, stop))
+        if change is None or change.longer - 2 * change.noise < _OF_LEAD * by_ns:
+            return None  # steps as long as before: the few became faster
+    ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in some)) for some in (rows, [h.row for h in habits]))
+    return Majority(habits, ranks, ahead, by_ns, float(median(blocks.period)), change)
+
+
+def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
+    """Whether those ahead are some of one group's members [R, C]: they may be held up by the rest of it elsewhere."""
+    for mine in group.T:
+        mates = np.flatnonzero(mine == mine[ahead[0]])
+        if len(mates) < len(mine) and np.isin(ahead, mates).all() and len(mates) > len(ahead):
+            return True
+    return False
+
+
+def majority_verdict(most: Majority, change: savings.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
+    """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
+    first, stop = (int(np.median([getattr(habit, name) for habit in most.habits])) for name in ("first", "stop"))
+    waits = "waits" if len(most.ahead) == 1 else "wait"
+    steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
+    cause = alone.cause if alone is not None and alone.cause else "unknown"
+    of_one = [f"rank {alone.ranks[0]} against these: {line}" for line in alone.evidence] if alone is not None else []
+    return Verdict(
+        kind="straggler",
+        ranks=most.ranks,
+        cause=cause,
+        since_step=since(blocks, first),
+        until_step=until(blocks, stop),
+        cost_ms_per_step=change.longer / 1e6,
+        cost_ratio=change.longer / average(blocks.period[first:stop]),
+        confidence=0.9,
+        explained=alone.explained if alone is not None else None,
+        partial=alone.partial if alone is not None else None,
+        evidence=(f"{len(most.ranks)} of {len(blocks.ranks)} ranks became slow together: {steps}", *of_one),
+        shown_ms=0.0,
+    )
+
+
+def with_majority(balanced: Verdict, most: Majority) -> Verdict:
+    """The verdict that names no rank, with what is known of the few ahead; it clears none."""
+    advice = f"compare batches and clocks of {names(most.ahead)} with those of the others"
+    return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence), advice=(advice,))
+
+
+def _of_one_time(habits: list[Habit]) -> bool:
+    begun, ended = [habit.first for habit in habits], [habit.stop for habit in habits]
+    return max(begun) - min(begun) <= _TOGETHER and max(ended) - min(ended) <= _TOGETHER

@@ -1,24 +1,40 @@
-"""Verdicts on a recording with missing ranks: a rank that was judged without them is not cleared."""
+"""Verdicts where a part of the ranks, or of what they did, is missing: what still holds, and what is unknown.
+
+Some ranks sent nothing, or their files are cut: ranks judged without them are not cleared.
+
+Some ranks have no collectives: an agent died, or a rank's NCCL plugin was not loaded. Members of a communicator with
+such a rank leave its operations late, and nothing shows that they waited; their next partners do wait for them.
+
+Only a log of the steps was recorded. A rank may wait for others in its backward, so that a backward clears no rank.
+The forward of a tensor-parallel job holds collectives too: a rank that is slow there, or comes late to it, makes its
+whole group's forward longer. The stages of a pipeline wait for each other there, and have different forwards. In a
+launch-bound job, events around a forward time the host's launching.
+
+There is a log of all ranks' steps, and collectives of some ranks: both are judged. Collectives show which of their
+ranks is late, for whatever reason. Steps do not show a slow backward, in which ranks wait for each other. For ranks
+without collectives the steps are all that is known: they clear no rank.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.model import Job, Unseen, rows
+from hindmost_judge import dictionary_encoding
+from hindmost_judge.model import Job, Run, Unseen, rows, without_waits
+from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.verdict import unrecorded_ranks
-from hindmost_judge.verdict.schema import STOPS, Verdict
-from hindmost_judge.verdict.wording import names, percent
+from hindmost_judge.timeline import join
+from hindmost_judge.verdict.schema import STOPS, Report, Verdict
+from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.unrecorded_ranks import Absent
+    from hindmost_judge.types import Array, Floats, Ints
 
 #: Ranks that wait at once for this share of the time wait for a missing rank. Without late ranks, transfers alone
 #: scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
@@ -41,7 +57,7 @@ def with_missing(run: Run) -> Run:
     return replace(run, unseen=Unseen(tuple(sorted(set(range(world)) - seen))))
 
 
-def judged(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What still holds although ranks are missing, and what is unknown because of that."""
     if run.job.source == Job.source:
         return _ours(found, run, blocks)
@@ -57,11 +73,11 @@ def judged(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdic
     named = any(one.ranks for one in kept)
     already = [one for one in found if one.kind == "insufficient_data"]
     if already and not waited and not named:
-        return [replace(one, evidence=(_missing(lacking), *one.evidence)) for one in already]
+        return [replace(one, evidence=(_are_missing(lacking), *one.evidence)) for one in already]
     return kept if named else [_insufficient(lacking, waited), *kept]
 
 
-def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
+def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
     """That no rank can be cleared if steps alone show who is late, and some ranks of the recording have none."""
     lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
     if blocks.evidence != blocks_of.PHASES or run.job.source == Job.source or not lacking:
@@ -73,13 +89,13 @@ def unjudged(run: Run, blocks: Blocks) -> Verdict | None:
 
 def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What holds in a run of our own: a rank that may have waited for one without collectives is not named."""
-    lacking = unrecorded_ranks.find(run, blocks)
+    lacking = find_unrecorded(run, blocks)
     if lacking is None:
         return found
     doubted = [one for one in found if lacking.doubts(one)]
     kept = [one for one in found if one not in doubted]
     if doubted and not kept:
-        return [unrecorded_ranks.told(lacking, doubted)]
+        return [doubted_verdict(lacking, doubted)]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], lacking.ranks).sum())
     return [_of_those_seen(one, lacking, seen) for one in kept]
 
@@ -93,13 +109,13 @@ def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
     """Ranks found alike without the missing ones are not cleared; findings on the recorded ranks hold."""
     if one.kind != "balanced":
         known = one.kind in STOPS or one.kind == "insufficient_data"
-        return one if known else replace(one, evidence=(*one.evidence, unrecorded_ranks.missing(lacking)))
+        return one if known else replace(one, evidence=(*one.evidence, without_collectives(lacking)))
     count = len(lacking.ranks)
     others = f"{count} other ranks are" if count > 1 else "1 other rank is" if count else "others are"
     who = f" ({names(lacking.ranks)})" if 0 < count < _NAMED else ""
     whom = "it" if count == 1 else "one of them"
     late = f"no rank of the {seen} recorded is late, but they may wait for {whom}: {others} not recorded{who}"
-    remedy = unrecorded_ranks.remedy(lacking)
+    remedy = doctor_remedy(lacking)
     return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
 
 
@@ -108,7 +124,7 @@ def _with(one: Verdict, lacking: Unseen) -> Verdict:
     if one.kind != "balanced":
         return one
     return replace(
-        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(lacking)), advice=(_remedy(lacking),)
+        one, kind="insufficient_data", evidence=(*one.evidence, _awaited(lacking)), advice=(_complete_files(lacking),)
     )
 
 
@@ -123,10 +139,12 @@ def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
 
 def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
     waits = _awaited(lacking) if waited else f"others may wait for {_them(lacking.ranks)}"
-    return Verdict(kind="insufficient_data", evidence=(_missing(lacking), waits), advice=(_remedy(lacking),))
+    return Verdict(
+        kind="insufficient_data", evidence=(_are_missing(lacking), waits), advice=(_complete_files(lacking),)
+    )
 
 
-def _missing(lacking: Unseen) -> str:
+def _are_missing(lacking: Unseen) -> str:
     who = names(lacking.ranks) if lacking.ranks else "some ranks"
     return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from most of the recording"
 
@@ -145,5 +163,308 @@ def _of(ranks: Sequence[int]) -> str:
     return f" of {names(ranks)}" if 0 < len(ranks) < _NAMED else " that are missing"
 
 
-def _remedy(lacking: Unseen) -> str:
+def _complete_files(lacking: Unseen) -> str:
     return f"add the whole files{_of(lacking.ranks)}; `hindmost run -- COMMAND` records every rank"
+
+
+#: Causes measured on a rank's own host or GPU: these are no wait for others.
+ITS_OWN = (
+    "input",
+    "h2d",
+    "gpu_throttle",
+    "gpu_contention",
+    "cpu_contention",
+    "gc",
+    "checkpoint",
+    "memory",
+    "io",
+    "stopped",
+)
+#: Share of a communicator's recorded members that must be late together: a rank that waits for a missing one is not
+#: alone.
+_ALIKE = 0.5
+
+
+@dataclass(frozen=True)
+class Absent:
+    """``ranks`` of which no collective was recorded, as far as is known which, and of each communicator that such a
+    rank is in the members that were seen, where others were seen that are not in it.
+    """
+
+    ranks: tuple[int, ...]
+    beside: tuple[frozenset[int], ...] = ()
+
+    def doubts(self, one: Verdict) -> bool:
+        """Whether those whom a verdict names may have waited for one of these ranks."""
+        if one.kind in STOPS or one.cause in ITS_OWN:
+            return False
+        if one.kind == "slow_link" or one.cause == "network":
+            return True  # waits for a missing rank look like slow transfers
+        named = set(one.ranks)
+        return any(len(seen & named) >= _ALIKE * len(seen) for seen in self.beside if named)
+
+
+def find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
+    """The ranks without collectives in a run; ``None`` where none is known to be missing."""
+    unheard = set(run.unseen.ranks) if run.unseen is not None else set()
+    if blocks is None or blocks.joined is None:
+        return _without_collectives(run, blocks, unheard)
+    comm, members, size = _memberships(run, blocks.ranks)
+    silent = np.setdiff1d(run.ranks["rank"], blocks.ranks)
+    if not unheard and not len(silent) and (members >= size).all():
+        return None
+    seen = set(blocks.ranks.tolist())
+    expected = dict(zip(comm.tolist(), size.tolist(), strict=True))
+    short = {one: met for one, met in _met(run).items() if len(met) < expected.get(one, 0)}
+    if not expected:  # then the missing members of a communicator are unknown
+        short = _met(run)
+    if short:
+        defined = np.isin(run.communicators["comm"], np.array(list(short), np.uint64))
+        unheard |= {*silent.tolist(), *run.communicators["rank"][defined].tolist()} - seen
+    beside = tuple(frozenset(met) for met in short.values() if met < seen)
+    return Absent(tuple(sorted(unheard)), beside) if unheard or (short and expected) else None
+
+
+def _without_collectives(run: Run, blocks: Blocks | None, unheard: set[int]) -> Absent | None:
+    """Whom nothing was recorded of, where the others' steps are all that is known."""
+    if blocks is not None:
+        heard = [run.collectives["rank"], run.intervals["rank"], blocks.ranks]
+        unheard = unheard | set(run.ranks["rank"].tolist()).difference(*(np.unique(one).tolist() for one in heard))
+    return Absent(tuple(sorted(unheard))) if unheard else None
+
+
+def _memberships(run: Run, ranks: Ints) -> tuple[Array, Ints, Ints]:
+    """Each communicator that was defined, how many of its members are among these ``ranks``, and its size."""
+    table = run.communicators
+    if not rows(table):
+        return np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int64)
+    comm, which = np.unique(table["comm"], return_inverse=True)
+    size = np.zeros(len(comm), np.int64)
+    np.maximum.at(size, which, table["size"])
+    seen = np.isin(table["rank"], ranks)
+    pairs = np.unique(which[seen].astype(np.int64) * (1 << 32) + table["rank"][seen])  # one may be defined again
+    return comm, np.bincount(pairs >> 32, minlength=len(comm)), size
+
+
+def _met(run: Run) -> dict[int, set[int]]:
+    """The ranks that were seen in each communicator, messages left out."""
+    together = run.collectives["peer"] < 0
+    which, comms = dictionary_encoding.factorize(run.collectives["comm"][together])
+    pairs = np.unique(which.astype(np.int64) * (1 << 32) + run.collectives["rank"][together])
+    met: dict[int, set[int]] = {}
+    for place, rank in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
+        met.setdefault(int(comms[place]), set()).add(rank)
+    return met
+
+
+def doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
+    """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
+    late = sorted({rank for one in doubted for rank in one.ranks})
+    seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
+    return Verdict(
+        kind="insufficient_data",
+        cause="unknown",
+        evidence=(
+            without_collectives(absent),
+            f"{seem}, and may have waited for {_it(absent)}",
+        ),
+        advice=(doctor_remedy(absent),),
+    )
+
+
+def without_collectives(absent: Absent) -> str:
+    """The ranks without any data."""
+    are = "is" if len(absent.ranks) == 1 else "are"
+    return f"{_who(absent)} {are} missing: no collective of {_it(absent)} was recorded"
+
+
+def doctor_remedy(absent: Absent) -> str:
+    """How what is missing would be recorded."""
+    return (
+        f"run `hindmost doctor` on the node of {_who(absent)}: it checks the agent and the probe."
+        " If it sent to another collector, name that directory, too"
+    )
+
+
+def _who(absent: Absent) -> str:
+    return names(absent.ranks) if absent.ranks else "some ranks"
+
+
+def _it(absent: Absent) -> str:
+    return "it" if len(absent.ranks) == 1 else "them"
+
+
+#: A backward computes about twice what a forward does, and with its transfers recorded ones of GPUs at work took up to
+#: six times as long; where that of every rank takes more than this, most of it is waiting, or launching.
+_MOSTLY_WAITS = 8.0
+#: Whose forward is longer by this share of what it is late by is late in it.
+_IN_FORWARD = 0.5
+#: Ranks that differ by at least this share of what a late one takes longer may be the ones that it waits for; and where
+#: they do of what a forward takes, they may have each their own work.
+_UNLIKE = 0.5
+#: … unless they are later than that one by this factor: who waits for another is late by as much.
+_FAR = 3.0
+#: Share of a step from which a phase may hide a rank that others wait for.
+_MAY_HIDE = 0.05
+#: Ranks are reported with the one of the longest forward if their extra time is this share of its extra time.
+_AS_LONG = 0.5
+
+#: What to do about it.
+_REMEDY = "record waits, too: `hindmost run -- COMMAND`, or NCCL Inspector's logs of the same steps"
+
+
+def without_doubtful_forwards(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+    """These verdicts but for those on ranks whose longer forward may be a wait, or another stage's work.
+
+    Nor for what costs less than such a wait: it is part of what that is for, and costs more than is seen of it.
+    """
+    if blocks is None or not _steps_alone(run, blocks):
+        return found
+    own = {rank for one in found if one.cause in ITS_OWN for rank in one.ranks}
+    doubtful = [one for one in found if one.kind not in STOPS and _doubtful(one, run, blocks, own)]
+    most = max((one.cost_ms_per_step or 0.0 for one in doubtful), default=0.0)
+    kept = [one for one in found if one not in doubtful]
+    return [one for one in kept if one.kind in STOPS or not doubtful or (one.cost_ms_per_step or 0.0) >= most]
+
+
+def backward_may_wait(run: Run, blocks: Blocks) -> Verdict | None:
+    """Why phases in which ranks may wait clear no rank; ``None`` where other ranks' collectives do."""
+    if not _steps_alone(run, blocks) or _others_met(run):
+        return None
+    backward = _phase(blocks, "backward")
+    share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
+    if not share >= _MAY_HIDE:
+        return None
+    spent = f"backward, {percent(share)} of a step of {ms(blocks.step_ns)}, is work and wait in one"
+    return Verdict(
+        kind="insufficient_data",
+        evidence=(f"only a log of the steps was recorded: {spent}", *_longer(blocks)),
+        advice=(_REMEDY,),
+    )
+
+
+def _steps_alone(run: Run, blocks: Blocks) -> bool:
+    """Whether logged phases show who is late; our own probe marks where ranks meet."""
+    return blocks.evidence == blocks_of.PHASES and run.job.source != Job.source and blocks.pipeline is None
+
+
+def _others_met(run: Run) -> bool:
+    """Whether collectives of some ranks were recorded, and show whether all of these wait for a missing one."""
+    return run.unseen is not None and run.unseen.by_steps and run.unseen.together is not None
+
+
+def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
+    """Whether a verdict rests on forwards that may be longer for what others do, or for what is done in them."""
+    forward = _phase(blocks, "forward")
+    by_forward = bool(one.ranks) and one.cause not in ITS_OWN
+    by_forward |= one.kind == "uneven_workload" and blocks.work is None
+    if not by_forward or forward is None:
+        return False
+    held = _steps_held(one, blocks)
+    typical = median(forward[:, held], axis=1)
+    backward = _phase(blocks, "backward")
+    if backward is not None:
+        least = float(np.nanmin(median(backward[:, held], axis=1)))
+        if least > _MOSTLY_WAITS * float(lower_median(typical, axis=0)):
+            return True
+    world = run.job.world_size or 0
+    if not one.ranks or rows(run.ranks) < world:  # a part of a job may wait for ranks outside of it
+        return rows(run.ranks) < world or _differ(typical) >= _UNLIKE * float(lower_median(typical, axis=0))
+    if _all_meet(run):
+        return False
+    own = median(blocks.own[:, held], axis=1)
+    before = median(blocks.parts["input"][:, held], axis=1) if "input" in blocks.parts else np.zeros_like(own)
+    named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
+    late, longer = _beyond(own), _beyond(typical)
+    clear = np.isin(blocks.ranks, list(told))
+    return any(longer[row] >= _IN_FORWARD * late[row] and _among_unlike(late, before, row, clear) for row in named)
+
+
+def _steps_held(one: Verdict, blocks: Blocks) -> Array:
+    """[S] the steps of a verdict; all of them where it has none of these."""
+    held = (blocks.steps >= (one.since_step or 0)) & (blocks.steps <= (one.until_step or blocks.steps[-1]))
+    return held if held.any() else np.ones_like(held)
+
+
+def _all_meet(run: Run) -> bool:
+    """Whether all ranks are in each communicator: those that share a part of a model would have one of their own."""
+    comms, count = np.unique(run.communicators["comm"], return_counts=True)
+    used = count[np.isin(comms, run.collectives["comm"])]
+    sent = (run.collectives["peer"] >= 0).any()  # from stage to stage
+    return bool(len(used)) and not sent and bool((used == rows(run.ranks)).all())
+
+
+def _among_unlike(late: Floats, before: Floats, row: int, clear: Array) -> bool:
+    """Whether others, but for those that are later by far, differ about as much as this row is late, or are as late.
+
+    ``late`` [R] is by how much each is, ``before`` [R] the time that it took for what comes before the forward.
+    """
+    others = late < _FAR * late[row]
+    others[row] = False
+    others &= ~clear
+    return bool(others.any()) and max(_differ(late[others]), _differ(before[others])) >= _UNLIKE * late[row]
+
+
+def _differ(values: Floats) -> float:
+    return float(np.nanmax(values) - np.nanmin(values))
+
+
+def _longer(blocks: Blocks) -> list[str]:
+    """A sentence on ranks whose forward is longer than that of others, where there are any; in a list of its own."""
+    forward = _phase(blocks, "forward")
+    if forward is None:
+        return []
+    beyond = _beyond(median(forward, axis=1))
+    most = float(np.nanmax(beyond))
+    if not most >= _MAY_HIDE * blocks.step_ns:
+        return []
+    late = blocks.ranks[beyond >= _AS_LONG * most].tolist()
+    take = "takes" if len(late) == 1 else "take"
+    why = "slow, or waiting in a model-parallel group, or another stage of a pipeline"
+    return [f"{names(late)} {take} up to {ms(most)} longer in forward than others: {why}"]
+
+
+def _phase(blocks: Blocks, name: str) -> Floats | None:
+    """[R, S] ns of a phase on the GPU, or else on the host; ``None`` where unmeasured."""
+    return next((blocks.parts[one] for one in (f"gpu_{name}", name) if one in blocks.parts), None)
+
+
+def _beyond(typical: Floats) -> Floats:
+    """[R] by how much each is more than the typical; of as many who are more, than the others."""
+    return np.asarray(typical - lower_median(typical, axis=0))
+
+
+#: Verdicts on all of a job, which hold for all other ranks too.
+_OF_THE_JOB = (*STOPS, "input_bound", "host_bound")
+#: Forward is timed as long as it is launched: hosts without a fault differ in that by up to 1.4 % of a step.
+_UNEXPLAINED = 0.03
+
+
+def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
+    """The report on such a run, by what ``judge`` says of the collectives and of the steps; ``None`` for another."""
+    lacking = run.unseen
+    if lacking is None or not lacking.by_steps:
+        return None
+    if not join.synchronising(run.collectives, dictionary_encoding.codes(run.collectives["op"])).any():
+        return None  # of the steps alone
+    met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
+    told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]
+    unmet = [one for one in log.verdicts if one.kind in STOPS or _names_any(one, lacking.ranks)]
+    if any(one.kind == "host_bound" for one in told):  # what events time on GPUs is then how long hosts launch
+        unmet = [one for one in unmet if one.cause == "input" or one.kind in STOPS]
+    if told and not unmet:
+        return replace(met, notes=log.notes)
+    if unmet:
+        return replace(log, verdicts=(*unmet, *(one for one in told if not _same(one, unmet))))
+    nobody = tuple(one for one in log.verdicts if one.kind == "insufficient_data")
+    return replace(log, verdicts=nobody or met.verdicts)
+
+
+def _names_any(one: Verdict, lacking: Sequence[int]) -> bool:
+    """Whether it names any of these for something that was measured, or for more than launching differs by."""
+    sure = one.cause != "unknown" or (one.cost_ratio or 0.0) >= _UNEXPLAINED
+    return sure and bool(set(one.ranks) & set(lacking))
+
+
+def _same(one: Verdict, others: list[Verdict]) -> bool:
+    return any(one.kind == other.kind and set(one.ranks) <= set(other.ranks) for other in others)

@@ -1,28 +1,52 @@
-"""Verdicts on a job that stopped, or whose ranks ran different operations and went on."""
+"""Verdicts on a job that stopped, or whose ranks ran different operations and went on: kind, evidence, advice.
+
+Lost contact: in a foreign recording nothing ends any more though GPUs are busy, and no dump is readable. The report
+says that the job stopped and where its ranks stood, not which rank they wait for.
+
+Stalls that ended: a job stopped for as long as a hang does, was observed, and went on. Stacks show whether it was
+observed: they are taken when a job stops. A verdict on the whole job does not mention such a stall, since no rank is
+persistently slow; the headline and the notes do.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from hindmost_judge.causes.stopped import during
+from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.detect import hang
 from hindmost_judge.detect.hang import since_step
-from hindmost_judge.verdict import wording_stop
-from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, RUNNING, VANISHED, Job, rows
+from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline.phases import training
+from hindmost_judge.types import UNREAD
+from hindmost_judge.verdict.advice import of_stopped, place, with_gpus
+from hindmost_judge.verdict.endings import RAISED, last_words
+from hindmost_judge.verdict.schema import Stall, Verdict
+from hindmost_judge.verdict.wording import STALL, names, nodes_of, stopped, whole_nodes
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.detect.hang import Hang
     from hindmost_judge.detect.mismatch import Mismatch
     from hindmost_judge.model import Run
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.types import Ints
 
 
 def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     """The verdict of a job that stopped."""
-    halted = wording_stop.halted(stop, run)
-    if halted and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
-        ranks = tuple(sorted(halted))
-        stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in halted))
-    cause = "stopped" if stop.ranks and halted.keys() >= set(stop.ranks) else "unknown"
+    seconds = stopped_meanwhile(stop, run)
+    if seconds and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
+        ranks = tuple(sorted(seconds))
+        stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in seconds))
+    cause = "stopped" if stop.ranks and seconds.keys() >= set(stop.ranks) else "unknown"
     return Verdict(
         kind=stop.kind,
         ranks=stop.ranks,
@@ -30,20 +54,20 @@ def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
         cause="deadlock" if stop.deadlock else cause,
         since_step=since_step(stop, run, blocks),
         confidence=stop.confidence,
-        evidence=tuple(wording_stop.hang(stop, run)),
-        advice=tuple(wording_stop.hang_advice(stop, run)),
+        evidence=tuple(hang_evidence(stop, run)),
+        advice=tuple(hang_advice(stop, run)),
     )
 
 
 def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | None) -> Verdict:
     """The verdict of a job that stopped; where its ranks had parted in that communicator before, of that."""
-    stopped = of_hang(stop, run, blocks)
+    verdict = of_hang(stop, run, blocks)
     if found is None or stop.kind != "hang" or found.comm != stop.comm:
-        return stopped
+        return verdict
     (parted,) = of_mismatch(found, run)
     ran, _ = parted.evidence
     victims = tuple(sorted({*found.ranks, *found.others} - {*found.named}))
-    return replace(parted, victims=victims, confidence=stopped.confidence, evidence=(ran, *stopped.evidence[:1]))
+    return replace(parted, victims=victims, confidence=verdict.confidence, evidence=(ran, *verdict.evidence[:1]))
 
 
 def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
@@ -59,7 +83,560 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
             cause="unknown",
             since_step=int(started.max()) if len(started) else None,
             confidence=0.9,
-            evidence=tuple(wording_stop.mismatch(found)),
-            advice=(wording_stop.branch_of(found.named),),
+            evidence=tuple(mismatch_evidence(found)),
+            advice=(branch_of(found.named),),
         )
     ]
+
+
+_BUSY_METRIC = "hindmost_gpu_utilization_ratio"
+#: A GPU at work for this share of the time: waiting in a collective looks like that; one whose job is over is idle.
+_BUSY = 0.5
+#: A name where one stands alone needs so many that stand together.
+_TOGETHER = 2
+#: Most source lines reported at which ranks stand, those of most ranks first.
+_SHOWN = 8
+
+
+def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Verdict], list[str]]:
+    """The verdict where stacks show the ranks, a note where nothing does; neither where the job may have ended."""
+    if run.job.source == Job.source or rows(run.in_flight):
+        return [], []
+    quiet_ns = _quiet_ns(run)
+    if quiet_ns is None or quiet_ns < settings.patience_ns(step_ns):
+        return [], []
+    quiet = f"no operation ended in the last {quiet_ns / 1e9:.1f} s of the recording, while GPUs were busy"
+    stood = _places_of_ranks(run)
+    if not stood:
+        return [], [f"{quiet}: dumps of py-spy or of PyTorch's Flight Recorder from then would show a hang"]
+    steps = training(run.steps)
+    verdict = Verdict(
+        kind="hang",
+        cause="unknown",
+        since_step=int(steps["step"].max()) + 1 if rows(steps) else None,
+        confidence=0.6,
+        evidence=(
+            quiet,
+            *(f"{names(ranks)} {'is' if len(ranks) == 1 else 'are'} at {line}" for line, ranks in stood[:_SHOWN]),
+            "no readable dump shows the open operations: no rank is named",
+        ),
+        advice=(_advice_on_lost_contact(stood),),
+    )
+    return [verdict], []
+
+
+def _quiet_ns(run: Run) -> float | None:
+    """Ns from the last end of anything to the last sample, GPUs at work throughout; ``None`` where they are not.
+
+    Nor where no log of the steps goes on for as long as the job: a profiler sees a window of it.
+    """
+    if not rows(run.steps) or (run.steps["kind"] == PROFILED).all():
+        return None
+    tables = [one for one in (run.steps, run.collectives) if rows(one)]
+    ends = [one["start_ns"] + np.maximum(one["duration_ns"], 0) for one in tables if (one["start_ns"] >= 0).all()]
+    if not ends:
+        return None
+    last = max(int(one.max()) for one in ends)
+    since = [(one.times, one.values[one.times > last]) for one in Metrics.of(run).series(_BUSY_METRIC)]
+    busy = [times for times, values in since if len(values) and float(np.mean(values >= _BUSY)) >= _BUSY]
+    return float(max(int(times.max()) for times in busy) - last) if busy else None
+
+
+def _places_of_ranks(run: Run) -> list[tuple[str, list[int]]]:
+    """The lines at which ranks stand, and which do: those of most ranks first."""
+    at: dict[str, list[int]] = {}
+    for rank, text in sorted(stacks_of(run).items()):
+        at.setdefault(source_line(text), []).append(rank)
+    return sorted(at.items(), key=lambda one: -len(one[1]))
+
+
+def _advice_on_lost_contact(stood: list[tuple[str, list[int]]]) -> str:
+    (_, most), (line, few) = stood[0], stood[-1]
+    if len(stood) == _TOGETHER and len(few) == 1 and len(most) >= _TOGETHER:
+        return f"find out what {names(few)} waits for at {line}: all others are at another line"
+    return "find the line that is no wait for others: the others wait for the ranks there"
+
+
+#: Most stalls that are reported one by one; more of them are counted.
+_TOLD = 3
+
+
+@dataclass(frozen=True)
+class _Gap:
+    """Nothing began or ended from ``since`` to ``until``; ``looks`` are the rows of the stacks taken meanwhile."""
+
+    since: int
+    until: int
+    looks: Ints
+
+
+def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
+    """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was."""
+    if not rows(run.stacks) or not rows(run.collectives):
+        return (), []
+    moments = _moments(run)
+    step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
+    began = run.job.started_ns or int(moments[0])
+    gaps = _gaps(run, moments, settings.patience_ns(step_ns))
+    stalls = tuple(_stall(run, one, began) for one in gaps)
+    told = [_stall_sentence(run, stall, gap) for stall, gap in zip(stalls[:_TOLD], gaps, strict=False)]
+    more = len(stalls) - len(told)
+    return stalls, [*told, f"{more} more stall{'s' if more > 1 else ''}"] if more else told
+
+
+def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
+    """A job with a stall is no job without anything to act on, however even its other steps are."""
+    if not stalls:
+        return found
+    advice = tuple(_advice_on_stall(stalls[-1], run))
+    why = _longest_stall(stalls)
+    return [
+        one
+        if one.ranks or one.kind not in ("balanced", "insufficient_data")
+        else replace(one, evidence=(why, *one.evidence), advice=advice)
+        for one in found
+    ]
+
+
+def _advice_on_stall(stall: Stall, run: Run) -> list[str]:
+    """What to look at: what stopped the ranks, what they share, and where one of them was."""
+    if stall.stopped_s:
+        return [of_stopped(place(run, [int(rank) for rank in stall.stopped_s]))]
+    if stall.node is not None:
+        return [f"check {stall.node}: network, disks, kernel log (`dmesg -T`)"]
+    if stall.line is not None:
+        return [f"find out what {stall.line.replace(': ', ' waited for at ', 1)}"]
+    return [
+        f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
+    ]
+
+
+def _longest_stall(stalls: Sequence[Stall]) -> str:
+    """The longest stall in one line."""
+    longest = max(stalls, key=lambda one: one.until_s - one.since_s)
+    return "; ".join(_stall_words(longest))
+
+
+def _moments(run: Run) -> Ints:
+    """When anything began or ended, in order."""
+    tables = [one for one in (run.collectives, run.steps) if rows(one)]
+    ends = [one["start_ns"] + np.maximum(one["duration_ns"], 0) for one in tables]
+    return np.asarray(np.unique(np.concatenate([*(one["start_ns"] for one in tables), *ends])))
+
+
+def _gaps(run: Run, moments: Ints, patience_ns: float) -> list[_Gap]:
+    """The gaps of at least so long between two moments in which stacks were taken, first to last."""
+    place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
+    return [
+        _Gap(int(moments[at - 1]), int(moments[at]), np.flatnonzero(place == at))
+        for at in np.unique(place).tolist()
+        if 0 < at < len(moments) and moments[at] - moments[at - 1] >= patience_ns
+    ]
+
+
+def _stall(run: Run, gap: _Gap, began: int) -> Stall:
+    late, waiting, where = _waited_for(run, gap)
+    halted = during(run, gap.since, gap.until)
+    if halted and not late:  # it was stopped inside the operation
+        late, waiting = sorted(halted), max(waiting - len(halted), 0)
+    at = _seen(run, gap, late)
+    rank, text = (int(run.stacks["rank"][at]), str(run.stacks["text"][at])) if at is not None else (-1, "")
+    return Stall(
+        since_s=(gap.since - began) / 1e9,
+        until_s=(gap.until - began) / 1e9,
+        ranks=tuple(late),
+        waiting=waiting,
+        operation=where or None,
+        line=f"rank {rank}: {source_line(text)}" if at is not None else None,
+        node=" and ".join(nodes_of(run, late)) or None,
+        stopped_s={str(rank): seconds for rank, seconds in halted.items()},
+    )
+
+
+def _stall_sentence(run: Run, stall: Stall, gap: _Gap) -> str:
+    nodes = whole_nodes(run, stall.ranks) if stall.ranks else []
+    return "; ".join([STALL + "; ".join(_stall_words(stall)), *nodes, *_stood(run, gap, list(stall.ranks))])
+
+
+def _stall_words(stall: Stall) -> list[str]:
+    """When nothing moved, and who waited for whom."""
+    lasted = stall.until_s - stall.since_s
+    when = f"{lasted:.1f} s without progress, from {stall.since_s:.1f} s after the job's start"
+    seconds = {int(rank): halted for rank, halted in stall.stopped_s.items()}
+    found = [stopped(seconds)] if seconds else []
+    if not stall.waiting:
+        return [when, *found]
+    if stall.ranks:
+        who = "1 rank" if stall.waiting == 1 else f"{stall.waiting} ranks"
+        return [when, *found, f"{who} waited for {names(stall.ranks)} in {stall.operation}"]
+    return [when, *found, f"every rank was in {stall.operation}"]
+
+
+def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:
+    """Ranks that were in no operation while others waited for them, how many did, and in what."""
+    table = run.collectives
+    begun = (table["start_ns"] <= stall.since) & (table["flags"] & NONBLOCKING == 0)
+    inside = np.flatnonzero(begun & (table["start_ns"] + table["duration_ns"] >= stall.until))
+    if not len(inside):
+        return [], 0, ""
+    waiting = set(table["rank"][inside].tolist())
+    missing = {at: hang.members(run, table["comm"][at]) - waiting for at in inside.tolist()}
+    first = max(missing, key=lambda at: len(missing[at]) > 0)
+    late = sorted(set().union(*missing.values()))
+    return late, len(waiting), f"{table['op'][first]} number {table['seq'][first]}"
+
+
+def _seen(run: Run, gap: _Gap, late: list[int]) -> int | None:
+    """The row of the last readable observation of one of these, else of any; each rank's last one is kept."""
+    stacks = run.stacks
+    read = [at for at in gap.looks.tolist() if not str(stacks["text"][at]).startswith(UNREAD)]
+    of_late = [at for at in read if stacks["rank"][at] in late]
+    return max(of_late or read, key=lambda one: (stacks["time_ns"][one], -stacks["rank"][one]), default=None)
+
+
+def _stood(run: Run, gap: _Gap, late: list[int]) -> list[str]:
+    """Where one of these was, else any, and which file still has it."""
+    stacks, at = run.stacks, _seen(run, gap, late)
+    if at is None:
+        return []
+    rank = int(stacks["rank"][at])
+    found = [f"rank {rank} was at {source_line(str(stacks['text'][at]))}"]
+    last = stacks["time_ns"][at] == stacks["time_ns"][stacks["rank"] == rank].max()
+    if last and run.job.source == Job.source:
+        found.append(f"its threads are in stacks/{rank}.txt of the run directory")
+    return found
+
+
+#: Ranks of which evidence says what each does.
+_RANKS = 8
+#: Operations that ranks are in where one branch of the script explains them.
+_SIDES = 2
+
+
+def hang_evidence(stop: Hang, run: Run) -> list[str]:
+    """Evidence for a stop, first who waits for whom in what."""
+    where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else _call(stop.op, run)
+    group = f"communicator {stop.comm:#x}"
+    if not stop.seen:
+        return [
+            f"no progress for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
+            f"the last operation was {where} of {group}; which were open then was not recorded",
+        ]
+    stacks = stacks_of(run)
+    if stop.deadlock:
+        lines = [_standing(rank, stacks[rank]) for rank in stop.ranks[:_RANKS] if rank in stacks]
+        at = ["; ".join(lines)] if lines else []
+        return [f"deadlock: {_waits(stop, run)}", *at, *_for_long(stop, run), *_end(run, stop)]
+    if stop.kind == "desync":
+        called = [(rank, _called_from(rank, stop, run)) for rank in sorted(stop.doing)]
+        found = [f"rank {rank} entered {stop.doing[rank]} there{line}" for rank, line in called[:_RANKS] if line]
+        inside = "" if stop.waits else stop.op
+        number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
+        found = found or _places(stop, run)
+        found = [_instead(stop, run), *found, *_of_messages(stop, run), _waited(stop, run, inside)]
+        return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
+    waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), stopped_meanwhile(stop, run)
+    found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
+    if seconds and seconds.keys() >= set(stop.ranks):
+        found = [f"{stopped(seconds)}; {waited}"]
+    elif seconds:
+        found.append(stopped(seconds))
+    said = {rank: f"rank {rank} {words}" for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
+    doing = {rank: f"rank {rank} is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
+    left = [line for rank, line in doing.items() if stop.doing[rank] == FINALIZE and rank not in said]
+    found = [*said.values(), *left, *found, *(line for line in doing.values() if line not in left)]
+    found += _gone(stop, run)
+    found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said]
+    which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
+    number = [] if stop.waits else [f"{which} of {group}"]
+    return [*found, *_end(run, stop), *number, *whole_nodes(run, stop.ranks)]
+
+
+FINALIZE = "mpi_finalize"
+#: What MPI calls an operation that a ring names.
+_MPI = {
+    "send": "MPI_Send",
+    "recv": "MPI_Recv",
+    "sendrecv": "MPI_Sendrecv",
+    "probe": "MPI_Probe",
+    "wait": "MPI_Wait",
+    FINALIZE: "MPI_Finalize: it has left its loop",
+}
+
+
+def _call(op: str, run: Run) -> str:
+    return _MPI.get(op, op) if _with_mpi(run) else op
+
+
+def _with_mpi(run: Run) -> bool:
+    return any(str(name).startswith("MPI_COMM") for name in run.communicators["name"].tolist())
+
+
+def _waits(stop: Hang, run: Run) -> str:
+    """``rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv``."""
+    said = []
+    for one in stop.waits[:_RANKS]:
+        whom = "for an unknown rank" if one.peer is None else f"for rank {one.peer}"
+        said.append(
+            f"rank {one.rank} waits {whom} in {f'{one.op} number {one.seq}' if one.seq >= 0 else _call(one.op, run)}"
+        )
+    more = len(stop.waits) - len(said)
+    return ", ".join(said) + (f", and {more} more" if more else "")
+
+
+def _of_messages(stop: Hang, run: Run) -> list[str]:
+    """Whom ranks wait for that took another way than those in a collective."""
+    messages = replace(stop, waits=tuple(one for one in stop.waits if one.seq < 0))
+    return [_waits(messages, run)] if messages.waits else []
+
+
+def _for_long(stop: Hang, run: Run) -> list[str]:
+    """For how long ranks have waited for each other, and who waits for them."""
+    others = [f"{names(stop.victims)} {'waits' if len(stop.victims) == 1 else 'wait'} for them"] if stop.victims else []
+    if stop.waited_ns < 0:
+        return others
+    return [f"they {'have ' if _at_work(run) else ''}waited {stop.waited_ns / 1e9:.1f} s", *others]
+
+
+def _places(stop: Hang, run: Run) -> list[str]:
+    """Where the culprits are; where ranks are in three operations or more, where one rank of each is."""
+    stacks, groups = stacks_of(run), [who for some in _groups(stop, run) for who in some.values()]
+    shown = list(stop.ranks) if len(groups) <= _SIDES else [rank for who in groups for rank in who[:1]]
+    lines = [_standing(rank, stacks[rank]) for rank in shown if rank in stacks]
+    return ["; ".join(lines)] if lines and len(groups) > _SIDES else lines
+
+
+def _groups(stop: Hang, run: Run) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
+    """What ranks are in, and who is in it: of those that took another way, and of the rest."""
+    table = run.in_flight
+    columns = (table[name].tolist() for name in ("rank", "name", "kind", "comm"))
+    here = {(rank, op): comm for rank, op, kind, comm in zip(*columns, strict=True) if kind != "phase"}
+    inside = {} if stop.waits else dict.fromkeys(stop.victims, stop.op)
+    inside |= dict(sorted(here)) | dict(one for one in here if one[1] == stop.op)
+    inside |= {one.rank: one.op for one in stop.waits} | stop.doing
+    odd: dict[str, list[int]] = {}
+    rest: dict[str, list[int]] = {}
+    for rank, op in sorted(inside.items()):
+        mine, comm = rank in {*stop.doing, *stop.ranks}, here.get((rank, op))
+        what = _call(op, run) if comm is not None or rank not in stop.doing else f"ran {op}"
+        if rank in stop.doing and op == stop.op and comm not in (None, stop.comm):
+            what += " of another communicator"
+        (odd if mine else rest).setdefault(what, []).append(rank)
+    return odd, rest
+
+
+def _instead(stop: Hang, run: Run) -> str:
+    """``rank 1 is in all_gather, the others are in all_reduce``: every rank that is in something, by what that is."""
+    odd, rest = _groups(stop, run)
+    said = [_are_in(names(who), what, len(who)) for groups in (odd, rest) for what, who in groups.items()]
+    if stop.ranks and len(rest) == 1 < sum(map(len, rest.values())):
+        said[-1] = _are_in("the others", next(iter(rest)), 2)
+    return ", ".join(said)
+
+
+def _are_in(who: str, what: str, count: int) -> str:
+    return f"{who} {what}" if what.startswith("ran ") else f"{who} {'is' if count == 1 else 'are'} in {what}"
+
+
+def stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
+    """Rank to the seconds in which its process was stopped, of the ranks stopped for most of the wait."""
+    if stop.kind != "hang" or stop.waited_ns < 0 or not stop.entered_ns:
+        return {}
+    return during(run, stop.entered_ns, stop.entered_ns + stop.waited_ns)
+
+
+def _either(stop: Hang, run: Run) -> list[str]:
+    """What is known where as many ranks entered one operation as the other."""
+    others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
+    known = [f"rank {rank} entered {stop.op}{called}" for rank, called in others[:_RANKS] if called]
+    return [*known, "which of them took the wrong branch is not known"]
+
+
+def _called_from(rank: int, stop: Hang, run: Run) -> str:
+    """From where a rank called what it did in place of the others' operation, if a dump tells."""
+    texts = run.stacks["text"][run.stacks["rank"] == rank].tolist()
+    calls = ((text, _CALLED.match(text)) for text in texts)
+    lines = [source_line(text) for text, call in calls if call is not None and call[1].endswith(f" #{stop.seq}")]
+    return f", called from {lines[0]}" if lines else ""
+
+
+def _waited(stop: Hang, run: Run, where: str) -> str:
+    """How long the others waited; ``where``: in what, or nothing."""
+    one, inside = len(stop.victims) == 1, f" in {where}" if where else ""
+    waited = "1 rank" if one else f"{len(stop.victims)} ranks"
+    if stop.waited_ns < 0:
+        return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
+    have = f"{'has' if one else 'have'} " if _at_work(run) else ""
+    most, until = "" if one else "up to ", ""
+    if _cut_off(run):
+        most, until = "at least ", " (the recording ends there)"
+    return f"{waited} {have}waited {most}{stop.waited_ns / 1e9:.1f} s{inside}{until}"
+
+
+def _cut_off(run: Run) -> bool:
+    """Whether a job that is over, or was abandoned, may have waited longer than the recording."""
+    return not _at_work(run) and (run.job.source != Job.source or run.job.abandoned)
+
+
+def _end(run: Run, stop: Hang) -> list[str]:
+    """What ended a wait that had no end of its own, in a job that is over."""
+    if _at_work(run) or stop.waited_ns < 0:
+        return []
+    if _cut_off(run):
+        return ["the wait is as long as the recording; a time-out may have ended it"]
+    if run.job.interrupted_by:
+        return [f"the wait ended when {run.job.interrupted_by} ended the job"]
+    if run.killed_by is not None:
+        return ["the wait ended when a signal ended the job"]
+    return ["the wait ended with the job, as after a time-out" if run.job.exit_code else "the wait ended with the job"]
+
+
+def _at_work(run: Run) -> bool:
+    """Whether the job may still be there to be looked at."""
+    job, life = run.job, run.rank_states["life"]
+    over = job.ended_ns is not None or job.exit_code is not None or job.abandoned
+    return job.source == Job.source and not over and (len(life) == 0 or bool((life == RUNNING).any()))
+
+
+def _absent(stop: Hang, run: Run) -> str:
+    """Who did not come, or may not have."""
+    if not stop.unproven:
+        return f"{names(stop.ranks)} never entered it" if stop.ranks else "all members entered it, none leaves"
+    own = run.job.source == Job.source
+    silent = f"{names(stop.unproven)} {'sent nothing since' if own else 'left no readable dump'}"
+    return f"all others entered it; {silent}" if stop.ranks else f"{silent}: which of them is late is not known"
+
+
+_GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended"}
+
+
+def _gone(stop: Hang, run: Run) -> list[str]:
+    """Which culprits were gone while the others still waited."""
+    seen = run.in_flight["observed_ns"].max(initial=0)
+    columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
+    return [
+        f"rank {rank} {_GONE[life]}"
+        for rank, life, when in zip(*columns, strict=True)
+        if rank in stop.ranks and life in _GONE and when < seen
+    ]
+
+
+def mismatch_evidence(found: Mismatch) -> list[str]:
+    """Evidence for operations that differ between ranks though no rank hangs."""
+    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {the_others(found)} {found.op}"
+    often = "once" if found.places == 1 else f"at {found.places} places since then"
+    return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
+
+
+def the_others(found: Mismatch) -> str:
+    """Who ran what most ran; by name where they are no more than the rest."""
+    return "the others" if found.named else names(found.others)
+
+
+def _standing(rank: int, stack: str) -> str:
+    """Where a rank is, or why that is unknown; of one known by its dump, from where it called what it did last."""
+    if stack.startswith(UNREAD):
+        return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
+    called = _CALLED.match(stack)
+    if called is not None:
+        return f"rank {rank}'s last operation, {called[1]}, was called from {source_line(stack)}"
+    return f"rank {rank} is at {source_line(stack)}"
+
+
+#: The first line of the call that a Flight Recorder dump tells, in place of a stack.
+_CALLED = re.compile(r"\w+ (\w+ #-?\d+) was called from\n")
+
+
+def stacks_of(run: Run) -> dict[int, str]:
+    """The newest stack of each rank."""
+    return dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))
+
+
+#: A Python function and its line, as stack dumps have them.
+_FRAME = re.compile(r"([\w.<>]+) \((.+\.py:\d+)\)")
+
+
+def source_line(stack: str) -> str:
+    """``train.py:49, in load()``: the innermost Python frame of a stack dump outside of libraries."""
+    frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
+    foreign = ("site-packages", "/lib/python", "hindmost/probes/")
+    own = [line for line in frames if ".py" in line and not any(place in line for place in foreign)]
+    line = (own or frames or [stack.strip().partition("\n")[0] or "an empty stack"])[0]
+    frame = _FRAME.fullmatch(line)
+    if frame is None:
+        return line
+    return frame[2] if frame[1] == "<module>" else f"{frame[2]}, in {frame[1]}()"
+
+
+def hang_advice(stop: Hang, run: Run) -> list[str]:
+    """What to do about a stop: of a job that runs its processes can still be looked at."""
+    if stop.kind == "desync" or stop.deadlock:
+        sides = sum(map(len, _groups(stop, run)))
+        return [_break(stop) if stop.deadlock else branch_of(stop.ranks if sides <= _SIDES else ())]
+    if not stop.ranks:
+        return [_advice_on_all(stop, run)]
+    who = names(stop.ranks)
+    raised = [rank for rank, (_, words) in last_words(run).items() if rank in stop.ranks and words.startswith(RAISED)]
+    if raised:
+        ends = "; with `python -m mpi4py` before the script, an exception ends the job" if _with_mpi(run) else ""
+        return [f"read the traceback that {names(raised)} printed{ends}"]
+    look = _look(stop, run)
+    there = f"on the node{'' if len(stop.ranks) == 1 else 's'}"
+    gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone"
+    seconds = stopped_meanwhile(stop, run)
+    if seconds and seconds.keys() >= set(stop.ranks):
+        return [of_stopped(place(run, stop.ranks), still=True)]
+    if _at_work(run):
+        at, command = place(run, stop.ranks), f"{_ATTACH.format(job=run.job.id)} {there} of {who}"
+        if len(at.pids) == len(at.nodes) == 1:
+            command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"
+        return [*look, f"before you cancel the job: {command}"]
+    found = look or [f"see what {who} printed last{gone if stop.unproven else ''}"]
+    return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
+
+
+def _break(stop: Hang) -> str:
+    return f"let one of {names(stop.ranks)} send before it receives, or use nonblocking calls for both"
+
+
+def branch_of(ranks: tuple[int, ...]) -> str:
+    """What to do where these ranks, or unknown ones, ran another operation than the rest."""
+    who = f"{names(ranks)} took and the others did not" if ranks else "only some ranks took"
+    return f"find the branch in the script that {who}"
+
+
+_ATTACH = "`hindmost attach --stacks --job {job}`"
+
+
+def _advice_on_all(stop: Hang, run: Run) -> str:
+    own, silent = run.job.source == Job.source, names(stop.unproven) if stop.unproven else ""
+    if stop.unproven and own:
+        nodes, agents = ("node", "its agent sends") if len(stop.unproven) == 1 else ("nodes", "their agents send")
+        return f"check the {nodes} of {silent}: {agents} nothing, or cannot be reached"
+    if stop.unproven:
+        return f"see what {silent} did last"
+    if stop.waits:
+        return f"see whether tags and sizes of the messages of {names(stop.victims)} fit, then check the network"
+    if stop.seen:
+        where = "the network and the GPUs" if with_gpus(run) or not own else "the network"
+        return f"check {where}, not the script: all ranks are in the operation"
+    look = f"next time, while it hangs, see where each rank waits: {_ATTACH.format(job=run.job.id)}"
+    return look if own else "run it with `hindmost run`: in a hang that writes every rank's stack"
+
+
+def _look(stop: Hang, run: Run) -> list[str]:
+    """The line at which a culprit was, and where the rest of its stack is."""
+    stacks = stacks_of(run)
+    known = [rank for rank in stop.ranks if not stacks.get(rank, UNREAD).startswith(UNREAD)]
+    lines = {rank: source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
+    if not lines:
+        return []
+    rank, line = next(iter(lines.items()))
+    kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
+    return [f"see what {whereabouts(run, rank)} waits for at {line}{kept}"]
+
+
+def whereabouts(run: Run, rank: int) -> str:
+    """``rank 1 (PID 4711) on vm``, as far as known."""
+    at = place(run, [rank])
+    return f"rank {rank} (PID {at.pids[0]}){at.on}" if at.pids else f"rank {rank}{at.on}"

@@ -1,12 +1,20 @@
-"""The part of a report that describes rather than judges: the job, a row a rank, and how much time could be saved."""
+"""The part of a report that describes rather than judges: the job, a row a rank, and how much time could be saved.
+
+It also says why a rank that comes last is not named, and what limits the typical step.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from hindmost_judge.causes import loading
+from hindmost_judge.causes import loading, queueing, table
+from hindmost_judge.causes.telemetry import POWER_CAP
 from hindmost_judge.dictionary_encoding import codes
 from hindmost_judge.model import OTHER, Run, rows
 from hindmost_judge.stats.robust import average, mean, median, sums_by_step
@@ -14,14 +22,15 @@ from hindmost_judge.timeline import intervals
 from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
 from hindmost_judge.timeline.whole_numbers import found_in
 from hindmost_judge.verdict import endings
-from hindmost_judge.verdict.rank_rows import RankRows, by_row
-from hindmost_judge.verdict.schema import JobSummary, RankRow, WhatIf
+from hindmost_judge.verdict.schema import Bound, JobSummary, PlainRows, RankRow, WhatIf
+from hindmost_judge.verdict.wording import ms, percent
 from hindmost_judge.whatif import savings, waste
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Mapping
 
     from hindmost_judge.blocks import Blocks
+    from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
@@ -201,3 +210,234 @@ def _by_node(run: Run, by_rank: dict[str, float]) -> dict[str, float]:
         if node and str(rank) in by_rank:
             found[node] = found.get(node, 0.0) + by_rank[str(rank)]
     return found
+
+
+#: A rank is seen in the table that comes last in this share of the collectives, while all others usually wait for this
+#: share of a step or it makes them wait so long. Of the latest so many are explained.
+_LAST, _WAITED, _MOST = 0.5, 0.05, 3
+#: Work is no longer than that of the peers if it is so by less than this share of a step.
+_NOTHING = 0.001
+#: A measurement explains a longer time from this share of it on.
+_EXPLAINS = 0.5
+
+
+def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) -> list[str]:
+    """A sentence on each rank that comes last in most collectives and is in no verdict and not ``told`` of yet."""
+    if blocks.joined is None or len(blocks.ranks) < 2:
+        return []
+    named = [rank for one in found for rank in (*one.ranks, *one.victims)]
+    often, caused = mean(blocks.last), np.nan_to_num(mean(blocks.caused))
+    rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
+    lines = [f"{line} " for line in (*told, *(line for one in found for line in one.evidence))]
+    rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
+    rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
+    least = _WAITED * blocks.step_ns
+    usual, waits = np.nan_to_num(median(blocks.caused, axis=1)), np.nan_to_num(median(blocks.wait, axis=1))
+    seen = [row for row in rows.tolist() if usual[row] >= least or np.delete(waits, row).min() >= least]
+    ahead = blocks.lanes is not None or any(one.kind == "host_bound" for one in found)
+    return [_why_last(blocks, row, float(often[row]), float(caused[row]), ahead=ahead) for row in seen]
+
+
+def _why_last(blocks: Blocks, row: int, often: float, caused: float, *, ahead: bool) -> str:
+    longer = float(np.nan_to_num(median(blocks.excess[row])))
+    more = longer > _NOTHING * blocks.step_ns
+    last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"
+    if not more and ahead:
+        return f"{last} only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
+    if not more:
+        return f"{last}, but its work is no longer than its peers'"
+    last = f"{last}, partly because its peers' CPUs launch kernels earlier" if ahead else last
+    cost = f", which costs {ms(caused)}" if blocks.lanes is not None else ""
+    return f"{last}: {_longer(blocks, row, longer)}{cost}"
+
+
+def _shown(blocks: Blocks, row: int, longer: float) -> float:
+    """``longer`` as the table shows it, where that has self times: the difference of two medians."""
+    peers = (blocks.role == blocks.role[row]) & (np.arange(len(blocks.ranks)) != row)
+    if blocks.overlapped or not peers.any():
+        return longer
+    own = median(blocks.own, axis=1)
+    found = float(np.nan_to_num(own[row] - median(own[peers])))
+    return found if found > 0 else longer
+
+
+def _longer(blocks: Blocks, row: int, longer: float) -> str:
+    """What takes a rank ``longer`` ns than its peers: its work, or time off the CPU if CPU time does not explain it.
+
+    Ranks that share CPUs make each other wait: the last one may have the least work.
+    """
+    steps, least, longer = np.arange(len(blocks.steps)), _EXPLAINS * longer, _shown(blocks, row, longer)
+    cpu, queue = (blocks.parts.get(name) for name in ("self_cpu", "self_runqueue"))
+    if cpu is None or np.isnan(cpu[row]).all() or table.excess_of(cpu, row, steps) >= least:
+        return f"its work is {ms(longer)} longer"
+    if queue is not None and table.excess_of(queue, row, steps) >= least:
+        return f"it waits {ms(longer)} longer for a CPU"
+    return f"it is off the CPU for {ms(longer)} longer"
+
+
+#: Where stalls take this share of the time samples tell of them, and not of the typical step.
+_MOSTLY_STALLS = 0.5
+#: What a GPU computes with, as the monitor tells them apart.
+_MATH = {"tensor_activity": "tensor cores", "fp64_activity": "FP64", "fp32_activity": "FP32", "fp16_activity": "FP16"}
+
+
+def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) -> Bound | None:
+    """By what the typical step is bound: the resource that would have to be faster for it to be shorter.
+
+    ``unknown`` where what was measured shows none; ``None`` if nothing was measured.
+
+    Input and hosts have their own verdicts. Exposed transfers show in the time of collectives. For busy GPUs, the use
+    of their memory shows what limits the kernels: NVIDIA's GPU performance monitor reports it (Hopper and later). NVML
+    alone has the share of time in which memory was touched at all, which is more than the share of the peak bandwidth.
+    That can show that memory is not the limit, and never that it is. The memory bandwidth of CPUs is not sampled.
+    """
+    if blocks is None or len(blocks.steps) < settings.min_steps or not blocks.step_ns > 0:
+        return None
+    kinds = {one.kind: one for one in named}
+    for kind, by in (("input_bound", "input"), ("host_bound", "host")):
+        if kind in kinds:
+            return Bound(by, kinds[kind].evidence[0])
+    if any(one.kind == "intermittent" and (one.cost_ratio or 0.0) >= _MOSTLY_STALLS for one in named):
+        return None
+    if "oversubscribed" in kinds:
+        return Bound("cpu", kinds["oversubscribed"].evidence[0])
+    queued = queueing.of_collectives(blocks) / average(blocks.period)
+    found = _of_queue(blocks, settings) or _of_transfers(blocks, settings, queued)
+    return found or _of_gpus(blocks, settings)
+
+
+def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
+    """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
+    rates = blocks.gauge("runqueue")
+    if rates is None or queueing.on_gpus(blocks) or not np.min(rates) >= settings.bound_transfer:
+        return None
+    return Bound("cpu", f"every rank waits for a CPU for at least {percent(float(np.min(rates)))} of the time")
+
+
+def _of_transfers(blocks: Blocks, settings: Settings, queued: float) -> Bound | None:
+    """Transfers that computing waits for; with overlap, those that outlast what could hide them.
+
+    Without the share of the step for which ranks ``queued`` for a CPU in them.
+    """
+    share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns - queued
+    least = settings.bound_transfer_beside if blocks.overlapped else settings.bound_transfer
+    if not share >= least:  # NaN too
+        return None
+    beside = ", longer than the backward that hides them" if blocks.overlapped else ""
+    return Bound("communication", f"transfers are {percent(share)} of the typical step{beside}")
+
+
+def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
+    busy, memory = _typical(blocks, "sm_activity"), _typical(blocks, "dram_activity")
+    if np.isnan(busy) or np.isnan(memory):
+        return _of_power(blocks, settings)
+    levels = {text: _typical(blocks, name) for name, text in _MATH.items()}
+    math = {text: level for text, level in levels.items() if not np.isnan(level)}
+    most = max(math, key=lambda name: math[name], default=None)
+    used = f"SMs active {percent(busy)} of the time, memory at {percent(memory)} of peak bandwidth"
+    used += f", {most} at {percent(math[most])}" if most is not None and math[most] > 0 else ""
+    computing = math[most] if most is not None else 0.0
+    if memory >= settings.bound_dram and memory >= computing:
+        return Bound("gpu_memory", used)
+    if busy < settings.bound_sm:
+        return Bound("unknown", f"{used}: GPUs wait for something else")
+    if computing < settings.bound_math:
+        return Bound("unknown", f"{used}: neither memory nor arithmetic is near its limit")
+    return Bound("gpu_compute", used)
+
+
+def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
+    """Without the monitor: GPUs at their power limit compute, unless their memory is touched too often to tell."""
+    touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
+    if np.isnan(touched) or np.isnan(reasons):
+        return None
+    used = f"accessed {percent(touched)} of the time"
+    if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
+        return Bound("unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)")
+    return Bound("gpu_compute", f"GPUs are at their power limit; memory bandwidth is not the limit (memory is {used})")
+
+
+def _typical(blocks: Blocks, name: str) -> float:
+    """The typical rank's level over the steps; NaN where it was not sampled."""
+    levels = blocks.gauge(name)
+    return float("nan") if levels is None else float(median(levels))
+
+
+@dataclass(frozen=True, eq=False)
+class RankRows(PlainRows):
+    """A report's rows of ranks, held as columns: of a large job rows are more work than verdicts, and few are read.
+
+    Reads like a tuple of rows, each made when it is looked at.
+
+    What ``ranks`` [N] are and did: ``texts`` and ``figures`` [N] by the name of their field, NaN where unmeasured.
+
+    ``phases`` are [M] ms by name, of the ranks whose places are in ``judged`` [M]; ``logged`` those of others, by rank.
+    """
+
+    ranks: Ints
+    texts: Mapping[str, list[str | None]]
+    figures: Mapping[str, Floats]
+    phases: Mapping[str, Floats]
+    judged: Ints
+    logged: Mapping[int, dict[str, float | None]] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.ranks)
+
+    @overload
+    def __getitem__(self, index: int) -> RankRow: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RankRow, ...]: ...
+    def __getitem__(self, index: int | slice) -> RankRow | tuple[RankRow, ...]:
+        chosen = range(len(self))[index]
+        if isinstance(chosen, range):
+            return tuple(RankRow(**row) for row in self._plain(chosen))
+        return RankRow(**self._plain(range(chosen, chosen + 1))[0])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and tuple(self) == tuple(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __iter__(self) -> Iterator[RankRow]:
+        return (RankRow(**row) for row in self.plain())
+
+    def plain(self) -> list[dict[str, Any]]:
+        """A row each in the order of :class:`RankRow`'s fields; what is no number, or no finite one, is ``None``."""
+        return self._plain(range(len(self)))
+
+    def _plain(self, places: range) -> list[dict[str, Any]]:
+        """The rows of these places only."""
+        held = np.array(places, np.int64)
+        ranks = self.ranks[held].tolist()
+        phases: list[Any] = [self.logged.get(rank, {}) for rank in ranks]
+        if self.phases:
+            known = [(at, self._judged_at[place]) for at, place in enumerate(places) if place in self._judged_at]
+            of = np.array([row for _, row in known], np.int64)
+            measured = by_row({name: values[of] for name, values in self.phases.items()})
+            for (at, _), row in zip(known, measured, strict=True):
+                phases[at] = row
+        texts = {name: [values[place] for place in places] for name, values in self.texts.items()}
+        figures = {name: _finite(values[held]) for name, values in self.figures.items()}
+        columns = {"rank": ranks, **texts, "phases_ms": phases, **figures}
+        unknown: list[None] = [None] * len(places)
+        fields = {one.name: columns.get(one.name, unknown) for one in dataclasses.fields(RankRow)}
+        return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]
+
+    @cached_property
+    def _judged_at(self) -> dict[int, int]:
+        """Which of the [M] rows of ``phases`` is of which place."""
+        return {place: row for row, place in enumerate(self.judged.tolist())}
+
+
+def by_row(columns: Mapping[str, Floats]) -> list[dict[str, float | None]]:
+    """What columns [N] say of each of the N, by their names; ``None`` where that is no finite number."""
+    listed = [_finite(values) for values in columns.values()]
+    return [dict(zip(columns, row, strict=True)) for row in zip(*listed, strict=True)]
+
+
+def _finite(values: Floats) -> list[float | None]:
+    finite = np.isfinite(values)
+    if finite.all():
+        return list(values.tolist())
+    return [one if known else None for one, known in zip(values.tolist(), finite.tolist(), strict=True)]

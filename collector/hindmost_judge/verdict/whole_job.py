@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_judge.causes import loading
 from hindmost_judge.stats.robust import average, lower_median, median
-from hindmost_judge.verdict import wording_balanced
+from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import UNSURE, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
@@ -30,10 +30,10 @@ def balanced(
 
     ``queued``: the rank that is waited for most was seen to wait for a CPU for as long as it was late.
     """
-    evidence, sure = wording_balanced.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
+    evidence, sure = wording.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
     confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
-    on_shared = wording_balanced.TELLING_ON_SHARED_CPUS
-    advice = () if sure else on_shared if needs is not None else wording_balanced.TELLING
+    on_shared = wording.TELLING_ON_SHARED_CPUS
+    advice = () if sure else on_shared if needs is not None else wording.TELLING
     return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence), advice=advice)
 
 

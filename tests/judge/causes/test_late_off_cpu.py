@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.report.rendered import of_verdict
-from hindmost_judge.causes import oversubscribed_verdicts as crowded_of
 from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, METRICS, empty
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.verdict import oversubscribed
 
 from tests.scenarios.loads import Load, make, metrics
 
@@ -177,7 +177,7 @@ def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_mos
     assert blocks is not None
     caused = blocks.caused.copy()
     caused[3, 5] = np.nan
-    told = crowded_of.asking_most(replace(blocks, caused=caused), DEFAULT)
+    told = oversubscribed.asking_most(replace(blocks, caused=caused), DEFAULT)
     assert [one.ranks for one in told] == [(1,)]
 
 

@@ -11,7 +11,7 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import blocks, host_lanes
-from hindmost_judge.verdict import last_ranks
+from hindmost_judge.verdict import summary
 
 from tests.recordings import OURS
 
@@ -32,7 +32,7 @@ def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     assert found.lanes is not None
     last = np.zeros(found.last.shape)
     last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)
-    (told,) = last_ranks.notes(replace(found, last=last, wait=wait), [])
+    (told,) = summary.last_rank_notes(replace(found, last=last, wait=wait), [])
     why = "only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
     assert told == f"rank 2 is last in 100 % of collectives {why}"
     assert len(told.split()) <= 25
@@ -62,5 +62,5 @@ def test_a_rank_that_comes_last_works_longer_only_if_its_cpu_time_says_so(part: 
     later[1] = 2e6
     parts = dict.fromkeys(("self_cpu", "self_runqueue", "self_blocked"), np.zeros(later.shape)) | {part: later}
     last, wait = (later > 0).astype(float), np.full(later.shape, built.step_ns)
-    (note,) = last_ranks.notes(replace(built, excess=later, parts=parts, last=last, wait=wait), [])
+    (note,) = summary.last_rank_notes(replace(built, excess=later, parts=parts, last=last, wait=wait), [])
     assert note == f"rank 1 is last in 100 % of collectives: {said}"

@@ -52,9 +52,9 @@ def test_where_verdicts_cost_more_than_steps_take_nothing_is_left_to_have_slowed
     run = simulate(Scenario(8, 150, 77, faults=(Fault("compute", _ALL, 0.2, 60),))).run
     built = blocks.build(run, DEFAULT)
     assert built is not None
-    assert all_slower.find(built, []) is not None
+    assert all_slower.find_slowed(built, []) is not None
     stalls = replace(judge(run).verdicts[0], kind="intermittent", since_step=0, cost_ms_per_step=1000.0)
-    assert all_slower.find(built, [stalls]) is None
+    assert all_slower.find_slowed(built, [stalls]) is None
 
 
 @pytest.mark.parametrize("seed", range(6))

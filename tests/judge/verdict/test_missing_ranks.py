@@ -64,7 +64,7 @@ def _interpreter(folder: Path) -> str:
 def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together: float, told: bool) -> None:
     """The share of the time for which all who were seen wait at once: transfers alone make up to 0.025 of it."""
     run = Run(Job("a", source="inspector"), unseen=Unseen((3,), together))
-    (found,) = missing_ranks.judged([Verdict(kind="balanced")], run, None)
+    (found,) = missing_ranks.with_missing_ranks([Verdict(kind="balanced")], run, None)
     assert any("likely for rank 3" in one for one in found.evidence) == told
 
 
@@ -72,7 +72,7 @@ def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together:
 def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, told: str) -> None:
     """Up to seven."""
     run = Run(Job("a", source="inspector"), unseen=Unseen(tuple(range(1, count + 1))))
-    (found,) = missing_ranks.judged([], run, None)
+    (found,) = missing_ranks.with_missing_ranks([], run, None)
     assert told in found.advice[0]
 
 

@@ -6,8 +6,8 @@ import json
 
 import numpy as np
 import pytest
-from hindmost_judge.verdict.rank_rows import RankRows
 from hindmost_judge.verdict.schema import JobSummary, RankRow, Report
+from hindmost_judge.verdict.summary import RankRows
 
 ROWS = RankRows(
     ranks=np.array([0, 2, 5]),

@@ -12,8 +12,8 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge import constant
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import missing_ranks
+from hindmost_judge.verdict.missing_ranks import Absent
 from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.unrecorded_ranks import Absent
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run

@@ -17,7 +17,7 @@ from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.timeline.blocks import build
-from hindmost_judge.verdict import wording, wording_balanced
+from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.wording import duration, ms, why
 
 from tests.recordings import OURS
@@ -310,9 +310,9 @@ def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
     caused = np.full((3, 100), 1e4)
     caused[1, [40, 80]] = 9e8
     blocks: Any = SimpleNamespace(ranks=np.arange(3), caused=caused)
-    assert wording_balanced._in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
+    assert wording._in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
     caused[1] = 1e7
-    assert wording_balanced._in_turn(blocks) == "mostly rank 1"
+    assert wording._in_turn(blocks) == "mostly rank 1"
 
 
 def test_a_command_is_on_one_line() -> None:

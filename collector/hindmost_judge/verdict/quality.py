@@ -1,0 +1,572 @@
+"""Whether a recording decides: inconclusive verdicts, which neither name nor clear a rank, and what would decide.
+
+Without launch times, a rank that is late may only have lost its host's lead. Hosts that launch for nearly all of a
+step are equally slow, and each is some steps ahead of its GPU. A rank that lost its lead to a stall comes last until
+it has caught up, at every collective and for tens of steps; then it is another's turn. In recordings of healthy jobs
+on 2 and 4 H200s that looked like one rank that is slow for a while, and another one next. From durations alone, a
+rank computes longer only if it is late throughout, or if it is the only late one.
+
+Of a recording of which an excerpt was read, findings are of the steps that were read. Where a verdict's begin or end
+meets unread steps, it lies anywhere among these. A rank that is named in no step that was read is not cleared in the
+others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import dictionary_encoding, isolation
+from hindmost_judge.detect import hang
+from hindmost_judge.model import AMOUNTS, ERROR, NONBLOCKING, PHASES, Job, Run, rows
+from hindmost_judge.script import script, split
+from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.timeline import join, phases
+from hindmost_judge.timeline.operation_names import is_synchronising
+from hindmost_judge.verdict import missing_ranks
+from hindmost_judge.verdict.advice import in_python
+from hindmost_judge.verdict.schema import STOPS, Verdict
+from hindmost_judge.verdict.wording import OLDER, ms, names, percent
+from hindmost_judge.whatif import residual
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.types import Array
+
+
+def no_measure(blocks: Blocks) -> Verdict:
+    """Waits without the length of a step to weigh them against."""
+    most = int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))
+    return _abstaining(
+        f"rank {int(blocks.ranks[most])} is last most often; the length of a step, and so its cost, is not recorded",
+        "record when operations start, too, or add a log of the steps",
+    )
+
+
+def nothing_inside(blocks: Blocks) -> Verdict:
+    """Steps alike long, and not a word on what is in them: that may be a wait or work."""
+    own = median(blocks.own, axis=1)
+    least, most = int(np.argmin(own)), int(np.argmax(own))
+    took = f"all {len(own)} ranks take about {ms(float(median(own)))} per step"
+    if own[most] > 1.05 * own[least]:
+        slowest, fastest = int(blocks.ranks[most]), int(blocks.ranks[least])
+        took = f"a step takes {ms(float(own[most]))} on rank {slowest} and {ms(float(own[least]))} on rank {fastest}"
+    mark = 'mark the parts of a step: `with hindmost.phase("input"):`'
+    return _abstaining(
+        f"{took}; no collective and no phase was seen",
+        f"{mark}; `hindmost doctor` says which collectives it can see",
+    )
+
+
+def passed_on(blocks: Blocks) -> Verdict:
+    """Stages that only send to each other, of which no two hold the same layers."""
+    return _abstaining(
+        f"all {len(blocks.ranks)} ranks are stages of one pipeline, each with its own layers: none has a peer",
+        "compare the kernels of the stages in a profiler, without receives",
+    )
+
+
+#: If less than this share of the steps is in any phase, of any rank, no rank is cleared: its work may be elsewhere.
+#: Phases that a probe marks are 0.9 and more of a step; in a log without the forward they were 0.7.
+_SEEN = 0.75
+
+
+def little_inside(blocks: Blocks) -> Verdict | None:
+    """Steps of which the phases that were seen are the lesser part; ``None`` where they tell most of it."""
+    took = blocks.took if blocks.took is not None else np.full(blocks.own.shape, np.nan)
+    share = float(np.nanmin(median(phases.named_share(blocks.parts, took), axis=1), initial=1.0))
+    if not share < _SEEN:
+        return None
+    seen = ", ".join(name for name in blocks.parts if name in PHASES and name not in AMOUNTS)
+    return _abstaining(
+        f"the phases seen ({seen}) cover {percent(share)} of a step of {ms(blocks.step_ns)}; no rank is slow in them",
+        "record the rest with `hindmost run -- COMMAND`; `hindmost.phase(NAME)` marks a phase",
+    )
+
+
+#: If some rank did nothing in its phases of work for at least this share of the steps, no rank is cleared: it may have
+#: waited there for others. Ranks that work use all of their time, and more with several threads.
+_IDLE = 0.1
+#: What a rank does in a step that is no wait for others.
+_ACCOUNTED = ("input", "checkpoint", "cpu", "runqueue")
+
+
+def idle_inside(blocks: Blocks) -> Verdict | None:
+    """Phases of work in which a rank did nothing, where no wait for others was seen; ``None`` where they say more.
+
+    The time in no input and no checkpoint, less the CPU time of the rank's threads and the wait for a CPU. A GPU's
+    phases tell its work themselves.
+    """
+    parts = blocks.parts
+    if "cpu" not in parts or blocks.took is None or any(name == "sync" or name.startswith("gpu_") for name in parts):
+        return None
+    used = np.sum([np.nan_to_num(parts[name]) for name in _ACCOUNTED if name in parts], axis=0)
+    idle = np.where(np.isnan(parts["cpu"]), np.nan, 1.0 - used / blocks.took)
+    known = ~np.isnan(idle).all(axis=1)
+    share = float(np.max(median(idle[known], axis=1), initial=0.0))
+    if not share >= _IDLE:
+        return None
+    return _abstaining(
+        f"a rank used no CPU for {percent(share)} of a step of {ms(blocks.step_ns)}; it may have waited for others",
+        "while such a job runs, see where ranks are with `hindmost attach --stacks --job ID`; "
+        "mark where they meet: `hindmost.phase('sync')`",
+    )
+
+
+def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
+    """Phases that hold sends and receives in an unknown order; ``None`` where there are none in most steps.
+
+    A slow rank makes these longer on all ranks that it exchanges with, so that no rank's phases show which it is.
+    """
+    exchanged = (run.collectives["peer"] >= 0) & np.isin(run.collectives["step"], blocks.steps)
+    often = int(np.sum(exchanged)) / blocks.own.size
+    if often < 1:
+        return None
+    return _abstaining(
+        f"{often:.0f} sends and receives per step are inside phases: a slow rank makes those of all ranks longer",
+        "record waits in collectives, too: a profiler's trace of some steps has them",
+    )
+
+
+def without_starts(blocks: Blocks) -> Verdict | None:
+    """Several groups that meet at unknown times; ``None`` where self time is known, or all ranks meet in one."""
+    grid = blocks.joined
+    if grid is None or blocks.overlapped or not np.isnan(grid.start).all() or not np.isnan(grid.self_time).all():
+        return None
+    return _abstaining(
+        "ranks meet in several groups, and only durations are recorded: a wait in one can cause a delay in the next",
+        "record starts, too: `hindmost run -- COMMAND`, or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1",
+    )
+
+
+def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+    """What holds of verdicts by phases that hold sends and receives: of a rank named, what it was seen to do itself."""
+    if blocks is None or blocks.evidence != blocks_of.PHASES or blocks.pipeline is not None:
+        return found
+    if not any(one.ranks for one in found) or exchanging_inside(run, blocks) is None:
+        return found
+    return [one for one in found if not one.ranks or one.kind in STOPS or one.cause in missing_ranks.ITS_OWN]
+
+
+def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:
+    """A GPU that waits for its host, of which nothing tells that it is slower than the others'; ``None``: none does."""
+    if blocks.unsure is None or not float(np.max(blocks.unsure)) >= settings.min_effect * blocks.step_ns:
+        return None
+    row = int(np.argmax(blocks.unsure))
+    late = f"rank {int(blocks.ranks[row])} arrives {ms(float(np.max(blocks.unsure)))} late per step"
+    seen, remedy = (
+        "its GPU waits for its CPU to launch work",
+        "add a log of the steps (when each begins, has its input and is launched)",
+    )
+    if blocks.joined is not None and not (blocks.joined.enqueue[row] > 0).any():
+        seen, remedy = "its kernel launches were not recorded", "record when each operation was enqueued, on every rank"
+    return _abstaining(
+        f"{late}; {seen}: a slow CPU, or others a step ahead", f"{remedy}; `hindmost run -- COMMAND` records it"
+    )
+
+
+def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
+    """Too little was seen; what is missing, and how to get it."""
+    ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
+    count = len(blocks.steps) if blocks is not None else 0
+    evidence, advice = missing_for_a_verdict(ranks, blocks, settings, run)
+    if blocks is None and ranks > 1:
+        evidence, advice = polled(run) or of_dumps(run) or (evidence, advice)
+    told = patternless(run, settings) if blocks is None else None
+    if told is not None and not run.job.exit_code:
+        return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
+    if run.job.exit_code and ranks:
+        warmup = blocks.warmup if blocks is not None else 0
+        evidence, advice = ended_early(run, count + warmup)
+    return _abstaining(evidence, advice)
+
+
+def _abstaining(evidence: str, advice: str) -> Verdict:
+    """No rank is named and none cleared."""
+    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
+
+
+def missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
+    """What is missing, and how to get it."""
+    job = run.job
+    own = job.source == Job.source
+    if ranks < 2 and not own:
+        return _too_few_recorded(ranks, job)
+    if ranks == 0:
+        return _none_seen(job)
+    if ranks == 1:
+        return _one_seen(blocks, run)
+    if blocks is None or len(blocks.steps) == 0:
+        return (
+            f"{ranks} ranks, but no step and no collective that repeats on two of them",
+            _mark(run) if own else f"{job.source} did not record enough: record the job with `hindmost run -- COMMAND`",
+        )
+    of_which = "after warm-up" if blocks.warmup else "with start-up"
+    few = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
+    return f"{few}{_so_far(blocks)}", _more(settings.min_steps, job)
+
+
+#: Of fewer steps, and of a smaller share of them, it says nothing that one rank was waited for longest.
+_FEW, _MOST = 3, 0.75
+
+
+def _so_far(blocks: Blocks) -> str:
+    """Who was waited for longest in most of a few steps; nothing where that was now one and now another."""
+    if not blocks.collectives or len(blocks.steps) < _FEW:
+        return ""
+    often = np.bincount(np.argmax(blocks.caused, axis=0), minlength=len(blocks.ranks))
+    most = int(np.argmax(often))
+    if often[most] < _MOST * len(blocks.steps) or not blocks.caused[most].any():
+        return ""
+    return f"; others waited longest for rank {int(blocks.ranks[most])} in {int(often[most])} of them"
+
+
+def _more(steps: int, job: Job) -> str:
+    """How to get that many steps."""
+    if job.source == Job.source:
+        return f"let the job run for {steps} steps or more"
+    found = f"record {steps} steps or more"
+    if "Kineto" in (job.source or ""):  # start-up is in what a profiler saw
+        return f"{found}: `torch.profiler.schedule(wait=1, warmup=1, active={steps + 2})`"
+    return f"{found}: `hindmost run -- COMMAND`"
+
+
+def polled(run: Run) -> tuple[str, str] | None:
+    """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
+    if run.job.source != Job.source or not rows(run.collectives) or join.grid(run) is not None:
+        return None
+    code, operations = dictionary_encoding.codes(run.collectives["op"])
+    meets = np.array([is_synchronising(name) for name in operations], bool)[code]
+    started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
+    if not started:
+        return None
+    calls = _count(started, "nonblocking collective call")
+    python = "with hindmost.step():"
+    return (
+        f"{rows(run.ranks)} ranks, {calls}, and no wait of all ranks for one: which rank waits is not known",
+        f"mark iterations (`{python}`)" if in_python(run) else "complete them by MPI_Wait or MPI_Waitall, not MPI_Test",
+    )
+
+
+def _mark(run: Run) -> str:
+    """How the steps of a job are recognised."""
+    if in_python(run):
+        return "write `for batch in hindmost.steps(loader):`, or `with hindmost.step():` around each iteration"
+    return "run collectives in each iteration: steps are found by collectives that repeat"
+
+
+def _one_seen(blocks: Blocks | None, run: Run) -> tuple[str, str]:
+    """Why one rank is too few, and what would show the others."""
+    job = run.job
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    alone = f"one rank{of_all} was seen: no other rank to compare it with"
+    if of_all:
+        return alone, "let the others inherit this command's environment (sudo, ssh and containers drop it)"
+    if blocks is None or len(blocks.steps) == 0:
+        return f"{alone}, and no step was recognised", f"run more than one rank; {_mark(run)}"
+    return alone, "run more than one rank"
+
+
+def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
+    """What is missing where the files are of one rank, or of none."""
+    if ranks == 0:
+        return (
+            f"{job.source} alone: no rank's collectives or steps",
+            "add what the ranks recorded to the folder, or record the job with `hindmost run -- COMMAND`",
+        )
+    of_all = f" of {job.world_size}" if (job.world_size or 0) > 1 else ""
+    return (
+        f"one rank{of_all} is recorded here: no other rank to compare it with",
+        "name the folder that holds the files of all ranks",
+    )
+
+
+def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
+    """What is known where ranks met in collectives without a pattern; ``None`` where they met too rarely.
+
+    The last rank is reported, and not named: without steps it is unknown whether that matters.
+    """
+    joined = join.grid(run)
+    if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
+        return None
+    met = f"{joined.columns:,} collectives of {len(joined.ranks)} ranks"
+    found = [f"{met}, in no pattern that repeats: where a step ends is not known"]
+    whole = joined.duration[:, ~np.isnan(joined.duration).any(axis=0)]
+    if joined.group.shape[1] == 1 and len(np.unique(joined.group)) == 1 and whole.shape[1] >= settings.min_steps:
+        last = np.bincount(np.argmin(whole, axis=0), minlength=len(joined.ranks)) / whole.shape[1]
+        most = int(np.argmax(last))
+        if last[most] >= settings.min_latest:
+            found.append(
+                f"rank {int(joined.ranks[most])} is last in {percent(last[most])} of them, at an unknown cost per step"
+            )
+    own = run.job.source == Job.source
+    return tuple(found), _mark(run) if own else "add a log of the steps, or record it with `hindmost run -- COMMAND`"
+
+
+def of_dumps(run: Run) -> tuple[str, str] | None:
+    """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
+    if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
+        return None
+    slow = "to find a slow rank, record the job with `hindmost run -- COMMAND`"
+    seen = f"the dumps of {rows(run.ranks)} ranks"
+    if not rows(run.in_flight):
+        return f"{seen} have no open operation: no rank waited in one then", slow
+    moment = hang.of_a_moment(run)
+    if moment is None:
+        return f"the operations open in {seen} do not show which rank is late", slow
+    who = f"{names(moment.victims)} {'is' if len(moment.victims) == 1 else 'are'} in {moment.op} number {moment.seq}"
+    return (
+        f"{who}, {names(moment.ranks)} not yet: the dumps came too soon after to call it a hang",
+        f"write the dumps again half a minute later: what is still open hangs; {slow}",
+    )
+
+
+#: What to look at where ``hindmost run`` saw no rank, and nothing says why.
+_INHERIT = (
+    "let ranks inherit this command's environment (sudo, ssh and containers drop it)."
+    " `hindmost doctor` says what can be seen here"
+)
+
+#: The same where the probe was in a process all the same.
+_UNTRAINED = (
+    "write `with hindmost.step():` around each iteration."
+    " If another process trains, let it inherit this command's environment (sudo, ssh and containers drop it)"
+)
+
+
+def _none_seen(job: Job) -> tuple[str, str]:
+    """Why no rank was seen, as far as is known, and what helps. ``hindmost run`` alone says what the command was."""
+    if job.no_ring:
+        return f"no rank was seen: {job.no_ring}", "make room in /dev/shm, or give the container more (--shm-size=1g)"
+    if job.command is None:
+        return (
+            "no rank was seen",
+            "put `hindmost run --` before the command that starts the ranks; `hindmost doctor` says what can be seen",
+        )
+    if job.exit_code:
+        return f"no rank was seen before the job {_end(job)}", _after_end(job)
+    if job.entered:
+        seen = "a Python process loaded the probe, but ran no known step or collective"
+        return f"no rank was seen: {seen}", _UNTRAINED
+    isolated = isolation.option(split(job.command))
+    if isolated:
+        return "no rank was seen", isolation.remedy(*isolated)
+    called = (script(split(job.command)) or job.command).rpartition("/")[2]
+    return f"no MPI, NCCL or Python step was seen in {called}", _INHERIT
+
+
+def ended_early(run: Run, steps: int) -> tuple[str, str]:
+    """What was recorded of a job that failed, or was interrupted, before there was enough to judge.
+
+    ``steps`` are those that were recognised.
+    """
+    counted = len(np.unique(run.steps["step"])) if rows(run.steps) else steps
+    calls = rows(run.collectives)
+    found = [_count(counted, "step")] if counted else []
+    found += [_count(calls, "collective call")] if calls else []
+    recorded = " and ".join(found) or "no step and no collective"
+    ranks = rows(run.ranks)
+    few = "no other rank to compare it with" if ranks == 1 else "too few to judge"
+    were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
+    return (
+        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {_end(run.job)}: {few}",
+        _after_end(run.job),
+    )
+
+
+def _end(job: Job) -> str:
+    return "was interrupted" if job.interrupted_by else "failed"
+
+
+def _after_end(job: Job) -> str:
+    """What to do about a job that failed, or was interrupted, too early."""
+    return "let the job run for longer" if job.interrupted_by else "read the job's own output"
+
+
+def _count(number: int, what: str) -> str:
+    """``1 step``, ``3 steps``."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+#: A rank that is late in so large a share of the steps is late throughout: no lead lasts for that.
+_THROUGHOUT = 0.75
+#: In a smaller share of them than this a rank is late by chance, or for one stall.
+_SELDOM = 0.125
+
+#: What remains of a rank's delay may be a lead if this many times as much was one.
+_MOSTLY = 0.5
+
+#: Most segments of the steps that are reported.
+_SHOWN = 4
+
+#: Kinds of verdicts on who comes late.
+_LATE = ("straggler", "intermittent")
+
+_REMEDY = (
+    "record launches and a log of the steps: `hindmost run -- COMMAND`,"
+    " or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1"
+)
+
+
+def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verdict]:
+    """These verdicts without ranks that may be late because their hosts lost their lead; the reason, if none is
+    left."""
+    if blocks is None or blocks.joined is None or not blocks.joined.gpu_time:
+        return found
+    late = [one for one in found if one.ranks and one.kind in _LATE and _without_launches(one, blocks)]
+    throughout = _throughout(late, blocks)
+    kept = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
+    if len(kept) == len(late):
+        return found
+    left = [one for one in found if one not in late or one in kept]
+    return left or [_late_in_turn(late)]
+
+
+def _without_launches(one: Verdict, blocks: Blocks) -> bool:
+    """Whether how long kernels took is all that was recorded, or a rank's GPU waited for a host that marked nothing."""
+    assert blocks.joined is not None  # noqa: S101 - without_doubtful() has looked
+    if np.isnan(blocks.joined.start).all():
+        return True
+    return blocks.unsure is not None and bool((blocks.unsure[np.isin(blocks.ranks, one.ranks)] > 0).any())
+
+
+def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]:
+    """Ranks that are late nearly throughout, whatever other ranks are; none where sets of these share a rank, and are
+    unsure.
+
+    A rank that is late from where another no longer is took its turn.
+    """
+    found = set()
+    for ranks in {one.ranks for one in late}:
+        held = _steps_of_any([one for one in late if one.ranks == ranks and one.kind == "straggler"], blocks)
+        others = [_steps_of(one, blocks) for one in late if one.ranks != ranks]
+        if held.mean() >= _THROUGHOUT and all(2 * np.sum(other & held) >= np.sum(other) for other in others):
+            found.add(ranks)
+    apart = len({rank for ranks in found for rank in ranks}) == sum(map(len, found))
+    return found if apart else set()
+
+
+def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throughout: set[tuple[int, ...]]) -> bool:
+    """Whether what a verdict says of its ranks may be said of any rank whose host has no lead.
+
+    Hosts that gather parameters launch far more than others, and are what such a job waits for at times: there one
+    rank that is late for a while is doubtful, too; so is one that seemed later by what launching alone may differ.
+    """
+    if one.ranks in throughout:
+        return False
+    several = len({one.ranks for one in late}) > 1
+    if several or _steps_of(one, blocks).mean() < _SELDOM:
+        return True
+    return _steps_of_any(late, blocks).mean() < _THROUGHOUT and (_gathers(blocks) or _mostly_a_lead(one, blocks))
+
+
+def _steps_of_any(late: Sequence[Verdict], blocks: Blocks) -> Array:
+    """[S] the steps that any of these verdicts holds of."""
+    return np.asarray(np.any([np.zeros(len(blocks.steps), bool), *(_steps_of(one, blocks) for one in late)], axis=0))
+
+
+def _steps_of(one: Verdict, blocks: Blocks) -> Array:
+    """[S] the steps that a verdict holds of."""
+    held = np.zeros(len(blocks.steps), bool)
+    held[slice(*residual.span(one, blocks))] = True
+    return held
+
+
+def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
+    """Whether so much of what ranks seemed to be late by was taken for others' lead that the rest may be one, too."""
+    if blocks.unsure is None:
+        return False
+    named = np.isin(blocks.ranks, one.ranks)
+    left = np.maximum(np.nan_to_num(blocks.excess[named]), 0.0).mean(axis=1)
+    return bool((blocks.unsure[named] >= _MOSTLY * left).any())
+
+
+def _gathers(blocks: Blocks) -> bool:
+    """Whether parameters are gathered inside of forward and backward, in most steps."""
+    assert blocks.joined is not None  # noqa: S101 - without_doubtful() has looked
+    return int(blocks.joined.gathers.sum()) >= len(blocks.steps)
+
+
+def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
+    """No rank is named, and none cleared."""
+    found = "; ".join(f"{names(one.ranks)} {_from_to(one)}" for one in late[:_SHOWN])
+    who = "ranks are late in turn"
+    if len({one.ranks for one in late}) == 1:
+        who = "one rank is late in a part of the steps"
+    unknown = "launches were not recorded: more work, or a CPU that was behind for a while"
+    return Verdict(
+        kind="insufficient_data",
+        evidence=(f"{who}: {found}", unknown),
+        advice=(_REMEDY,),
+    )
+
+
+def _from_to(one: Verdict) -> str:
+    return f"from step {one.since_step or 0} " + (f"to {one.until_step}" if one.until_step is not None else "on")
+
+
+#: A change is reported up to this many steps away from where it was: noise moves it.
+_NEAR = 2
+
+
+def with_unread_steps(found: Iterable[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+    """The verdicts, with how far each is known; as they are where all was read."""
+    if blocks is None or not len(blocks.steps):
+        return list(found)
+    if run.job.skipped_ns is None:
+        running = run.job.source == Job.source and run.job.ended_ns is None and run.job.exit_code is None
+        return [_from_the_edge(one, blocks) for one in found] if running else list(found)
+    return [_balanced(one, run, blocks) if one.kind == "balanced" else _dated(one, run, blocks) for one in found]
+
+
+def _balanced(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
+    read, every = len(blocks.steps) + blocks.warmup, run.job.steps
+    share = (
+        f"{read:,} of {every:,} steps ({percent(read / every)}) were read" if every else "a part of the steps was read"
+    )
+    return replace(one, evidence=(f"{share} and judged; the others may differ", *one.evidence))
+
+
+def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
+    told = [
+        f"it {what} between steps {min(low - 1, step)} and {max(high + 1, step)}: {low} to {high} were not read"
+        for what, step in (("began", one.since_step), ("ended", one.until_step))
+        if step is not None and (gap := _unread_near(step, blocks)) is not None
+        for low, high in [gap]
+    ]
+    after = _first_unread_after(run, blocks) if one.until_step is None and one.kind not in STOPS else None
+    if after is not None:
+        told.append(f"steps from {after} on were not read: it may have ended there")
+    return replace(one, evidence=(*one.evidence, *told)) if told else one
+
+
+def _from_the_edge(one: Verdict, blocks: Blocks) -> Verdict:
+    """Of a job that is watched for longer than the window remembers: what begins with the window may be older."""
+    near = blocks.steps[: _NEAR + 1]
+    if one.since_step is None or one.since_step == 0 or not near[0] <= one.since_step <= near[-1]:
+        return one
+    return replace(
+        one, evidence=(*one.evidence, f"{OLDER} {int(near[0])} are no longer in memory: it may have begun earlier")
+    )
+
+
+def _unread_near(step: int, blocks: Blocks) -> tuple[int, int] | None:
+    """The first and last of the steps before this one that were not read, where there are any next to it."""
+    at = int(np.searchsorted(blocks.steps, step))
+    near = range(max(at - _NEAR, 1), min(at + _NEAR + 1, len(blocks.steps)))
+    gaps = [(int(blocks.steps[i - 1]) + 1, int(blocks.steps[i]) - 1) for i in near]
+    return max((gap for gap in gaps if gap[0] <= gap[1]), key=lambda gap: gap[1] - gap[0], default=None)
+
+
+def _first_unread_after(run: Run, blocks: Blocks) -> int | None:
+    """The first step behind the last one that was judged, where more of them were left out than are between two."""
+    if run.job.steps is None or not rows(run.steps):
+        return None
+    end, last = int(run.steps["step"].min()) + run.job.steps - 1, int(blocks.steps[-1])
+    return last + 1 if end - last > max(int(np.diff(blocks.steps).max(initial=1)), _NEAR) else None
