@@ -10,7 +10,7 @@ import numpy as np
 from hindmost_judge.stats.robust import median
 
 if TYPE_CHECKING:
-    from hindmost_judge.causes.sampled import Samples
+    from hindmost_judge.causes.telemetry import Samples
     from hindmost_judge.findings import Due
     from hindmost_judge.timeline.join import Grid
     from hindmost_judge.types import Array, Floats, Ints, Lanes
@@ -75,7 +75,7 @@ class Blocks:
     lanes: Lanes | None = None
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
-        """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.sampled.Samples`."""
+        """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.telemetry.Samples`."""
         return self.samples.during(columns) if self.samples is not None else {}
 
     def gauge(self, name: str) -> Floats | None:

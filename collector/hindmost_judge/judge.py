@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import detect, detector
-from hindmost_judge.causes import cpu_sharing, hidden_input, horovod_cycles, launch_bound, loading, stopped, telemetry
+from hindmost_judge.causes import cpu_sharing, horovod_cycles, launch_bound, loading, slow_input, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, mismatch, slow_link, small_cohorts, straggler, uneven
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
@@ -239,10 +239,10 @@ def _held_back(case: detector.Case) -> tuple[list[Verdict], list[str]]:
     """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
     slow, notes = _slow(case)
-    found = [*case.found, *hidden_input.told_of_stalls(blocks, slow, settings)]
+    found = [*case.found, *slow_input.with_hidden_input(blocks, slow, settings)]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
-    return found, [*notes, *(hidden_input.notes(blocks, found, settings) if not run.look else [])]
+    return found, [*notes, *(slow_input.hidden_input_notes(blocks, found, settings) if not run.look else [])]
 
 
 def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:

@@ -4,16 +4,21 @@ A rank whose backward is slow comes later for each of a step's collectives than 
 the other ranks queue there, ready long before, and it is no longer visible since when. How much earlier they were ready
 is known up to that place only. From there on, the delay is what this rank takes, less what the others take before
 messages of the same size.
+
+The kernel of a collective that waits on a GPU for other ranks occupies some of its processors and polls its peers
+without a pause. A rank that is early for a collective computes slower until the last rank has come, and loses a part
+of its lead. The others are then early by less than the last rank's extra computing. On H200s the loss was a fifth to a
+third of the time that kernels waited.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.causes import collective_kernels, launch_bound, table, taking_turns
+from hindmost_judge.causes import launch_bound, table
 from hindmost_judge.stats.robust import median, peers_median, with_peers
 from hindmost_judge.timeline.join import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
@@ -141,7 +146,7 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     alike = before is not None and before.shape[1] == where.shape[1]
     own = _usual(*_ready(grid, np.array([row]), before))[0] if before is not None and alike else None
     usual, took = (block[0] for block in _between_two(*_ready(grid, np.array([row]), where)))
-    turns = taking_turns.find(usual, took)
+    turns = find_turns(usual, took)
     if own is None and turns is not None:
         own = turns.alone
     turn = turns.slice if turns is not None else 0.0
@@ -157,7 +162,7 @@ def _lost(blocks: Blocks, row: int) -> float:
     grid, where = blocks.joined, where[:: max(len(where) // _SAMPLE, 1)]
     rows = with_peers(row, len(grid.ranks), _SAMPLE)
     _, free = _ready(grid, rows, where)
-    return collective_kernels.slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
+    return slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
 
 
 def _places(blocks: Blocks, columns: Array) -> Ints | None:
@@ -184,7 +189,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     """
     rows = with_peers(row, len(grid.ranks), _SAMPLE)
     start, free = _ready(grid, rows, where)
-    start = collective_kernels.taken_off(start, grid.duration[rows][:, where], lost)
+    start = taken_off(start, grid.duration[rows][:, where], lost)
     exact, most = _usual(start, free), _at_most(start, free)
     mine = exact[0]
     token, transfer = grid.token[where[0]], median(grid.duration[row][where], axis=0)
@@ -205,8 +210,8 @@ def _usual(start: Floats, free: Array) -> Floats:
     what it waits for turns on its GPU.
     """
     usual, took = _between_two(start, free)
-    if taking_turns.find(usual[0], took[0]) is not None:
-        usual[0] = taking_turns.in_all(usual[0], took[0])
+    if find_turns(usual[0], took[0]) is not None:
+        usual[0] = scaled_to_step(usual[0], took[0])
     return usual
 
 
@@ -298,3 +303,131 @@ def _end(took: Floats, transfer: Floats) -> float:
         ready += computed
         end = max(ready, end) + sent
     return end
+
+
+#: Largest loss that counts: NCCL's kernels use a quarter of a GPU's processors at most.
+_MOST = 0.5
+#: The loss per ms of waiting is known if its standard error is no larger than this, and it is this many times that
+#: error.
+_SURE, _BEYOND_CHANCE = 0.1, 2.0
+
+#: … and if this many places of a step show it, each in most steps. Where ranks queue at most places, only long
+#: computing is visible after a long wait.
+_PLACES, _MOSTLY = 5, 0.5
+
+
+def taken_off(start: Floats, took: Floats, lost: float) -> Floats:
+    """[R, N, P] ns: starts of a step's collectives, less what was ``lost`` during the earlier ones that took
+    ``took``."""
+    fixed: Floats = start.copy()
+    fixed[:, :, 1:] -= lost * np.cumsum(np.nan_to_num(_waited(took))[:, :, :-1], axis=2)
+    return fixed
+
+
+def slower(start: Floats, took: Floats, free: Array) -> float:
+    """Ms by which computing takes longer for each ms that an overlapped collective waits; 0 where that does not show.
+
+    ``start`` and ``took`` [R, N, P] ns are of a step's collectives, which a rank began as soon as it was ready where
+    ``free``. A longer time after a longer wait shows the effect, from step to step. A rank that begins a collective
+    early waits longer, and for that alone takes longer until the next; so the wait before it is used instead.
+    """
+    waited = _waited(took)
+    shown = free[:, :, 1:-1] & free[:, :, 2:]
+    if int(np.sum(shown.mean(axis=(0, 1)) > _MOSTLY)) < _PLACES:
+        return 0.0
+    alone = np.where(shown, np.diff(start, axis=2)[:, :, 1:], np.nan)
+    longer, beside, before = (_beyond_usual(values) for values in (alone, waited[:, :, 1:-1], waited[:, :, :-2]))
+    known = ~np.isnan(longer + beside + before)
+    longer, beside, before = longer[known], beside[known], before[known]
+    together = float(before @ beside)
+    if not together > 0:
+        return 0.0
+    found = float(before @ longer) / together
+    unsure = float(np.sqrt((before**2) @ (longer - found * beside) ** 2)) / together
+    return min(found, _MOST) if unsure < _SURE and found > _BEYOND_CHANCE * unsure else 0.0
+
+
+def _waited(took: Floats) -> Floats:
+    return np.asarray(took - np.fmin.reduce(took, axis=0))
+
+
+def _beyond_usual(values: Floats) -> Floats:
+    return np.asarray(values - median(values, axis=1)[:, None])
+
+
+#: A place has no time slice of another process in at least the first share of the steps; its scatter shows below the
+#: second.
+_ALONE, _LEAST = 0.2, 0.05
+#: … in standard deviations of a normal distribution.
+_DEVIATIONS = 0.8
+#: A time longer than alone by this share, and by this many standard deviations, waited for a slice.
+_SHARE, _SLICE_BEYOND_CHANCE = 0.1, 6.0
+#: … in nearly all steps, at places with most of the computing time, and at no place always.
+_STEPS, _PLACES_WITH_SLICES = 0.9, 0.75
+#: Least slices per step: a single one may be a pause of its host.
+_SLICES_PER_STEP = 1.5
+#: The middle half of all slices differ by at most this share of one: on H200s by 0.04 to 0.13.
+_ONE_LENGTH = 0.25
+#: The typical step is longer by this share than alone: by 0.14 to 0.28 in recordings of shared GPUs.
+_LONGER = 0.06
+#: Least places of a step that must be known.
+_FEWEST = 5
+
+
+class Turns(NamedTuple):
+    """What a rank computes ``alone`` [P] ns before each collective, and the ns of a ``slice`` that it waits for.
+
+    Two processes that share a GPU each have it for a slice of time, one or two ms, and then wait for as long. Computing
+    between two collectives mostly takes as long as ever, and now and then a slice longer: at another place in each
+    step, several times in each, and at every place in some. All slices are of one length. Slow code is slow at the same
+    places, a stall is rare, and noise is of any size. So the begins of collectives alone show the other process.
+    """
+
+    alone: Floats
+    slice: float
+
+
+def scaled_to_step(usual: Floats, took: Floats) -> Floats:
+    """[P] what is ``usual`` at each place, as long in all as in the typical step of those that ``took`` [N, P] ns.
+
+    What comes at another place in each step shows in the median of none.
+    """
+    return np.asarray(usual * max(_typical_in_all(usual, took) / max(float(np.nansum(usual)), 1.0), 1.0))
+
+
+def find_turns(usual: Floats, took: Floats) -> Turns | None:
+    """The turns that show in what a rank ``took`` [N, P] ns before each collective; ``None`` where there are none."""
+    known = ~np.isnan(usual)
+    if np.sum(known) < _FEWEST:
+        return None
+    held = took[:, known]
+    least, alone = np.nanquantile(held, [_LEAST, _ALONE], axis=0)
+    more = held - alone
+    waited = more > np.fmax(_SHARE * alone, _SLICE_BEYOND_CHANCE * (alone - least) / _DEVIATIONS)
+    often = waited.mean(axis=0)
+    there = float(alone[(often > 0) & (often <= 1 - _ALONE)].sum())
+    if (
+        there < _PLACES_WITH_SLICES * float(alone.sum())
+        or waited.any(axis=1).mean() < _STEPS
+        or waited.sum(axis=1).mean() < _SLICES_PER_STEP
+    ):
+        return None
+    whole = _typical_in_all(usual, took)
+    few, typical, many = np.quantile(more[waited], [0.25, 0.5, 0.75]).tolist()
+    if whole < (1 + _LONGER) * float(alone.sum()) or many - few > _ONE_LENGTH * typical:
+        return None
+    by_itself: Floats = usual.copy()
+    by_itself[known] = median(np.where(waited, np.nan, held), axis=0)
+    return Turns(by_itself, typical)
+
+
+def others_seen(blocks: Blocks, row: int, columns: Array) -> bool:
+    """Whether memory that other processes hold of a rank's GPU was measured: that says more."""
+    foreign = blocks.gauges(columns).get("foreign_memory")
+    return foreign is not None and not np.isnan(foreign[row])
+
+
+def _typical_in_all(usual: Floats, took: Floats) -> float:
+    """Ns that the typical step takes at the places of which it is known what is usual."""
+    each = np.nansum(np.where(np.isnan(took), usual, took), where=~np.isnan(usual), axis=1)
+    return float(median(each))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import off_cpu, oversubscription
+from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES
 from hindmost_judge.causes.telemetry import Metrics, typical
 from hindmost_judge.dictionary_encoding import codes
@@ -66,7 +66,7 @@ def _bound(run: Run) -> list[Bound]:
     for series in sorted(metrics.series("hindmost_process_affinity_info"), key=lambda one: int(one.times[-1])):
         rank, text = series.labels.get("rank", ""), series.labels.get("cpus", "")
         if rank.isdigit() and int(rank) in ours:  # the last one holds: a rank may bind itself after its start
-            cpus = oversubscription.cpus(text)
+            cpus = cpu_wait.cpus(text)
             allowed.setdefault(series.node, {})[int(rank)] = cpus
             listed[cpus] = text
     nodes, found = _nodes(run), list[Bound]()
@@ -74,7 +74,7 @@ def _bound(run: Run) -> list[Bound]:
         _, of = nodes.get(node, (0, 0))
         found += [
             Bound(node, len(one.ranks), len(one.cpus), one.ranks, listed[one.cpus], of)
-            for one in oversubscription.oversubscriptions(of_ranks)
+            for one in cpu_wait.oversubscriptions(of_ranks)
             if len(one.cpus) < of
         ]
     return [*found, *_by_quota(run, metrics, nodes, {one.node for one in found})]
@@ -139,10 +139,10 @@ def off_the_cpu(blocks: Blocks) -> Blocks | None:
 
     ``None`` where too little of it was measured.
     """
-    if off_cpu.between_collectives(blocks):
+    if cpu_wait.between_collectives(blocks):
         found = _judged_by(blocks.parts["self_blocked"], blocks)
     else:
-        found = _judged_by(np.maximum(off_cpu.of_whole_steps(blocks), 0.0), blocks)
+        found = _judged_by(np.maximum(cpu_wait.off_cpu_in_whole_steps(blocks), 0.0), blocks)
     return replace(found, parts=blocks.parts, evidence=OFF) if found is not None else None
 
 

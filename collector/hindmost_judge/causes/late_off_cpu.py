@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import cpu_sharing, off_cpu
+from hindmost_judge.causes import cpu_sharing, cpu_wait
 from hindmost_judge.detect import intermittent, straggler
 from hindmost_judge.stats.robust import average, mean, median
 from hindmost_judge.verdict.intermittent import of_stalls
@@ -58,14 +58,14 @@ class Asleep:
 def find(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> Asleep | None:
     """How a rank was off the CPU in these steps (indices); ``None`` where it may have queued for a CPU, or is
     unmeasured."""
-    blocked = off_cpu.of_step(blocks, row, columns)
+    blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
     known = ~np.isnan(blocked) & ~np.isnan(blocks.excess[row, columns])
     rate = blocks.gauges(columns).get("cpu")
     if np.sum(known) < _ENOUGH or rate is None or np.isnan(rate[row]):
         return None
     slept, late = float(median(blocked[known])), float(median(blocks.excess[row, columns][known]))
     others = _of_other_threads(blocks, row, columns[known], rate)
-    if slept < off_cpu.MOST * late or not others < _GIVEN * late * shared.cpus / shared.ranks:
+    if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _GIVEN * late * shared.cpus / shared.ranks:
         return None
     return Asleep(slept, others)
 
@@ -76,11 +76,11 @@ def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) ->
     In unmeasured collectives the main thread is taken to use as large a part as the typical peer's process. ``rate``
     [R] are processes' CPU s/s.
     """
-    ran = average(off_cpu.busy(blocks)[row, columns])
+    ran = average(cpu_wait.main_cpu_time(blocks)[row, columns])
     left = float(rate[row]) * average(_lasted(blocks, row)[columns]) - ran
-    if off_cpu.between_collectives(blocks):
+    if cpu_wait.between_collectives(blocks):
         inside = mean((blocks.wait + blocks.transfer)[:, columns])
-        theirs = rate * average(blocks.period[columns]) - mean(off_cpu.busy(blocks)[:, columns])
+        theirs = rate * average(blocks.period[columns]) - mean(cpu_wait.main_cpu_time(blocks)[:, columns])
         part = float(median(np.delete(theirs / np.maximum(inside, 1.0), row)))
         left -= float(np.nan_to_num(np.clip(part, 0.0, 1.0) * inside[row]))
     return max(left, 0.0)

@@ -1,33 +1,253 @@
-"""Delay of launch-bound ranks: at most what their hosts are slower than the others'.
+"""Launch-bound ranks: which GPU waits for its host to launch work, and how late that makes its rank.
 
-A job whose hosts launch throughout each step moves at the pace of the slowest host. That host's GPU idles for the
-time that the others are ahead: the idle time is their lead, not what fixing it would save. Once the lead is used up,
-their own hosts set the pace. These take nearly as long between any two marks that all hosts make in a step: it
-begins, it has its input, each operation is enqueued, it ends. Where one host takes longer there, it is slow; where
-another does, that one waits, also for its own GPU, whose queue is full once it is steps behind. What a host needs
-shows before that.
+If a recording has the time at which a collective was enqueued, it shows how long its kernel waited on the GPU. A wait
+near zero means that the GPU had caught up with its host: events around forward then time the launching, not the
+computing.
 
-Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.timeline.host_lanes`). This stays for those that
-gather parameters, pass on micro-batches, or wait in several places.
+Without enqueue times, the phases of the host show the same for every step. A GPU is launch-bound if it had finished the
+step before when its host had the next batch. It is also launch-bound if it runs a step's first collective as soon as
+its host has launched forward. A GPU that had not finished the step before when all of forward was launched had work
+throughout. The time from that step's last collective to the next step's first is then all its own: forward and what
+surrounds it, on its own clock, also in steps where no event timed forward.
+
+Launch-bound ranks are late at most by what their hosts are slower than the others'. A job whose hosts launch
+throughout each step moves at the pace of the slowest host. That host's GPU idles for the time that the others are
+ahead: the idle time is their lead, not what fixing it would save. Once the lead is used up, their own hosts set the
+pace. These take nearly as long between any two marks that all hosts make in a step: it begins, it has its input, each
+operation is enqueued, it ends. Where one host takes longer there, it is slow; where another does, that one waits, also
+for its own GPU, whose queue is full once it is steps behind. What a host needs shows before that.
+
+Where no host marked its steps, its operations show the same: how long it took from one to the next, and from a step's
+last to the next step's first. Its input, its optimizer and all its launches there are one interval. The others' hosts,
+ahead of it, may wait for their GPUs in that interval; their fastest steps, without waiting, show how long they need. A
+host that needs about as long is not slow. One that needs longer, but within the usual differences of launching, is
+neither named nor cleared.
+
+Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.timeline.host_lanes`). How late hosts make their
+ranks is found here for those that gather parameters, pass on micro-batches, or wait in several places.
 """
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.causes import launching, unmarked_steps
 from hindmost_judge.model import has_launches
-from hindmost_judge.stats.robust import median, median_error, peers_median, sums_by_step
+from hindmost_judge.stats.robust import average, median, median_error, peers_median, sums_by_step, with_peers
 from hindmost_judge.timeline import cohorts, launches
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run, Table
+    from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
+
+#: A GPU has caught up with its host if a kernel waits at most this share of a step longer than the shortest wait.
+_CAUGHT_UP = 0.05
+#: GPU clocks were 0.5 to 3 ms off their host's: a kernel that seems to wait longer than this (ns) did wait.
+CLOCKS_NS = 4e6
+#: Share of the marks that may be off; and a kernel that began later than this share of a step did not begin at once.
+_OFF, _AT_ONCE = 0.05, 0.125
+#: Other traffic on a link makes copies longer by less than this factor.
+_NO_COPY = 10.0
+#: Ranks compared with: enough for a typical value, whatever the size of the job.
+_SAMPLE = 512
+
+
+def hand_to_mouth(blocks: Blocks, settings: Settings, rows: slice = slice(None)) -> Array | None:
+    """[R, S] in which steps a GPU of these ranks ran its forward as its host launched it; ``None``: nothing tells."""
+    grid, gpu = blocks.joined, blocks.parts.get("gpu_forward")
+    if grid is None or not grid.gpu_time or gpu is None or blocks.ended is None or blocks.took is None:
+        return None
+    enqueue, start = grid.enqueue[rows], grid.start[rows]
+    if np.isnan(start).all():
+        return None
+    if np.isnan(enqueue).all():
+        marks = _marks(blocks, rows)
+        if marks is None:
+            return None
+        optimizer = blocks.parts.get("gpu_optimizer", np.zeros_like(gpu))[rows]
+        fed = _followed(marks.lag, blocks) | (marks.done + optimizer < marks.ready)
+        return np.asarray(fed & (blocks.parts["forward"][rows] >= settings.host_bound_in_step * gpu[rows]))
+    enqueue, start = enqueue[:, blocks.starts], start[:, blocks.starts]
+    began = blocks.ended[rows] - blocks.took[rows]
+    if "input" in blocks.parts:
+        began = began + np.nan_to_num(blocks.parts["input"][rows])
+    host = enqueue - began
+    known = caught_up(start - enqueue, blocks)  # the GPU's clock less the host's included
+    return np.asarray(known & (host >= settings.host_bound_in_step * gpu[rows]))
+
+
+def caught_up(waited: Floats, blocks: Blocks) -> Array:
+    """[R, K] where what waited [R, K] ns on its GPU, its clock less the host's included, ran as it was launched."""
+    beyond = waited - np.fmin.reduce(waited, axis=1)[:, None]
+    return np.asarray((beyond <= _CAUGHT_UP * blocks.step_ns) & (waited <= CLOCKS_NS))
+
+
+def _followed(lag: Floats, blocks: Blocks) -> Array:
+    """[R, S] the same by marks, of which a few are off: in how long hosts take to launch their GPUs caught up."""
+    shortest = np.sort(lag, axis=1)[:, int(_OFF * lag.shape[1])][:, None]
+    most = min(CLOCKS_NS, _AT_ONCE * blocks.step_ns)
+    return np.asarray((lag - shortest <= _CAUGHT_UP * blocks.step_ns) & (lag <= most))
+
+
+class _Marks(NamedTuple):
+    """[R, S] ns of a step's marks on GPU and host.
+
+    When the GPU was ``done`` with the step before (its last collective); when the host was ``ready`` to launch
+    forward; how long after all of that was launched the step's first collective began (``lag``); and how long that
+    was after the step before (``span``). Host work in no phase may be before forward or after the optimizer:
+    ``unnamed`` is by how much later the host may have been ready, and have launched.
+    """
+
+    done: Floats
+    ready: Floats
+    forward: Floats
+    lag: Floats
+    span: Floats
+    unnamed: Floats
+
+
+def _marks(blocks: Blocks, rows: slice | Array) -> _Marks | None:
+    """How far hosts and GPUs of these ranks had come; ``None`` if forward is unmarked or collectives are untimed."""
+    grid, forward = blocks.joined, blocks.parts.get("forward")
+    if grid is None or forward is None or blocks.ended is None or blocks.took is None or len(blocks.steps) < 2:
+        return None
+    start, stop = grid.start[rows], (grid.start[rows] + grid.duration[rows])
+    first, last = start[:, blocks.starts], stop[:, np.append(blocks.starts[1:], grid.columns) - 1]
+    done = np.full(first.shape, np.nan)
+    done[:, 1:] = np.where(np.diff(blocks.steps) == 1, last[:, :-1], np.nan)
+    ready = blocks.ended[rows] - blocks.took[rows]
+    for name in ("input", "h2d"):
+        if name in blocks.parts:
+            ready = ready + np.nan_to_num(blocks.parts[name][rows])
+    lag = first - ready - forward[rows]
+    after = sum(np.nan_to_num(blocks.parts[name][rows]) for name in ("backward", "optimizer") if name in blocks.parts)
+    unnamed = np.maximum(blocks.ended[rows] - after - forward[rows] - ready, 0.0)
+    return _Marks(done, ready, forward[rows], lag, first - done, unnamed)
+
+
+def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
+    """The blocks with the GPU's forward times filled in for those of the steps ``columns`` (indices) without any event.
+
+    Only where none was timed on this rank and its GPU had work throughout. Besides forward, the time between two
+    steps' collectives holds what surrounds it: as much as in other steps of the rank. Its growth counts as forward,
+    but for copies. Where these were not timed either, it is forward if copies would have to be many times as long as
+    ever; more copies would be more to compute.
+    """
+    gpu = blocks.parts.get("gpu_forward")
+    if gpu is None or not np.isnan(gpu[row, columns]).all():
+        return blocks
+    rows, marks = with_peers(row, len(blocks.ranks), _SAMPLE), _beside(blocks, row)
+    if marks is None:
+        return blocks
+    own, copies = np.where(_busy(marks), marks.span, np.nan), blocks.parts.get("h2d")
+    if copies is not None:
+        copied = copies[rows]
+        own = own - np.nan_to_num(np.where(np.isnan(copied), median(copied, axis=1)[:, None], copied))
+    forward = (own - median(own - gpu[rows], axis=1)[:, None])[:, columns]
+    unknown = copies is not None and bool(np.isnan(copies[row, columns]).any())
+    if unknown and not average(_beyond_peers(forward)) > _NO_COPY * float(np.nanmax(copied, initial=0.0)):
+        return blocks
+    filled = gpu.copy()
+    where = np.ix_(rows, columns)
+    filled[where] = np.where(np.isnan(gpu[where]), forward, gpu[where])
+    return replace(blocks, parts=blocks.parts | {"gpu_forward": filled})
+
+
+#: Phases on the GPU that hold what it idled.
+_TIMED = ("gpu_forward", "gpu_backward", "gpu_optimizer")
+
+
+def apart(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple[float, Blocks | None]:
+    """Ns a step, over the steps ``columns`` (indices), by which a rank's GPU takes longer as its host launches,
+    and the blocks without that: ``None`` where that is most of the steps that were timed.
+    """
+    forward = blocks.parts.get("gpu_forward")
+    known = columns[~np.isnan(forward[row, columns])] if forward is not None else columns
+    if not len(known):
+        return idled(blocks, row, columns), blocks
+    told = hand_to_mouth(blocks, settings, slice(row, row + 1))
+    if forward is None or told is None or not told[0, columns].any():
+        return 0.0, blocks
+    fed = columns[told[0, columns]]
+    others = np.delete(np.arange(len(blocks.ranks)), row)
+    longer = float(np.nansum(forward[row, fed] - median(forward[np.ix_(others, fed)], axis=0))) / len(known)
+    if 2 * len(fed) > len(known):
+        return max(longer, idled(blocks, row, columns)), None
+    parts = dict(blocks.parts)
+    for name in (name for name in _TIMED if name in parts):
+        parts[name] = parts[name].copy()
+        parts[name][row, fed] = median(parts[name][np.ix_(others, fed)], axis=0)
+    return longer, replace(blocks, parts=parts)
+
+
+def idled(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step, over the steps ``columns`` (indices), for which a rank's GPU idled before the first collective beyond
+    its typical peer's; 0 where nothing tells.
+
+    Where it had caught up with its host by then, it idled for all that it came later by: what it had to do was done.
+    Elsewhere it idled at least from the end of the step before until its host could launch more, but for the optimizer.
+    """
+    marks = _beside(blocks, row)
+    if marks is None:
+        return 0.0
+    caught_up = _followed(marks.lag[:1], blocks)[0, columns]
+    later = _beyond_peers(marks.span[:, columns])
+    waited = _beyond_peers(np.maximum(marks.ready - marks.done, 0.0)[:, columns])
+    return float(np.mean(np.nan_to_num(np.where(caught_up, np.fmax(later, waited), waited))))
+
+
+def _beyond_peers(times: Floats) -> Floats:
+    return np.asarray(times[0] - median(times[1:], axis=0))
+
+
+def _beside(blocks: Blocks, row: int) -> _Marks | None:
+    """The marks of a rank, first, and of its peers, of many a sample."""
+    if blocks.joined is None or not blocks.joined.gpu_time:
+        return None
+    return _marks(blocks, with_peers(row, len(blocks.ranks), _SAMPLE))
+
+
+def _busy(marks: _Marks) -> Array:
+    """[R, S] in which steps a GPU surely had work from the last collective of the step before to the first of this one.
+
+    It was still busy when its host could launch more, and when that launch was complete. If its queue was full and its
+    host had to wait, it had more work left by then than a usual step has; a GPU that had run out has less.
+    """
+    launched = marks.ready + marks.unnamed + marks.forward
+    left = marks.lag - marks.unnamed > float(median(marks.span)) + CLOCKS_NS
+    more = marks.done > launched + CLOCKS_NS
+    return np.asarray((marks.done > marks.ready + marks.unnamed + CLOCKS_NS) & (more | left))
+
+
+def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:
+    """Whether a rank's GPU waits for its host to launch work, as far as is known: nothing is queued at a step's end."""
+    if blocks.ended is None or blocks.joined is None or not blocks.step_ns > 0:
+        return False
+    queued, launching = float(median(queued_share(blocks)[row])), float(median(launching_share(blocks)[row]))
+    return queued <= settings.host_bound_queued and launching >= settings.host_bound_launching
+
+
+def queued_share(blocks: Blocks) -> Floats:
+    """[R, S] share of the step for which a GPU still ran the step's collectives when its host had ended the step."""
+    assert blocks.joined is not None  # noqa: S101 - find() has looked
+    assert blocks.ended is not None  # noqa: S101
+    stop = blocks.joined.start + blocks.joined.duration
+    last = np.append(blocks.starts[1:], blocks.joined.columns) - 1
+    return np.asarray((stop[:, last] - blocks.ended) / blocks.step_ns)
+
+
+def launching_share(blocks: Blocks) -> Floats:
+    """[R, S] share of the step that a host spent in it and not in its input; of its own where that took longer than
+    the job's, for hosts are steps ahead of their GPUs."""
+    assert blocks.took is not None  # noqa: S101 - it comes with ``ended``
+    launching = blocks.took - np.nan_to_num(blocks.parts.get("input", 0.0))
+    return np.asarray(launching / np.fmax(blocks.period, blocks.took))
+
 
 #: Steps in which a host's pace is taken as constant, and the fewest that show it.
 _WINDOW, _ENOUGH = 20, 5
@@ -44,7 +264,7 @@ _HELD, _HELD_LEAST = 2.0, 0.1
 #: If GPUs wait for their hosts in this share of the steps, so does a GPU whose launch times are unknown.
 _OFTEN = 0.1
 #: Hosts compared with: enough for a typical value, whatever the size of the job.
-_SAMPLE = 16
+_HOSTS_SAMPLE = 16
 
 
 def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
@@ -56,10 +276,10 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         return blocks  # no host is ahead
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):
-        return unmarked_steps.late_by_hosts(blocks, run.collectives, fed)
+        return late_by_unmarked_hosts(blocks, run.collectives, fed)
     without = _without_marks(blocks)[:, None]
     if without.any():
-        blocks = unmarked_steps.late_by_hosts(blocks, run.collectives, fed & without)
+        blocks = late_by_unmarked_hosts(blocks, run.collectives, fed & without)
     late = fed & ~without & (np.nan_to_num(blocks.excess) > 0)
     share = np.ones(blocks.excess.shape)
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
@@ -115,9 +335,9 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
     if grid is None or not grid.gpu_time or np.isnan(grid.enqueue).all() or np.isnan(grid.start).all():
         return None
     waited = grid.start[rows] - grid.enqueue[rows]
-    at_once = launching.caught_up(waited, blocks)
+    at_once = caught_up(waited, blocks)
     if not _marked(blocks):  # nothing runs before its launch, and such a host's launch times are unknown
-        at_once &= (np.fmin.reduce(waited, axis=1) >= -launching.CLOCKS_NS)[:, None]
+        at_once &= (np.fmin.reduce(waited, axis=1) >= -CLOCKS_NS)[:, None]
     counts = np.diff(np.append(blocks.starts, grid.columns))
     fed = 2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts
     if blocks.overlapped and grid.gathers.any():  # these begin as launched, in a step that may end in a queue
@@ -178,7 +398,7 @@ class _Hosts:
         between, does = self._between(row)
         others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
         others = others[others != row]
-        others = others[:: -(-len(others) // _SAMPLE) or 1]
+        others = others[:: -(-len(others) // _HOSTS_SAMPLE) or 1]
         asked = [self._between(one) for one in others.tolist()]
         if does:
             ahead = 2 * self._fed[np.ix_(others, steps)].sum(axis=1) < len(steps)
@@ -231,3 +451,99 @@ def _needed(gaps: Floats, steps: Ints, little: float) -> Floats:
 def _together(gaps: Floats) -> Floats:
     """[S, 3] ns for input, for all launching of the step, and to the next one, of [S, M]."""
     return np.stack([gaps[:, 0], gaps[:, 1:-1].sum(axis=1), gaps[:, -1]], axis=1)
+
+
+#: Steps with a delay beyond this many times the rank's usual one are judged apart: they are stalls.
+_UNMARKED_STALL = 2.0
+#: A host's fastest intervals: this share of the steps in which its GPU waited for it.
+_FASTEST = 0.1
+#: A host is slow if these take this share more than the typical peer's fastest, and more by this share of a step.
+#: Without a fault, hosts differ by up to two thirds for tens of steps, and by 1.4 % of a step.
+_UNMARKED_SLOWER, _UNMARKED_LEAST = 1.0, 0.02
+#: … and by this share from one step to the next, which covers enough of a step to even out differences: up to a fifth
+#: in jobs without a fault, two thirds and more with slow input.
+_SLOWER_BETWEEN = 0.5
+#: … which applies to intervals with this share of a step's launching. Where parameters are gathered throughout, or in
+#: steps of several rounds, the time before the first operation is one launch among many.
+_MUCH = 0.25
+#: Hosts compared with: enough for a typical value, whatever the size of the job.
+_UNMARKED_SAMPLE = 16
+
+
+def late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
+    """The blocks with ranks as late as their hosts are slow in the steps in which their GPUs waited for these, ``fed``
+    [R, S]; what else they seemed to be late by there is in ``unsure``."""
+    excess = np.nan_to_num(blocks.excess)
+    late = fed & (excess > 0)
+    share, unsure = np.ones(blocks.excess.shape), np.zeros(len(blocks.ranks))
+    hosts = Hosts(collectives, blocks)
+    for row in np.flatnonzero(late.any(axis=1)).tolist():
+        stalls = late[row] & (excess[row] > _UNMARKED_STALL * median(excess[row, late[row]]))
+        for steps in (late[row] & ~stalls, stalls):
+            if not steps.any():
+                continue
+            mean = float(excess[row, steps].mean())
+            slower = min(hosts.slower(row, steps) or 0.0, mean)
+            share[row, steps] = slower / mean
+            unsure[row] += (mean - slower) * float(steps.mean())
+    return replace(
+        blocks,
+        excess=blocks.excess * share,
+        segments=blocks.segments * share[:, blocks.segment_step],
+        caused=blocks.caused * share,
+        unsure=unsure,
+    )
+
+
+class Hosts:
+    """When hosts enqueued what all of them do in each step."""
+
+    def __init__(self, collectives: Table, blocks: Blocks) -> None:
+        assert blocks.joined is not None  # noqa: S101 - known GPU waits imply it
+        self._blocks = blocks
+        self._ended = np.fmax.reduceat(blocks.joined.enqueue, blocks.starts, axis=1)
+        known = np.flatnonzero(collectives["enqueue_ns"] >= 0)
+        self._order = known[np.lexsort((collectives["enqueue_ns"][known], collectives["rank"][known]))]
+        ranks = collectives["rank"][self._order]
+        self._bounds = np.stack([np.searchsorted(ranks, blocks.ranks), np.searchsorted(ranks, blocks.ranks, "right")])
+        self._table = collectives
+        self._stretches: dict[int, tuple[Floats, tuple[str, ...]]] = {}
+
+    def slower(self, row: int, steps: Array) -> float | None:
+        """Ns a step by which a host is slower than its typical peer can be in these steps [S]; ``None``: unknown."""
+        took, does = self._of(row)
+        known = steps & ~np.isnan(took).any(axis=1)
+        others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
+        others = others[others != row]
+        asked = [self._of(one) for one in others[:: -(-len(others) // _UNMARKED_SAMPLE) or 1].tolist()]
+        peers = [np.fmin.reduce(stretches, axis=0) for stretches, operations in asked if operations == does and does]
+        if not peers or not known.any():
+            return None
+        own, theirs = np.quantile(took[known], _FASTEST, axis=0), median(np.array(peers), axis=0)
+        longer = own - theirs
+        most = _UNMARKED_SLOWER * theirs
+        if theirs[0] >= _MUCH * theirs.sum():
+            most[0] = _SLOWER_BETWEEN * theirs[0]
+        return float(longer[(longer > most) & (longer > _UNMARKED_LEAST * self._blocks.step_ns)].sum())
+
+    def _of(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+        """[S, M] ns from each operation of a step to the next, the first since the step before; NaN of unusual steps;
+        and which operations these are."""
+        if row not in self._stretches:
+            self._stretches[row] = self._measured(row)
+        return self._stretches[row]
+
+    def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+        table, ended = self._table, self._ended[row]
+        mine = self._order[slice(*self._bounds[:, row])]
+        times = table["enqueue_ns"][mine].astype(np.float64)
+        bounds = np.searchsorted(times, ended, side="right")
+        counts = np.diff(bounds)
+        if not (counts > 0).any():
+            return np.full((len(ended), 1), np.nan), ()
+        usual = int(np.bincount(counts[counts > 0]).argmax())
+        steps = np.flatnonzero(counts == usual) + 1
+        took = np.full((len(ended), usual), np.nan)
+        took[steps] = np.diff(times[bounds[steps - 1][:, None] + np.arange(-1, usual)], axis=1)
+        first = bounds[steps[0] - 1]
+        return took, tuple(table["op"][mine[first : first + usual]].tolist())

@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import awaited
-from hindmost_judge.causes.sampled import scattered
+from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.stats.robust import average, mean, median
 from hindmost_judge.verdict.wording import ms
 from hindmost_judge.whatif import residual
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats
     from hindmost_judge.verdict.schema import Verdict
+
 
 #: The least mean number of descendants of a rank that loads by workers.
 _WORKERS = 0.5
@@ -53,7 +53,7 @@ class Loading:
     def shares(self) -> dict[str, Floats]:
         """Cause to its share [R] of each rank's wait for input; 0 where nothing of it was measured."""
         activity = {"io": self.storage, "cpu_contention": self.queued, "input": self.cpu}
-        return awaited.shares(self.waited, activity)
+        return shares(self.waited, activity)
 
     def cause(self, row: int) -> tuple[str, float]:
         """What explains most of a rank's wait, and its share; ``input`` where nothing does."""
@@ -131,3 +131,15 @@ def on(verdict: Verdict, blocks: Blocks) -> Verdict:
     causes = tuple(found[0][0] if one == "input" else one for one in verdict.causes)
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
     return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=(*shown, *verdict.evidence))
+
+
+def shares(waited: Floats, activity: Mapping[str, Floats]) -> dict[str, Floats]:
+    """Name to the share [R] of each rank's wait, 0 to 1, that each ``activity`` of those waited for explains.
+
+    ``waited`` [R] and the activities [R] are s per s, of all threads together: on a CPU, in the run queue, blocked in
+    storage; NaN, unmeasured, explains nothing. They may do more than is waited for, since they work ahead. What they
+    do less is unexplained, as a sleep is.
+    """
+    rates = {name: np.nan_to_num(rate) for name, rate in activity.items()}
+    whole = np.maximum(np.nan_to_num(waited), sum(rates.values(), np.zeros_like(waited)))
+    return {name: np.divide(rate, whole, out=np.zeros_like(whole), where=whole > 0) for name, rate in rates.items()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes.sampled import scattered
+from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.stats.robust import average, median
 
 if TYPE_CHECKING:

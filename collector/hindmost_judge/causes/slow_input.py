@@ -1,4 +1,7 @@
-"""A rank whose host gets its input later than its peers in every step: where nothing is queued, it is late by that."""
+"""A rank whose host gets its input later than its peers in every step: where nothing is queued, it is late by that.
+
+Where its GPU still works on what was queued before, the host fetches meanwhile, and slow input costs nothing yet.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +11,21 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes.table import MEASURES
-from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.verdict.wording import ms
+from hindmost_judge.stats.robust import lower_median, median, peers_median
+from hindmost_judge.timeline import cohorts
+from hindmost_judge.verdict.whole_job import input_share
+from hindmost_judge.verdict.wording import ms, names
+from hindmost_judge.whatif.savings import stall_saving
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
+    from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
 
 #: A rank's input is persistently slow if it is slow in this share of the steps.
 NEARLY_ALL = 0.9
@@ -24,7 +33,7 @@ NEARLY_ALL = 0.9
 _ON_HOST = ("input", "h2d")
 
 
-def longer(blocks: Blocks) -> Floats | None:
+def longer_input(blocks: Blocks) -> Floats | None:
     """[R, S] ns by which each rank's input took longer than its peers', where GPUs may hide it; else ``None``."""
     inputs = blocks.parts.get("input")
     if inputs is None or not any(name.startswith("gpu_") for name in blocks.parts):
@@ -38,7 +47,7 @@ def _beyond_peers(part: Floats) -> Floats:
 
 def throughout(blocks: Blocks, settings: Settings) -> Array:
     """[R] whether a rank's input is longer in nearly all steps."""
-    more = longer(blocks)
+    more = longer_input(blocks)
     if more is None:
         return np.zeros(len(blocks.ranks), bool)
     return np.asarray(np.mean(more > settings.hidden_input_rank * blocks.step_ns, axis=1) >= NEARLY_ALL)
@@ -63,10 +72,82 @@ def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) 
     return replace(habit, stalls=tuple(zip(steps.tolist(), stalled[steps].tolist(), strict=True)))
 
 
-def told_of_stalls(habits: list[Habit], cause: Cause) -> list[str]:
+def stalls_sentence(habits: list[Habit], cause: Cause) -> list[str]:
     """The steps in which a slowdown's cause shows by far more than usual: nothing was queued then."""
     found = [ns for habit in habits for _, ns in habit.stalls]
     if not found:
         return []
     times = "1 step" if len(found) == 1 else f"{len(found)} steps"
     return [f"another {ms(float(np.median(found)))} late in {times} in which nothing hid its {MEASURES[cause.cause]}"]
+
+
+def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Settings) -> list[str]:
+    """A sentence on input that costs nothing while GPUs hide it, and would if they became faster."""
+    inputs = blocks.parts.get("input")
+    on_gpu = any(name.startswith("gpu_") for name in blocks.parts)
+    shown = any(one.kind in ("input_bound", "host_bound") for one in verdicts)
+    if inputs is None or not on_gpu or len(blocks.ranks) < 2 or shown:
+        return []
+    level = np.nan_to_num(median(inputs, axis=1))[:, None]
+    longer = cohorts.beyond_peers(level, blocks.role)[:, 0]  # of a whole stage nothing tells whether it hides
+    late = np.nan_to_num(median(blocks.excess, axis=1))
+    blamed = {rank for one in verdicts if one.cause == "input" for rank in one.ranks}
+    least = settings.hidden_input_rank * blocks.step_ns
+    rows = np.flatnonzero(
+        (longer > least) & (late < settings.hidden_input_shows * longer) & ~np.isin(blocks.ranks, list(blamed))
+    )
+    typical = float(lower_median(level, axis=0)[0])
+    shows = np.array([_shows(blocks, row, settings) for row in rows.tolist()], bool)
+    found = [
+        _longer(blocks, some, float(median(longer[some])), told)
+        for some, told in ((rows[~shows], _HIDDEN), (rows[shows], _UNSURE))
+        if len(some)
+    ]
+    covered = typical - float(np.nan_to_num(input_share(inputs, blocks))) * blocks.step_ns
+    if not blamed and covered > settings.hidden_input_all * blocks.step_ns:
+        part = f"{ms(covered)} of it" if covered < _ALL * typical else "it"
+        found.append(f"every rank waits {ms(typical)} per step for input; {part} {_HIDDEN}")
+    return found
+
+
+def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
+    """Whether a rank was late in some steps by what is worth a repair, though too few of them to name it for that."""
+    more = longer_input(blocks)
+    if more is None:
+        return False
+    stalled = np.flatnonzero(blocks.excess[row] >= settings.hidden_input_shows * np.maximum(more[row], 1.0))
+    return float(stall_saving(blocks, [row], stalled).mean()) >= settings.min_cost * blocks.step_ns
+
+
+def with_hidden_input(blocks: Blocks, found: Sequence[Verdict], settings: Settings) -> list[Verdict]:
+    """The verdicts, such as are on stalls in the input with what the other steps' input hides: it is as long there."""
+    longer = longer_input(blocks)
+    if longer is None:
+        return list(found)
+    return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer, settings))) for one in found]
+
+
+def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) -> list[str]:
+    """That a rank's input is longer in all steps though it stalls in some, where that is so."""
+    if one.kind != "intermittent" or one.cause != "input" or len(one.ranks) != 1:
+        return []
+    mine = longer[int(np.flatnonzero(blocks.ranks == one.ranks[0])[0])]
+    often = int(np.sum(mine > settings.hidden_input_rank * blocks.step_ns))
+    if often < NEARLY_ALL * len(mine):
+        return []
+    steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
+    longer_by = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
+    return [f"{longer_by}; outside stalls, queued work or a wait for others hides it"]
+
+
+#: From this share of the input on, the covered part is called all.
+_ALL = 0.9
+
+
+_HIDDEN = "costs nothing now: queued work or a wait for others hides it"
+_UNSURE = "queued work hides it in most steps"
+
+
+def _longer(blocks: Blocks, rows: Ints, longer: float, hides: str) -> str:
+    waits = f"wait{'s' if len(rows) == 1 else ''} {ms(longer)} longer per step for input than the rest"
+    return f"{names(blocks.ranks[rows].tolist())} {waits}; {'it ' if hides == _HIDDEN else ''}{hides}"

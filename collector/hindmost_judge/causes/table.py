@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import cpu_starvation, idle_gpu, launching, off_cpu, pressure, slow_computing
-from hindmost_judge.causes import longer_computing as queued
-from hindmost_judge.causes.launch_queue import feeds
+from hindmost_judge.causes import cpu_wait, launch_bound, pressure, slow_computing
+from hindmost_judge.causes.launch_bound import CLOCKS_NS, feeds
+from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import average, median
 from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.timeline import cohorts, join
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -71,7 +72,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     """
     since = int(columns[0])
     columns = typical(blocks, row, columns, settings)
-    blocks = launching.timed(blocks, row, columns)
+    blocks = launch_bound.timed(blocks, row, columns)
     excess = average(blocks.excess[row, columns])
     shares = _bounded(_shares(blocks, row, columns, settings, between), excess)
     if not shares or not excess > 0:
@@ -147,8 +148,8 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
 def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
     """Cause to ns a step of the delay that its measurement accounts for; files for what nothing else does."""
     late = average(blocks.excess[row, columns])
-    idle = idle_gpu.of(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
-    found = idle_gpu.charged(_measured(blocks, row, columns, settings, between), idle, late)
+    idle = gpu_idle(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
+    found = with_gpu_idle(_measured(blocks, row, columns, settings, between), idle, late)
     moved = pressure.of_its_own(blocks, row, columns, found.get("idle", 0.0), settings)
     if moved is not None:
         found[moved] = found.get(moved, 0.0) + found.pop("idle")
@@ -188,8 +189,8 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
         most = settings.queue_without_work * average(blocks.excess[row, columns])
         if more <= most:  # a rank that computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
-    taken = idle_gpu.taken_off(blocks, row, columns)
-    launched, followed = (0.0, blocks) if taken > 0 else launching.apart(blocks, row, columns, settings)
+    taken = taken_off(blocks, row, columns)
+    launched, followed = (0.0, blocks) if taken > 0 else launch_bound.apart(blocks, row, columns, settings)
     if followed is not None:
         _charge_computing(followed, row, columns, found, settings, between)
     found |= {"idle": launched} if launched > 0 else {}
@@ -208,7 +209,7 @@ def _charge_computing(
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
-        more = max(more, queued.longer(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
+        more = max(more, longer_computing(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
         found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
 
 
@@ -255,13 +256,13 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
 
     The steps have the main thread only, which waits in backward for the thread that computes it.
     """
-    waited = cpu_starvation.unseen(blocks, row, columns)
+    waited = cpu_wait.unmeasured_wait(blocks, row, columns)
     if waited < settings.starved * average(blocks.period[columns]):
         return 0.0
     marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
     late = max(average(blocks.excess[row, columns]) - marked, 0.0)
     if len(columns) < len(blocks.steps) / 2:  # a sample speaks of a second, in which few steps are struck
-        waited = max(waited, cpu_starvation.share(blocks, row) * late)
+        waited = max(waited, cpu_wait.unmeasured_share(blocks, row) * late)
     return float(min(waited, late))
 
 
@@ -283,7 +284,7 @@ def _like_peers(blocks: Blocks, row: int, columns: Array) -> float:
     rates = levels.get("runqueue")
     if rates is None or np.isnan(rates[row]) or rates[row] <= 0:
         return 0.0
-    theirs = cpu_starvation.has_run(levels, row) * float(median(np.delete(rates, row)))
+    theirs = cpu_wait.has_run(levels, row) * float(median(np.delete(rates, row)))
     return 0.0 if np.isnan(theirs) else min(theirs / float(rates[row]), 1.0)
 
 
@@ -331,9 +332,10 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     if float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy:
         return True
     late = float(median(blocks.excess[row, columns]))
-    blocked = float(median(off_cpu.of_step(blocks, row, columns)))  # of CPU time a part may be spent on waiting
-    ran = float(median(off_cpu.computed(blocks, row, columns)))
-    return blocked >= off_cpu.MOST * late or (blocked >= late / 2 and ran <= (1 - off_cpu.MOST) * late)
+    most = cpu_wait.MOSTLY_OFF_CPU
+    blocked = float(median(cpu_wait.off_cpu_in_step(blocks, row, columns)))  # CPU time may be spent on waiting, too
+    ran = float(median(cpu_wait.cpu_beyond_peers(blocks, row, columns)))
+    return blocked >= most * late or (blocked >= late / 2 and ran <= (1 - most) * late)
 
 
 def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:
@@ -387,3 +389,63 @@ def excess_of(block: Floats, row: int, columns: Array) -> float:
     more = chosen[row] - median(others, axis=0)
     known = more[~np.isnan(more)]
     return float(known.mean()) if len(known) else 0.0
+
+
+def gpu_idle(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step, over the steps ``columns`` (indices), for which a rank's GPU idles while its peers' work.
+
+    That is what its host makes it late by, wherever in the step. Events around a phase on the GPU count the gaps
+    between its kernels, too: a host that reads a file in forward makes it longer just as longer kernels do. Kernels
+    that wait for others count as work: it is the late rank's GPU that idles. 0 where it was not measured.
+    """
+    if blocks.starved is not None:  # when operations were launched tells it better than a driver's share of the time
+        idled = average(cohorts.beyond_peers(blocks.starved[:, columns], blocks.role)[row])
+        return max(float(np.nan_to_num(idled)) - taken_off(blocks, row, columns), 0.0)
+    if scattered(columns):
+        return 0.0
+    busy = blocks.gauges(columns).get("utilization")
+    if busy is None or np.isnan(busy[row]):
+        return 0.0
+    usual = float(median(np.delete(busy, row)))
+    return max(float(np.nan_to_num(usual - busy[row])), 0.0) * average(blocks.period[columns])
+
+
+def taken_off(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns a step that a stage's GPU waits for its host and that is no part of how late it is."""
+    if blocks.starved is None:
+        return 0.0
+    own = cohorts.beyond_peers(blocks.own[:, columns], blocks.role)[row]
+    return max(float(np.nan_to_num(average(own - blocks.excess[row, columns]))), 0.0)
+
+
+def with_gpu_idle(shares: dict[str, float], idle: float, excess: float) -> dict[str, float]:
+    """Shares with a GPU's idle time as its host's: as ``idle``, as far as no known work of the host explains it.
+
+    A driver counts a GPU as busy to a few per cent: if it idled for nearly all that is left, nothing is computing.
+    Where computing exceeds the visible delay, the share that is left goes on beyond it.
+    """
+    left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name not in ("compute", "idle"))
+    more = max(idle, shares.get("idle", 0.0)) - (excess - left)
+    if min(more, left) <= 0:
+        return shares
+    more = left if more >= cpu_wait.MOSTLY_OFF_CPU * left else more
+    computing = max(shares.get("compute", 0.0), 0.0)
+    told = left - more if computing <= left else computing - more * computing / left
+    return shares | {"idle": more, "compute": min(computing, told)}
+
+
+def longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
+    """Ns per step, over the steps ``columns`` (indices), that a GPU computes longer though all of it was launched.
+
+    A collective that was enqueued before the one that precedes it had ended found the GPU at work on what was launched
+    before that: of the time between the two nothing is the host's. In tensor groups, whose phases hold the others'
+    waiting too, no phase tells it. 0 where collectives overlap with computing, or enqueue times are unknown."""
+    grid = blocks.joined
+    if grid is None or not grid.gpu_time or blocks.overlapped or blocks.pipeline is not None:
+        return 0.0
+    if blocks.segments.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
+        return 0.0
+    own = join.own_time(grid, blocks.beside)[row]
+    launched = grid.start[row] - grid.enqueue[row] > np.nan_to_num(own) + CLOCKS_NS
+    held = np.isin(blocks.segment_step, columns) & launched & ~blocks.beside
+    return max(float(np.nan_to_num(blocks.segments[row, held]).sum()) / len(columns), 0.0)

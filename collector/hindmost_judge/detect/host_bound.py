@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes.launch_queue import launching_share, queued_share
+from hindmost_judge.causes.launch_bound import launching_share, queued_share
 from hindmost_judge.detector import register
 from hindmost_judge.findings import HostBound
 from hindmost_judge.stats.robust import median

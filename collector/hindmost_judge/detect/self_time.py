@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import launching
+from hindmost_judge.causes import launch_bound
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
             continue
         more = (part[row] - peers_median(part)[row])[held]
         if name == "gpu_forward":
-            launched = launching.hand_to_mouth(blocks, settings, slice(row, row + 1))
+            launched = launch_bound.hand_to_mouth(blocks, settings, slice(row, row + 1))
             more = np.where(launched[0, held], np.nan, more) if launched is not None else more
         known = more[~np.isnan(more)]
         if len(known) < max(settings.min_steps, len(more) / 2):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import queueing
+from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect.episodes import pieces, stretch
 from hindmost_judge.detect.longer_transfers import lengthened
 from hindmost_judge.detect.persistence import by_habit, together
@@ -138,7 +138,7 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
     elif blocks.pipeline is not None:
         shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))
-    if queueing.of_transfers(blocks, np.array(group.rows), *steps) >= QUEUED * excess:
+    if cpu_wait.queued_in_transfers(blocks, np.array(group.rows), *steps) >= QUEUED * excess:
         return None
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
 

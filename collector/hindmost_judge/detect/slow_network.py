@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import queueing
+from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect.episodes import pieces, stretch
 from hindmost_judge.detect.longer_transfers import lengthened, others
 from hindmost_judge.detect.slow_link import QUEUED
@@ -64,7 +64,7 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
     found = still or _began(run, blocks, settings)
     if found is None or _somebody_is_late(blocks, found, named):
         return None
-    queued = queueing.of_transfers(blocks, np.arange(len(blocks.ranks)), found.first, found.stop)
+    queued = cpu_wait.queued_in_transfers(blocks, np.arange(len(blocks.ranks)), found.first, found.stop)
     return found if queued < QUEUED * (found.took - found.usual) else None
 
 

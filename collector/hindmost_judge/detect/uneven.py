@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import launching
+from hindmost_judge.causes import launch_bound
 from hindmost_judge.detector import register
 from hindmost_judge.findings import Uneven
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
@@ -60,7 +60,7 @@ _LAUNCHED = 0.3
 
 def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
     """[R, S] how long GPUs took over forward, as far as that is computing."""
-    launched = launching.hand_to_mouth(blocks, settings)
+    launched = launch_bound.hand_to_mouth(blocks, settings)
     if launched is not None and np.mean(launched) > _LAUNCHED:
         return None
     return blocks.parts.get("gpu_forward")

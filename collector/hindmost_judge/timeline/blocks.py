@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_judge import dictionary_encoding
 from hindmost_judge.blocks import Blocks
-from hindmost_judge.causes.sampled import Samples
+from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.model import Job, Run, Table, rows
 from hindmost_judge.stats.robust import median, peers_median, sums_by_step
 from hindmost_judge.timeline import (

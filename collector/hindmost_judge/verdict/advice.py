@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import oversubscription
+from hindmost_judge.causes import cpu_wait
 from hindmost_judge.isolation import INTERPRETER
 from hindmost_judge.model import GPU_TIME, RUNNING, Job, rows
 from hindmost_judge.script import START_PYTHON, split
@@ -236,7 +236,7 @@ def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
 
 def _moves(run: Run, one: Bound) -> list[str]:
     """The commands that move running ranks to free CPUs, where all of a node's ranks are bound to the same ones."""
-    at, own = place(run, one.members), oversubscription.cpus(one.listed)
+    at, own = place(run, one.members), cpu_wait.cpus(one.listed)
     free = [cpu for cpu in range(one.of) if cpu not in own]
     pid = dict(zip(run.ranks["rank"].tolist(), run.ranks["pid"].tolist(), strict=True))
     more = [pid[rank] for rank in one.members[one.cpus :]]

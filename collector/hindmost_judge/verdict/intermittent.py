@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import cpu_starvation, table
+from hindmost_judge.causes import cpu_wait, table
 from hindmost_judge.stats.robust import average
 from hindmost_judge.timeline import small_cohorts
 from hindmost_judge.verdict import wording
@@ -178,7 +178,7 @@ def _verdict(
     if cause.cause == "input":  # workers of those that wait catch up meanwhile: their full queues hide what they need
         change = savings.observed_change(rest, slice(int(span[0]), len(rest.steps)), longest=np.inf)
         gain = gain if change is None else change.cost(gain, gain, None)
-    held_up = cpu_starvation.of_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
+    held_up = cpu_wait.held_up_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
     ranks = tuple(sorted(int(rest.ranks[row]) for row in one.rows))
     return Verdict(
         kind="intermittent",

@@ -1,4 +1,4 @@
-"""Verdicts where there are fewer CPUs than ranks: on the binding that causes it, and on ranks beside it.
+"""Verdicts where there are fewer CPUs than ranks: on the binding that causes it, and on ranks that are slow all the same.
 
 Ranks bound to fewer CPUs than they are, though their node has more, wait for each other in the run queue. None of
 them is slow for that: what they queue is taken from their delay before ranks are compared. It costs what a replay
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import cpu_sharing, late_off_cpu, queueing, table
+from hindmost_judge.causes import cpu_sharing, cpu_wait, late_off_cpu, table
 from hindmost_judge.detect import straggler
 from hindmost_judge.stats.robust import average, median
 from hindmost_judge.verdict import advice, wording
@@ -51,17 +51,17 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
     """
     bound = cpu_sharing.bound(run)
     rows = np.flatnonzero(np.isin(blocks.ranks, [rank for one in bound for rank in one.members]))
-    queued = queueing.of_main(blocks) if len(rows) else None
+    queued = cpu_wait.queued_by_main(blocks) if len(rows) else None
     if queued is None:
         return [], blocks
-    shares = queueing.behind_each_other(bound, blocks)
+    shares = cpu_wait.behind_each_other(bound, blocks)
     queued = queued * shares[:, None]
     fixed: Floats = blocks.segments.copy()
-    fixed[rows] -= queueing.in_segments(queued[rows], rows, blocks)
+    fixed[rows] -= cpu_wait.queued_in_segments(queued[rows], rows, blocks)
     shown = float((stretched(blocks, blocks.segments) - stretched(blocks, fixed)).mean())
-    cost = shown + queueing.of_collectives(blocks, rows, shares)
+    cost = shown + cpu_wait.queued_in_collectives(blocks, rows, shares)
     some = len(rows) < len(blocks.ranks)
-    waited = float(np.mean(queueing.in_all(blocks, shares)[rows]))
+    waited = float(np.mean(cpu_wait.queued_in_all(blocks, shares)[rows]))
     found = _verdict_on_binding(run, blocks, bound, rows, waited, cost, settings)
     found = [replace(one, shown_ms=shown / 1e6 if some else 0.0) for one in found]
     if not some or not found:
@@ -69,7 +69,7 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
     excess: Floats = blocks.excess.copy()
     excess[rows] -= np.clip(queued[rows], 0.0, np.maximum(np.nan_to_num(excess[rows]), 0.0))
     late = np.maximum(blocks.segments[rows], 0.0)
-    fixed[rows] = blocks.segments[rows] - np.minimum(queueing.in_segments(queued[rows], rows, blocks), late)
+    fixed[rows] = blocks.segments[rows] - np.minimum(cpu_wait.queued_in_segments(queued[rows], rows, blocks), late)
     return found, replace(blocks, excess=excess, segments=fixed)
 
 

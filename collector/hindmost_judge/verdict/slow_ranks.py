@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import backward, cause_change, cpu_starvation, slow_input, why_late
+from hindmost_judge.causes import backward, cpu_wait, slow_input, why_late
 from hindmost_judge.stats.robust import average, median, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict import wording
@@ -35,10 +35,10 @@ def of_habits(
     ``even`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
     """
     even = even or blocks
-    habits = cause_change.parted(habits, blocks, settings)
+    habits = why_late.parted(habits, blocks, settings)
     blocks = replace(blocks, even=work_explained_delay.beside(even, habits))
     kept, notes = _that_count(_upstream(habits, blocks), work_explained_delay.as_seen(blocks), settings)
-    explained = [(habit, why_late.of(blocks, habit, settings)) for habit in kept]
+    explained = [(habit, why_late.cause_of(blocks, habit, settings)) for habit in kept]
     explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
     whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
     kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
@@ -202,7 +202,7 @@ def _straggler(
         evidence=(
             *wording.why(blocks, habits, cause),
             *backward.told(blocks, habits, cause),
-            *slow_input.told_of_stalls(habits, cause),
+            *slow_input.stalls_sentence(habits, cause),
             *wording.victims(victims, ranks),
             *told,
             *_ranged(habits, before, blocks),
@@ -258,7 +258,7 @@ def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[st
 
 
 def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:
-    return cpu_starvation.of_transfers(blocks, rows, columns, shown) if cause.cause == "cpu_contention" else 0.0
+    return cpu_wait.held_up_transfers(blocks, rows, columns, shown) if cause.cause == "cpu_contention" else 0.0
 
 
 def _without_owner(blocks: Blocks, habits: list[Habit]) -> float:

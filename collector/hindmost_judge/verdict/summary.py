@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 
-from hindmost_judge.causes import loading, queueing, table
+from hindmost_judge.causes import cpu_wait, loading, table
 from hindmost_judge.causes.telemetry import POWER_CAP
 from hindmost_judge.dictionary_encoding import codes
 from hindmost_judge.model import OTHER, Run, rows
@@ -301,7 +301,7 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
         return None
     if "oversubscribed" in kinds:
         return Bound("cpu", kinds["oversubscribed"].evidence[0])
-    queued = queueing.of_collectives(blocks) / average(blocks.period)
+    queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
     found = _of_queue(blocks, settings) or _of_transfers(blocks, settings, queued)
     return found or _of_gpus(blocks, settings)
 
@@ -309,7 +309,7 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
 def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
     rates = blocks.gauge("runqueue")
-    if rates is None or queueing.on_gpus(blocks) or not np.min(rates) >= settings.bound_transfer:
+    if rates is None or cpu_wait.on_gpus(blocks) or not np.min(rates) >= settings.bound_transfer:
         return None
     return Bound("cpu", f"every rank waits for a CPU for at least {percent(float(np.min(rates)))} of the time")
 

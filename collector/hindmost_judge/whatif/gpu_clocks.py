@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes.sampled import scattered
-from hindmost_judge.causes.telemetry import POWER_CAP
+from hindmost_judge.causes.telemetry import POWER_CAP, scattered
 from hindmost_judge.stats.robust import average, median, median_error
 from hindmost_judge.verdict.wording import ms
 

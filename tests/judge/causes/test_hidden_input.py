@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.causes import hidden_input
+from hindmost_judge.causes import slow_input
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def test_of_a_partly_hidden_input_that_part_is_reported(
     share: float, part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
-    monkeypatch.setattr(hidden_input, "input_share", lambda *_: share)
+    monkeypatch.setattr(slow_input, "input_share", lambda *_: share)
     (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert ("; 2" in note) == part
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.causes import interrupted
+from hindmost_judge.causes import why_late
 from hindmost_judge.judge import judge
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
@@ -40,7 +40,7 @@ def _longer(gaps: Any, late: float = 8.0, excess: float = 8.0) -> float:
         overlapped=True, joined=grid, starts=np.arange(STEPS) * PLACES, step_ns=ends[-1] / STEPS
     )
     habit: Any = SimpleNamespace(row=ROW, excess=excess * MS, steps=lambda: np.arange(STEPS))
-    return interrupted.longer(blocks, habit) / MS
+    return why_late.longer_interrupted(blocks, habit) / MS
 
 
 def test_what_a_rank_stands_still_for_anywhere_in_backward_is_in_its_cost() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.causes import launching
+from hindmost_judge.causes import launch_bound
 from hindmost_judge.settings import DEFAULT
 
 RANKS, STEPS = 4, 64
@@ -42,7 +42,7 @@ def test_a_gpu_is_fed_from_hand_to_mouth_where_it_takes_as_long_as_its_host(
     waited: float, forward: float, gpu: float, fed: bool
 ) -> None:
     """Not where forward takes the GPU longer, and not where what it runs was launched long before."""
-    found = launching.hand_to_mouth(_blocks(_same(waited), _same(20.0), forward, gpu), DEFAULT)
+    found = launch_bound.hand_to_mouth(_blocks(_same(waited), _same(20.0), forward, gpu), DEFAULT)
     assert found is not None
     assert found.all() == fed
     assert found.any() == fed
@@ -54,12 +54,14 @@ def test_one_rank_alone_gets_the_same_report_as_among_all() -> None:
     waited[2, ::2] = 30.0
     blocks = _blocks(waited, _same(20.0), 5.0, 5.0)
     blocks.joined.enqueue[3] = np.nan
-    every = launching.hand_to_mouth(blocks, DEFAULT)
+    every = launch_bound.hand_to_mouth(blocks, DEFAULT)
     assert every is not None
     for row in range(RANKS - 1):
-        np.testing.assert_array_equal(launching.hand_to_mouth(blocks, DEFAULT, slice(row, row + 1)), every[row][None])
+        np.testing.assert_array_equal(
+            launch_bound.hand_to_mouth(blocks, DEFAULT, slice(row, row + 1)), every[row][None]
+        )
     assert not every[3].any()
-    assert launching.hand_to_mouth(blocks, DEFAULT, slice(3, 4)) is None
+    assert launch_bound.hand_to_mouth(blocks, DEFAULT, slice(3, 4)) is None
 
 
 #: Of a job's own marks: what a healthy GPU takes for forward and the optimizer before it, and from forward on to the
@@ -119,21 +121,21 @@ def test_a_gpu_that_follows_its_host_shows_in_the_host_s_marks() -> None:
     """Without times of launches: rank 1 launches forward in 14 ms on an idle GPU, of the others work is queued."""
     behind, host = _late_from_20_to_40(-2.0, 30.0), _late_from_20_to_40(14.0, 8.0)
     blocks = _marked(behind, host, _same(0.0))
-    found = launching.hand_to_mouth(blocks, DEFAULT)
+    found = launch_bound.hand_to_mouth(blocks, DEFAULT)
     assert found is not None
     assert np.argwhere(found).tolist() == [[1, 32]]  # the step of these that was timed
     late = np.arange(20, 40)
-    assert launching.idled(blocks, 1, late) == pytest.approx(MS * (14.0 + 2.0 - FORWARD + OPTIMIZER - OPTIMIZER))
-    assert launching.idled(blocks, 0, late) <= 0
+    assert launch_bound.idled(blocks, 1, late) == pytest.approx(MS * (14.0 + 2.0 - FORWARD + OPTIMIZER - OPTIMIZER))
+    assert launch_bound.idled(blocks, 0, late) <= 0
 
 
 def test_a_gpu_that_computes_longer_with_work_queued_does_not_follow_its_host() -> None:
     """A full queue makes its host wait, too, so that launching takes as long as computing."""
     blocks = _marked(_same(30.0), _late_from_20_to_40(16.0, 8.0), _late_from_20_to_40(8.0))
-    found = launching.hand_to_mouth(blocks, DEFAULT)
+    found = launch_bound.hand_to_mouth(blocks, DEFAULT)
     assert found is not None
     assert not found.any()
-    assert launching.idled(blocks, 1, np.arange(20, 40)) == 0
+    assert launch_bound.idled(blocks, 1, np.arange(20, 40)) == 0
 
 
 def test_forward_of_untimed_steps_is_known_of_a_gpu_that_never_runs_dry() -> None:
@@ -141,7 +143,7 @@ def test_forward_of_untimed_steps_is_known_of_a_gpu_that_never_runs_dry() -> Non
     stalls = np.array([23, 30, 37])
     longer = _same(0.0)
     longer[1, stalls] = 32.0
-    blocks = launching.timed(_marked(_same(30.0), _same(8.0), longer), 1, stalls)
+    blocks = launch_bound.timed(_marked(_same(30.0), _same(8.0), longer), 1, stalls)
     np.testing.assert_allclose(blocks.parts["gpu_forward"][1, stalls], (FORWARD + 32.0) * MS)
     np.testing.assert_allclose(blocks.parts["gpu_forward"][0, stalls], FORWARD * MS)
 
@@ -152,7 +154,7 @@ def test_forward_of_untimed_steps_is_unknown_of_a_gpu_that_may_have_idled(behind
     stalls = np.array([23, 30, 37])
     host = _same(8.0)
     host[1, stalls] = 40.0
-    blocks = launching.timed(_marked(_same(behind), host, _same(0.0)), 1, stalls)
+    blocks = launch_bound.timed(_marked(_same(behind), host, _same(0.0)), 1, stalls)
     assert np.isnan(blocks.parts["gpu_forward"][1, stalls]).all()
 
 
@@ -164,7 +166,7 @@ def test_longer_copies_may_be_what_a_gpu_that_never_runs_dry_takes_longer(longer
     more[1, stalls] = longer
     blocks = _marked(_same(30.0), _same(8.0), more)
     blocks.parts["h2d"] = np.where(np.isnan(blocks.parts["gpu_forward"]), np.nan, 0.5 * MS)
-    forward = launching.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
+    forward = launch_bound.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
     assert (~np.isnan(forward)).all() == known
 
 
@@ -175,7 +177,7 @@ def test_copies_that_were_timed_are_no_forward() -> None:
     more[1, stalls] = 32.0
     blocks = _marked(_same(60.0), _same(8.0), more)
     blocks.parts["h2d"] = more * MS
-    forward = launching.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
+    forward = launch_bound.timed(blocks, 1, stalls).parts["gpu_forward"][1, stalls]
     np.testing.assert_allclose(forward, FORWARD * MS)
 
 
@@ -183,4 +185,4 @@ def test_a_kernel_that_waits_for_a_part_of_a_step_was_queued() -> None:
     """Within a twentieth of a step of the shortest wait it ran as it was launched; beyond, others ran before it."""
     waited = np.array([[0.5, 1.4, 1.6, 3.9]]) * MS
     blocks: Any = SimpleNamespace(step_ns=20 * MS)
-    assert launching.caught_up(waited, blocks).tolist() == [[True, True, False, False]]
+    assert launch_bound.caught_up(waited, blocks).tolist() == [[True, True, False, False]]

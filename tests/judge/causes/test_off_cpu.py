@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge.causes import off_cpu
+from hindmost_judge.causes import cpu_wait
 
 if TYPE_CHECKING:
     import pytest
@@ -30,30 +30,30 @@ def whole_steps(ranks: int) -> Any:
 def test_of_all_ranks_it_is_what_it_is_of_each() -> None:
     """Each rank is compared with the others' usual values, without its own."""
     blocks = whole_steps(6)
-    each = [off_cpu.of_step(blocks, row, blocks.steps) for row in range(6)]
-    np.testing.assert_array_equal(off_cpu.of_whole_steps(blocks), np.stack(each))
+    each = [cpu_wait.off_cpu_in_step(blocks, row, blocks.steps) for row in range(6)]
+    np.testing.assert_array_equal(cpu_wait.off_cpu_in_whole_steps(blocks), np.stack(each))
 
 
 def test_it_is_unknown_for_all_ranks_where_the_queue_was_not_measured() -> None:
     """No rank was seen off the CPU, and none on it."""
     blocks = whole_steps(6)
     del blocks.parts["runqueue"]
-    assert np.isnan(off_cpu.of_whole_steps(blocks)).all()
+    assert np.isnan(cpu_wait.off_cpu_in_whole_steps(blocks)).all()
 
 
 def test_twice_the_ranks_are_twice_the_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ranks share is looked through once, and not for each of them again."""
     seen: list[int] = []
-    original = off_cpu.median
+    original = cpu_wait.median
 
     def counting(block: Floats, axis: int | None = None) -> Floats:
         seen.append(block.size)
         return original(block, axis)
 
-    monkeypatch.setattr(off_cpu, "median", counting)
+    monkeypatch.setattr(cpu_wait, "median", counting)
     work = []
     for ranks in (64, 128):
         seen.clear()
-        off_cpu.of_whole_steps(whole_steps(ranks))
+        cpu_wait.off_cpu_in_whole_steps(whole_steps(ranks))
         work.append(sum(seen))
     assert work[1] == 2 * work[0]

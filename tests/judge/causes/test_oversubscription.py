@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_judge.causes.awaited import shares
-from hindmost_judge.causes.oversubscription import (
+from hindmost_judge.causes.cpu_wait import (
     Oversubscription,
     cpus,
     delay_in_collectives,
     oversubscriptions,
     share_by_peers,
 )
+from hindmost_judge.causes.loading import shares
 
 
 def on(*allowed: str) -> dict[int, frozenset[int]]:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.formats.columns import table
-from hindmost_judge.causes.sampled import SOURCES, Samples
-from hindmost_judge.causes.telemetry import Metrics
+from hindmost_judge.causes.telemetry import SOURCES, Metrics, Samples
 from hindmost_judge.model import Job, Run
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.formats.columns import table
-from hindmost_judge.causes import taking_turns
+from hindmost_judge.causes import backward
 from hindmost_judge.judge import judge
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
@@ -49,7 +49,7 @@ def _took() -> Any:
 
 
 def _slice(took: Any) -> float:
-    found = taking_turns.find(np.median(took, axis=0), took)
+    found = backward.find_turns(np.median(took, axis=0), took)
     return found.slice if found is not None else 0.0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.causes import launch_bound, unmarked_steps
+from hindmost_judge.causes import launch_bound
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.quality import hosts_unmarked
 
@@ -66,7 +66,7 @@ class Case:
     def slower(self) -> float | None:
         """By how many ms rank 2's host is reported to be slower."""
         blocks, table = self.blocks()
-        found = unmarked_steps.Hosts(table, blocks).slower(2, np.ones(STEPS, bool))
+        found = launch_bound.Hosts(table, blocks).slower(2, np.ones(STEPS, bool))
         return found / MS if found is not None else None
 
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from hindmost_judge.causes import idle_gpu, launch_bound
+from hindmost_judge.causes import launch_bound, table
 from hindmost_judge.timeline import gpu_starvation
 
 RANKS, PLACES, STEPS = 2, 3, 20
@@ -67,7 +67,7 @@ def test_a_stage_is_late_by_what_its_gpu_computes_longer_whatever_it_waits_for_i
     blocks: Any = SimpleNamespace(own=own, starved=waited, role=np.zeros(RANKS, np.int64), excess=own - own[::-1])
     np.testing.assert_allclose(launch_bound._computed(blocks)[1], 5.0 * MS)
     every = np.arange(STEPS)
-    assert idle_gpu.of(blocks, 1, every) == 5.0 * MS
+    assert table.gpu_idle(blocks, 1, every) == 5.0 * MS
     blocks.excess = blocks.excess / 2
-    assert idle_gpu.of(blocks, 1, every) == 0.0
-    assert idle_gpu.taken_off(blocks, 1, every) == 5.0 * MS
+    assert table.gpu_idle(blocks, 1, every) == 0.0
+    assert table.taken_off(blocks, 1, every) == 5.0 * MS
