@@ -10,7 +10,7 @@ import numpy as np
 
 from hindmost_judge import detect, detector
 from hindmost_judge.causes import cpu_sharing, horovod_cycles, launch_bound, loading, slow_input, stopped, telemetry
-from hindmost_judge.detect import hang, host_work, intermittent, mismatch, slow_link, small_cohorts, straggler, uneven
+from hindmost_judge.detect import hang, host_work, intermittent, slow_link, small_cohorts, straggler, uneven
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
@@ -145,7 +145,7 @@ def _ended(
 ) -> tuple[list[Verdict], list[str]]:
     """Verdicts on a job that stopped, on ranks with lost contact and on ranks that ran another operation; and notes."""
     ours = run.job.source == "hindmost"  # other recordings do not guarantee what sequence numbers count
-    parted = mismatch.find(run, settings, stopped=stop is not None) if ours else None
+    parted = hang.find_mismatch(run, settings, stopped=stop is not None) if ours else None
     if stop is not None:
         return [of_parted(stop, parted, run, blocks)], []
     silent, told = stops.lost_contact(run, p99, settings)

@@ -89,7 +89,7 @@ def test_the_numbers_are_found_in_all_that_judges():
         documentation.modules()
     )
     known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
-    assert known["hindmost_judge.detect.candidate_screening._STANDS_OUT"] == "3.5"
+    assert known["hindmost_judge.detect.straggler._STANDS_OUT"] == "3.5"
     assert known["hindmost_judge.whatif.pipeline_replay._HELD, _HELD_NS"] == "2.0, 50000.0"
 
 

@@ -317,3 +317,16 @@ def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
     part = series[first:last]
     sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
     return first + int(np.argmin(sums))
+
+
+def by_habit(more: Floats, smallest: float, settings: Settings) -> bool:
+    """Whether a series [S] is at least ``smallest`` in most of these steps, and surely."""
+    level = float(median(more))
+    steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency
+    return level >= smallest and steady and level >= settings.min_z * standard_error(more)
+
+
+def together(one: slice, other: slice) -> bool:
+    """Whether two segments of steps are mostly the same."""
+    common = min(one.stop, other.stop) - max(one.start, other.start)
+    return bool(2 * common > max(one.stop - one.start, other.stop - other.start))

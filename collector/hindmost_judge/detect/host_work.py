@@ -1,17 +1,25 @@
-"""Ranks whose hosts work longer than their peers' in one phase, in jobs whose hosts set the pace."""
+"""Ranks whose hosts persistently work longer in a phase than their cohort, in jobs whose hosts set the pace.
+
+The test is on self time, never on who waits for whom: a host that arrives late may have been ahead and waiting itself.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import itertools
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.detect import work
 from hindmost_judge.findings import Habit
+from hindmost_judge.graph.cohorts import paces
+from hindmost_judge.stats import segmentation
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
+    from hindmost_judge.types import Floats, Lanes
 
 #: Phases that are waiting, whatever is left of it.
 _WAITS = ("sync", "device_wait")
@@ -22,7 +30,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
     if blocks.lanes is None:
         return []
     least = settings.effect(len(blocks.ranks)) * blocks.step_ns
-    delays = work.find(blocks.lanes, least, settings.large_effect * blocks.step_ns)
+    delays = find_delays(blocks.lanes, least, settings.large_effect * blocks.step_ns)
     last = np.argmax(blocks.caused, axis=0)
     return [
         Habit(
@@ -39,3 +47,125 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
         for one in delays
         if blocks.lanes.phases[one.phase] not in _WAITS
     ]
+
+
+#: Standard errors of a delay that is real: with a hundred ranks, phases and segments, noise reaches that in one job of
+#: a thousand.
+_MIN_Z = 4.5
+#: Steps that a delay lasts at least, and the share of all steps at least unless the delay is large. Hosts drift by
+#: less than that for tens of steps.
+_MIN_STEPS, _MIN_SHARE = 10, 0.125
+#: In runs with fewer steps than this, drift is no smaller than a delay: only large delays count.
+_SHORT_RUN = 40
+#: Neighbouring segments belong to one delay if the smaller level is at least this share of the larger.
+_SAME_DELAY = 0.5
+#: A delay is a side effect of a simultaneous one in another phase if its level is less than this share of that.
+_SIDE_EFFECT = 0.5
+#: A host that is ahead of its GPU in more than this share of the steps waits for it, for at least this share of its
+#: time. If less wait was found, it is in some phase's self time.
+_MOSTLY_AHEAD, _LITTLE_WAIT = 0.5, 0.05
+
+
+class Delay(NamedTuple):
+    """The host of the rank at ``row`` takes longer than its cohort in ``phase`` (an index), in steps [first, stop).
+
+    ``level`` is the mean delay in ns a step, ``z`` the same in standard errors.
+    """
+
+    row: int
+    phase: int
+    first: int
+    stop: int
+    level: float
+    z: float
+
+
+def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
+    """Persistent delays of hosts, in order of their total time, largest first.
+
+    ``least`` is the smallest delay that counts, in ns a step. From ``large`` ns a step on, few steps are enough.
+    """
+    delays: list[Delay] = []
+    least = max(least, large) if lanes.host.shape[2] < _SHORT_RUN else least
+    for phase, self_time in enumerate(lanes.host):
+        behind_peers, doubt = self_time - paces(self_time, lanes.cohort)[0], np.zeros(len(self_time))
+        if lanes.wait is not None and lanes.wait.phase == phase:
+            doubt = lanes.doubt
+            if lanes.wait.lag == 0:  # what may be a wait proves no delay
+                behind_peers = behind_peers - self_time + lanes.least[phase]
+        threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
+        for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
+            delays += _delays_of_rank(behind_peers[row], row, phase, float(threshold[row]), large)
+    delays = [delay for delay in delays if not _may_be_wait(lanes, delay)]
+    return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
+
+
+def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
+    """Whether the host may have waited for its GPU during the delay.
+
+    So it is if the host was mostly ahead, hence waited somewhere, and next to no wait was found. Input is no such
+    wait: batches do not come from the GPU.
+    """
+    steps = slice(delay.first, delay.stop)
+    spent = lanes.most[:, delay.row, steps].sum()
+    waited = spent - lanes.host[:, delay.row, steps].sum()
+    mostly_ahead = lanes.ahead[delay.row, steps].mean() > _MOSTLY_AHEAD
+    return bool(delay.phase > 0 and mostly_ahead and waited < _LITTLE_WAIT * spent)
+
+
+def _without_side_effects(delays: list[Delay]) -> list[Delay]:
+    """The delays [largest first], each side effect added to the delay that it belongs to.
+
+    What slows a host down often makes several phases longer. A much smaller delay of the same rank in shared steps is
+    added to the larger one: it is one fault.
+    """
+    kept: list[Delay] = []
+    for delay in delays:
+        larger = [at for at, other in enumerate(kept) if _much_smaller(delay, other)]
+        shared = {at: min(kept[at].stop, delay.stop) - max(kept[at].first, delay.first) for at in larger}
+        best = max(larger, key=shared.__getitem__, default=-1)
+        if best < 0 or shared[best] <= 0:
+            kept.append(delay)
+            continue
+        main = kept[best]
+        kept[best] = main._replace(level=main.level + delay.level * shared[best] / (main.stop - main.first))
+    return kept
+
+
+def _much_smaller(delay: Delay, other: Delay) -> bool:
+    return delay.row == other.row and delay.level < _SIDE_EFFECT * other.level
+
+
+def _block_means(behind_peers: Floats) -> Floats:
+    """[R, B] ns: means of the delay in each step [R, S] over blocks of steps.
+
+    Screening: a rank whose block means all stay below the threshold has no delay that lasts, and is not segmented.
+    """
+    steps = behind_peers.shape[1]
+    starts = np.arange(0, max(steps - _MIN_STEPS // 2, 1), _MIN_STEPS)
+    return np.asarray(np.add.reduceat(behind_peers, starts, axis=1) / np.diff(np.append(starts, steps)))
+
+
+def _delays_of_rank(behind_peers: Floats, row: int, phase: int, least: float, large: float) -> Iterator[Delay]:
+    """The persistent delays of one rank in one phase, from its delay in each step [S]; all in ns."""
+    series = segmentation.clipped(behind_peers)
+    sigma = max(segmentation.noise(series), 1.0)
+    bounds = _without_minor_changes(series, segmentation.segments(series, sigma))
+    for first, stop in itertools.pairwise(bounds):
+        level = float(series[first:stop].mean())
+        z = level * float(np.sqrt(stop - first)) / sigma
+        shortest = _MIN_STEPS if level >= large else max(_MIN_STEPS, _MIN_SHARE * len(series))
+        if level >= least and z >= _MIN_Z and stop - first >= shortest:
+            yield Delay(row, phase, first, stop, level, z)
+
+
+def _without_minor_changes(series: Floats, bounds: list[int]) -> list[int]:
+    """The bounds of a series' segments, without those at which one delay only becomes somewhat larger or smaller."""
+    kept = bounds[:1]
+    for at in range(1, len(bounds) - 1):
+        level, next_level = (
+            float(series[a:b].mean()) for a, b in ((kept[-1], bounds[at]), (bounds[at], bounds[at + 1]))
+        )
+        if min(level, next_level) < _SAME_DELAY * max(level, next_level):
+            kept.append(bounds[at])
+    return [*kept, bounds[-1]]

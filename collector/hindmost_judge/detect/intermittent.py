@@ -1,4 +1,11 @@
-"""Ranks that stall now and then: most steps like their peers', some far later, and always the same rank."""
+"""Ranks that stall now and then: most steps like their peers', some far later, and always the same rank.
+
+Several may, most of the steps or most of their peers among them. Each is either late or on time, and hardly ever
+between, many times apart; those who are neither are the calm ones that it is set against. Where half of its peers or
+more stall, that these are calm and not ahead shows in what grows then: the steps, or a part of the rank's own work.
+
+Stalls spread over ranks at random would not hit the same ranks as often: that is the noise test.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +16,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import slow_input, stopped
-from hindmost_judge.detect import stall_noise_test, stall_sets
 from hindmost_judge.findings import Stalls
 from hindmost_judge.stats import rare
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.rare import tail
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import cohorts, small_cohorts
 
 if TYPE_CHECKING:
@@ -46,8 +53,8 @@ def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) ->
 
     Also if some are ``late`` persistently only because they stall in most steps.
     """
-    found = stall_sets.find(blocks, settings)
-    most = stall_sets.most_of_peers(blocks, list(found), _MAJORITY)
+    found = find_stall_sets(blocks, settings)
+    most = most_of_peers(blocks, list(found), _MAJORITY)
     rows = set(found)
     if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
         return []
@@ -150,14 +157,14 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
     for habit in habits:
         others[habit.row, habit.first : habit.stop] = 0.0
     large = settings.stall_effect * blocks.step_ns
-    for size in (large, max(stall_sets.SMALL * large, _CALM * calm)):
+    for size in (large, max(SMALL * large, _CALM * calm)):
         few = list(_few(others >= size, settings))
         for row, _, _ in few:
             others[row] = 0.0
         found = []
         for row, _, share in few:
             one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
-            found += [one] if stall_noise_test.apart(above[row], one.excess, len(one.stalled)) else []
+            found += [one] if stands_apart(above[row], one.excess, len(one.stalled)) else []
         if found:
             return found
     return []
@@ -184,14 +191,14 @@ _MOST_RANKS = 4
 
 def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
     """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
-    episodes = stall_noise_test.episodes(stalled)
+    episodes = count_stalls(stalled)
     order = np.argsort(-episodes, kind="stable")
     total = max(int(episodes.sum()), 1)
     for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
         if episodes[order[count - 1]] < settings.min_stalls:
             return
         held = int(episodes[order[:count]].sum())
-        accident = stall_noise_test.by_chance(held, total, count / len(order), comb(len(order), count))
+        accident = by_chance(held, total, count / len(order), comb(len(order), count))
         together = held >= settings.min_stall_share * total and not accident
         if together and _not_all_along(stalled, order[:count]):
             for row in order[:count].tolist():
@@ -249,7 +256,7 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     one = Stalls((), large, float(np.median(late[large])), 1.0)
     most = late[large].sum() >= settings.min_stall_share * sums[-1]
     often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
-    return large if most and often and stall_noise_test.apart(late, one.excess, len(one.stalled)) else steps
+    return large if most and often and stands_apart(late, one.excess, len(one.stalled)) else steps
 
 
 def _owners(
@@ -261,13 +268,11 @@ def _owners(
     """
     ways = len(stalled) if picked is None else np.where(picked, np.sum(picked), len(stalled))
     fair = members / members.sum()
-    episodes = stall_noise_test.episodes(stalled)
+    episodes = count_stalls(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
-        accident = stall_noise_test.by_chance(
-            int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row])
-        )
+        accident = by_chance(int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row]))
         if share >= settings.min_stall_share and not accident:
             yield row, np.flatnonzero(stalled[row]), float(share)
 
@@ -288,7 +293,7 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
         if not _not_all_along(together, np.array([place])):
             continue
         rows = np.flatnonzero(blocks.node == nodes[place])
-        often = stall_noise_test.episodes(stalled[rows])
+        often = count_stalls(stalled[rows])
         rows = rows[often >= _AGAIN]
         if (
             len(rows) < 2
@@ -345,3 +350,141 @@ def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
         return False
     often = np.nan_to_num(late) >= usual + smallest / 2
     return bool(np.sum(often & inside) > _MOST * np.sum(often))
+
+
+#: In a job of more ranks the median is the baseline: a few stalling ranks do not move it. With more stalling ranks than
+#: the second number no set is looked for.
+_CROWD, _MOST_ROWS = 256, 64
+#: Share of `stall_effect` that is enough: a GPU's stall shows half or less of itself as delay where collectives overlap
+#: with backward.
+SMALL = 0.3
+#: A rank's late and on-time steps must be apart by this many times the scatter of either.
+_SIGMAS = 6.0
+#: Most steps that a stall, or the time between two, lasts on average; with more, it is a slow segment.
+_LASTS = 8
+#: Stalls are capped at this many typical ones, before late steps are separated from the others.
+_LONGEST = 2.0
+#: Divisor of a cohort's size: at least that many ranks must be calm, more than those ahead by chance that the baseline
+#: leaves out.
+_CALM_SHARE = 4
+#: In stalls, steps or a part of the rank's self time must be longer by this share of its delay.
+_GROWS = 0.5
+#: Steps with and without a stall needed to test that.
+_ENOUGH = 10
+
+
+def find_stall_sets(blocks: Blocks, settings: Settings) -> dict[int, Array]:
+    """Row to [S] in which steps it stalls, of all that do; empty where there is any doubt who does."""
+    least = SMALL * settings.stall_effect * blocks.step_ns
+    late = or_zero(blocks.excess)
+    late = small_cohorts.behind(late, blocks.role) if len(late) <= _CROWD else late
+    rows = np.flatnonzero(np.count_nonzero(late >= least, axis=1) >= settings.min_stalls)
+    if len(rows) > _MOST_ROWS:
+        return {}
+    splits = {row: _split(late[row]) for row in rows.tolist()}
+    found = {row: held for row, (held, size) in splits.items() if _stalls(late[row], held, size, least, settings)}
+    if not found or not _leave_calm(blocks, found):
+        return {}
+    if not _owned(late, found, min(splits[row][1] for row in found), settings):
+        return {}
+    sizes = {row: splits[row][1] for row in found}
+    return found if all(_grows(blocks, row, found, sizes) for row in most_of_peers(blocks, list(found))) else {}
+
+
+#: If this share of a cohort stalls, a further sign must show that these are late, and not the others ahead.
+_HALF = 0.5
+
+
+def most_of_peers(blocks: Blocks, rows: list[int], share: float = _HALF) -> list[int]:
+    """The rows whose cohort has at least that share of its ranks among them."""
+    stall = np.isin(np.arange(len(blocks.role)), rows)
+    return [row for row in rows if np.mean(stall[blocks.role == blocks.role[row]]) >= share]
+
+
+def _split(late: Floats) -> tuple[Array, float]:
+    """[S] which steps are the late ones, where a rank has two kinds, and by how much: Otsu's split."""
+    values = np.minimum(late, _LONGEST * np.percentile(late, 90))
+    ordered = np.sort(values)
+    count = np.arange(1, len(ordered))
+    sums = np.cumsum(ordered)
+    low, high = sums[:-1] / count, (sums[-1] - sums[:-1]) / (len(ordered) - count)
+    best = int(np.argmax(count * (len(ordered) - count) * (high - low) ** 2))
+    held = values > (ordered[best] + ordered[best + 1]) / 2
+    if not held.any() or held.all():
+        return np.zeros(len(late), bool), 0.0
+    return held, float(median(late[held]) - median(late[~held]))
+
+
+def _stalls(late: Floats, held: Array, size: float, least: float, settings: Settings) -> bool:
+    """Whether a rank's steps [S] are of two kinds, often in turn."""
+    fewer = min(int(held.sum()), int((~held).sum()))
+    if size < least or fewer < settings.min_stalls:
+        return False
+    on_time = float(median(late[~held]))
+    scatter = max(MAD_TO_SIGMA * float(median(np.abs(late[one] - median(late[one])))) for one in (held, ~held))
+    times = count_stalls(held[None])[0]
+    often = times >= settings.min_stalls and times * _LASTS >= fewer
+    return bool(often and size >= _SIGMAS * scatter and stands_apart(late - on_time, size, fewer))
+
+
+def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:
+    """Whether each cohort with such ranks keeps enough calm ones, and at least one of all ranks is left."""
+    stall = np.isin(np.arange(len(blocks.role)), list(found))
+    for role in np.unique(blocks.role[stall]):
+        of_role = blocks.role == role
+        if np.sum(of_role & ~stall) < 1 + (of_role.sum() - 1) // _CALM_SHARE:
+            return False
+    return True
+
+
+def _owned(late: Floats, found: dict[int, Array], size: float, settings: Settings) -> bool:
+    """Whether these have nearly all stalls of the job, each by far more than the rest, as chance would not have it."""
+    rest = np.setdiff1d(np.arange(len(late)), list(found))
+    usual = np.percentile(late[rest], 25, axis=1, keepdims=True)  # who is late throughout stalls no more than others
+    others = count_stalls(late[rest] - usual >= size / 2)
+    own = np.array([count_stalls(held[None])[0] for held in found.values()])
+    total, count = int(own.sum() + others.sum()), len(found)
+    alone = own.sum() >= settings.min_stall_share * total
+    return alone and not by_chance(int(own.sum()), total, count / len(late), comb(len(late), count))
+
+
+def _grows(blocks: Blocks, row: int, found: dict[int, Array], sizes: dict[int, float]) -> bool:
+    """Whether steps in which a rank stalls are longer than steps without any stall, or a part of its own work is."""
+    held, least = found[row], _GROWS * sizes[row]
+    calm = ~np.logical_or.reduce(list(found.values()))
+    if _longer(blocks.period, held, calm) >= least:
+        return True
+    return any(_longer(part[row], held, ~held) >= least for part in blocks.parts.values())
+
+
+def _longer(values: Floats, inside: Array, outside: Array) -> float:
+    """By how much what is measured inside is longer; nothing where that is too little."""
+    during, else_ = (values[held][~np.isnan(values[held])] for held in (inside, outside))
+    if min(len(during), len(else_)) < _ENOUGH:
+        return 0.0
+    return float(median(during) - median(else_))
+
+
+def count_stalls(stalled: Array) -> Ints:
+    """Stalls apart in time in each row of [R, S]: steps in a row are one."""
+    return np.asarray(np.sum(stalled[:, 1:] & ~stalled[:, :-1], axis=1) + stalled[:, 0])
+
+
+#: A stall stands apart from normal steps: at most this many steps for each stall lie between a third and two thirds of
+#: it.
+_BETWEEN = 0.2
+
+
+def stands_apart(late: Floats, size: float, often: int) -> bool:
+    """Whether steps [S] are on time or late by ``size``, ``often`` at least each: what scatters is between."""
+    between = np.sum((late > size / 3) & (late < size * 2 / 3))
+    return bool(between <= _BETWEEN * often)
+
+
+#: Share of jobs with random stalls in which one rank may seem to have them: one in 500.
+_CHANCE = 0.002
+
+
+def by_chance(stalls: int, total: int, fair: float, ways: int) -> bool:
+    """Whether one of so many may have so many of all stalls, though its ``fair`` share is that."""
+    return fair >= 1 or stalls <= fair * total or ways * tail(stalls, total, fair) > _CHANCE

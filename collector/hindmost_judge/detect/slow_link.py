@@ -3,7 +3,7 @@
 The shortest duration in a group is about the transfer. Groups of one class move the same bytes. If one group's shortest
 durations are persistently above its sisters', throughout or for a segment of steps, its link is slow. Slow groups of
 several classes share the link or node where they meet. A group that moves other bytes than its sisters, as a pipeline
-stage may, is also compared with its own past.
+stage may, is also compared with its own past. By what steps became longer while computing did not is the visible cost.
 """
 
 from __future__ import annotations
@@ -15,25 +15,23 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect.episodes import pieces, stretch
-from hindmost_judge.detect.longer_transfers import lengthened
-from hindmost_judge.detect.persistence import by_habit, together
+from hindmost_judge.detect.episodes import by_habit, pieces, stretch, together
 from hindmost_judge.detector import register
 from hindmost_judge.findings import SlowLink
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
 from hindmost_judge.timeline.join import shortest
 from hindmost_judge.verdict.slow_ranks import of_links
 from hindmost_judge.whatif import transfers
+from hindmost_judge.whatif.savings import others_grew
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.detector import Case
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
-
 
 #: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
 #: share of what they are longer by.
@@ -162,3 +160,29 @@ def _transfers(blocks: Blocks, least: Floats, klass: int, rows: list[int]) -> tu
     size = np.where(of_class, blocks.joined.size[rows], 0).astype(float)
     known = sums_by_step(np.isnan(took).astype(float), blocks.starts) == 0
     return np.where(known, sums_by_step(took, blocks.starts), np.nan), sums_by_step(size, blocks.starts)
+
+
+def lengthened(
+    blocks: Blocks, first: int, stop: int, excess: float, settings: Settings, rows: Sequence[int] = ()
+) -> float:
+    """Ns by which steps [first, stop) are longer than the others, up to ``excess``; 0 where that is not sure.
+
+    What the work of the typical rank but ``rows`` grew by is taken off.
+    """
+    outside = blocks.period[others(first, stop, len(blocks.steps), settings)]
+    inside = blocks.period[first:stop]
+    longer = float(median(inside) - median(outside))
+    noise = float(np.hypot(standard_error(inside), standard_error(outside)))
+    grew = others_grew(blocks, rows, slice(first, stop))
+    if grew is None or longer < settings.network_z * noise:
+        return 0.0
+    return min(longer - max(grew, 0.0), excess)
+
+
+def others(first: int, stop: int, count: int, settings: Settings) -> Ints:
+    """Indices, of so many steps, of those that steps [first, stop) are set against.
+
+    These come before. If the segment begins with the run, or so soon that few do, those that follow count, too.
+    """
+    before = np.arange(first)
+    return before if first >= settings.min_steps else np.append(before, np.arange(stop, count))

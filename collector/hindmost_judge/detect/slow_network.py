@@ -20,8 +20,7 @@ import numpy as np
 
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect.episodes import pieces, stretch
-from hindmost_judge.detect.longer_transfers import lengthened, others
-from hindmost_judge.detect.slow_link import QUEUED
+from hindmost_judge.detect.slow_link import QUEUED, lengthened, others
 from hindmost_judge.detector import register
 from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.model import Past

@@ -1,28 +1,33 @@
-"""Ranks with a persistent slowdown: for the whole run, or from one step to another."""
+"""Ranks with a persistent slowdown: for the whole run, or from one step to another.
+
+All ranks are screened at once; only candidates are judged one by one. A segment of a candidate's delay is a slowdown
+if it is large, steady, later than healthy ranks differ, and passes the noise tests for small cohorts, for hosts whose
+pace changes, and for chance.
+"""
 
 from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
 from math import exp, lgamma, log
+from statistics import NormalDist
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import stopped
-from hindmost_judge.detect import (
-    at_start,
-    behind_small_cohort,
-    candidate_screening,
-    drifting,
-    episodes,
-    pace_noise_test,
-    self_time,
-    transient,
-)
+from hindmost_judge.causes import launch_bound, stopped
+from hindmost_judge.detect import episodes, transient
 from hindmost_judge.detect.episodes import SHORTEST, Layer
 from hindmost_judge.findings import Habit
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, MEDIAN_COST, block_medians, median, spread, standard_error
+from hindmost_judge.stats.robust import (
+    MAD_TO_SIGMA,
+    MEDIAN_COST,
+    block_medians,
+    median,
+    peers_median,
+    spread,
+    standard_error,
+)
 from hindmost_judge.timeline import cohorts
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
         return []
     smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
     turn = _no_noise(blocks, settings) if len(blocks.ranks) < _FEW and not shared else np.inf
-    candidates = candidate_screening.find(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
+    candidates = screened_candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
     mate = cohorts.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
@@ -219,7 +224,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    if not burst and len(ranks.excess) < _FEW and drifting.wanders(series.late, begin, end, level):
+    if not burst and len(ranks.excess) < _FEW and wanders(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -230,9 +235,9 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     seldom_last = latest < settings.min_latest and (burst or not _computes_longer(ranks, row, held, level))
     if ratio < settings.min_spread_ratio or seldom_last:
         return None
-    on_time = at_start.on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
+    on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
-    as_others = len(ranks.excess) >= _FEW and pace_noise_test.others_too(ranks.excess, row, first, stop, level)
+    as_others = len(ranks.excess) >= _FEW and others_too(ranks.excess, row, first, stop, level)
     if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
     return Habit(row, first, stop, level, z, consistency, ratio, latest)
@@ -240,7 +245,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
 
 def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
     """Whether a rank that is rarely last surely computes longer than its peers, by all of its delay."""
-    return not ranks.shared and self_time.surely_longer(ranks.blocks, row, held, level, ranks.settings)
+    return not ranks.shared and surely_longer(ranks.blocks, row, held, level, ranks.settings)
 
 
 #: Expected number of equally late segments of healthy ranks: a slowdown may be chance in one job of a thousand.
@@ -336,12 +341,12 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
     so many ranks that most of them show what is usual.
     """
     blocks, compared = ranks.blocks, ranks.whole and ranks.mate[row] < 0 and not ranks.shared
-    few = _FEW <= len(excess) <= behind_small_cohort.MOST and blocks.pipeline is None
+    few = _FEW <= len(excess) <= _SMALL and blocks.pipeline is None
     if not (few and compared) or blocks.unsure is not None:
         return 0.0
     beside = excess.copy()
     beside[row] = part
-    return behind_small_cohort.ratio(beside, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
+    return behind_small_cohort(beside, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
 
 
 #: Healthy ranks needed to know how much they differ: a single rank shows no difference.
@@ -364,3 +369,208 @@ def _late(ranks: _Ranks, excess: Floats) -> list[int]:
     """Suspects that are late in these steps, and their only peers, which are ahead by as much."""
     late = [one for one in ranks.suspects if median(excess[one]) >= ranks.smallest]
     return [*late, *ranks.mate[late].tolist()]
+
+
+#: A block of steps must exceed the rank's own noise by this many standard errors to make the rank a candidate.
+_STANDS_OUT = 3.5
+#: In a large job the limit rises until chance alone makes at most this many such blocks.
+_MOST_BY_CHANCE = 8
+
+
+def screened_candidates(excess: Floats, smallest: float, large: float) -> Ints:
+    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise.
+
+    What is ``large`` in one is that, though turns of being slow be most of what seems noise.
+    """
+    levels = np.nan_to_num(_block_levels(excess))
+    highest = levels.max(axis=1)
+    found = np.flatnonzero(highest >= smallest)
+    part = excess[found]
+    usual = median(part, axis=1)
+    noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
+    beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(excess.shape[1] / levels.shape[1])
+    found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
+    return np.asarray(found[np.argsort(-highest[found], kind="stable")])
+
+
+def _stands_out(blocks: int) -> float:
+    """How many standard errors one of so many blocks of steps must be above a rank's own noise."""
+    by_chance = NormalDist().inv_cdf(1 - _MOST_BY_CHANCE / blocks) if blocks > 2 * _MOST_BY_CHANCE else 0.0
+    return max(_STANDS_OUT, by_chance)
+
+
+#: Steps of a block, short enough to show a segment of a dozen; and most blocks in a long run.
+_BLOCK, _MOST_BLOCKS = 8, 64
+
+
+def _block_levels(excess: Floats) -> Floats:
+    """[R, B] medians of blocks of steps."""
+    size = max(_BLOCK, excess.shape[1] // _MOST_BLOCKS)
+    count = excess.shape[1] // size
+    if count <= _MOST_BLOCKS // 4:  # so short that blocks need not be of one length
+        return block_medians(excess)
+    return np.asarray(median(excess[:, : count * size].reshape(len(excess), count, size), axis=2))
+
+
+#: For up to this many ranks. In a larger job hardly half of the ranks are slow, each by its own amount; the usual
+#: spread decides there.
+_SMALL = 64
+#: Two healthy GPUs differ by at most this many standard deviations of such differences.
+_AT_MOST = 3.0
+
+
+def behind_small_cohort(excess: Floats, row: int, least: float, settings: Settings) -> float:
+    """How many standard deviations a rank is behind all ranks that are less late; 0 where it is not sure.
+
+    With three of four ranks slow, each by a different amount, no cohort shows how much healthy ranks differ, and the
+    typical rank is slow. Whichever of the others are slow, or ahead, all wait for the latest: fixing it to the next
+    one's pace surely saves the difference.
+
+    ``excess`` is [R, N]. Up to half of the ranks may be so late. Between them and the next rank lies a gap of
+    ``least`` ns, the largest difference between healthy ranks.
+    """
+    if not least > 0:
+        return 0.0
+    levels = median(excess, axis=1)
+    order = np.argsort(-levels, kind="stable")
+    place, count = int(np.flatnonzero(order == row)[0]), len(order)
+    best = 0.0
+    for late in range(place + 1, count // 2 + 1):
+        last, rest = order[late - 1], order[late:]
+        scale = _counted(late, count)
+        gap = (excess[last] - np.fmax.reduce(excess[rest], axis=0)) / scale
+        if _is_sure(gap, least, settings):
+            best = max(best, _AT_MOST * float(median(gap)) / least)
+    return best
+
+
+def _is_sure(gap: Floats, least: float, settings: Settings) -> bool:
+    """Whether a gap of so much shows all along, beyond what it scatters by."""
+    level = float(median(gap))
+    steady = float(np.mean(block_medians(gap) >= level / 2)) >= settings.min_consistency
+    return level >= least and steady and level >= settings.min_z * standard_error(gap)
+
+
+def _counted(late: int, count: int) -> float:
+    """How often the gap after the first ``late`` of ``count`` ranks counts in their delay.
+
+    Each rank is set against the median of the others: the gap counts once for ranks beyond the middle, and twice
+    around it, where ranks on either side are set against each other.
+    """
+    if late + 1 <= count // 2:
+        return 1.0
+    return 2.0 if count % 2 == 0 else 1.5
+
+
+#: A segment of a rank in a small cohort must exceed the rank's level before and after by this many times its scatter
+#: there.
+_ABOVE = 3.0
+#: Blocks of this fraction of the segment are reduced to their median; a slowdown under half of a block does not move
+#: it.
+_AS_LONG = 4
+
+
+def wanders(series: Floats, begin: int, end: int, level: float) -> bool:
+    """Small-cohort noise test: whether a rank drifts ahead of and behind the few others, and not in this segment only.
+
+    Drifts shorter than an eighth of the segment do not count. For a segment longer than all else, an eighth of the
+    rest may be other noise: a start, a host's stall.
+    """
+    around = np.concatenate([series[:begin], series[end:]])
+    if len(around) < 2 * SHORTEST:
+        return False
+    scatters = np.sort(np.nan_to_num(np.abs(_drift_levels(around, (end - begin) // _AS_LONG))))
+    others = len(scatters) // 8 if end - begin >= len(around) else 0
+    return level < _ABOVE * float(scatters[len(scatters) - 1 - others])
+
+
+def _drift_levels(series: Floats, least: int) -> Floats:
+    """Medians of the blocks of a series, or of fewer that have so many steps at least."""
+    pieces = len(series) // max(least, 1)
+    blocks = block_medians(series)
+    if pieces >= len(blocks):
+        return blocks
+    return np.array([median(piece) for piece in np.array_split(series, max(pieces, 1))])
+
+
+#: Segments of other ranks count as similar from this share of the delay on: the highest of a dozen draws is twice the
+#: typical one.
+_ALIKE = 0.4
+#: One in this many ranks, and one at least, may have a transient slowdown of its own and says nothing about the others.
+_SLOW_TOO = 4
+#: A segment with this share of the steps is not tested: no other rank can have one as long at another time.
+_MOST = 0.8
+#: Starts tried for each segment length, most starts in a long run, and ranks sampled in a large job.
+_STARTS, _MOST_STARTS, _PACE_SAMPLE = 4, 128, 512
+
+
+def others_too(late: Floats, row: int, first: int, stop: int, level: float) -> bool:
+    """Whether most other ranks have segments half as long as [first, stop) in which they are about as late.
+
+    Then the latest one's is not a fault. Scatter from step to step does not show it. For a dozen steps in a row a CPU's
+    clock or its neighbours make launching a quarter longer, now on this rank and now on that.
+
+    ``late`` [R, S] is each rank's delay, ``level`` that of ``row`` in these steps. Each is set against its own
+    usual.
+    """
+    steps = late.shape[1]
+    if stop - first >= _MOST * steps:
+        return False
+    size = max(SHORTEST, (stop - first) // 2)
+    starts = np.arange(0, steps - size + 1, max(size // _STARTS, (steps - size) // _MOST_STARTS, 1))
+    others = np.delete(np.arange(len(late)), row)
+    chosen = late[others[:: max(len(others) // _PACE_SAMPLE, 1)]]
+    chosen = np.maximum(np.nan_to_num(chosen), 0.0)  # who is ahead of others that became late is not late before
+    chosen = chosen - median(chosen, axis=1)[:, None]
+    levels = np.stack([median(chosen[:, start : start + size], axis=1) for start in starts.tolist()], axis=1)
+    peaks = np.sort(levels.max(axis=1))
+    return bool(peaks[-1 - max(1, len(peaks) // _SLOW_TOO)] >= _ALIKE * level)
+
+
+#: Phases that are a rank's own work from end to end: no wait for others and no late launch is in them.
+_PHASES = ("input", "gpu_forward")
+
+
+def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, settings: Settings) -> bool:
+    """Whether the typical of these steps has such a phase longer by about ``level`` ns, whatever batches differ by.
+
+    With batches of uneven size, each makes another rank the last one. How often a rank is last then says little; how
+    much longer it computes than its peers, over as many steps, is sure. A forward that its GPU ran as it was
+    launched is the host's doing.
+    """
+    for name in _PHASES:
+        part = blocks.parts.get(name)
+        if part is None:
+            continue
+        more = (part[row] - peers_median(part)[row])[held]
+        if name == "gpu_forward":
+            launched = launch_bound.hand_to_mouth(blocks, settings, slice(row, row + 1))
+            more = np.where(launched[0, held], np.nan, more) if launched is not None else more
+        known = more[~np.isnan(more)]
+        if len(known) < max(settings.min_steps, len(more) / 2):
+            continue
+        steady = np.mean(block_medians(known) >= level / 2) >= settings.min_consistency
+        longer = float(median(known))
+        if steady and longer >= max(settings.min_explained * level, settings.min_z * standard_error(known)):
+            return True
+    return False
+
+
+#: Fewer steps on time at the start are chance, or start-up; more of them form a segment of their own.
+_FEWEST_AT_START, _MOST_AT_START = 2, 2 * SHORTEST
+#: A rank was on time at first if it was later afterwards by this many times the scatter of so many steps.
+_CLEAR = 4.0
+
+
+def steps_on_time(late: Floats, level: float, noise: float) -> int:
+    """How many steps are clearly on time before a rank's delay [S] reaches ``level``; its ``noise`` is a step's.
+
+    One of three or more may have been late for something else, as a first step's warm-up.
+    """
+    start = late[:_MOST_AT_START]
+    behind = np.append(0.0, np.cumsum(start - level / 2))
+    first = int(np.argmin(behind))
+    before, after = start[:first], start[first:]
+    if len(before) < _FEWEST_AT_START or not len(after) or level * np.sqrt(first) < _CLEAR * noise:
+        return 0
+    return first if median(before) < level / 4 and median(after) >= level / 2 else 0

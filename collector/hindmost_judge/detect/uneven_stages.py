@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.detect.episodes import stretch
-from hindmost_judge.detect.persistence import by_habit, together
+from hindmost_judge.detect.episodes import by_habit, stretch, together
 from hindmost_judge.detector import register
 from hindmost_judge.findings import UnevenStages
 from hindmost_judge.stats.robust import lower_median, median

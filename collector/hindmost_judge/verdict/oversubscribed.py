@@ -1,4 +1,4 @@
-"""Verdicts where there are fewer CPUs than ranks: on the binding that causes it, and on ranks that are slow all the same.
+"""Verdicts where there are fewer CPUs than ranks: on the binding that causes it, and on slow ranks there.
 
 Ranks bound to fewer CPUs than they are, though their node has more, wait for each other in the run queue. None of
 them is slow for that: what they queue is taken from their delay before ranks are compared. It costs what a replay

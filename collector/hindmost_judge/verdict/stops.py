@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detect.hang import Hang
-    from hindmost_judge.detect.mismatch import Mismatch
+    from hindmost_judge.detect.hang import Hang, Mismatch
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Ints

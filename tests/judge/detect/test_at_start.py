@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.detect import at_start
+from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 
 LEVEL = 10.0
@@ -30,13 +30,13 @@ def late(before: list[float], level: float = LEVEL) -> np.ndarray:
 )
 def test_steps_on_time_come_before_those_that_are_late(before: list[float], steps: int) -> None:
     """As many as the first ones that together are on time."""
-    assert at_start.on_time(late(before), LEVEL, 1.0) == steps
+    assert straggler.steps_on_time(late(before), LEVEL, 1.0) == steps
 
 
 def test_where_steps_scatter_it_takes_more_of_them() -> None:
     """Two steps may be on time by chance where a step's scatter is half of the delay, and eight may not."""
-    assert at_start.on_time(late([0.0] * 2), LEVEL, 5.0) == 0
-    assert at_start.on_time(late([0.0] * 8), LEVEL, 5.0) == 8
+    assert straggler.steps_on_time(late([0.0] * 2), LEVEL, 5.0) == 0
+    assert straggler.steps_on_time(late([0.0] * 8), LEVEL, 5.0) == 8
 
 
 def test_a_short_burst_at_the_start_does_not_begin_in_a_stall_after_it() -> None:

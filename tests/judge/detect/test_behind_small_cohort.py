@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.detect import behind_small_cohort
+from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
@@ -25,7 +25,7 @@ def test_the_slowest_of_ranks_slow_by_different_amounts_is_named(layout: str) ->
 def test_ranks_that_each_differ_by_little_from_the_next_have_no_gap() -> None:
     """No rank is behind all others by what healthy GPUs may differ by, however far the first is from the last."""
     late = np.repeat(np.array([0.0, 9.0, 18.0, 27.0])[:, None], 40, axis=1)
-    assert behind_small_cohort.ratio(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0
+    assert straggler.behind_small_cohort(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0
 
 
 def test_of_ranks_that_are_slow_alike_none_is_behind_all() -> None:
@@ -38,7 +38,9 @@ def test_of_ranks_that_are_slow_alike_none_is_behind_all() -> None:
 def test_a_gap_counts_once_wherever_the_middle_is(levels: list[int], far: float) -> None:
     """Of a rank on either side of the median each is compared with the other, which counts what is between twice."""
     late = np.repeat(np.array(levels, float)[:, None], 40, axis=1)
-    assert behind_small_cohort.ratio(late - peers_median(late), len(levels) - 1, 10.0, DEFAULT) == pytest.approx(far)
+    assert straggler.behind_small_cohort(late - peers_median(late), len(levels) - 1, 10.0, DEFAULT) == pytest.approx(
+        far
+    )
 
 
 def test_a_lead_that_comes_and_goes_is_no_gap() -> None:
@@ -46,4 +48,4 @@ def test_a_lead_that_comes_and_goes_is_no_gap() -> None:
     late = np.zeros((4, 80))
     late[:3] = np.array([0.0, 55.0, 60.0])[:, None]
     late[3] = np.where(np.arange(80) // 20 % 2, 120.0, 60.0)
-    assert behind_small_cohort.ratio(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0
+    assert straggler.behind_small_cohort(late - peers_median(late), 3, 10.0, DEFAULT) == 0.0

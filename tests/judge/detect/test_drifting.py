@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_judge.detect.drifting import wanders
+from hindmost_judge.detect.straggler import wanders
 
 
 def late(*whiles: tuple[int, int, float]) -> np.ndarray:

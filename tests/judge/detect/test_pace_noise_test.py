@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.detect.pace_noise_test import others_too
+from hindmost_judge.detect.straggler import others_too
 
 RANKS, STEPS = 4, 120
 MS = 1e6

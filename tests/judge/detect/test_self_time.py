@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_judge.detect import self_time, straggler
+from hindmost_judge.detect import straggler
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.blocks import build
@@ -84,7 +84,7 @@ def test_a_forward_that_was_timed_in_few_steps_says_nothing_surely(share: float,
     steps = len(blocks.steps)
     forward = np.where(np.arange(steps) < share * steps, blocks.parts["gpu_forward"], np.nan)
     timed = replace(blocks, parts={"gpu_forward": forward})
-    assert self_time.surely_longer(timed, SLOW, slice(0, steps), 9.0 * MS, DEFAULT) == known
+    assert straggler.surely_longer(timed, SLOW, slice(0, steps), 9.0 * MS, DEFAULT) == known
 
 
 def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
@@ -100,7 +100,7 @@ def _surely(longer_ms: Any, host_ms: float | None = None) -> bool:
         blocks.joined = SimpleNamespace(gpu_time=True, enqueue=launched, start=launched + 0.1 * MS)
         blocks.starts, blocks.step_ns = np.arange(len(longer)), 100 * MS
         blocks.ended, blocks.took = began + 90 * MS, np.full(began.shape, 90 * MS)
-    return self_time.surely_longer(blocks, SLOW, slice(0, len(longer)), 9.0 * MS, DEFAULT)
+    return straggler.surely_longer(blocks, SLOW, slice(0, len(longer)), 9.0 * MS, DEFAULT)
 
 
 @pytest.mark.parametrize(("steps", "known"), [(DEFAULT.min_steps - 1, False), (DEFAULT.min_steps, True)])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
-from hindmost_judge.detect import stall_sets
+from hindmost_judge.detect import intermittent
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
@@ -71,7 +71,7 @@ def test_of_noisy_ranks_none_is_in_a_set(seed: int) -> None:
     run = simulate(Scenario(8, 150, seed, noise=noise, varying_lengths=0.1 * (seed % 2))).run
     blocks = build(run, DEFAULT)
     assert blocks is not None
-    assert not stall_sets.find(blocks, DEFAULT)
+    assert not intermittent.find_stall_sets(blocks, DEFAULT)
 
 
 def test_of_two_lasting_kinds_of_steps_no_rank_is_in_a_set() -> None:
@@ -79,7 +79,7 @@ def test_of_two_lasting_kinds_of_steps_no_rank_is_in_a_set() -> None:
     faults = tuple(Fault("gc", (rank,), 0.3, 30 * rank, 30 * rank + 25) for rank in range(1, 5))
     blocks = build(simulate(Scenario(8, 200, 0, layout="fsdp", faults=faults)).run, DEFAULT)
     assert blocks is not None
-    assert not stall_sets.find(blocks, DEFAULT)
+    assert not intermittent.find_stall_sets(blocks, DEFAULT)
 
 
 def _blocks(count: int, held: dict[int, Any], grows: str = "steps") -> Any:
@@ -113,21 +113,21 @@ def test_of_most_ranks_something_grows_where_they_stall(grows: str) -> None:
     Otherwise the other three are ahead, with lighter batches for example, and no rank holds the others back.
     """
     blocks = _blocks(8, _each(range(5)), grows)
-    assert sorted(stall_sets.find(blocks, DEFAULT)) == ([] if grows == "nothing" else list(range(5)))
+    assert sorted(intermittent.find_stall_sets(blocks, DEFAULT)) == ([] if grows == "nothing" else list(range(5)))
 
 
 def test_steps_that_grow_whenever_any_of_several_stalls_are_enough() -> None:
     """Ranks that always stall together have no step in which one of them does alone."""
     same = np.random.default_rng(3).random(120) < 0.4
     blocks = _blocks(8, dict.fromkeys(range(5), same))
-    assert sorted(stall_sets.find(blocks, DEFAULT)) == list(range(5))
+    assert sorted(intermittent.find_stall_sets(blocks, DEFAULT)) == list(range(5))
 
 
 @pytest.mark.parametrize(("count", "told"), [(64, True), (65, False)])
 def test_of_very_many_that_stall_no_few_are_looked_for(count: int, told: bool) -> None:
     """Where that many hosts of a large job hesitate no few ranks cause it, and an evaluation takes no longer for
     them."""
-    assert bool(stall_sets.find(_blocks(256, _each(range(count))), DEFAULT)) == told
+    assert bool(intermittent.find_stall_sets(_blocks(256, _each(range(count))), DEFAULT)) == told
 
 
 @pytest.mark.parametrize(("count", "sorted_out"), [(256, True), (257, False)])
@@ -139,7 +139,7 @@ def test_ranks_of_a_large_job_are_set_against_their_median(
     asked: list[int] = []
     behind = small_cohorts.behind
     monkeypatch.setattr(small_cohorts, "behind", lambda late, role: asked.append(len(late)) or behind(late, role))
-    assert sorted(stall_sets.find(_blocks(count, _each(range(3))), DEFAULT)) == [0, 1, 2]
+    assert sorted(intermittent.find_stall_sets(_blocks(count, _each(range(3))), DEFAULT)) == [0, 1, 2]
     assert asked == ([count] if sorted_out else [])
 
 

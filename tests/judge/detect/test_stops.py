@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hindmost_judge.detect.stops import Edge, Walk, Way, walk
+from hindmost_judge.detect.wait_for_graph import Edge, Walk, Way, walk
 
 RING = [Edge(0, 3, Way.SEND), Edge(1, 0, Way.SEND), Edge(3, 2, Way.SEND)]
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_judge.detect import work as host_work
+from hindmost_judge.detect import host_work
 from hindmost_judge.graph import lanes
 from hindmost_judge.whatif import replay
 
@@ -110,7 +110,7 @@ def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
     """Rank 1's forward takes 5 ms longer from step 60 on; no other rank changes."""
     own = work(4, 160, noise=0.05)
     own[FORWARD, 1, 60:] += 5.0
-    (found,) = host_work.find(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
+    (found,) = host_work.find_delays(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
     assert (found.row, found.phase, found.stop) == (1, FORWARD, 160)
     assert abs(found.first - 60) <= 3
     assert found.level == pytest.approx(5.0 * MS, rel=0.1)
@@ -121,7 +121,7 @@ def test_a_slow_host_is_found_once() -> None:
     own = work(4, 160, noise=0.05)
     own[FORWARD, 1, 60:] += 5.0
     own[BACKWARD, 1, 60:] += 1.5
-    (found,) = host_work.find(lanes.build(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    (found,) = host_work.find_delays(lanes.build(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
     assert (found.row, found.phase) == (1, FORWARD)
 
 
@@ -134,4 +134,4 @@ def test_no_rank_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
     for step in range(1, 200):
         drift[:, step] = 0.8 * drift[:, step - 1] + 0.6 * drift[:, step]
     own[INPUT] += drift
-    assert host_work.find(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS) == []
+    assert host_work.find_delays(lanes.build(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS) == []

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
 
-
 #: From so many ranks a closed chain is looked for.
 _MAX_STARTS = 64
 
