@@ -15,9 +15,10 @@ from hindmost_agent.metric import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hindmost_proto.address import Address
+
     from hindmost_agent.metric import Metric, Series
     from hindmost_agent.sampler import Reading
-    from hindmost_agent.settings import Address
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: A request is a line and some headers; a client that sends more, or takes longer, is no scraper.

@@ -18,6 +18,7 @@ from hindmost import __version__, priority
 from hindmost.full_cores import FullCores
 from hindmost.open_files import allow_files
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.address import Address
 
 from hindmost_agent import event_trace, samplers, stacks
 from hindmost_agent.agent import Agent
@@ -30,7 +31,7 @@ from hindmost_agent.jobs.discovery import Jobs, sweep
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
-from hindmost_agent.settings import Address, Settings, default_spool
+from hindmost_agent.settings import Settings, default_spool
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
+from hindmost_proto.address import Address, parse
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,17 +24,6 @@ SMALLEST_SPOOL = 1 << 20
 #: Of a folder, bytes.
 LONGEST_NAME = 255
 SHORTEST_S, LONGEST_S = 0.02, 60.0
-
-
-@dataclass(frozen=True)
-class Address:
-    """Where to listen or connect; an empty host means every interface."""
-
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)
@@ -94,11 +84,11 @@ def settings(
 
 def address(option: str, text: str, *, needs_host: bool = False) -> Address:
     """``HOST:PORT``, ``[IPV6]:PORT`` or, unless a host is needed, ``:PORT``."""
-    match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[^:\s/\[\]]*):(\d{1,5})", text)
-    if not match or int(match[2]) > 65535 or (needs_host and not match[1]):
+    found = parse(text)
+    if found is None or (needs_host and not found.host):
         form = "HOST:PORT" if needs_host else "[HOST]:PORT"
         raise UsageError(f"{option} {text}: not an address; write {form}, for example {'node1' * needs_host}:9400")
-    return Address(match[1].strip("[]"), int(match[2]))
+    return found
 
 
 def duration(option: str, text: str) -> float:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -57,7 +56,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Options and their meaning in one line where the terminal is wide enough."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=min(shutil.get_terminal_size().columns, 120) - 2)
+        super().__init__(prog, max_help_position=34, width=streams.width(unknown=80) - 2)
 
 
 def parser() -> argparse.ArgumentParser:

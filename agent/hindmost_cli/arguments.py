@@ -1,18 +1,26 @@
-"""What the command line gave, of which nothing may be empty: a shell puts nothing where a variable is not set."""
+"""Options that several commands take: paths, and other thresholds for those that judge."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost.errors import UsageError
+from hindmost.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import argparse
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+
+    from hindmost_judge.settings import Settings
 
 
 def filled(name: str, text: str) -> str:
-    """The text that was given as this argument. Raises UsageError where there is none."""
+    """The text that was given as this argument. Raises UsageError where there is none.
+
+    A shell puts nothing where a variable is not set.
+    """
     if not text:
         raise UsageError(f"{name} is empty: is a variable not set?")
     return text
@@ -21,3 +29,33 @@ def filled(name: str, text: str) -> str:
 def path(name: str) -> Callable[[str], Path]:
     """What makes a path of this argument."""
     return lambda text: Path(filled(name, text))
+
+
+def add_thresholds(parser: argparse.ArgumentParser, config: bool = True) -> None:
+    """Add ``--set`` and, where there is no other file of settings, ``--config``."""
+    meaning = "set a threshold of docs/reference/thresholds.md, e.g. min_effect=0.02; may be repeated"
+    parser.add_argument("--set", metavar="NAME=VALUE", action="append", help=meaning)
+    if config:
+        parser.add_argument(
+            "--config", type=Path, metavar="FILE", help="read thresholds from this TOML file, table [judge]"
+        )
+
+
+def thresholds(sets: Sequence[str] | None, config: Path | None = None) -> Settings:
+    """The thresholds that flags, environment and file give, else the defaults. Raises UsageError."""
+    settings: Settings = _module().resolve(sets or (), os.environ, config)
+    return settings
+
+
+def given_thresholds(sets: Sequence[str] | None, config: Path | None = None) -> dict[str, float]:
+    """Those that flags, environment and file give. Raises UsageError."""
+    found: dict[str, float] = _module().given(sets or (), os.environ, config)
+    return found
+
+
+def _module() -> ModuleType:
+    try:
+        import hindmost_collector.thresholds as module
+    except ImportError as error:
+        raise MissingError(error, "collector") from error
+    return module

@@ -7,7 +7,7 @@ import dataclasses
 import os
 from pathlib import Path
 
-from hindmost_cli import thresholds
+from hindmost_cli import arguments
 
 #: gRPC's own event engine hands a message from thread to thread; its older poller does not, and halves what the library
 #: costs a collector (measured with 1.85 by bench/collector_load). A version without these switches ignores them.
@@ -40,7 +40,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="read settings from this TOML file, thresholds from its table [judge]",
     )
-    thresholds.configure(parser, config=False)
+    arguments.add_thresholds(parser, config=False)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
 
     ours = ("config", "set")
     options = resolve({name: value for name, value in vars(args).items() if name not in ours}, os.environ, args.config)
-    settings = thresholds.chosen(args.set, args.config)
+    settings = arguments.thresholds(args.set, args.config)
     from hindmost_collector.main import run_collector
 
     return run_collector(options, settings)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hindmost_cli import thresholds
+from hindmost_cli import arguments, streams
 from hindmost_cli.report import place
 
 if TYPE_CHECKING:
@@ -28,19 +27,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", type=place, help="the run before: a run directory or a folder of traces")
     parser.add_argument("b", metavar="B", type=place, help="the run after")
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
-    thresholds.configure(parser)
+    arguments.add_thresholds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load both, compare, print. Exit code 0 whatever changed."""
-    found = compared(args.a, args.b, thresholds.chosen(args.set, args.config))
+    found = compared(args.a, args.b, arguments.thresholds(args.set, args.config))
     if args.format == "json":
         sys.stdout.write(json.dumps(found, indent=1) + "\n")
         return 0
     from hindmost_collector.report import compare as text
 
-    width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
-    sys.stdout.write(text.render(found, width, sys.stdout.isatty()))
+    sys.stdout.write(text.render(found, streams.width(least=80), streams.colored(sys.stdout)))
     return 0
 
 

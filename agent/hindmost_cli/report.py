@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import UsageError
 
-from hindmost_cli import thresholds
+from hindmost_cli import arguments, streams
 
 if TYPE_CHECKING:
     import argparse
@@ -49,14 +48,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
     parser.add_argument("--explain", action="store_true", help="show all evidence and notes of the text report")
     parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the table, e.g. 0-3,17")
-    thresholds.configure(parser)
+    arguments.add_thresholds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
     chosen = parse_ranks(args.ranks) if args.ranks else None
-    color = args.output is None and sys.stdout.isatty()
-    given = thresholds.given(args.set, args.config)
+    color = args.output is None and streams.colored(sys.stdout)
+    given = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
     recordings = [args.path] if others else _recordings(args.path, args.format)
     reports = [judged(one, given, others) for one in recordings]
@@ -147,8 +146,7 @@ def render(
         return html.render(report)
     if kind == "csv":
         return csv.render(report, ranks)
-    width = min(max(shutil.get_terminal_size((100, 24)).columns, 80), 120)
-    return text.render(report, width, color, ranks, explain=explain, more=more or text.EXPLAIN)
+    return text.render(report, streams.width(least=80), color, ranks, explain=explain, more=more or text.EXPLAIN)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import UsageError
+from hindmost_proto.address import parse
 
 from hindmost_cli import arguments, report
 
@@ -125,7 +126,8 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
     from hindmost_collector.simulate.stream import send
 
-    if not re.fullmatch(r".+:\d{1,5}", args.collector) or "//" in args.collector:
+    where = parse(args.collector)
+    if where is None or not where.host:
         raise UsageError(f"--collector {args.collector}: write HOST:PORT, the collector's --listen address")
     if not 0 <= args.speed < math.inf:
         raise UsageError(f"--speed {args.speed:g}: use job seconds per second, or 0 for as fast as possible")

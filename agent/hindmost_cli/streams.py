@@ -1,4 +1,4 @@
-"""Standard streams as they are found: closed, full, with a reader that has gone, or in a poor encoding."""
+"""Standard streams as they are found: closed, full, with a reader that has gone, in a poor encoding; and terminals."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import codecs
 import contextlib
 import io
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import TextIO
@@ -13,6 +14,8 @@ from typing import TextIO
 _HANDLER = "hindmost.spelled"
 #: What reports draw and write, for terminals that lack it; all else is spelled out, as data must not be lost.
 _PLAIN = {"·": "-", "─": "-", "…": "...", "±": "+-", "→": "->"}
+#: Columns of text that the eye still follows from one line to the next.
+WIDEST = 120
 
 
 def prepare() -> None:
@@ -43,6 +46,16 @@ def discard(stream: TextIO | None = None) -> None:
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, (stream or sys.stdout).fileno())
         os.close(nowhere)
+
+
+def colored(stream: TextIO) -> bool:
+    """Whether what is written here goes to a terminal that shows colours, and whose user wants them."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+
+
+def width(least: int = 1, unknown: int = 100) -> int:
+    """Columns of a page on the user's terminal, at most ``WIDEST``; ``unknown`` where there is none."""
+    return min(max(shutil.get_terminal_size((unknown, 24)).columns, least), WIDEST)
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import shutil
 import socket
 import sys
@@ -15,6 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from hindmost.errors import HindmostError, UsageError
+from hindmost_proto.address import parse
+
+from hindmost_cli import streams
 
 if TYPE_CHECKING:
     import argparse
@@ -29,7 +31,6 @@ examples:
 USUAL = "127.0.0.1:9461"
 #: Seconds that a collector may take to answer.
 TIMEOUT = 5.0
-WIDEST = 120
 #: How an address is found.
 GIVE = "give HOST:PORT from the first line of `hindmost run`"
 #: The longest pause between two updates.
@@ -66,7 +67,7 @@ def place(address: str) -> str:
     base = address if "://" in address else f"http://{address}"
     scheme, _, rest = base.partition("://")
     host = rest.partition("/")[0]
-    if scheme not in ("http", "https") or not host or (":" in host and not host.rpartition(":")[2].isdigit()):
+    if scheme not in ("http", "https") or not host or (":" in host and parse(host) is None):
         raise UsageError(f"ADDRESS {address!r}: {GIVE}")
     return f"{scheme}://{host}"
 
@@ -87,9 +88,7 @@ def rendered(report: dict[str, Any]) -> str:
     """A report as the terminal takes it."""
     from hindmost_collector.report import text
 
-    terminal = sys.stdout.isatty()
-    color = terminal and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
-    return text.render(report, min(shutil.get_terminal_size((100, 24)).columns, WIDEST), color, more="on the page")
+    return text.render(report, streams.width(), streams.colored(sys.stdout), more="on the page")
 
 
 def fetch(base: str, path: str, query: dict[str, str]) -> Any:

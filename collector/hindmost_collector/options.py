@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hindmost.errors import UsageError
+from hindmost_proto.address import parse
 
 GRPC_PORT, HTTP_PORT = 9460, 9461
 
@@ -60,7 +61,7 @@ class Options:
 
 def address(text: str, what: str) -> tuple[str, int]:
     """``HOST:PORT``, ``:PORT`` or ``[V6]:PORT`` as ``(host, port)``. Raises UsageError."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not port.isdigit() or int(port) > 65535:
+    found = parse(text)
+    if found is None:
         raise UsageError(f"{what} {text!r} is not HOST:PORT, for example 127.0.0.1:{GRPC_PORT}")
-    return host.strip("[]") or "0.0.0.0", int(port)  # noqa: S104 - asked for by leaving the host out
+    return found.host or "0.0.0.0", found.port  # noqa: S104 - asked for by leaving the host out

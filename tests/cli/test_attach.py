@@ -11,8 +11,8 @@ from hindmost import ring
 from hindmost.errors import HindmostError, UsageError
 from hindmost.identity import Identity
 from hindmost_agent import stacks
-from hindmost_cli.attach import entered, sampling, table, target
-from hindmost_cli.attach.fold import Folded
+from hindmost_cli.attach import sampling, table, target
+from hindmost_cli.attach.injected import Folded
 from hindmost_cli.attach.sampling import Frame, Shares
 
 if TYPE_CHECKING:
@@ -276,12 +276,12 @@ def test_what_a_rank_waits_in_is_read_from_its_rings(tmp_path: Path) -> None:
     writer.enter(1, ring.PHASE, writer.name("forward"), 500_000_000)
     (made,) = tmp_path.glob("*.ring")
     made.rename(tmp_path / "1.py.7.ring")
-    assert entered.pending(7, tmp_path, now_ns=3_500_000_000) == [
+    assert target.pending(7, tmp_path, now_ns=3_500_000_000) == [
         "waits for 2.5 s in all_reduce number 41 of communicator 0xabc"
     ]
     (folder / "environ").write_bytes(b"A=1\0")
-    assert entered.pending(7, tmp_path) == []
-    assert entered.pending(8, tmp_path) == []
+    assert target.pending(7, tmp_path) == []
+    assert target.pending(8, tmp_path) == []
 
 
 def test_py_spy_is_found_where_it_was_installed_as_a_target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from hindmost import requirements
 from hindmost.native import build
 from hindmost_agent import stacks
 from hindmost_cli import main
-from hindmost_cli.doctor import checks, host, jobs
-from hindmost_cli.doctor.finding import Machine
+from hindmost_cli.doctor import checks
+from hindmost_cli.doctor.checks import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_py_spy_is_found_where_attach_finds_it(bare: Machine, monkeypatch: pytes
     program.parent.mkdir(parents=True)
     program.touch(0o755)
     assert stacks.py_spy(str(bare.root)) == str(program)
-    assert host.stacks(bare).state == "yes"
+    assert checks.stacks(bare).state == "yes"
 
 
 def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +87,9 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("check", "files", "state", "says"),
     [
-        (host.cgroup, {"sys/fs/cgroup/cgroup.controllers": "cpu"}, "yes", "v2, no limit"),
+        (checks.cgroup, {"sys/fs/cgroup/cgroup.controllers": "cpu"}, "yes", "v2, no limit"),
         (
-            host.cgroup,
+            checks.cgroup,
             {
                 "sys/fs/cgroup/cgroup.controllers": "cpu",
                 "proc/self/cgroup": "0::/job\n",
@@ -98,11 +98,11 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
             "yes",
             "cpu 200000 100000",
         ),
-        (host.cgroup, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n"}, "yes", "CPU quota 50000 us"),
-        (host.pressure, {"proc/pressure/cpu": "some avg10=0.00"}, "yes", "pressure"),
-        (host.run_queue, {"proc/self/schedstat": "12 3 4\n"}, "yes", "run-queue"),
-        (host.run_queue, {"proc/self/schedstat": "0 0 0\n"}, "no", "is empty"),
-        (host.perf, {"proc/sys/kernel/perf_event_paranoid": "2\n"}, "yes", "is 2"),
+        (checks.cgroup, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n"}, "yes", "CPU quota 50000 us"),
+        (checks.pressure, {"proc/pressure/cpu": "some avg10=0.00"}, "yes", "pressure"),
+        (checks.run_queue, {"proc/self/schedstat": "12 3 4\n"}, "yes", "run-queue"),
+        (checks.run_queue, {"proc/self/schedstat": "0 0 0\n"}, "no", "is empty"),
+        (checks.perf, {"proc/sys/kernel/perf_event_paranoid": "2\n"}, "yes", "is 2"),
     ],
 )
 def test_what_files_say(
@@ -125,7 +125,7 @@ def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: s
     program = bare.root / "mpirun"
     program.write_text(f"#!/bin/sh\necho '{said}'\n")
     program.chmod(0o755)
-    finding = jobs.mpi(bare)
+    finding = checks.mpi(bare)
     assert (finding.state, names in finding.found) == (state, True)
 
 
@@ -134,7 +134,7 @@ def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     old = bare.root / "python"
     old.write_text("#!/bin/sh\necho 3.6.8\n")
     old.chmod(0o755)
-    finding = jobs.python(Machine(root=bare.root, python=str(old), environ=bare.environ))
+    finding = checks.python(Machine(root=bare.root, python=str(old), environ=bare.environ))
     assert finding.state == "no"
     assert "3.6.8" in finding.found
 
@@ -153,7 +153,7 @@ def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, s
     for program in [python, bare.root / "cc"][: 1 + cc]:
         program.write_text(f"#!/bin/sh\necho {says}\n")
         program.chmod(0o755)
-    finding = jobs.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
+    finding = checks.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
     assert (finding.state, found in finding.found) == (state, True)
     assert ("ten times" in finding.lost) is (state == "part")
 
@@ -163,7 +163,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
     """Whichever distribution of an extra is missing, doctor names it and the command that installs it."""
     here = {one.name for one in requirements.required(extra)}
     assert here == {re.match(r"[\w-]+", line)[0] for line in EXTRAS[extra] if applies(line)}  # type: ignore[index]
-    check = getattr(jobs, extra)
+    check = getattr(checks, extra)
     monkeypatch.setattr(Machine, "ask", lambda *_: "")  # it can be loaded all the same
     for name in here:
         monkeypatch.setattr(requirements, "_installed", lambda asked, gone=name: "" if asked == gone else "999")
@@ -175,7 +175,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
 def test_a_requirement_that_is_too_old_is_named(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version below the least that the metadata allows is no match, whatever its digits sort like."""
     monkeypatch.setattr(requirements, "_installed", lambda name: "1.9.2" if name == "grpcio" else "999")
-    assert jobs.collector(bare).found.startswith("grpcio 1.9.2 is older than 1.")
+    assert checks.collector(bare).found.startswith("grpcio 1.9.2 is older than 1.")
 
 
 def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
@@ -184,10 +184,10 @@ def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libz.so.1: no such file')")
     machine = Machine(root=bare.root, environ={**bare.environ, "PYTHONPATH": str(bare.root)})
-    assert jobs.agent(machine) == checks.Finding(
+    assert checks.agent(machine) == checks.Finding(
         "no",
         "hindmost_agent.service cannot be loaded: ImportError: libz.so.1: no such file",
-        jobs.agent(machine).lost,
+        checks.agent(machine).lost,
         "pip install --force-reinstall '.[agent]' in a clone of hindmost",
     )
 
@@ -204,7 +204,7 @@ def test_an_amd_node_gets_no_line_about_nvidia(bare: Machine, files: dict[str, s
     """Which vendor's driver is loaded decides what is asked and which package is missing."""
     for path, text in files.items():
         write(bare, path, text)
-    finding = host.gpu(bare)
+    finding = checks.gpu(bare)
     assert (finding.state, finding.found.startswith(says)) == ("no", True)
     assert ("NVIDIA" in finding.found + finding.remedy) is (not files)
 
@@ -213,7 +213,8 @@ def test_a_wheel_needs_no_compiler(bare: Machine, monkeypatch: pytest.MonkeyPatc
     """Where a wheel brought the native parts, they are prebuilt, and a missing compiler costs nothing."""
     monkeypatch.setattr(build, "wheel_has_all", lambda: True)
     found = {
-        check.__name__: check(Machine(root=bare.root, environ=bare.environ)) for check in (jobs.hooks, jobs.compiler)
+        check.__name__: check(Machine(root=bare.root, environ=bare.environ))
+        for check in (checks.hooks, checks.compiler)
     }
     assert {name: finding.state for name, finding in found.items()} == {"hooks": "yes", "compiler": "yes"}
     assert all("prebuilt" in finding.found for finding in found.values())

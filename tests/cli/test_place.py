@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_cli.run import environment, place
+from hindmost_cli.run import environment
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,34 +31,34 @@ if TYPE_CHECKING:
 )
 def test_a_job_is_called_after_its_script_or_batch_job(command: str, environ: dict[str, str], start: str) -> None:
     """A job that is given no id gets one that a person recognises and that is a file name and a label."""
-    found = place.job_id(None, shlex.split(command), environ)
+    found = environment.job_id(None, shlex.split(command), environ)
     assert found.startswith(start)
-    assert place.JOB_ID.fullmatch(found)
+    assert environment.JOB_ID.fullmatch(found)
 
 
 @pytest.mark.parametrize("asked", ["", "a b", "../x", "-x", "x" * 64])
 def test_an_impossible_job_id_is_refused(asked: str) -> None:
     """An id that cannot be a file name and a ring's 63 bytes is refused by name."""
     with pytest.raises(UsageError, match="--job-id"):
-        place.job_id(asked, ["a"], {})
+        environment.job_id(asked, ["a"], {})
 
 
 def test_the_run_directory_is_the_one_asked_for(tmp_path: Path) -> None:
     """A directory that can be written is made, with its parents, and nothing is said."""
-    assert place.run_directory(tmp_path / "a" / "b", "job") == (tmp_path / "a" / "b", None)
+    assert environment.run_directory(tmp_path / "a" / "b", "job") == (tmp_path / "a" / "b", None)
     assert (tmp_path / "a" / "b" / "logs").is_dir()
 
 
 @pytest.mark.parametrize("trouble", ["file", "holds a run"])
 def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: str) -> None:
     """A run whose directory cannot be used is kept elsewhere, and one sentence says why and where."""
-    monkeypatch.setattr(place.tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(environment.tempfile, "tempdir", str(tmp_path))
     wanted = tmp_path / "out"
     if trouble == "file":
         wanted.write_text("in the way")
     else:
         (wanted / "segments").mkdir(parents=True)
-    found, note = place.run_directory(wanted, "job")
+    found, note = environment.run_directory(wanted, "job")
     assert found.is_dir()
     assert found != wanted
     assert note is not None
@@ -68,17 +68,17 @@ def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_rings_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring directory that another user made in our name is not trusted."""
-    monkeypatch.setattr(place.os, "getuid", lambda: 12345)
+    monkeypatch.setattr(environment.os, "getuid", lambda: 12345)
     with pytest.raises(HindmostError, match="belongs to user"):
-        place.ring_directory("job", tmp_path)
+        environment.ring_directory("job", tmp_path)
 
 
 def test_rings_are_ours_alone(tmp_path: Path) -> None:
     """Ring directories are for one user; what is left is removed, and another job's rings stay."""
-    one, two = place.ring_directory("one", tmp_path), place.ring_directory("two", tmp_path)
+    one, two = environment.ring_directory("one", tmp_path), environment.ring_directory("two", tmp_path)
     assert one.stat().st_mode & 0o077 == 0
     (one / "agent.lock").touch()
-    place.remove_rings(one)
+    environment.remove_rings(one)
     assert not one.exists()
     assert two.exists()
 
@@ -124,8 +124,8 @@ def test_without_a_compiler_all_that_is_lost_is_listed_at_once(tmp_path: Path) -
 
 def test_loopback_unless_another_host_is_named() -> None:
     """Agents get the loopback address where every rank is here, or where no named host is known."""
-    assert place.address([]) == "127.0.0.1"
-    assert place.address(["no-such-host.invalid"]) == "127.0.0.1"
+    assert environment.address([]) == "127.0.0.1"
+    assert environment.address(["no-such-host.invalid"]) == "127.0.0.1"
 
 
 def test_an_unusable_listen_address_is_named() -> None:
@@ -133,7 +133,7 @@ def test_an_unusable_listen_address_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         taken = f"127.0.0.1:{server.getsockname()[1]}"
         with pytest.raises(HindmostError, match=f"--listen {taken}: Address already in use"):
-            place.must_be_free(taken)
+            environment.must_be_free(taken)
     with pytest.raises(HindmostError, match="no such host"):
-        place.must_be_free("no-such-host.invalid:1")
-    place.must_be_free("127.0.0.1:0")
+        environment.must_be_free("no-such-host.invalid:1")
+    environment.must_be_free("127.0.0.1:0")

@@ -14,7 +14,7 @@ import pytest
 from hindmost import ring
 from hindmost.native import build
 from hindmost_cli.run import environment
-from hindmost_cli.run.kept_out import kept_out
+from hindmost_cli.run.environment import kept_out
 
 PACKAGE = Path(hindmost.__file__).parent
 

@@ -15,11 +15,11 @@ from hindmost_proto.call import connect
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hindmost_proto.address import Address
     from hindmost_proto.call import Call
 
     from hindmost_agent.delivery.spool import Spool
     from hindmost_agent.sampler import Own
-    from hindmost_agent.settings import Address
 
 log = logging.getLogger(__name__)
 

@@ -80,10 +80,10 @@ def _show_stacks(targets: list[Target], keep: Path | None) -> int:
 
     from hindmost_agent import stacks
 
-    from hindmost_cli.attach import entered
+    from hindmost_cli.attach.target import pending
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        waiting = [entered.pending(one.pid) for one in targets]
+        waiting = [pending(one.pid) for one in targets]
         dumped = list(pool.map(stacks.dump, [one.pid for one in targets]))
     for one, waits, text in zip(targets, waiting, dumped, strict=True):
         lines = "".join(f"{line}\n" for line in waits)

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections import Counter
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,13 +21,56 @@ import hindmost
 from hindmost import ring
 from hindmost.errors import HindmostError
 
-from hindmost_cli.attach.fold import Folded
+from hindmost_cli.attach.sampling import PHASES, Shares
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from hindmost_cli.attach.sampling import Shares
     from hindmost_cli.attach.target import Target
+
+#: Phase of the ring -> phase of the table, where they differ.
+NAMES = {"sync": "comm"}
+MEASURES = ("cpu", "runqueue", "negotiation", "gpu_")
+
+
+class Folded:
+    """A ring's phases, inclusive and nested, made into shares: sums each without what is nested in it.
+
+    A nested phase ends, and so is written, before its parent.
+    """
+
+    def __init__(self) -> None:
+        self._spent: Counter[str] = Counter()
+        self._open: list[tuple[int, int]] = []  # start and duration of phases whose parent may still come
+        self._first = self._last = -1
+
+    def add(self, events: Iterable[ring.Event]) -> None:
+        """Take more events of one ring, in its order."""
+        for event in events:
+            end = event.start_ns + event.duration_ns
+            if event.kind == ring.STEP:
+                self._open.clear()
+                self._first = event.start_ns if self._first < 0 else self._first
+                self._last = end
+            elif event.kind == ring.PHASE and not event.name.startswith(MEASURES) and self._first >= 0:
+                self._add_phase(event.name, event.start_ns, event.duration_ns)
+
+    def _add_phase(self, name: str, start: int, duration: int) -> None:
+        own = duration
+        while self._open and self._open[-1][0] >= start:
+            own -= self._open.pop()[1]
+        self._open.append((start, duration))
+        phase = NAMES.get(name, name)
+        self._spent[phase if phase in PHASES else "other"] += own
+
+    def shares(self) -> Shares:
+        """Shares of the time from the first step seen to the last; empty where no step was seen."""
+        total = self._last - self._first
+        if total <= 0:
+            return Shares({}, 0)
+        known = {phase: min(1.0, self._spent[phase] / total) for phase in PHASES if phase != "other"}
+        return Shares({**known, "other": max(0.0, 1.0 - sum(known.values()))}, 0)
+
 
 #: The first version of Python 3 that has ``sys.remote_exec``.
 FIRST_MINOR = 14

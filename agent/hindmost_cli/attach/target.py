@@ -1,15 +1,16 @@
-"""Which running processes are the ranks to look into, read from /proc; only processes of the same user."""
+"""Which running processes are the ranks to look into, and what they wait in; only processes of the same user."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import re
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost import identity
+from hindmost import identity, ring
 from hindmost.errors import UsageError
 
 if TYPE_CHECKING:
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 #: Variables whose value names a job, whichever launcher or scheduler set them.
 JOB_VARIABLES = ("HINDMOST_JOB_ID", "SLURM_JOB_ID", "PBS_JOBID", "TORCHELASTIC_RUN_ID", "PMIX_NAMESPACE")
+#: What a rank can wait for others in.
+WAITS = (ring.COLLECTIVE, ring.P2P)
 #: IDs that an error lists.
 _NAMED = 4
 PYTHON = re.compile(r"(?:lib)?python3\.(\d+)")
@@ -172,3 +175,40 @@ def _environ(folder: Path) -> dict[str, str]:
 
 def _argv(folder: Path) -> list[str]:
     return (folder / "cmdline").read_bytes().decode(errors="replace").rstrip("\0").split("\0")
+
+
+def pending(pid: int, proc: Path = Path("/proc"), now_ns: int | None = None) -> list[str]:
+    """A line for every collective and message that the process waits in, the longest first; none: nothing is open.
+
+    Empty, too, for a process that no ``hindmost run`` observes. Never raises.
+    """
+    now_ns = time.monotonic_ns() if now_ns is None else now_ns
+    try:
+        folder = environ_of(pid, proc).get("HINDMOST_RING_DIR")
+        paths = sorted(Path(folder).glob(f"*.{pid}.ring")) if folder else []
+    except OSError:  # the process has ended, or is another user's
+        return []
+    events = [event for path in paths for event in _open_events(path) if event.kind in WAITS]
+    return [_wait(event, now_ns) for event in sorted(events, key=lambda event: event.start_ns)]
+
+
+def _open_events(path: Path) -> list[ring.Event]:
+    try:
+        reader = ring.Reader(path)
+    except (OSError, ring.RingError):  # it was removed, or is being made
+        return []
+    try:
+        return reader.open_records()
+    except ring.RingError:
+        return []
+    finally:
+        reader.close()
+
+
+def _wait(event: ring.Event, now_ns: int) -> str:
+    what = event.name if event.kind == ring.P2P else f"{event.name} number {event.seq}"
+    peer = ""
+    if event.kind == ring.P2P and event.peer != -1:
+        peer = " with any rank" if event.peer == ring.ANY else f" with rank {event.peer}"
+    where = f" of communicator {event.comm_id:#x}" if event.comm_id else ""
+    return f"waits for {(now_ns - event.start_ns) / 1e9:.1f} s in {what}{where}{peer}"

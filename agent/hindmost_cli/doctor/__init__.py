@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import sys
 from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
 
+from hindmost_cli import streams
 from hindmost_cli.doctor import checks
-from hindmost_cli.doctor.finding import Machine
+from hindmost_cli.doctor.checks import Machine
 
 if TYPE_CHECKING:
     import argparse
 
-    from hindmost_cli.doctor.finding import Finding
+    from hindmost_cli.doctor.checks import Finding
 
 MARKS = {"yes": "yes ", "part": "part", "no": "no  "}
 COLORS = {"yes": "32", "part": "33", "no": "31"}
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps({name: dataclasses.asdict(finding) for name, finding in findings.items()}, indent=2))
     else:
-        color = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+        color = streams.colored(sys.stdout)
         print("\n".join(_lines(name, finding, color) for name, finding in findings.items()))
     return 0
 

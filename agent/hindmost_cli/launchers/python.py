@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_cli.launchers import _hosts
-from hindmost_cli.launchers._inherited import carry
+from hindmost_cli.launchers import _shared
+from hindmost_cli.launchers._shared import carry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,4 +23,4 @@ def recognises(argv: Sequence[str]) -> bool:
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
     """The batch allocation's hosts: the script may start ranks there."""
-    return _hosts.others(_hosts.of_batch(environ))
+    return _shared.others(_shared.of_batch(environ))

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import json
 import os
-from typing import TYPE_CHECKING
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, UsageError
+from hindmost_proto.address import parse
 
-from hindmost_cli import arguments, launchers, streams, thresholds
-from hindmost_cli.run import foreground, summary
+from hindmost_cli import arguments, launchers, streams
+from hindmost_cli.run import foreground
 from hindmost_cli.run.session import Session, Wish
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+#: Columns of a summary that goes to a file or a pipe.
+PLAIN_WIDTH = 100
 EPILOG = """\
 examples:
   hindmost run -- mpirun -np 4 python train.py
@@ -45,7 +51,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", metavar="[HOST]:PORT", help="serve the page and /metrics here; :PORT is every address"
     )
-    thresholds.configure(parser, config=False)
+    arguments.add_thresholds(parser, config=False)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it without hindmost"
     )
@@ -77,7 +83,7 @@ def _observed(session: Session) -> int:
     try:
         said = session.finish(returncode, _say)
         with contextlib.suppress(OSError):  # the terminal is gone; report.json has the verdict
-            summary.show(session.directory, said)
+            show(session.directory, said)
     except KeyboardInterrupt:
         session.abandon()
         _say(f"interrupted before the report was ready; print it with: hindmost report {_short(session.directory)}")
@@ -91,7 +97,7 @@ def _wish(args: argparse.Namespace) -> Wish:
     if args.listen and not args.live:
         raise UsageError("--listen and --no-live contradict each other: drop one")
     try:
-        thresholds.chosen(args.set)
+        arguments.thresholds(args.set)
     except UsageError:
         raise
     except HindmostError:
@@ -103,10 +109,10 @@ def _endpoint(text: str | None) -> str | None:
     """``HOST:PORT``; a bare ``:PORT`` means every address of this machine."""
     if text is None:
         return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    found = parse(text)
+    if found is None:
         raise UsageError(f"--listen {text!r}: write HOST:PORT or :PORT, PORT from 0 to 65535")
-    return f"{host or '0.0.0.0'}:{port}"  # noqa: S104 - asked for by writing no host
+    return str(found._replace(host=found.host or "0.0.0.0"))  # noqa: S104 - asked for by writing no host
 
 
 def _short(path: Path) -> str:
@@ -117,3 +123,37 @@ def _short(path: Path) -> str:
 
 def _say(sentence: str) -> None:
     streams.say(f"hindmost: {sentence}\n")
+
+
+def show(directory: Path, said: str) -> None:
+    """Print the report of ``directory`` on stderr, as ``hindmost report`` does.
+
+    Where the disk would not take it: the one that the collector ``said``.
+    """
+    report = _written(directory) or _spoken(said)
+    if report is None:
+        streams.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n")
+        return
+    from hindmost_collector.report import text
+
+    width = streams.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
+    more = f"hindmost report {shlex.quote(str(directory))} --explain"
+    streams.say(text.render(report, width, streams.colored(sys.stderr), more=more).rstrip("\n") + "\n")
+
+
+def _written(directory: Path) -> dict[str, Any] | None:
+    try:
+        report = json.loads((directory / "report.json").read_text())
+    except (OSError, ValueError):
+        return None
+    return report if isinstance(report, dict) else None
+
+
+def _spoken(said: str) -> dict[str, Any] | None:
+    """The report in the last line of ``said`` that holds one; a collector that was stopped may have cut it short."""
+    for line in reversed(said.splitlines()):
+        if line.startswith('{"report":'):
+            with contextlib.suppress(ValueError):
+                report = json.loads(line)["report"]
+                return report if isinstance(report, dict) else None
+    return None

@@ -1,16 +1,163 @@
-"""What a training process finds in its environment. Nothing of the user's is overwritten: ours goes in front."""
+"""What a run starts with: its id, folders and addresses, and the environment in which its processes find the probe.
+
+Nothing in the user's environment is overwritten: ours goes in front.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import secrets
+import socket
+import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hindmost
+from hindmost.errors import HindmostError, UsageError
 from hindmost.native import build
+from hindmost.ring import layout
+from hindmost_judge.isolation import option, remedy
+from hindmost_judge.script import script
+from hindmost_proto.address import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: A job id is a label, a file name and 63 bytes in a ring's header.
+JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+#: What a run directory must have room for before it is worth starting to write there, bytes.
+ROOM = 1 << 20
+#: What a rank's ring takes of shared memory, bytes.
+RING_BYTES = layout.RECORDS_OFFSET + layout.DEFAULT_CAPACITY * layout.RECORD_BYTES
+
+#: What the names of scripts and programs end in.
+_ENDING = re.compile(r"\.(py|sh|out|exe|bin|x)$")
+
+LOOPBACK = "127.0.0.1"
+
+
+def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], now: float | None = None) -> str:
+    """The id asked for, or one that names the batch job or the script, and the time.
+
+    Raises ``UsageError`` where the one asked for cannot be a label and a file name.
+    """
+    if asked is not None:
+        if not JOB_ID.fullmatch(asked):
+            raise UsageError(
+                f"--job-id {asked!r}: use 1 to 63 letters, digits, '.', '_' or '-'; start with a letter or digit"
+            )
+        return asked
+    batch = next((environ[name] for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID") if environ.get(name)), None)
+    called = batch or _ENDING.sub("", Path(script(argv) or argv[0]).name)
+    stem = re.sub(r"[^A-Za-z0-9_]+", "-", called).strip("-_")[:32] or "job"
+    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return f"{stem}-{when}-{secrets.token_hex(2)}"
+
+
+def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
+    """The directory of this run, made, absolute and writable; and a sentence where it is not the one asked for.
+
+    A directory that cannot be written, is full, or contains another run must not lose this one: it goes to the
+    temporary directory instead. ``HindmostError`` where that fails too.
+    """
+    wanted = asked or Path("hindmost-runs") / job
+    try:
+        return _claimed(wanted.absolute()), None
+    except OSError as error:
+        why = f"{wanted}: {error.strerror or error}"
+    try:
+        instead = Path(tempfile.mkdtemp(prefix=f"hindmost-{job}-"))
+        return _claimed(instead), f"{why}; recording into {instead}"
+    except OSError as error:
+        raise HindmostError(f"{why}; {tempfile.gettempdir()}: {error.strerror or error}") from None
+
+
+def ring_directory(job: str, shared_memory: Path = Path("/dev/shm")) -> Path:  # noqa: S108 - it is made for us alone
+    """``/dev/shm/hindmost-UID/JOB``, made and ours alone: alike on all nodes.
+
+    Raises ``HindmostError`` where another user made it, or it cannot be made.
+    """
+    parent = shared_memory / f"hindmost-{os.getuid()}"
+    directory = parent / job
+    try:
+        for path in (parent, directory):
+            path.mkdir(mode=0o700, exist_ok=True)
+            owner = path.lstat().st_uid
+            if owner != os.getuid():
+                raise HindmostError(
+                    f"{path} belongs to user {owner}; agents read rings only from directories of their own user"
+                )
+    except OSError as error:
+        raise HindmostError(f"cannot make {directory} for the rings: {error.strerror}") from error
+    return directory
+
+
+def no_room_for_a_ring(directory: Path) -> str | None:
+    """A sentence that says why no rank on this node can make its ring; ``None`` where there is room for one."""
+    try:
+        _try_room(directory / ".room", RING_BYTES)
+    except OSError as error:
+        return f"no ring can be made in {directory} ({error.strerror or error})"
+    return None
+
+
+def remove_rings(directory: Path) -> None:
+    """Remove what the agent of this node left, and the user's directory once it is empty."""
+    with contextlib.suppress(OSError):  # another job's rings may be in it
+        for left in directory.iterdir():
+            left.unlink()
+        directory.rmdir()
+        directory.parent.rmdir()
+
+
+def address(remote_hosts: Sequence[str]) -> str:
+    """The address agents reach us at: loopback, or, for remote hosts, ours on the way to the first that resolves."""
+    for host in remote_hosts:
+        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # a datagram socket: chooses the route and sends nothing
+            found = str(probe.getsockname()[0])
+            if not found.startswith("127."):
+                return found
+    return LOOPBACK
+
+
+def must_be_free(listen: str) -> None:
+    """``HindmostError`` where ``HOST:PORT`` cannot be bound: it is in use, or not an address of this machine."""
+    where = parse(listen)
+    if where is None:
+        raise HindmostError(f"--listen {listen}: write HOST:PORT")
+    try:
+        socket.create_server(where).close()
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
+        raise HindmostError(f"--listen {listen}: {why}; name another port, or leave it out for a free one") from error
+
+
+def _claimed(directory: Path) -> Path:
+    """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if (directory / "meta.json").exists() or (directory / "segments").exists():
+        raise OSError("contains a run")
+    (directory / "logs").mkdir(exist_ok=True)
+    _try_room(directory / "logs" / ".room", ROOM)
+    return directory
+
+
+def _try_room(trial: Path, size: int) -> None:
+    """Make a file of ``size`` bytes and remove it. ``OSError`` where that cannot be."""
+    try:
+        with trial.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+    finally:
+        with contextlib.suppress(OSError):
+            trial.unlink()
+
 
 #: What is lost without each of the C parts.
 MISSING = {
@@ -75,3 +222,27 @@ def native_libraries(
     if "nccl" in found and theirs and theirs != str(found["nccl"]):
         notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs} is already set; unset it to use hindmost's")
     return found, notes
+
+
+#: Runs in the job's own interpreter: whether the .pth file of an installed hindmost, or the shim, is at work in it.
+ASK = """import sys
+shim = 'sitecustomize' in sys.modules and 'sitecustomize' in sys.builtin_module_names
+sys.exit(not shim and 'hindmost.bootstrap' not in sys.modules)"""
+
+
+def kept_out(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
+    """A sentence where the command's own options keep the probe out; ``None`` where it comes in all the same.
+
+    Runs that interpreter once, in the job's environment, and only where it is given such an option.
+    """
+    found = option(argv)
+    if found is None:
+        return None
+    asked = {**environ, "HINDMOST_JOB_ID": "asked", "HINDMOST_PROBE": "0"}
+    try:
+        done = subprocess.run(
+            [*found, "-c", ASK], env=asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.SubprocessError):  # it is on another machine: unknown
+        return remedy(*found)
+    return remedy(*found) if done.returncode else None

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from hindmost.bootstrap import ENTERED
 from hindmost.errors import HindmostError
 
-from hindmost_cli.run import environment, foreground, place
+from hindmost_cli.run import environment, foreground
 from hindmost_cli.run.daemon import Daemon
-from hindmost_cli.run.kept_out import kept_out
+from hindmost_cli.run.environment import kept_out
 
 if TYPE_CHECKING:
     import signal
@@ -60,13 +60,13 @@ class Session:
 
         ``say`` gets one sentence for each thing that will be missing.
         """
-        job = place.job_id(wish.job_id, wish.command, environ)
+        job = environment.job_id(wish.job_id, wish.command, environ)
         if wish.listen:
-            place.must_be_free(wish.listen)
-        directory, note = place.run_directory(wish.out, job)
+            environment.must_be_free(wish.listen)
+        directory, note = environment.run_directory(wish.out, job)
         if note:
             say(note)
-        rings = place.ring_directory(job)
+        rings = environment.ring_directory(job)
         started: list[Daemon] = []
         try:
             collector, said = _collector(wish, launcher, job, directory, environ, started)
@@ -74,11 +74,11 @@ class Session:
         except (HindmostError, KeyboardInterrupt):
             for daemon in started:
                 daemon.kill()
-            place.remove_rings(rings)
+            environment.remove_rings(rings)
             raise
         program = Path(foreground.find(wish.command[0], environ))
         native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
-        no_ring = place.no_room_for_a_ring(rings)
+        no_ring = environment.no_room_for_a_ring(rings)
         ours = environment.variables(
             environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
         )
@@ -96,7 +96,7 @@ class Session:
 
     def finish(self, returncode: int, say: Callable[[str], None]) -> str:
         """Let both finish what they hold, agent first; return what the collector said last. Never raises for them."""
-        no_ring = self.no_ring or place.no_room_for_a_ring(self.rings)  # the job itself may have filled it
+        no_ring = self.no_ring or environment.no_room_for_a_ring(self.rings)  # the job itself may have filled it
         how = {"exit_code": returncode, "interrupted_by": self.interrupted_by, "no_ring": no_ring}
         self.collector.tell({**how, "entered": (self.rings / ENTERED).exists()})
         kept = _kept(_finished(self.agent, AGENT_SECONDS, say))
@@ -114,7 +114,7 @@ class Session:
 
     def clean(self) -> None:
         """Remove the rings of this node and logs in which nothing was said."""
-        place.remove_rings(self.rings)
+        environment.remove_rings(self.rings)
         for daemon in (self.agent, self.collector):
             if daemon.log.exists() and not daemon.log.stat().st_size:
                 daemon.log.unlink()
@@ -142,12 +142,12 @@ def _kept(said: str) -> int:
 def _collector(
     wish: Wish, launcher: Launcher, job: str, directory: Path, environ: Mapping[str, str], started: list[Daemon]
 ) -> tuple[Daemon, dict[str, str]]:
-    host = place.address(launcher.remote_hosts(wish.command, environ))
+    host = environment.address(launcher.remote_hosts(wish.command, environ))
     arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
     arguments += ["--command", shlex.join(wish.command), "--launcher", launcher.NAME]
     arguments += [f"--set={one}" for one in wish.thresholds]
     if wish.live:
-        arguments += ["--http", wish.listen or f"{place.LOOPBACK}:0"]
+        arguments += ["--http", wish.listen or f"{environment.LOOPBACK}:0"]
     daemon = Daemon(
         "collector", [*arguments, "--exit-when-stdin-closes"], environ, directory / "logs" / "collector.log"
     )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import hindmost
 import pytest
-from hindmost_cli.run import place
-from hindmost_cli.run.kept_out import kept_out
+from hindmost_cli.run import environment
+from hindmost_cli.run.environment import kept_out
 from hindmost_collector.formats.columns import table
 from hindmost_judge import isolation
 from hindmost_judge.judge import judge
@@ -128,14 +128,14 @@ def test_the_report_on_one_rank_says_what_would_show_more(size: int, evidence: s
 
 def test_room_for_a_ring_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's refusal is quoted; a trial leaves nothing behind."""
-    assert place.no_room_for_a_ring(tmp_path) is None
+    assert environment.no_room_for_a_ring(tmp_path) is None
     assert not any(tmp_path.iterdir())
     gone = tmp_path / "gone"
-    assert place.no_room_for_a_ring(gone) == f"no ring can be made in {gone} (No such file or directory)"
+    assert environment.no_room_for_a_ring(gone) == f"no ring can be made in {gone} (No such file or directory)"
 
     def full(*_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(place.os, "posix_fallocate", full)
-    assert "No space left on device" in (place.no_room_for_a_ring(tmp_path) or "")
+    monkeypatch.setattr(environment.os, "posix_fallocate", full)
+    assert "No space left on device" in (environment.no_room_for_a_ring(tmp_path) or "")
     assert not any(tmp_path.iterdir())

@@ -1,4 +1,7 @@
-"""Which other hosts a command or a batch system names. They decide which address agents get."""
+"""What launchers share: the other hosts that a command or a batch system names, and ranks that inherit it all.
+
+The hosts decide which address agents get.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
 RANGES = re.compile(r"([^,\[\]]+)(?:\[([^\]]*)\])?([^,\[\]]*)")
 
@@ -58,3 +61,13 @@ def expand(nodelist: str) -> list[str]:
             numbers = range(int(first), min(int(last), int(first) + 65536) + 1)
             hosts += [f"{prefix}{number:0{len(first)}d}{suffix}" for number in numbers]
     return hosts
+
+
+def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
+    """Nothing to add: ranks inherit the launcher's environment, on its own node."""
+    return list(argv)
+
+
+def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
+    """None: each node starts its own launcher."""
+    return []
