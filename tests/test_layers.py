@@ -35,6 +35,17 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
     assert not {one for one in found if one[1] not in BELOW[package]} - STARTS
 
 
+def test_the_page_on_architecture_says_so_too() -> None:
+    """Each package's row names those that it may import; the command line may import all."""
+    page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(hindmost\w*)`[^|]*\| (.*) \|$", page, re.MULTILINE))
+    may = {Path(package).name: names for package, names in BELOW.items()}
+    assert {name: set(re.findall(r"`(hindmost\w*)`", row)) for name, row in rows.items()} == {
+        **may,
+        "hindmost_cli": set(),
+    }
+
+
 def test_no_test_imports_another() -> None:
     """What two tests share has a module of its own."""
     imported = re.compile(r"^\s*(?:from|import) (?:tests)?\.[\w.]*\btest_\w+", re.MULTILINE)
