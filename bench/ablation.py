@@ -48,7 +48,7 @@ COLLECTOR = ROOT / "collector"
 #: What decides, and not what words it, in the order in which it is tried.
 FOLDERS = ("detect", "causes", "timeline", "verdict", "whatif", "graph", "stats")
 FILES = ("judge.py", "detector.py")
-WORDS = ("wording", "advice", "summary", "rank_rows", "schema.py")
+WORDS = ("wording", "advice", "summary", "schema.py")
 #: A change is tried until so many runs were decided otherwise.
 ENOUGH = 3
 #: Runs of each family of the benches.

@@ -43,7 +43,7 @@ from hindmost_judge.verdict.quality import (
 from hindmost_judge.verdict.schema import STOPS, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_habits, of_links
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
-from hindmost_judge.verdict.whole_job import balanced, may_be_slow
+from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
 from hindmost_judge.whatif import phase_trade_off, pipeline, planned, savings, waste
 
 if TYPE_CHECKING:
@@ -112,9 +112,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += stopped.note(run, found, stalls)
     what_if = summary.what_if(run, blocks, found)
     return Report(
-        job=replace(
-            summary.job(run, blocks), bound=summary.step_limit(blocks, found, settings), stalls=stalls, slowed=slower
-        ),
+        job=replace(summary.job(run, blocks), bound=step_limit(blocks, found, settings), stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.causes import table as idle_gpu
+from hindmost_judge.causes.table import with_gpu_idle
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
@@ -65,17 +65,17 @@ def test_a_host_that_is_late_for_an_unknown_reason_is_said_to_be() -> None:
 
 def test_what_the_host_is_known_to_have_done_is_not_idling_too() -> None:
     """Of 20 ms in which a GPU idles 15 of input leave 5, and computing what is left of the delay."""
-    shares = idle_gpu.with_gpu_idle({"input": 15.0, "compute": 12.0}, 20.0, 30.0)
+    shares = with_gpu_idle({"input": 15.0, "compute": 12.0}, 20.0, 30.0)
     assert shares == {"input": 15.0, "compute": 10.0, "idle": 5.0}
 
 
 def test_a_gpu_that_idles_for_nearly_all_that_is_left_computes_nothing_longer() -> None:
     """Of the 10 ms that input leaves it idles 9: what a driver samples does not tell the tenth."""
-    shares = idle_gpu.with_gpu_idle({"input": 15.0, "compute": 12.0}, 24.0, 25.0)
+    shares = with_gpu_idle({"input": 15.0, "compute": 12.0}, 24.0, 25.0)
     assert shares == {"input": 15.0, "compute": 0.0, "idle": 10.0}
 
 
 def test_computing_beyond_the_visible_delay_stays_so_next_to_an_idle_moment() -> None:
     """Backward hides half of it: a tenth of the delay was idling, and so nine tenths of all is computing."""
-    assert idle_gpu.with_gpu_idle({"compute": 8e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(7.2e6)}
-    assert idle_gpu.with_gpu_idle({"compute": 3e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(3e6)}
+    assert with_gpu_idle({"compute": 8e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(7.2e6)}
+    assert with_gpu_idle({"compute": 3e6}, 0.4e6, 4e6) == {"idle": 0.4e6, "compute": pytest.approx(3e6)}
