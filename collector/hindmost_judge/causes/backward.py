@@ -211,7 +211,7 @@ def _usual(start: Floats, free: Array) -> Floats:
     """
     usual, took = _between_two(start, free)
     if find_turns(usual[0], took[0]) is not None:
-        usual[0] = scaled_to_step(usual[0], took[0])
+        usual[0] = _scaled_to_step(usual[0], took[0])
     return usual
 
 
@@ -387,7 +387,7 @@ class Turns(NamedTuple):
     slice: float
 
 
-def scaled_to_step(usual: Floats, took: Floats) -> Floats:
+def _scaled_to_step(usual: Floats, took: Floats) -> Floats:
     """[P] what is ``usual`` at each place, as long in all as in the typical step of those that ``took`` [N, P] ns.
 
     What comes at another place in each step shows in the median of none.

@@ -185,7 +185,7 @@ def held_up_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: fl
         return 0.0
     transfer = np.nan_to_num(blocks.transfer[rows]).max(axis=0)
     longer = float(transfer[columns].mean()) - _usual(transfer, columns)
-    waited = max(max(process_wait(blocks, row, columns), default=0.0) for row in rows)
+    waited = max(max(_process_wait(blocks, row, columns), default=0.0) for row in rows)
     return max(min(longer, waited - shown), 0.0)
 
 
@@ -204,7 +204,7 @@ _SEEN = 0.5
 def unmeasured_wait(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step for which a rank may wait for a CPU unmeasured, beyond its peers: all its threads, or all but its
     main thread where the probe saw that one queue. 0 where unmeasured."""
-    found = process_wait(blocks, row, columns)
+    found = _process_wait(blocks, row, columns)
     queue, rates = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.gauge("runqueue")
     if not found or queue is None or rates is None:
         return max(found, default=0.0)
@@ -212,7 +212,7 @@ def unmeasured_wait(blocks: Blocks, row: int, columns: Array) -> float:
     return max(found[-1] - found[0], 0.0) if seen else max(found)
 
 
-def process_wait(blocks: Blocks, row: int, columns: Array) -> list[float]:
+def _process_wait(blocks: Blocks, row: int, columns: Array) -> list[float]:
     """Ns a step for which a rank's main thread waited for a CPU, and all its threads together, beyond its peers.
 
     A rank that runs less has less occasion to queue, except for queueing inside collectives. Each is left out where

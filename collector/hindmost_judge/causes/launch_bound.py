@@ -276,10 +276,10 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         return blocks  # no host is ahead
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):
-        return late_by_unmarked_hosts(blocks, run.collectives, fed)
+        return _late_by_unmarked_hosts(blocks, run.collectives, fed)
     without = _without_marks(blocks)[:, None]
     if without.any():
-        blocks = late_by_unmarked_hosts(blocks, run.collectives, fed & without)
+        blocks = _late_by_unmarked_hosts(blocks, run.collectives, fed & without)
     late = fed & ~without & (np.nan_to_num(blocks.excess) > 0)
     share = np.ones(blocks.excess.shape)
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
@@ -470,7 +470,7 @@ _MUCH = 0.25
 _UNMARKED_SAMPLE = 16
 
 
-def late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
+def _late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
     """The blocks with ranks as late as their hosts are slow in the steps in which their GPUs waited for these, ``fed``
     [R, S]; what else they seemed to be late by there is in ``unsure``."""
     excess = np.nan_to_num(blocks.excess)

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Verdict
 
 #: A rank's input is persistently slow if it is slow in this share of the steps.
-NEARLY_ALL = 0.9
+_NEARLY_ALL = 0.9
 #: Causes that are phases of the host, of which what is queued hides now more and now less.
 _ON_HOST = ("input", "h2d")
 
 
-def longer_input(blocks: Blocks) -> Floats | None:
+def _longer_input(blocks: Blocks) -> Floats | None:
     """[R, S] ns by which each rank's input took longer than its peers', where GPUs may hide it; else ``None``."""
     inputs = blocks.parts.get("input")
     if inputs is None or not any(name.startswith("gpu_") for name in blocks.parts):
@@ -47,10 +47,10 @@ def _beyond_peers(part: Floats) -> Floats:
 
 def throughout(blocks: Blocks, settings: Settings) -> Array:
     """[R] whether a rank's input is longer in nearly all steps."""
-    more = longer_input(blocks)
+    more = _longer_input(blocks)
     if more is None:
         return np.zeros(len(blocks.ranks), bool)
-    return np.asarray(np.mean(more > settings.hidden_input_rank * blocks.step_ns, axis=1) >= NEARLY_ALL)
+    return np.asarray(np.mean(more > settings.hidden_input_rank * blocks.step_ns, axis=1) >= _NEARLY_ALL)
 
 
 def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) -> Habit:
@@ -112,7 +112,7 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
 
 def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
     """Whether a rank was late in some steps by what is worth a repair, though too few of them to name it for that."""
-    more = longer_input(blocks)
+    more = _longer_input(blocks)
     if more is None:
         return False
     stalled = np.flatnonzero(blocks.excess[row] >= settings.hidden_input_shows * np.maximum(more[row], 1.0))
@@ -121,7 +121,7 @@ def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
 
 def with_hidden_input(blocks: Blocks, found: Sequence[Verdict], settings: Settings) -> list[Verdict]:
     """The verdicts, such as are on stalls in the input with what the other steps' input hides: it is as long there."""
-    longer = longer_input(blocks)
+    longer = _longer_input(blocks)
     if longer is None:
         return list(found)
     return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer, settings))) for one in found]
@@ -133,7 +133,7 @@ def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) ->
         return []
     mine = longer[int(np.flatnonzero(blocks.ranks == one.ranks[0])[0])]
     often = int(np.sum(mine > settings.hidden_input_rank * blocks.step_ns))
-    if often < NEARLY_ALL * len(mine):
+    if often < _NEARLY_ALL * len(mine):
         return []
     steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
     longer_by = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"

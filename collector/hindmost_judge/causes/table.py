@@ -209,7 +209,7 @@ def _charge_computing(
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
-        more = max(more, longer_computing(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
+        more = max(more, _longer_computing(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
         found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
 
 
@@ -434,7 +434,7 @@ def with_gpu_idle(shares: dict[str, float], idle: float, excess: float) -> dict[
     return shares | {"idle": more, "compute": min(computing, told)}
 
 
-def longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
+def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns per step, over the steps ``columns`` (indices), that a GPU computes longer though all of it was launched.
 
     A collective that was enqueued before the one that precedes it had ended found the GPU at work on what was launched

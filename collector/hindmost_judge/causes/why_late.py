@@ -62,7 +62,7 @@ def _in_turns(why: Cause, turn: float) -> Cause:
     return replace(why, cause="gpu_contention", partial=None, remark=idle)
 
 
-def known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
+def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
     """The parts of self time; occasional parts count as nothing where they were not seen."""
     return {name: np.nan_to_num(part) if name in table.NOW_AND_THEN else part for name, part in parts.items()}
 
@@ -88,7 +88,7 @@ def _without_outer(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
         excess=less(blocks.excess),
         parts={
             name: less(block, outer.excess if name == why and name in _HIDDEN else np.inf)
-            for name, block in known_parts(blocks.parts).items()
+            for name, block in _known_parts(blocks.parts).items()
         },
         computing=less(blocks.computing) if blocks.computing is not None else None,
     )
@@ -205,7 +205,7 @@ def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
     rows = with_peers(whole.row, len(blocks.ranks), _SAMPLE)
     span = slice(whole.first, whole.stop)
     parts = {name: part[rows, span] for name, part in blocks.parts.items()}
-    measured = [blocks.excess[rows, span], *known_parts(parts).values()]
+    measured = [blocks.excess[rows, span], *_known_parts(parts).values()]
     measured += [] if blocks.computing is None else [blocks.computing[rows, span]]
     usual = float(median(blocks.work)) if blocks.work is not None else 0.0
     if blocks.work is not None and usual > 0:

@@ -369,7 +369,7 @@ def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -
     theirs = {(str(table["op"][i]), int(table["seq"][i])) for i in here if int(table["rank"][i]) in entered}
     for i in here[np.isin(table["rank"][here], away)]:
         rank, what = int(table["rank"][i]), (str(table["op"][i]), int(table["seq"][i]))
-        if what not in theirs and what[0] not in MEET and int(table["start_ns"][i]) == latest[rank]:
+        if what not in theirs and what[0] not in _MEET and int(table["start_ns"][i]) == latest[rank]:
             found[rank] = what[0]
     return {rank: name for rank, name in found.items() if name not in _open_names(run, comm)}
 
@@ -482,7 +482,7 @@ def _frontier(held: list[Wait]) -> list[Wait]:
 def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
     for comm, held in stuck.items():
         names = [one.op for one in held]
-        if len(set(names)) < 2 or MEET.issuperset(names):
+        if len(set(names)) < 2 or _MEET.issuperset(names):
             continue
         common = max(sorted(set(names)), key=names.count)
         return _parted(comm, [one for one in held if one.op == common], [one for one in held if one.op != common])
@@ -554,7 +554,7 @@ class Mismatch:
 
 
 #: Two sides of one operation: different names at one number are no mismatch here.
-MEET = {"send", "recv"}
+_MEET = {"send", "recv"}
 
 
 def find_mismatch(run: Run, settings: Settings, *, stopped: bool = False) -> Mismatch | None:
@@ -591,7 +591,7 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, sett
     members = held[first[places[0]] : first[places[0]] + size[places[0]]]
     common = int(np.argmax(np.bincount(op[members])))
     odd = op[members] != common
-    if 2 * int(odd.sum()) > len(members) or MEET.issuperset({names[one] for one in op[members].tolist()}):
+    if 2 * int(odd.sum()) > len(members) or _MEET.issuperset({names[one] for one in op[members].tolist()}):
         return None
     return Mismatch(
         ranks=tuple(sorted(table["rank"][members[odd]].tolist())),

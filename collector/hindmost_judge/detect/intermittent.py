@@ -54,7 +54,7 @@ def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) ->
     Also if some are ``late`` persistently only because they stall in most steps.
     """
     found = find_stall_sets(blocks, settings)
-    most = most_of_peers(blocks, list(found), _MAJORITY)
+    most = _most_of_peers(blocks, list(found), _MAJORITY)
     rows = set(found)
     if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
         return []
@@ -157,14 +157,14 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
     for habit in habits:
         others[habit.row, habit.first : habit.stop] = 0.0
     large = settings.stall_effect * blocks.step_ns
-    for size in (large, max(SMALL * large, _CALM * calm)):
+    for size in (large, max(_SMALL * large, _CALM * calm)):
         few = list(_few(others >= size, settings))
         for row, _, _ in few:
             others[row] = 0.0
         found = []
         for row, _, share in few:
             one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
-            found += [one] if stands_apart(above[row], one.excess, len(one.stalled)) else []
+            found += [one] if _stands_apart(above[row], one.excess, len(one.stalled)) else []
         if found:
             return found
     return []
@@ -191,7 +191,7 @@ _MOST_RANKS = 4
 
 def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
     """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
-    episodes = count_stalls(stalled)
+    episodes = _count_stalls(stalled)
     order = np.argsort(-episodes, kind="stable")
     total = max(int(episodes.sum()), 1)
     for count in range(1, min(_MOST_RANKS, len(order) // 4) + 1):
@@ -256,7 +256,7 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     one = Stalls((), large, float(np.median(late[large])), 1.0)
     most = late[large].sum() >= settings.min_stall_share * sums[-1]
     often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
-    return large if most and often and stands_apart(late, one.excess, len(one.stalled)) else steps
+    return large if most and often and _stands_apart(late, one.excess, len(one.stalled)) else steps
 
 
 def _owners(
@@ -268,7 +268,7 @@ def _owners(
     """
     ways = len(stalled) if picked is None else np.where(picked, np.sum(picked), len(stalled))
     fair = members / members.sum()
-    episodes = count_stalls(stalled)
+    episodes = _count_stalls(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
@@ -293,7 +293,7 @@ def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings
         if not _not_all_along(together, np.array([place])):
             continue
         rows = np.flatnonzero(blocks.node == nodes[place])
-        often = count_stalls(stalled[rows])
+        often = _count_stalls(stalled[rows])
         rows = rows[often >= _AGAIN]
         if (
             len(rows) < 2
@@ -357,7 +357,7 @@ def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
 _CROWD, _MOST_ROWS = 256, 64
 #: Share of `stall_effect` that is enough: a GPU's stall shows half or less of itself as delay where collectives overlap
 #: with backward.
-SMALL = 0.3
+_SMALL = 0.3
 #: A rank's late and on-time steps must be apart by this many times the scatter of either.
 _SIGMAS = 6.0
 #: Most steps that a stall, or the time between two, lasts on average; with more, it is a slow segment.
@@ -375,7 +375,7 @@ _ENOUGH = 10
 
 def find_stall_sets(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     """Row to [S] in which steps it stalls, of all that do; empty where there is any doubt who does."""
-    least = SMALL * settings.stall_effect * blocks.step_ns
+    least = _SMALL * settings.stall_effect * blocks.step_ns
     late = or_zero(blocks.excess)
     late = small_cohorts.behind(late, blocks.role) if len(late) <= _CROWD else late
     rows = np.flatnonzero(np.count_nonzero(late >= least, axis=1) >= settings.min_stalls)
@@ -388,14 +388,14 @@ def find_stall_sets(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     if not _owned(late, found, min(splits[row][1] for row in found), settings):
         return {}
     sizes = {row: splits[row][1] for row in found}
-    return found if all(_grows(blocks, row, found, sizes) for row in most_of_peers(blocks, list(found))) else {}
+    return found if all(_grows(blocks, row, found, sizes) for row in _most_of_peers(blocks, list(found))) else {}
 
 
 #: If this share of a cohort stalls, a further sign must show that these are late, and not the others ahead.
 _HALF = 0.5
 
 
-def most_of_peers(blocks: Blocks, rows: list[int], share: float = _HALF) -> list[int]:
+def _most_of_peers(blocks: Blocks, rows: list[int], share: float = _HALF) -> list[int]:
     """The rows whose cohort has at least that share of its ranks among them."""
     stall = np.isin(np.arange(len(blocks.role)), rows)
     return [row for row in rows if np.mean(stall[blocks.role == blocks.role[row]]) >= share]
@@ -422,9 +422,9 @@ def _stalls(late: Floats, held: Array, size: float, least: float, settings: Sett
         return False
     on_time = float(median(late[~held]))
     scatter = max(MAD_TO_SIGMA * float(median(np.abs(late[one] - median(late[one])))) for one in (held, ~held))
-    times = count_stalls(held[None])[0]
+    times = _count_stalls(held[None])[0]
     often = times >= settings.min_stalls and times * _LASTS >= fewer
-    return bool(often and size >= _SIGMAS * scatter and stands_apart(late - on_time, size, fewer))
+    return bool(often and size >= _SIGMAS * scatter and _stands_apart(late - on_time, size, fewer))
 
 
 def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:
@@ -441,8 +441,8 @@ def _owned(late: Floats, found: dict[int, Array], size: float, settings: Setting
     """Whether these have nearly all stalls of the job, each by far more than the rest, as chance would not have it."""
     rest = np.setdiff1d(np.arange(len(late)), list(found))
     usual = np.percentile(late[rest], 25, axis=1, keepdims=True)  # who is late throughout stalls no more than others
-    others = count_stalls(late[rest] - usual >= size / 2)
-    own = np.array([count_stalls(held[None])[0] for held in found.values()])
+    others = _count_stalls(late[rest] - usual >= size / 2)
+    own = np.array([_count_stalls(held[None])[0] for held in found.values()])
     total, count = int(own.sum() + others.sum()), len(found)
     alone = own.sum() >= settings.min_stall_share * total
     return alone and not by_chance(int(own.sum()), total, count / len(late), comb(len(late), count))
@@ -465,7 +465,7 @@ def _longer(values: Floats, inside: Array, outside: Array) -> float:
     return float(median(during) - median(else_))
 
 
-def count_stalls(stalled: Array) -> Ints:
+def _count_stalls(stalled: Array) -> Ints:
     """Stalls apart in time in each row of [R, S]: steps in a row are one."""
     return np.asarray(np.sum(stalled[:, 1:] & ~stalled[:, :-1], axis=1) + stalled[:, 0])
 
@@ -475,7 +475,7 @@ def count_stalls(stalled: Array) -> Ints:
 _BETWEEN = 0.2
 
 
-def stands_apart(late: Floats, size: float, often: int) -> bool:
+def _stands_apart(late: Floats, size: float, often: int) -> bool:
     """Whether steps [S] are on time or late by ``size``, ``often`` at least each: what scatters is between."""
     between = np.sum((late > size / 3) & (late < size * 2 / 3))
     return bool(between <= _BETWEEN * often)

@@ -89,13 +89,13 @@ def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
 
 def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What holds in a run of our own: a rank that may have waited for one without collectives is not named."""
-    lacking = find_unrecorded(run, blocks)
+    lacking = _find_unrecorded(run, blocks)
     if lacking is None:
         return found
     doubted = [one for one in found if lacking.doubts(one)]
     kept = [one for one in found if one not in doubted]
     if doubted and not kept:
-        return [doubted_verdict(lacking, doubted)]
+        return [_doubted_verdict(lacking, doubted)]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], lacking.ranks).sum())
     return [_of_those_seen(one, lacking, seen) for one in kept]
 
@@ -115,7 +115,7 @@ def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
     who = f" ({names(lacking.ranks)})" if 0 < count < _NAMED else ""
     whom = "it" if count == 1 else "one of them"
     late = f"no rank of the {seen} recorded is late, but they may wait for {whom}: {others} not recorded{who}"
-    remedy = doctor_remedy(lacking)
+    remedy = _doctor_remedy(lacking)
     return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
 
 
@@ -204,7 +204,7 @@ class Absent:
         return any(len(seen & named) >= _ALIKE * len(seen) for seen in self.beside if named)
 
 
-def find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
+def _find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
     """The ranks without collectives in a run; ``None`` where none is known to be missing."""
     unheard = set(run.unseen.ranks) if run.unseen is not None else set()
     if blocks is None or blocks.joined is None:
@@ -257,7 +257,7 @@ def _met(run: Run) -> dict[int, set[int]]:
     return met
 
 
-def doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
+def _doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
     """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
     late = sorted({rank for one in doubted for rank in one.ranks})
     seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
@@ -268,7 +268,7 @@ def doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
             without_collectives(absent),
             f"{seem}, and may have waited for {_it(absent)}",
         ),
-        advice=(doctor_remedy(absent),),
+        advice=(_doctor_remedy(absent),),
     )
 
 
@@ -278,7 +278,7 @@ def without_collectives(absent: Absent) -> str:
     return f"{_who(absent)} {are} missing: no collective of {_it(absent)} was recorded"
 
 
-def doctor_remedy(absent: Absent) -> str:
+def _doctor_remedy(absent: Absent) -> str:
     """How what is missing would be recorded."""
     return (
         f"run `hindmost doctor` on the node of {_who(absent)}: it checks the agent and the probe."

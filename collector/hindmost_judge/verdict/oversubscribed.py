@@ -140,7 +140,7 @@ def on_shared_cpus(
     if not cpu_sharing.between_collectives(blocks):
         come_late = {rank for one in late for rank in one.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
-    slept, hidden = verdicts_on_sleep(blocks, late, shared, settings)
+    slept, hidden = _verdicts_on_sleep(blocks, late, shared, settings)
     asking = [one for one in asking if not _rather_slept(one, slept)]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
@@ -159,7 +159,7 @@ def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
     return any(not set(one.ranks).isdisjoint(ranks) for one in verdicts)
 
 
-def _rather_slept(one: Verdict, slept: list[Slept]) -> bool:
+def _rather_slept(one: Verdict, slept: list[_Slept]) -> bool:
     """Whether each of these ranks, which need more CPU time, was off the CPU without queueing for longer than that."""
     longest = {rank: each.ns for each in slept for rank in each.verdict.ranks}
     return all((one.cost_ms_per_step or 0.0) * 1e6 <= longest.get(rank, 0.0) for rank in one.ranks)
@@ -216,7 +216,7 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
         for rank in one.ranks:
             row = int(np.flatnonzero(blocks.ranks == rank)[0])
             (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)
-    return late_words(queued, unknown)
+    return _late_words(queued, unknown)
 
 
 def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
@@ -254,7 +254,7 @@ _QUEUED_MEANWHILE = 1.25
 
 
 @dataclass(frozen=True)
-class Asleep:
+class _Asleep:
     """``slept`` ns a step: a main thread neither ran nor queued for so long; ``others`` ns of CPU of other threads."""
 
     slept: float
@@ -267,7 +267,7 @@ class Asleep:
         )
 
 
-def find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> Asleep | None:
+def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> _Asleep | None:
     """How a rank was off the CPU in these steps (indices); ``None`` where it may have queued for a CPU, or is
     unmeasured."""
     blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
@@ -279,7 +279,7 @@ def find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> As
     others = _of_other_threads(blocks, row, columns[known], rate)
     if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _GIVEN * late * shared.cpus / shared.ranks:
         return None
-    return Asleep(slept, others)
+    return _Asleep(slept, others)
 
 
 def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) -> float:
@@ -304,7 +304,7 @@ def _lasted(blocks: Blocks, row: int) -> Floats:
 
 
 @dataclass(frozen=True)
-class Slept:
+class _Slept:
     """A verdict on ranks, ``rows`` in the blocks, that were off the CPU without queueing for at least ``ns`` in each
     step.
 
@@ -316,9 +316,9 @@ class Slept:
     ns: float
 
 
-def verdicts_on_sleep(
+def _verdicts_on_sleep(
     blocks: Blocks, late: list[Verdict], shared: Sharing, settings: Settings
-) -> tuple[list[Slept], list[str]]:
+) -> tuple[list[_Slept], list[str]]:
     """Ranks that the scheduler did not delay, found by their off-CPU time without queueing, and notes on those without
     cost.
 
@@ -340,23 +340,23 @@ def verdicts_on_sleep(
     return _at_a_cost([one for one in shown if one is not None], off, blocks, settings)
 
 
-def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Sharing) -> Slept | None:
+def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Sharing) -> _Slept | None:
     """The verdict with what shows that no scheduler made its ranks late; ``None`` where that is not shown of all."""
     rows = np.flatnonzero(np.isin(off.ranks, one.ranks)).tolist()
     first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
     columns = next((each.stalled for each in stalls if sorted(each.rows) == rows), np.arange(first, stop))
     ns = min(average(off.excess[row, columns]) for row in rows)
     if one.cause not in _UNTOLD:  # what it did meanwhile was measured
-        return Slept(one, rows, columns, ns)
-    found = [find_asleep(off, row, columns, shared) for row in rows]
+        return _Slept(one, rows, columns, ns)
+    found = [_find_asleep(off, row, columns, shared) for row in rows]
     shown = [each for each in found if each is not None]
     if one.cause != "unknown" or len(shown) < len(found):
         return None
     told = str(min(shown, key=lambda each: each.slept))
-    return Slept(replace(one, evidence=(*one.evidence, told)), rows, columns, ns)
+    return _Slept(replace(one, evidence=(*one.evidence, told)), rows, columns, ns)
 
 
-def _at_a_cost(found: list[Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[Slept], list[str]]:
+def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[_Slept], list[str]]:
     """Those with a cost: others run while a rank sleeps, and a rank that sleeps while others queue delays no rank."""
     kept, notes = [], []
     for one in found:
@@ -385,7 +385,7 @@ def _at_a_cost(found: list[Slept], off: Blocks, blocks: Blocks, settings: Settin
     return kept, notes
 
 
-def _saved_awake(blocks: Blocks, off: Blocks, found: list[Slept]) -> Floats:
+def _saved_awake(blocks: Blocks, off: Blocks, found: list[_Slept]) -> Floats:
     """[S] ns by which steps are shorter had none of these slept."""
     late = np.nan_to_num(blocks.excess)
     fixed = late
@@ -414,7 +414,7 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
     return [f"{ms(cost)} of these {ms(slept)} per step cost time: in the rest other ranks use its CPU"]
 
 
-def late_words(queued: list[int], unknown: list[int]) -> str:
+def _late_words(queued: list[int], unknown: list[int]) -> str:
     """Which ranks came late, and why none is named where they share CPUs; continues a sentence that says they do.
 
     The ``queued`` ranks waited for a CPU for as long as they were late; for the others that is unknown.

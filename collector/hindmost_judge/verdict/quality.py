@@ -175,15 +175,15 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
-    evidence, advice = missing_for_a_verdict(ranks, blocks, settings, run)
+    evidence, advice = _missing_for_a_verdict(ranks, blocks, settings, run)
     if blocks is None and ranks > 1:
-        evidence, advice = polled(run) or of_dumps(run) or (evidence, advice)
-    told = patternless(run, settings) if blocks is None else None
+        evidence, advice = polled(run) or _of_dumps(run) or (evidence, advice)
+    told = _patternless(run, settings) if blocks is None else None
     if told is not None and not run.job.exit_code:
         return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
     if run.job.exit_code and ranks:
         warmup = blocks.warmup if blocks is not None else 0
-        evidence, advice = ended_early(run, count + warmup)
+        evidence, advice = _ended_early(run, count + warmup)
     return _abstaining(evidence, advice)
 
 
@@ -192,7 +192,7 @@ def _abstaining(evidence: str, advice: str) -> Verdict:
     return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
 
 
-def missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
+def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
     """What is missing, and how to get it."""
     job = run.job
     own = job.source == Job.source
@@ -287,7 +287,7 @@ def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
     )
 
 
-def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
+def _patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
     """What is known where ranks met in collectives without a pattern; ``None`` where they met too rarely.
 
     The last rank is reported, and not named: without steps it is unknown whether that matters.
@@ -309,7 +309,7 @@ def patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | N
     return tuple(found), _mark(run) if own else "add a log of the steps, or record it with `hindmost run -- COMMAND`"
 
 
-def of_dumps(run: Run) -> tuple[str, str] | None:
+def _of_dumps(run: Run) -> tuple[str, str] | None:
     """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
     if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
         return None
@@ -361,7 +361,7 @@ def _none_seen(job: Job) -> tuple[str, str]:
     return f"no MPI, NCCL or Python step was seen in {called}", _INHERIT
 
 
-def ended_early(run: Run, steps: int) -> tuple[str, str]:
+def _ended_early(run: Run, steps: int) -> tuple[str, str]:
     """What was recorded of a job that failed, or was interrupted, before there was enough to judge.
 
     ``steps`` are those that were recognised.

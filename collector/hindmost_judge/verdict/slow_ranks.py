@@ -286,7 +286,7 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
     margins = [
         getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
     ]
-    return confidence_of_margin(min(margins, default=0.0))
+    return _confidence_of_margin(min(margins, default=0.0))
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:
@@ -339,6 +339,6 @@ MARGINS = (1.0, 1.2, 1.4, 2.0, 3.0, 5.0, 10.0)
 RIGHT = (0.65, 0.72, 0.85, 0.89, 0.93, 0.97, 0.99)
 
 
-def confidence_of_margin(margin: float) -> float:
+def _confidence_of_margin(margin: float) -> float:
     """0.65 to 0.99: of names that stand out ``margin`` times as far as they must (by their weakest criterion)."""
     return float(np.interp(np.log(max(margin, MARGINS[0])), np.log(MARGINS), RIGHT))

@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Ints
 
 
-def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
+def _of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
     """The verdict of a job that stopped."""
-    seconds = stopped_meanwhile(stop, run)
+    seconds = _stopped_meanwhile(stop, run)
     if seconds and not stop.ranks and not stop.unproven:  # stopped inside the operation, which all members entered
         ranks = tuple(sorted(seconds))
         stop = replace(stop, ranks=ranks, victims=tuple(rank for rank in stop.victims if rank not in seconds))
@@ -53,14 +53,14 @@ def of_hang(stop: Hang, run: Run, blocks: Blocks | None) -> Verdict:
         cause="deadlock" if stop.deadlock else cause,
         since_step=since_step(stop, run, blocks),
         confidence=stop.confidence,
-        evidence=tuple(hang_evidence(stop, run)),
-        advice=tuple(hang_advice(stop, run)),
+        evidence=tuple(_hang_evidence(stop, run)),
+        advice=tuple(_hang_advice(stop, run)),
     )
 
 
 def of_parted(stop: Hang, found: Mismatch | None, run: Run, blocks: Blocks | None) -> Verdict:
     """The verdict of a job that stopped; where its ranks had parted in that communicator before, of that."""
-    verdict = of_hang(stop, run, blocks)
+    verdict = _of_hang(stop, run, blocks)
     if found is None or stop.kind != "hang" or found.comm != stop.comm:
         return verdict
     (parted,) = of_mismatch(found, run)
@@ -82,8 +82,8 @@ def of_mismatch(found: Mismatch | None, run: Run) -> list[Verdict]:
             cause="unknown",
             since_step=int(started.max()) if len(started) else None,
             confidence=0.9,
-            evidence=tuple(mismatch_evidence(found)),
-            advice=(branch_of(found.named),),
+            evidence=tuple(_mismatch_evidence(found)),
+            advice=(_branch_of(found.named),),
         )
     ]
 
@@ -144,8 +144,8 @@ def _quiet_ns(run: Run) -> float | None:
 def _places_of_ranks(run: Run) -> list[tuple[str, list[int]]]:
     """The lines at which ranks stand, and which do: those of most ranks first."""
     at: dict[str, list[int]] = {}
-    for rank, text in sorted(stacks_of(run).items()):
-        at.setdefault(source_line(text), []).append(rank)
+    for rank, text in sorted(_stacks_of(run).items()):
+        at.setdefault(_source_line(text), []).append(rank)
     return sorted(at.items(), key=lambda one: -len(one[1]))
 
 
@@ -246,7 +246,7 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
         ranks=tuple(late),
         waiting=waiting,
         operation=where or None,
-        line=f"rank {rank}: {source_line(text)}" if at is not None else None,
+        line=f"rank {rank}: {_source_line(text)}" if at is not None else None,
         node=" and ".join(nodes_of(run, late)) or None,
         stopped_s={str(rank): seconds for rank, seconds in halted.items()},
     )
@@ -299,7 +299,7 @@ def _stood(run: Run, gap: _Gap, late: list[int]) -> list[str]:
     if at is None:
         return []
     rank = int(stacks["rank"][at])
-    found = [f"rank {rank} was at {source_line(str(stacks['text'][at]))}"]
+    found = [f"rank {rank} was at {_source_line(str(stacks['text'][at]))}"]
     last = stacks["time_ns"][at] == stacks["time_ns"][stacks["rank"] == rank].max()
     if last and run.job.source == Job.source:
         found.append(f"its threads are in stacks/{rank}.txt of the run directory")
@@ -312,7 +312,7 @@ _RANKS = 8
 _SIDES = 2
 
 
-def hang_evidence(stop: Hang, run: Run) -> list[str]:
+def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     """Evidence for a stop, first who waits for whom in what."""
     where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else _call(stop.op, run)
     group = f"communicator {stop.comm:#x}"
@@ -321,7 +321,7 @@ def hang_evidence(stop: Hang, run: Run) -> list[str]:
             f"no progress for {stop.waited_ns / 1e9:.1f} s before a signal ended the job",
             f"the last operation was {where} of {group}; which were open then was not recorded",
         ]
-    stacks = stacks_of(run)
+    stacks = _stacks_of(run)
     if stop.deadlock:
         lines = [_standing(rank, stacks[rank]) for rank in stop.ranks[:_RANKS] if rank in stacks]
         at = ["; ".join(lines)] if lines else []
@@ -334,7 +334,7 @@ def hang_evidence(stop: Hang, run: Run) -> list[str]:
         found = found or _places(stop, run)
         found = [_instead(stop, run), *found, *_of_messages(stop, run), _waited(stop, run, inside)]
         return [*(found if stop.ranks else [*found, *_either(stop, run)]), *number]
-    waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), stopped_meanwhile(stop, run)
+    waited, seconds = _waited(stop, run, stop.op if stop.seq >= 0 else ""), _stopped_meanwhile(stop, run)
     found = [f"{_waits(stop, run)}; {waited}"] if stop.waits else [f"{waited}; {_absent(stop, run)}"]
     if seconds and seconds.keys() >= set(stop.ranks):
         found = [f"{stopped(seconds)}; {waited}"]
@@ -342,7 +342,7 @@ def hang_evidence(stop: Hang, run: Run) -> list[str]:
         found.append(stopped(seconds))
     said = {rank: f"rank {rank} {words}" for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
     doing = {rank: f"rank {rank} is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
-    left = [line for rank, line in doing.items() if stop.doing[rank] == FINALIZE and rank not in said]
+    left = [line for rank, line in doing.items() if stop.doing[rank] == _FINALIZE and rank not in said]
     found = [*said.values(), *left, *found, *(line for line in doing.values() if line not in left)]
     found += _gone(stop, run)
     found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said]
@@ -351,7 +351,7 @@ def hang_evidence(stop: Hang, run: Run) -> list[str]:
     return [*found, *_end(run, stop), *number, *whole_nodes(run, stop.ranks)]
 
 
-FINALIZE = "mpi_finalize"
+_FINALIZE = "mpi_finalize"
 #: What MPI calls an operation that a ring names.
 _MPI = {
     "send": "MPI_Send",
@@ -359,7 +359,7 @@ _MPI = {
     "sendrecv": "MPI_Sendrecv",
     "probe": "MPI_Probe",
     "wait": "MPI_Wait",
-    FINALIZE: "MPI_Finalize: it has left its loop",
+    _FINALIZE: "MPI_Finalize: it has left its loop",
 }
 
 
@@ -399,7 +399,7 @@ def _for_long(stop: Hang, run: Run) -> list[str]:
 
 def _places(stop: Hang, run: Run) -> list[str]:
     """Where the culprits are; where ranks are in three operations or more, where one rank of each is."""
-    stacks, groups = stacks_of(run), [who for some in _groups(stop, run) for who in some.values()]
+    stacks, groups = _stacks_of(run), [who for some in _groups(stop, run) for who in some.values()]
     shown = list(stop.ranks) if len(groups) <= _SIDES else [rank for who in groups for rank in who[:1]]
     lines = [_standing(rank, stacks[rank]) for rank in shown if rank in stacks]
     return ["; ".join(lines)] if lines and len(groups) > _SIDES else lines
@@ -437,7 +437,7 @@ def _are_in(who: str, what: str, count: int) -> str:
     return f"{who} {what}" if what.startswith("ran ") else f"{who} {'is' if count == 1 else 'are'} in {what}"
 
 
-def stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
+def _stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
     """Rank to the seconds in which its process was stopped, of the ranks stopped for most of the wait."""
     if stop.kind != "hang" or stop.waited_ns < 0 or not stop.entered_ns:
         return {}
@@ -455,7 +455,7 @@ def _called_from(rank: int, stop: Hang, run: Run) -> str:
     """From where a rank called what it did in place of the others' operation, if a dump tells."""
     texts = run.stacks["text"][run.stacks["rank"] == rank].tolist()
     calls = ((text, _CALLED.match(text)) for text in texts)
-    lines = [source_line(text) for text, call in calls if call is not None and call[1].endswith(f" #{stop.seq}")]
+    lines = [_source_line(text) for text, call in calls if call is not None and call[1].endswith(f" #{stop.seq}")]
     return f", called from {lines[0]}" if lines else ""
 
 
@@ -520,14 +520,14 @@ def _gone(stop: Hang, run: Run) -> list[str]:
     ]
 
 
-def mismatch_evidence(found: Mismatch) -> list[str]:
+def _mismatch_evidence(found: Mismatch) -> list[str]:
     """Evidence for operations that differ between ranks though no rank hangs."""
-    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {the_others(found)} {found.op}"
+    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {_the_others(found)} {found.op}"
     often = "once" if found.places == 1 else f"at {found.places} places since then"
     return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
 
 
-def the_others(found: Mismatch) -> str:
+def _the_others(found: Mismatch) -> str:
     """Who ran what most ran; by name where they are no more than the rest."""
     return "the others" if found.named else names(found.others)
 
@@ -538,15 +538,15 @@ def _standing(rank: int, stack: str) -> str:
         return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
     called = _CALLED.match(stack)
     if called is not None:
-        return f"rank {rank}'s last operation, {called[1]}, was called from {source_line(stack)}"
-    return f"rank {rank} is at {source_line(stack)}"
+        return f"rank {rank}'s last operation, {called[1]}, was called from {_source_line(stack)}"
+    return f"rank {rank} is at {_source_line(stack)}"
 
 
 #: The first line of the call that a Flight Recorder dump tells, in place of a stack.
 _CALLED = re.compile(r"\w+ (\w+ #-?\d+) was called from\n")
 
 
-def stacks_of(run: Run) -> dict[int, str]:
+def _stacks_of(run: Run) -> dict[int, str]:
     """The newest stack of each rank."""
     return dict(zip(run.stacks["rank"].tolist(), run.stacks["text"].tolist(), strict=True))
 
@@ -555,7 +555,7 @@ def stacks_of(run: Run) -> dict[int, str]:
 _FRAME = re.compile(r"([\w.<>]+) \((.+\.py:\d+)\)")
 
 
-def source_line(stack: str) -> str:
+def _source_line(stack: str) -> str:
     """``train.py:49, in load()``: the innermost Python frame of a stack dump outside of libraries."""
     frames = [line.strip() for line in stack.splitlines() if "(" in line and ")" in line and ":" in line]
     foreign = ("site-packages", "/lib/python", "hindmost/probes/")
@@ -567,11 +567,11 @@ def source_line(stack: str) -> str:
     return frame[2] if frame[1] == "<module>" else f"{frame[2]}, in {frame[1]}()"
 
 
-def hang_advice(stop: Hang, run: Run) -> list[str]:
+def _hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
     if stop.kind == "desync" or stop.deadlock:
         sides = sum(map(len, _groups(stop, run)))
-        return [_break(stop) if stop.deadlock else branch_of(stop.ranks if sides <= _SIDES else ())]
+        return [_break(stop) if stop.deadlock else _branch_of(stop.ranks if sides <= _SIDES else ())]
     if not stop.ranks:
         return [_advice_on_all(stop, run)]
     who = names(stop.ranks)
@@ -582,7 +582,7 @@ def hang_advice(stop: Hang, run: Run) -> list[str]:
     look = _look(stop, run)
     there = f"on the node{'' if len(stop.ranks) == 1 else 's'}"
     gone = f", and whether {'it was' if len(stop.ranks) == 1 else 'they were'} gone"
-    seconds = stopped_meanwhile(stop, run)
+    seconds = _stopped_meanwhile(stop, run)
     if seconds and seconds.keys() >= set(stop.ranks):
         return [of_stopped(place(run, stop.ranks), still=True)]
     if _at_work(run):
@@ -598,7 +598,7 @@ def _break(stop: Hang) -> str:
     return f"let one of {names(stop.ranks)} send before it receives, or use nonblocking calls for both"
 
 
-def branch_of(ranks: tuple[int, ...]) -> str:
+def _branch_of(ranks: tuple[int, ...]) -> str:
     """What to do where these ranks, or unknown ones, ran another operation than the rest."""
     who = f"{names(ranks)} took and the others did not" if ranks else "only some ranks took"
     return f"find the branch in the script that {who}"
@@ -625,17 +625,17 @@ def _advice_on_all(stop: Hang, run: Run) -> str:
 
 def _look(stop: Hang, run: Run) -> list[str]:
     """The line at which a culprit was, and where the rest of its stack is."""
-    stacks = stacks_of(run)
+    stacks = _stacks_of(run)
     known = [rank for rank in stop.ranks if not stacks.get(rank, UNREAD).startswith(UNREAD)]
-    lines = {rank: source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
+    lines = {rank: _source_line(stacks[rank]) for rank in known if not _CALLED.match(stacks[rank])}
     if not lines:
         return []
     rank, line = next(iter(lines.items()))
     kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"see what {whereabouts(run, rank)} waits for at {line}{kept}"]
+    return [f"see what {_whereabouts(run, rank)} waits for at {line}{kept}"]
 
 
-def whereabouts(run: Run, rank: int) -> str:
+def _whereabouts(run: Run, rank: int) -> str:
     """``rank 1 (PID 4711) on vm``, as far as known."""
     at = place(run, [rank])
     return f"rank {rank} (PID {at.pids[0]}){at.on}" if at.pids else f"rank {rank}{at.on}"
