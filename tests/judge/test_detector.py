@@ -62,8 +62,8 @@ def test_a_name_belongs_to_one_detector(monkeypatch: pytest.MonkeyPatch) -> None
     """It is the name of the file."""
     monkeypatch.setattr(detector, "REGISTRY", {})
     register(after=["uneven"])(nothing)
-    assert list(detector.REGISTRY) == ["test_detectors"]
-    with pytest.raises(ValueError, match="two detectors are called test_detectors"):
+    assert list(detector.REGISTRY) == ["test_detector"]
+    with pytest.raises(ValueError, match="two detectors are called test_detector"):
         register()(nothing)
 
 
