@@ -9,6 +9,7 @@ import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost.errors import HindmostError
+from hindmost_proto.exposition import CONTENT_TYPE, head, labelled
 
 from hindmost_agent.metric import Kind
 
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
     from hindmost_agent.metric import Metric, Series
     from hindmost_agent.sampler import Reading
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 #: A request is a line and some headers; a client that sends more, or takes longer, is no scraper.
 LARGEST_REQUEST = 16 << 10
 PATIENCE_S = 10.0
 #: Besides /metrics: for a liveness probe, and for people. An agent that answers samples too: both are one loop.
 PAGES = {b"/": b"hindmost agent: see /metrics\n", b"/healthz": b"ok\n"}
-ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 
 
 class _Line(NamedTuple):
@@ -80,9 +79,8 @@ class Exposition:
         ]
 
     def _prefix(self, one: Series) -> str:
-        labels = [("node", self._node), *zip(one.metric.labels, one.values, strict=True)]
-        inside = ",".join(f'{name}="{value.translate(ESCAPES)}"' for name, value in labels)
-        return f"{one.metric.name}{{{inside}}} "
+        labels = zip(one.metric.labels, one.values, strict=True)
+        return labelled(one.metric.name, {"node": self._node, **dict(labels)})
 
 
 def number(value: float) -> bytes:
@@ -95,8 +93,7 @@ def number(value: float) -> bytes:
 
 def _header(metric: Metric) -> bytes:
     kind = "counter" if metric.kind is Kind.COUNTER else "gauge"
-    text = metric.help.replace("\\", r"\\").replace("\n", r"\n")
-    return f"# HELP {metric.name} {text}\n# TYPE {metric.name} {kind}\n".encode()
+    return head(metric.name, kind, metric.help).encode()
 
 
 async def listen(address: Address, page: Callable[[], bytes]) -> asyncio.Server:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hindmost import __version__, priority
-from hindmost.full_cores import FullCores
 from hindmost.open_files import allow_files
+from hindmost.priority import FullCores
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import Address
 

@@ -8,7 +8,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hindmost.full_cores import FullCores
+from hindmost.priority import FullCores
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.chunk import finish

@@ -13,9 +13,9 @@ FIRST_S = 0.2
 JOB_OVER = "the job is over"
 
 
-def pause_s(attempt: int, longest_s: float, jitter: float) -> float:
+def pause_s(attempt: int, longest_s: float, jitter: float, first_s: float = FIRST_S) -> float:
     """Pause before an attempt, s: doubling, and anything from half of it to all, by ``jitter`` (0 to 1)."""
-    return min(FIRST_S * 2.0 ** min(attempt, 16), longest_s) * (0.5 + 0.5 * jitter)
+    return min(first_s * 2.0 ** min(attempt, 16), longest_s) * (0.5 + 0.5 * jitter)
 
 
 def reason(error: BaseException) -> str:

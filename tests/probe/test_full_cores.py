@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.full_cores import FullCores
+from hindmost.priority import FullCores
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
+from hindmost_proto.exposition import head, labelled
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
 Array = np.ndarray[Any, Any]
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-
-_ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
 class Metric(NamedTuple):
@@ -53,20 +51,9 @@ def collected(
     return made
 
 
-def escaped(value: object) -> str:
-    """A label's value as the format wants it."""
-    return str(value).translate(_ESCAPES)
-
-
 def number(value: float) -> str:
     """A sample's value, integers without a fraction. NaN is for the caller to leave out."""
     return f"{value:.0f}" if abs(value) < 1e15 and value == value // 1 else repr(value)
-
-
-def labelled(name: str, labels: Mapping[str, object]) -> str:
-    """A series' name with its labels, and the space before its value."""
-    inside = ",".join(f'{key}="{escaped(value)}"' for key, value in labels.items())
-    return f"{name}{{{inside}}} " if inside else f"{name} "
 
 
 class Family:
@@ -74,8 +61,7 @@ class Family:
 
     def __init__(self, name: str, kind: str, help_text: str) -> None:
         self.name = name
-        text = help_text.replace("\\", r"\\").replace("\n", r"\n")
-        self.head = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        self.head = head(name, kind, help_text)
         self.prefixes: list[str] = []
 
     def lines(self, values: Iterable[float]) -> str:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from hindmost.errors import HindmostError
-
-from hindmost_collector.serve.exposition import CONTENT_TYPE
+from hindmost_proto.exposition import CONTENT_TYPE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

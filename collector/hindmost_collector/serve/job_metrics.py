@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hindmost_proto.exposition import labelled
 
-from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge, labelled
+from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -8,8 +8,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from hindmost_proto.exposition import escaped
 
-from hindmost_collector.serve.exposition import Family, escaped, number
+from hindmost_collector.serve.exposition import Family, number
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

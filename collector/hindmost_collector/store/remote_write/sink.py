@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hindmost.errors import MissingError
+from hindmost_proto import retry
 
 from hindmost_collector.store.remote_write.encoding import EARLIEST_MS, LATEST_MS, STALE, Encoder, PageEncoder
 
@@ -236,7 +237,7 @@ class RemoteWrite:
             self.counts["refused"] += count
 
     def _tried(self, body: bytes) -> Answer:
-        pause = BACKOFF_FIRST_S
+        attempt = 0
         while True:
             answer = self._receiver.post(body)
             self.counts["requests"] += 1
@@ -244,9 +245,10 @@ class RemoteWrite:
                 return answer
             self.counts["retries"] += 1
             self._failed(f"HTTP {answer.status} {answer.reason}" if answer.status else answer.reason)
-            if self._leaving.wait(max(pause * (0.5 + 0.5 * self._jitter()), answer.retry_after_s)):
+            pause = retry.pause_s(attempt, BACKOFF_LAST_S, self._jitter(), BACKOFF_FIRST_S)
+            if self._leaving.wait(max(pause, answer.retry_after_s)):
                 return answer
-            pause = min(pause * 2, BACKOFF_LAST_S)
+            attempt += 1
 
     def _failed(self, reason: str) -> None:
         if not self.failing:
