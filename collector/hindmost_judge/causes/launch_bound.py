@@ -57,7 +57,7 @@ _NO_COPY = 10.0
 _SAMPLE = 512
 
 
-def hand_to_mouth(blocks: Blocks, settings: Settings, rows: slice = slice(None)) -> Array | None:
+def launch_bound_steps(blocks: Blocks, settings: Settings, rows: slice = slice(None)) -> Array | None:
     """[R, S] in which steps a GPU of these ranks ran its forward as its host launched it; ``None``: nothing tells."""
     grid, gpu = blocks.joined, blocks.parts.get("gpu_forward")
     if grid is None or not grid.gpu_time or gpu is None or blocks.ended is None or blocks.took is None:
@@ -170,7 +170,7 @@ def apart(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple
     known = columns[~np.isnan(forward[row, columns])] if forward is not None else columns
     if not len(known):
         return idled(blocks, row, columns), blocks
-    told = hand_to_mouth(blocks, settings, slice(row, row + 1))
+    told = launch_bound_steps(blocks, settings, slice(row, row + 1))
     if forward is None or told is None or not told[0, columns].any():
         return 0.0, blocks
     fed = columns[told[0, columns]]

@@ -105,7 +105,7 @@ _NEAR = 4
 _SAMPLE = 512
 
 
-def parted(habits: Sequence[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
+def split_by_cause(habits: Sequence[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
     """The slowdowns, largest delay first, split where one cause takes over from another."""
     found: list[Habit] = []
     for whole in habits:

@@ -319,7 +319,7 @@ def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
     return first + int(np.argmin(sums))
 
 
-def by_habit(more: Floats, smallest: float, settings: Settings) -> bool:
+def is_persistent(more: Floats, smallest: float, settings: Settings) -> bool:
     """Whether a series [S] is at least ``smallest`` in most of these steps, and surely."""
     level = float(median(more))
     steady = float(np.mean(block_medians(more) >= level / 2)) >= settings.min_consistency

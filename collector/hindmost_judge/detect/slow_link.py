@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect.episodes import by_habit, pieces, stretch, together
+from hindmost_judge.detect.episodes import is_persistent, pieces, stretch, together
 from hindmost_judge.detector import register
 from hindmost_judge.findings import SlowLink
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
@@ -121,7 +121,7 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
     """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _stretch(group.more, smallest, settings)
-    if part is None and group.throughout and by_habit(group.more, smallest, settings):
+    if part is None and group.throughout and is_persistent(group.more, smallest, settings):
         part = slice(0, len(group.more))
     if part is None:
         return None
@@ -145,7 +145,7 @@ def _stretch(more: Floats, smallest: float, settings: Settings) -> slice | None:
     """The steps, not all, in which transfers are persistently longer, and outside of which they hardly are."""
     first, stop = stretch(more, smallest, settings)
     inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
-    if min(len(inside), len(outside)) < settings.min_steps or not by_habit(inside, smallest, settings):
+    if min(len(inside), len(outside)) < settings.min_steps or not is_persistent(inside, smallest, settings):
         return None
     level = float(median(inside))
     calm = float(block_medians(outside).max()) < level / 3

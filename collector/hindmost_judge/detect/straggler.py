@@ -224,7 +224,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    if not burst and len(ranks.excess) < _FEW and wanders(series.late, begin, end, level):
+    if not burst and len(ranks.excess) < _FEW and drifts(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -237,7 +237,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
         return None
     on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
-    as_others = len(ranks.excess) >= _FEW and others_too(ranks.excess, row, first, stop, level)
+    as_others = len(ranks.excess) >= _FEW and others_as_late(ranks.excess, row, first, stop, level)
     if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
     return Habit(row, first, stop, level, z, consistency, ratio, latest)
@@ -470,7 +470,7 @@ _ABOVE = 3.0
 _AS_LONG = 4
 
 
-def wanders(series: Floats, begin: int, end: int, level: float) -> bool:
+def drifts(series: Floats, begin: int, end: int, level: float) -> bool:
     """Small-cohort noise test: whether a rank drifts ahead of and behind the few others, and not in this segment only.
 
     Drifts shorter than an eighth of the segment do not count. For a segment longer than all else, an eighth of the
@@ -504,7 +504,7 @@ _MOST = 0.8
 _STARTS, _MOST_STARTS, _PACE_SAMPLE = 4, 128, 512
 
 
-def others_too(late: Floats, row: int, first: int, stop: int, level: float) -> bool:
+def others_as_late(late: Floats, row: int, first: int, stop: int, level: float) -> bool:
     """Whether most other ranks have segments half as long as [first, stop) in which they are about as late.
 
     Then the latest one's is not a fault. Scatter from step to step does not show it. For a dozen steps in a row a CPU's
@@ -544,7 +544,7 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
             continue
         more = (part[row] - peers_median(part)[row])[held]
         if name == "gpu_forward":
-            launched = launch_bound.hand_to_mouth(blocks, settings, slice(row, row + 1))
+            launched = launch_bound.launch_bound_steps(blocks, settings, slice(row, row + 1))
             more = np.where(launched[0, held], np.nan, more) if launched is not None else more
         known = more[~np.isnan(more)]
         if len(known) < max(settings.min_steps, len(more) / 2):

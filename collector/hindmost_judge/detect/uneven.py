@@ -60,7 +60,7 @@ _LAUNCHED = 0.3
 
 def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
     """[R, S] how long GPUs took over forward, as far as that is computing."""
-    launched = launch_bound.hand_to_mouth(blocks, settings)
+    launched = launch_bound.launch_bound_steps(blocks, settings)
     if launched is not None and np.mean(launched) > _LAUNCHED:
         return None
     return blocks.parts.get("gpu_forward")

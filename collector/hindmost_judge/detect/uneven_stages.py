@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.detect.episodes import by_habit, stretch, together
+from hindmost_judge.detect.episodes import is_persistent, stretch, together
 from hindmost_judge.detector import register
 from hindmost_judge.findings import UnevenStages
 from hindmost_judge.stats.robust import lower_median, median
@@ -123,4 +123,4 @@ def _habit(beyond: Floats, settings: Settings) -> slice | None:
     smallest = settings.uneven_stage - 1
     first, stop = stretch(beyond, smallest, settings)
     part = beyond[first:stop]
-    return slice(first, stop) if len(part) >= settings.min_steps and by_habit(part, smallest, settings) else None
+    return slice(first, stop) if len(part) >= settings.min_steps and is_persistent(part, smallest, settings) else None

@@ -35,7 +35,7 @@ def of_habits(
     ``even`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
     """
     even = even or blocks
-    habits = why_late.parted(habits, blocks, settings)
+    habits = why_late.split_by_cause(habits, blocks, settings)
     blocks = replace(blocks, even=work_explained_delay.beside(even, habits))
     kept, notes = _that_count(_upstream(habits, blocks), work_explained_delay.as_seen(blocks), settings)
     explained = [(habit, why_late.cause_of(blocks, habit, settings)) for habit in kept]
