@@ -6,7 +6,6 @@ import argparse
 import errno
 import importlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from hindmost import __version__
@@ -158,6 +157,8 @@ def _of_the_system(error: Exception) -> HindmostError:
 
 def _somewhere() -> bool:
     """Whether the current folder is still there."""
+    from pathlib import Path  # slow to import, and the help needs it not
+
     try:
         Path.cwd()
     except OSError:

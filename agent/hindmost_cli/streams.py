@@ -8,7 +8,6 @@ import io
 import os
 import shutil
 import sys
-from pathlib import Path
 from typing import TextIO
 
 _HANDLER = "hindmost.spelled"
@@ -26,6 +25,8 @@ def prepare() -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
+            from pathlib import Path  # slow to import
+
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for as long as we run
         elif isinstance(stream, io.TextIOWrapper) and mode == "w":
             stream.reconfigure(errors=_HANDLER)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_cli.run.daemon import Daemon
+from hindmost_cli.run.session import Daemon
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,8 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.errors import UsageError
-from hindmost.printable import MOST, one_line, printable
+from hindmost.errors import MOST, UsageError, one_line, printable
 from hindmost_cli import main
 from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Scenario, simulate

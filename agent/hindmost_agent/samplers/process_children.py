@@ -10,8 +10,7 @@ from hindmost_agent.files import mount_text, numbers, read_once
 from hindmost_agent.jobs.process_tree import children_of_main, descendants
 from hindmost_agent.metric import Series, counter, gauge, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
-from hindmost_agent.samplers.process_threads import Stat, stat, waited
-from hindmost_agent.sums import Sums
+from hindmost_agent.samplers.process_threads import Stat, Sums, stat, waited
 
 if TYPE_CHECKING:
     from pathlib import Path

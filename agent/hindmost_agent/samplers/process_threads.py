@@ -1,20 +1,20 @@
-"""Inside the ranks: CPU time and run-queue wait by thread group."""
+"""Inside the ranks: CPU time and run-queue wait by thread group, added up so that the sums only grow."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections import defaultdict
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from hindmost_agent.files import numbers, read_once
 from hindmost_agent.metric import Series, counter, series
 from hindmost_agent.sampler import NAN, Host, Sampler, register
-from hindmost_agent.sums import Sums
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from hindmost_agent.jobs.ranks import RankProcess
@@ -23,6 +23,14 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 #: Threads of one rank that are looked at, at most.
 MOST_THREADS = 1024
+
+#: The group of a thread or process, and its counters.
+Counted: TypeAlias = "tuple[str, float, float] | tuple[str, float, float, float]"
+
+#: Groups of one rank; what is in none of the first is in ``other``.
+MOST_GROUPS = 24
+#: Threads or processes whose counters are remembered, ended ones included: one missing from a list may be back.
+MOST_REMEMBERED = 2048
 
 _BY = ("job", "rank")
 GROUP_CPU = counter("hindmost_process_thread_group_cpu_seconds_total", "CPU time by thread name.", *_BY, "threads")
@@ -123,3 +131,48 @@ def waited(thread: str) -> float:
             raise
         return NAN
     return int(times[1]) / 1e9 if len(times) == 3 else NAN
+
+
+class Sums:
+    """Counters of what comes and goes, added up by group: what an ended thread had used stays in its group's sum.
+
+    While a counter of one that is there has never been read, that sum is missing. One that is not listed once, or whose
+    counter is not read once, is not counted anew when it is back.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._totals: dict[str, list[float]] = {}
+        self._unread: set[tuple[str, int]] = set()
+
+    @property
+    def groups(self) -> dict[str, tuple[float, ...]]:
+        """The sums of each group, in the order in which the counters were given; ``NAN``: missing."""
+        return {
+            name: tuple(NAN if (name, place) in self._unread else total for place, total in enumerate(totals))
+            for name, totals in self._totals.items()
+        }
+
+    def add(self, found: Mapping[tuple[int, int], Counted]) -> None:
+        """Take in the counters of each thread or process, by its id and start, with the group that it is in."""
+        self._unread.clear()
+        for key, (group, *now) in found.items():
+            name = group if group in self._totals or len(self._totals) < MOST_GROUPS else "other"
+            before = self._last.pop(key, (NAN,) * len(now))
+            self._totals.setdefault(name, [NAN] * len(now))
+            self._last[key] = tuple(
+                self._count(name, place, *both) for place, both in enumerate(zip(now, before, strict=True))
+            )
+        for key in list(self._last)[: max(len(self._last) - MOST_REMEMBERED, 0)]:
+            del self._last[key]
+
+    def _count(self, name: str, place: int, now: float, before: float) -> float:
+        """Add what a counter has grown; returns what is known of it from now on."""
+        total = self._totals[name]
+        if math.isnan(now):
+            if math.isnan(before):
+                self._unread.add((name, place))
+            return before
+        grown = max(now if math.isnan(before) else now - before, 0.0)
+        total[place] = grown if math.isnan(total[place]) else total[place] + grown
+        return now

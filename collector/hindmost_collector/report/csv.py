@@ -6,7 +6,7 @@ import csv
 import io
 from typing import TYPE_CHECKING, Any
 
-from hindmost.printable import printable
+from hindmost.errors import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

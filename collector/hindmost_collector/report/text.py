@@ -6,7 +6,7 @@ import io
 import re
 from typing import TYPE_CHECKING, Any
 
-from hindmost.printable import one_line
+from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import STALL
 from rich.box import SIMPLE_HEAD
