@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import graphlib
 import re
 from pathlib import Path
 
@@ -33,6 +34,24 @@ def test_a_package_imports_only_those_below_it(package: str) -> None:
             tops = {name.partition(".")[0] for name in names}
             found |= {(path.name, top) for top in tops if top.startswith("hindmost") and top != Path(package).name}
     assert not {one for one in found if one[1] not in BELOW[package]} - STARTS
+
+
+@pytest.mark.parametrize("package", sorted(BELOW.keys() - {"collector/hindmost_collector"}))
+def test_modules_of_a_package_import_each_other_in_one_direction(package: str) -> None:
+    """No module needs, for its types either, one that needs it."""
+    top = ROOT / package
+    paths = {path.relative_to(top.parent).with_suffix(""): path for path in top.rglob("*.py")}
+    modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
+    graph = {}
+    for module, path in modules.items():
+        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                named |= {name if name in modules else str(node.module) for name in full}
+        graph[module] = named & modules.keys() - {module}
+    graphlib.TopologicalSorter(graph).prepare()
 
 
 def test_the_page_on_architecture_says_so_too() -> None:
