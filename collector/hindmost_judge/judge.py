@@ -11,11 +11,21 @@ import numpy as np
 from hindmost_judge import detect, detector
 from hindmost_judge.causes import cpu_sharing, horovod_cycles, launch_bound, loading, slow_input, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, small_cohorts, straggler, uneven
+from hindmost_judge.graph import host_lanes
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
 from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.timeline import host_lanes, membership, phases, profiled, separate_groups, step_numbers
+from hindmost_judge.timeline import phases
+from hindmost_judge.timeline.separate_jobs import (
+    MembershipChange,
+    groups_do_the_same,
+    groups_note,
+    groups_that_never_meet,
+    membership_change,
+    run_of_ranks,
+)
+from hindmost_judge.timeline.steps import last_counted, profiler_notes, settings_of_few_profiled
 from hindmost_judge.verdict import (
     advice,
     all_slower,
@@ -66,10 +76,10 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if both is not None:
         return both
     run = telemetry.with_gpus(run)
-    change = membership.find(run, settings)
+    change = membership_change(run, settings)
     if change is not None:
         return _of_stretches(run, change, settings)
-    groups = separate_groups.find(run)
+    groups = groups_that_never_meet(run)
     if groups and cpu_sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
     return _of_those_that_meet(run, settings)
@@ -86,7 +96,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     found, told_of_silence = _ended(run, blocks, stop, p99, settings)
     notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
     if blocks is not None:
-        settings = profiled.of_few(blocks, run.steps, settings)
+        settings = settings_of_few_profiled(blocks, run.steps, settings)
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
         found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
@@ -94,7 +104,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         notes += told
         notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.look:
-        notes += [*profiled.notes(blocks, phases.training(run.steps)), *horovod_cycles.notes(run)]
+        notes += [*profiler_notes(blocks, phases.training(run.steps)), *horovod_cycles.notes(run)]
     found = missing_ranks.without_doubtful_forwards(beside_exchanges(found, run, blocks), run, blocks)
     found = quality.without_lost_leads(found, blocks)
     if not found:
@@ -117,7 +127,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),
         notes=tuple(notes),
-        counted=step_numbers.of(run, blocks, settings),
+        counted=last_counted(run, blocks, settings),
     )
 
 
@@ -157,12 +167,12 @@ def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
         return []
     if most.change is None:
         return [all_slower.with_majority(_nothing(run, blocks, settings), most)]
-    few = judge(separate_groups.of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
+    few = judge(run_of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
     alone = [one for one in few.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
     return [advice.on(all_slower.majority_verdict(most, most.change, alone[0] if alone else None, blocks), run)]
 
 
-def _of_stretches(run: Run, change: membership.Change, settings: Settings) -> Report:
+def _of_stretches(run: Run, change: MembershipChange, settings: Settings) -> Report:
     """The report on the job as it is now, with the ranks that were named before some ranks left."""
     before, now = judge(change.before, settings), judge(change.after, settings)
     past = [
@@ -190,7 +200,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
         if one.kind not in ("balanced", "insufficient_data")
     ]
     blocks = blocks_of.build(run, settings) if not found else None
-    if blocks is not None and separate_groups.alike(groups, blocks):
+    if blocks is not None and groups_do_the_same(groups, blocks):
         found = [_at_home(one, run) for one in of_links(slow_link.find(blocks, settings), blocks, settings)]
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
@@ -203,7 +213,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
         verdicts=_in_order(found) or first.verdicts,
         ranks=tuple(row for one in reports for row in one.ranks),
         what_if=replace(first.what_if, waste_by_rank_ms=by_rank, waste_by_node_ms=by_node),
-        notes=tuple(dict.fromkeys([separate_groups.note(groups), *(note for one in reports for note in one.notes)])),
+        notes=tuple(dict.fromkeys([groups_note(groups), *(note for one in reports for note in one.notes)])),
     )
 
 

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.model import ERROR, NONBLOCKING, Table
-from hindmost_judge.timeline.nonblocking import WAIT
-from hindmost_judge.timeline.operation_names import is_synchronising
+from hindmost_judge.timeline.collective_calls import WAIT, is_synchronising
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

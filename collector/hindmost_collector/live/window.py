@@ -22,8 +22,8 @@ from hindmost_judge.model import (
     rows,
     world_size,
 )
-from hindmost_judge.timeline import incarnations, repeated_calls
-from hindmost_judge.timeline.steps import period
+from hindmost_judge.timeline.separate_jobs import judged_incarnation
+from hindmost_judge.timeline.steps import calls_a_step, period
 
 from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.live import newest
@@ -244,7 +244,7 @@ class Window:
         length = period(np.unique(tokens, axis=1, return_inverse=True)[1].ravel())
         if length != 1 or (columns["flags"][one] & GPU_TIME).any():
             return length
-        return repeated_calls.count(np.maximum(columns["self_ns"][one], 0).astype(np.float64))
+        return calls_a_step(np.maximum(columns["self_ns"][one], 0).astype(np.float64))
 
     def step_seconds(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
         """Durations of the training steps in the window, seconds, all ranks."""
@@ -292,7 +292,7 @@ class Window:
                 look=newest_of_ns is not None,
                 **tables,
             )
-            return incarnations.judged(whole, stated)
+            return judged_incarnation(whole, stated)
 
         return make
 

@@ -37,7 +37,8 @@ import numpy as np
 
 from hindmost_judge.model import has_launches
 from hindmost_judge.stats.robust import average, median, median_error, peers_median, sums_by_step, with_peers
-from hindmost_judge.timeline import cohorts, launches
+from hindmost_judge.timeline import cohorts
+from hindmost_judge.timeline.overlap import waits_for_each
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -272,7 +273,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     fed = waits_for_host(blocks)
     if fed is None or not has_launches(run.collectives):
         return blocks
-    if blocks.joined is not None and launches.waits_for_each(blocks.joined):
+    if blocks.joined is not None and waits_for_each(blocks.joined):
         return blocks  # no host is ahead
     fed = _with_blind(fed, blocks)
     if not _marked(blocks):

@@ -23,8 +23,8 @@ from hindmost_judge.causes import backward, slow_computing, table
 from hindmost_judge.causes.slow_computing import FINER
 from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import episodes
+from hindmost_judge.graph.host_lanes import of_phase
 from hindmost_judge.stats.robust import median, peers_median, standard_error, with_peers
-from hindmost_judge.timeline import host_lanes
 from hindmost_judge.timeline.join import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
 
@@ -44,7 +44,7 @@ _HIDDEN = ("input", "h2d")
 def cause_of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
     """The cause of a slowdown."""
     if habit.phase is not None:
-        return table.explain(host_lanes.of_phase(blocks, habit.phase), habit.row, habit.steps(), settings)
+        return table.explain(of_phase(blocks, habit.phase), habit.row, habit.steps(), settings)
     seen = backward.of_habit(blocks, habit, settings)
     why = table.explain(_without_outer(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
     if seen.turn > 0 and "compute" in (why.cause, why.partial if why.remark else None):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.findings import Habit
-from hindmost_judge.graph.cohorts import paces
+from hindmost_judge.graph.lanes import paces
 from hindmost_judge.stats import segmentation
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from hindmost_judge.findings import Stalls
 from hindmost_judge.stats import rare
 from hindmost_judge.stats.rare import tail
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
-from hindmost_judge.timeline import cohorts, small_cohorts
+from hindmost_judge.timeline import cohorts
+from hindmost_judge.timeline.cohorts import behind_early_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -58,7 +59,7 @@ def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) ->
     rows = set(found)
     if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
         return []
-    behind = small_cohorts.behind(np.nan_to_num(blocks.excess), blocks.role)
+    behind = behind_early_ranks(np.nan_to_num(blocks.excess), blocks.role)
     total = sum(int(np.count_nonzero(held)) for held in found.values())
     each = []
     for row, held in found.items():
@@ -377,7 +378,7 @@ def find_stall_sets(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     """Row to [S] in which steps it stalls, of all that do; empty where there is any doubt who does."""
     least = _SMALL * settings.stall_effect * blocks.step_ns
     late = or_zero(blocks.excess)
-    late = small_cohorts.behind(late, blocks.role) if len(late) <= _CROWD else late
+    late = behind_early_ranks(late, blocks.role) if len(late) <= _CROWD else late
     rows = np.flatnonzero(np.count_nonzero(late >= least, axis=1) >= settings.min_stalls)
     if len(rows) > _MOST_ROWS:
         return {}

@@ -15,7 +15,7 @@ from hindmost_judge.causes import launch_bound
 from hindmost_judge.detector import register
 from hindmost_judge.findings import Uneven
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
-from hindmost_judge.timeline import cohorts
+from hindmost_judge.timeline.cohorts import beyond_peers
 from hindmost_judge.verdict.whole_job import of_uneven
 from hindmost_judge.whatif import savings, work_explained_delay
 from hindmost_judge.whatif.savings import stretched, waste
@@ -235,7 +235,7 @@ def _more(work: Floats, role: Ints | None) -> Floats:
         return np.zeros_like(work)
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
-    beyond = work - peers_median(work) if role is None else cohorts.beyond_peers(work, role)
+    beyond = work - peers_median(work) if role is None else beyond_peers(work, role)
     return np.asarray(np.nan_to_num(beyond / usual))
 
 

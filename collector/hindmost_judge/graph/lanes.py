@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.graph.cohorts import paces
 from hindmost_judge.stats import segmentation
 from hindmost_judge.types import Lanes, Wait
 
@@ -72,7 +71,7 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
 
 
-def build(timeline: Timeline) -> Lanes:
+def build_lanes(timeline: Timeline) -> Lanes:
     """The lanes of a job: self time of hosts as likely and within bounds, that of GPUs at most."""
     usual, ahead = _usual(timeline.spent), _is_ahead(timeline)
     spent = np.where(np.isnan(timeline.spent), usual, timeline.spent)
@@ -337,3 +336,25 @@ def _quantile(block: Floats, share: float) -> float:
     """The quantile of all known values; NaN where none is known."""
     values = block[~np.isnan(block)]
     return float(np.quantile(values, share)) if values.size else float("nan")
+
+
+#: From this many ranks on, one rank's own value hardly moves the median of all: that of its peers is not computed.
+_MANY_PEERS = 32
+
+
+def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
+    """The pace of each rank's peers, and of its whole cohort, from self times [R, S] and cohort numbers [R].
+
+    Both are [R, S] in the unit of ``self_time``. The first is the median of the *other* ranks, so that a slow rank is
+    not compared with itself; for a rank alone it is its own self time. The second is the median with the rank itself;
+    of an even number of ranks it is the lower middle one, so of two ranks the faster sets it.
+    """
+    peer_pace, cohort_pace = self_time.copy(), self_time.copy()
+    for number in np.unique(cohort):
+        members = np.flatnonzero(cohort == number)
+        cohort_pace[members] = np.sort(self_time[members], axis=0)[(len(members) - 1) // 2]
+        if len(members) > _MANY_PEERS:
+            peer_pace[members] = np.median(self_time[members], axis=0)
+        elif len(members) > 1:
+            peer_pace[members] = [np.median(self_time[members[members != row]], axis=0) for row in members]
+    return peer_pace, cohort_pace

@@ -12,24 +12,11 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.model import Job, Run, Table, rows
 from hindmost_judge.stats.robust import median, peers_median, sums_by_step
-from hindmost_judge.timeline import (
-    cohorts,
-    filled,
-    gathered,
-    intervals,
-    join,
-    overlapping,
-    periods,
-    phases,
-    pipelined,
-    profiled,
-    rounds,
-    schedule,
-    step_of_collective,
-    step_times,
-    steps,
-)
-from hindmost_judge.timeline.nonblocking import SAMPLED_FROM_NS
+from hindmost_judge.timeline import cohorts, filled, join, phases, pipelined, steps
+from hindmost_judge.timeline.cohorts import that_meet
+from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
+from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
+from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
 from hindmost_judge.timeline.whole_numbers import found_in
 
 if TYPE_CHECKING:
@@ -49,20 +36,20 @@ def build(run: Run, settings: Settings) -> Blocks | None:
         return None
     times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
     began, took = times.get("start_ns"), times.get("duration_ns")
-    inside = intervals.by_step(run.intervals, found.ranks, step_times.ends(found, began, took))
+    inside = phases.intervals_by_step(run.intervals, found.ranks, steps.step_ends(found, began, took))
     return replace(
         found,
         took=took,
         ended=began + took if began is not None and took is not None else None,
         parts=inside | found.parts,
-        samples=Samples(run, found.ranks, step_times.bounds(found, began)),
+        samples=Samples(run, found.ranks, steps.step_bounds(found, began)),
         node=_nodes(run, found.ranks),
     )
 
 
 def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
     """The blocks of the collectives, or, where these are of too few steps, of the marks."""
-    run = gathered.joined(run)
+    run = with_gathers_joined(run)
     joined = join.grid(run)
     found = None
     if joined is not None and len(joined.ranks) > 1:
@@ -120,20 +107,20 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     own = join.own_time(joined)
     number = joined.step
     if (number < 0).all():
-        number = step_of_collective.numbers(joined, own, table, run.counted)
+        number = steps.steps_of_collectives(joined, own, table, run.counted)
     keep = np.flatnonzero(number >= 0)
     if len(keep) == 0:
         return None
     keep = keep[np.argsort(number[keep], kind="stable")]
     joined, own, number = joined.take(keep), own[:, keep], number[keep]
     found, starts = np.unique(number, return_index=True)
-    period = periods.of_steps(joined, starts, found, table)
+    period = _step_times(joined, starts, found, table)
     unmarked = (joined.step < 0).all() and not rows(table)
     if unmarked and steps.are_parts(period) and steps.are_parts(np.fmin.reduce(sums_by_step(own, starts), axis=0)):
         return None  # parts in what all ranks do, not one that the others wait for
     if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
-    alone = period - periods.typical_wait(joined, starts)
+    alone = period - _typical_wait(joined, starts)
     first = min(steps.warmup(period, settings), steps.warmup(alone, settings))  # a stall is no warm-up
     if len(found) - first < 1:
         return None
@@ -143,7 +130,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     own = join.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
     before = joined.take(np.arange(cut))
     joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
-    order = schedule.build(run, joined, starts, beside, pipelined.left(before))
+    order = schedule_of(run, joined, starts, beside, pipelined.left(before))
     role = cohorts.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
     assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, role)
     return pipelined.of(assembled, order)
@@ -167,8 +154,9 @@ def _assemble(
     step_of = np.repeat(np.arange(len(numbers)), counts)
     work = phases.work(table, joined.ranks, numbers)
     parts = _parts(joined, own, starts, numbers, table)
-    overlapped = overlapping.find(joined, own, step_of, starts, work if work is not None else parts.get("gpu_forward"))
-    segments = rounds.late(joined, own, starts) if overlapped else cohorts.excess(joined, own, role)
+    computed = work if work is not None else parts.get("gpu_forward")
+    overlapped = is_overlapped(joined, own, step_of, starts, computed)
+    segments = delay_by_round(joined, own, starts) if overlapped else cohorts.excess(joined, own, role)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
     return Blocks(
@@ -243,7 +231,7 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
         return None
     first = steps.warmup(median(duration[:, shared], axis=0), settings)
     kept = shared[first:]
-    kept = kept[profiled.undisturbed(table, numbers[kept], settings.min_steps)]
+    kept = kept[steps.not_profiled(table, numbers[kept], settings.min_steps)]
     numbers, duration = numbers[kept], duration[:, kept]
     own = np.where(np.isnan(duration), np.nan, own[:, kept])  # a step that a rank did not record
     parts = {name: block[:, kept] for name, block in parts.items()}
@@ -283,3 +271,49 @@ def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats
         beside=np.zeros(len(numbers), bool),
         role=np.zeros(len(ranks), np.int64),
     )
+
+
+#: Ranks sampled for the typical waiting time.
+_SAMPLE = 512
+#: Groups of ranks whose steps are longer by this factor are not part of the others' steps.
+_OWN_PACE = 1.1
+
+
+def _step_times(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floats:
+    """[S] step time: from the end of one step's collectives to the next's on a GPU's clock, else from the marks.
+
+    Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
+    """
+    told = phases.pivot(table, joined.ranks, numbers, "duration_ns")
+    if told is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
+        return _slowest(told, joined)
+    end = joined.start + joined.duration
+    ends = end[:, np.append(starts[1:], joined.columns) - 1]
+    lengths = np.full(ends.shape, np.nan)
+    lengths[:, 1:] = np.diff(ends, axis=1)
+    lengths[:, 1:][:, _left_out(numbers)] = np.nan
+    return _slowest(lengths, joined)
+
+
+def _left_out(numbers: Ints) -> Array:
+    """[S - 1] whether steps are missing before each but the first, as in a torn segment.
+
+    The time since the last one that is there is then no step's."""
+    apart = np.diff(numbers)
+    return np.asarray(apart > np.median(apart)) if len(apart) else np.zeros(0, bool)
+
+
+def _typical_wait(joined: Grid, starts: Ints) -> Floats:
+    """[S] ns that the typical rank waits for others in a step."""
+    waits = np.maximum(joined.duration - join.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
+    return median(sums_by_step(waits, starts), axis=0)
+
+
+def _slowest(lengths: Floats, joined: Grid) -> Floats:
+    """[S] how long the typical rank's steps are [R, S]; with sets that train in parallel, those of the slowest."""
+    which, typical = that_meet(joined), median(lengths, axis=0)
+    if (which == which[0]).all():
+        return typical
+    each = [median(lengths[which == one], axis=0) for one in np.unique(which)]
+    slowest = max(each, key=lambda one: float(np.nan_to_num(median(one))))
+    return slowest if median(slowest) > _OWN_PACE * median(typical) else typical

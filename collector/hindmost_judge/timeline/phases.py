@@ -1,4 +1,11 @@
-"""The steps table as blocks of [rank x step]: marks, phases, work."""
+"""The steps table as blocks of [rank x step]: marks, phases, work, and intervals that are no phases of a step.
+
+Waiting may hide inside forward phases on the GPU, where steps alone must show who is late. Sharded parameters,
+tensor-parallel groups, synchronised batch norm and broadcast buffers make ranks meet in forward: early ranks wait there
+for late ones. A rank whose GPU idles some ms more before its forward than another's waits for its host, and for no
+other rank. If that other rank's forward is longer by just as much in the same step, it waited. A rank that computes
+longer is longer by any amount, regardless of others' idle time.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import constant
+from hindmost_judge.dictionary_encoding import codes
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Table, rows
 from hindmost_judge.stats.robust import median, or_zero
-from hindmost_judge.timeline import hidden_synchronisation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -187,7 +194,7 @@ def busy(parts: dict[str, Floats], duration: Floats) -> tuple[Floats, Floats | N
         working = [parts[name] for name in parts if name.startswith("gpu_") and name not in _MAY_WAIT]
         busy_for = _sum(working) + idle
         if "gpu_forward" in parts:
-            busy_for -= hidden_synchronisation.waited(parts["gpu_forward"], idle, median(took + idle, axis=0))
+            busy_for -= waited_in_forward(parts["gpu_forward"], idle, median(took + idle, axis=0))
         return busy_for, took + idle
     own = [block for name, block in parts.items() if name not in _MAY_WAIT | AMOUNTS]
     return _sum(own) if own else np.full_like(duration, np.nan), None
@@ -199,3 +206,57 @@ def _sum(blocks: list[Floats]) -> Floats:
     for block in blocks[1:]:
         total += or_zero(block)
     return total
+
+
+#: A wait must equal the other's idle time before it within this share: GPUs begin a step slightly apart.
+_AS_LONG = 0.2
+#: Idling for less than this share of the step is launch time, and shows no delay.
+_LEAST = 0.02
+#: A rank that meets others there waits for at least this share of their delay; less may be chance.
+_MOSTLY = 0.5
+
+
+def waited_in_forward(forward: Floats, idle: Floats, step: Floats) -> Floats:
+    """[R, S] ns of ``forward`` [R, S] in which a rank waited for the rank whose GPU was ``idle`` [R, S] longest before
+    it.
+
+    ``step`` [S] is how long each step is.
+    """
+    column = np.arange(forward.shape[1])
+    last = np.argmax(np.where(np.isnan(forward), -1.0, idle), axis=0)
+    longer = forward - forward[last, column]
+    waits = idle[last, column] - idle
+    waited_for = waits >= _LEAST * step
+    alike = waited_for & (np.abs(longer - waits) <= _AS_LONG * waits)
+    meets = np.sum(waits, axis=1, where=alike) >= _MOSTLY * np.sum(waits, axis=1, where=waited_for)
+    return np.where(alike & meets[:, None], np.minimum(longer, waits), 0.0)
+
+
+#: Names that causes ask for; what else there is stays out.
+INTERVALS = ("issue", "file_read", "file_write", "file_sync", "checkpoint", "gc", "h2d", "input")
+
+
+def intervals_by_step(table: Table, ranks: Ints, ends: Floats) -> dict[str, Floats]:
+    """Name to [R, S] ns; ``ends`` [R, S] is when each rank's steps ended on the clock of the intervals.
+
+    An interval belongs to the step in which it began; what began after the last step is left out.
+    """
+    if rows(table) == 0 or ends.shape[1] < 2:
+        return {}
+    name, names = codes(table["name"])
+    found: dict[str, Floats] = {}
+    for one, text in enumerate(names):
+        if text not in INTERVALS:
+            continue
+        block = np.zeros(ends.shape)
+        held = np.flatnonzero((name == one) & (table["duration_ns"] >= 0))
+        for row, rank in enumerate(ranks.tolist()):
+            mine = held[table["rank"][held] == rank]
+            if len(mine) == 0:
+                continue
+            step = np.searchsorted(ends[row], table["start_ns"][mine])
+            begin = ends[row, 0] - np.median(np.diff(ends[row]))
+            inside = (step < ends.shape[1]) & (table["start_ns"][mine] >= begin)
+            np.add.at(block[row], step[inside], table["duration_ns"][mine[inside]].astype(np.float64))
+        found[text] = block
+    return found

@@ -1,4 +1,9 @@
-"""Blocks of a pipeline: its self time and delays by interval, between sends, receives and collectives."""
+"""Blocks of a pipeline: its self time and delays by interval, between sends, receives and collectives.
+
+The enqueue time of each operation shows how long GPUs idled because their hosts had launched no more. A kernel that
+begins as soon as it is launched found nothing queued before it. If the interval before it took longer than with work
+queued throughout, the GPU waited for its host for the difference. That is no work of its stage.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline import cohorts, gpu_starvation, schedule
+from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.timeline.cohorts import beyond_peers
+from hindmost_judge.timeline.messages import RECEIVE, schedule_of_transfers
 from hindmost_judge.whatif import pipeline_replay
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
     from hindmost_judge.timeline.join import Grid
-    from hindmost_judge.timeline.schedule import Schedule
-    from hindmost_judge.types import Floats
+    from hindmost_judge.timeline.messages import Schedule
+    from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.whatif.pipeline_replay import Bubbles
 
 
@@ -33,8 +39,8 @@ def of(found: Blocks, order: Schedule | None) -> Blocks:
     if built is None:
         return found
     own = built.own(len(found.ranks))
-    idle = gpu_starvation.find(order, built, found.role, found.own.shape) if order is not None else None
-    return by(replace(found, own=own, excess=cohorts.beyond_peers(own, found.role), starved=idle), built)
+    idle = gpu_starvation(order, built, found.role, found.own.shape) if order is not None else None
+    return by(replace(found, own=own, excess=beyond_peers(own, found.role), starved=idle), built)
 
 
 def of_transfers(found: Blocks, run: Run) -> Blocks:
@@ -42,7 +48,7 @@ def of_transfers(found: Blocks, run: Run) -> Blocks:
 
     There the phases do not tell who is late: a stage waits in its forward for what it receives, on its GPU as well.
     """
-    order = schedule.of_transfers(run, found.ranks, found.steps)
+    order = schedule_of_transfers(run, found.ranks, found.steps)
     stage = order.stages(len(found.ranks)) if order is not None else None
     if order is None or stage is None:
         return found
@@ -77,7 +83,7 @@ def _late_by_hosts(found: Blocks, built: Bubbles) -> Floats:
 def _received(order: Schedule, found: Blocks) -> Floats:
     """[R, S] ns that each rank spent in receives; NaN in steps left out."""
     wait = np.zeros(found.own.shape)
-    took = np.where((order.kind == schedule.RECEIVE)[:, None], order.end - order.start, 0.0)
+    took = np.where((order.kind == RECEIVE)[:, None], order.end - order.start, 0.0)
     np.add.at(wait, (order.row[:, None], order.steps[None, :]), took)
     wait[:, np.setdiff1d(np.arange(len(found.steps)), order.steps)] = np.nan
     return wait
@@ -94,3 +100,62 @@ def by(found: Blocks, built: Bubbles) -> Blocks:
         pipeline=built,
         computing=built.computing(len(found.ranks)) if on_gpu else None,
     )
+
+
+#: A kernel began at its launch if its wait exceeds its rank's shortest by at most this time (ns), or this share of a
+#: step's work; earlier launches may begin after it was launched.
+_AT_ONCE_NS, _AT_ONCE = 100_000.0, 0.02
+#: Clocks of GPU and host drift apart by tens of us a second: the shortest wait is taken over this many steps.
+_WINDOW = 25
+#: Steps with queued work that give the usual length of an interval; with fewer, this percentile of its lengths does.
+_ENOUGH, _SHORT = 5, 10
+
+
+def gpu_starvation(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) -> Floats | None:
+    """[R, S] ns, the ``shape``; ``None`` where enqueue times were not recorded.
+
+    An interval that was rarely seen with queued work is taken to be no longer than for a rank of the same ``role`` [R]
+    that had work queued.
+    """
+    if order.enqueue is None or np.isnan(order.enqueue).all():
+        return None
+    waited = order.start - order.enqueue
+    in_step = float(np.bincount(built.row, median(built.work, axis=1)).max())
+    at_once = _at_once(order, waited, max(_AT_ONCE_NS, _AT_ONCE * in_step))
+    queued = np.where(at_once, np.nan, built.work)
+    known = (~at_once).sum(axis=1) >= _ENOUGH
+    told = np.where(known, median(queued, axis=1), np.nan)
+    usual = np.where(known, told, np.fmin(np.percentile(built.work, _SHORT, axis=1), _of_peers(told, built, role)))
+    idle = np.where(at_once, np.maximum(built.work - usual[:, None], 0.0), 0.0)
+    found = np.zeros(shape)
+    np.add.at(found, (order.row[:, None], order.steps[None, :]), idle)
+    return found
+
+
+def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
+    """[N] the known times ``told`` [N] of that interval for the typical rank of the cohort, of two the quicker.
+
+    NaN where no rank of the same ``role`` [R] has it."""
+    alike = role[built.row] * (int(built.place.max()) + 1) + built.place
+    lacking = np.zeros(int(alike.max()) + 1, bool)
+    lacking[alike[np.isnan(told)]] = True
+    asked = np.flatnonzero(lacking[alike])
+    which = np.unique(alike[asked], return_inverse=True)[1].ravel()
+    order = np.lexsort((told[asked], which))  # NaN goes last
+    known = np.bincount(which, ~np.isnan(told[asked])).astype(np.int64)
+    first = np.searchsorted(which[order], np.arange(len(known)))
+    found = np.full(len(told), np.nan)
+    found[asked] = told[asked][order][first + np.maximum(known - 1, 0) // 2][which]
+    return found
+
+
+def _at_once(order: Schedule, waited: Floats, soon: float) -> Array:
+    """[N, G] which operations began as soon as they were launched: within so many ns."""
+    found = np.zeros(waited.shape, bool)
+    windows = np.array_split(np.arange(waited.shape[1]), max(waited.shape[1] // _WINDOW, 1))
+    first = np.flatnonzero(np.diff(order.row, prepend=-1))
+    counts = np.diff(np.append(first, len(order.row)))
+    for steps in windows:
+        least = np.fmin.reduceat(np.fmin.reduce(waited[:, steps], axis=1), first)
+        found[:, steps] = waited[:, steps] - np.repeat(least, counts)[:, None] <= soon
+    return found

@@ -1,16 +1,37 @@
-"""Steps of a job that marks none: the pattern of its collectives repeats, and one repetition is a step."""
+"""Which steps a job makes, which step each collective is of, and when each step began and ended.
+
+A job that marks no steps makes a pattern of collectives that repeats, and one repetition is a step. Evaluation and
+logging between steps break a pattern. Then each rank says when its own steps began and ended, and when it called: no
+clock is compared with another. A GPU's clock is not the host's, so this is for collectives that are timed where they
+are called.
+
+A solver that makes two dot products a step calls the same collective several times in a row. Nothing in the calls tells
+them apart; time does: one is called after the computing, the others at once after it. Taken for a step each, every
+other step would be empty, and what is typical of steps that alternate is true of none.
+
+Numbers of unmarked steps are consistent across the windows of a running job: old steps leave a window, the rest keep
+theirs. Counted from a window's begin, a step would have another number in each window, and an onset would move with it.
+
+A profiler slows the steps that it records, begins or writes in: others are judged where there are some.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from hindmost_judge.model import PROFILED, UNMEASURED, Counted, Table, rows
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline import repeated_calls
 
 if TYPE_CHECKING:
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
+    from hindmost_judge.timeline.join import Grid
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations.
@@ -68,7 +89,7 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
     if length is None:
         return np.full(len(tokens), -1, np.int64)
     if apart and length == 1 and marks is None:
-        together = repeated_calls.steps(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
+        together = steps_of_repeated_calls(tokens == np.bincount(tokens[len(tokens) // 4 :]).argmax(), gap)
         if together is not None:
             return together
     if apart and length > 1 and marks is None:
@@ -115,7 +136,7 @@ def _after_computing(tokens: Ints, gap: Floats, length: int) -> int:
     longest = np.argsort(computed)[-max(count // _LAYERS, 1) :]
     place = first + int(np.bincount(longest % length).argmax())
     begins = _matches(tokens, tokens[place : place + length], np.ones(len(tokens), bool))
-    return repeated_calls.count(np.array([np.nansum(gap[begin : begin + length]) for begin in begins]), _LAYERS)
+    return calls_a_step(np.array([np.nansum(gap[begin : begin + length]) for begin in begins]), _LAYERS)
 
 
 def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
@@ -239,3 +260,262 @@ def warmup(durations: Floats, settings: Settings) -> int:
     slow = np.nan_to_num(durations[: most + 3], nan=np.inf) > settings.warmup_ratio * typical
     calm = [first for first in range(1, most + 1) if not slow[first : first + 3].any()]
     return calm[0] if calm else most
+
+
+#: Most collectives of a step: with more, it is likelier that each is a step and some hold a log or a check in addition.
+_MOST_IN_A_ROW = 16
+#: Least ratio of computing before the first of them to computing before all the others together.
+_BEYOND = 2.0
+#: Share of first collectives that must follow the previous one at the same distance.
+_REGULAR = 0.9
+#: Steps needed to see that they are regular: no more than there are when a job is first judged.
+_LEAST_STEPS = 6
+
+
+def steps_of_repeated_calls(usual: Array, gap: Floats) -> Ints | None:
+    """Step number of every collective [K], -1 for those of none; ``None`` where each is a step of its own.
+
+    ``usual`` [K] are the equal collectives, ``gap`` [K] is the typical self time before each.
+    """
+    at = np.flatnonzero(usual)
+    own = np.nan_to_num(gap[at])
+    length = calls_a_step(own)
+    if length == 1:
+        return None
+    found = np.full(len(gap), -1, np.int64)
+    for number, begin in enumerate(_with_hidden_ones(_first_of(own, length), length).tolist()):
+        found[at[begin : begin + length]] = number
+    return found
+
+
+def calls_a_step(own: Floats, most: int = _MOST_IN_A_ROW) -> int:
+    """How many alike collectives make a step, ``most`` of them, by the ``own`` time before each [K]."""
+    for length in range(2, most + 1):
+        first = _first_of(own, length)
+        apart = np.diff(first[first >= len(own) // 4])  # starting up has a pattern of its own
+        regular = len(apart) >= _LEAST_STEPS and np.mean(apart == length) >= _REGULAR
+        if regular and (len(apart) + 1) * length >= _REGULAR * (len(own) - len(own) // 4):  # all of the time
+            return length
+    return 1
+
+
+def _first_of(own: Floats, length: int) -> Ints:
+    """Those before which more is computed than before all others together that can be of one step with them."""
+    total = np.concatenate([[0.0], np.cumsum(own)])
+    place = np.arange(len(own))
+    after = total[np.minimum(place + length, len(own))] - total[place + 1]
+    before = total[place] - total[np.maximum(place - length + 1, 0)]
+    whole = place + length <= len(own)
+    return np.flatnonzero(whole & (own > 0) & (own >= _BEYOND * np.maximum(after, before)))
+
+
+def _with_hidden_ones(first: Ints, length: int) -> Ints:
+    """With those that something else hid once: whole steps lie between the one before and the one after."""
+    between = [np.arange(a, b, length) if (b - a) % length == 0 else np.array([a]) for a, b in pairwise(first.tolist())]
+    return np.concatenate([*between, first[-1:]]).astype(np.int64)
+
+
+#: Share of the marked steps that must make the same collectives for these to define a step.
+_AS_MARKED = 0.8
+#: A job with fewer marked steps has just begun: a pattern that repeats more often than these lies within a step.
+_FEW = 10
+
+
+def steps_of_collectives(grid: Grid, own: Floats, table: Table, before: Counted | None = None) -> Ints:
+    """Step number of every collective [K]; -1 for what belongs to none. ``own`` [R, K] ns is the time before each.
+
+    ``table`` are the training steps of all ranks; where there are none numbers go on from those of the window before.
+    """
+    gap, marked = median(own, axis=0), len(np.unique(table["step"]))
+    apart = not grid.gpu_time or bool(grid.peer_wait.any())  # a pipeline's gradients follow one another after it
+    found = infer(grid.token, gap, _marks(grid, table), apart=apart)
+    if not marked:
+        return numbered_as_before(found, grid, before)
+    count = len(np.unique(found[found >= 0]))
+    if marked < _FEW and count > 2 * (marked + 1):
+        return np.full_like(found, -1)
+    if count >= max(_AS_MARKED * marked, 1):
+        return found
+    called = _called_in(grid, table)  # what repeats is more than a step: an evaluation every so many of them
+    return called if (called >= 0).any() else found
+
+
+def _marks(grid: Grid, table: Table) -> Marks | None:
+    """The marked steps with the start times of the collectives; ``None`` where none are marked."""
+    number, which = np.unique(table["step"], return_inverse=True) if rows(table) else (np.empty(0, np.int64), None)
+    if which is None:
+        return None
+    start = np.full(len(number), np.inf)
+    np.minimum.at(start, which, np.where(table["start_ns"] >= 0, table["start_ns"], np.inf).astype(np.float64))
+    known = np.isfinite(start)
+    return Marks(number[known], np.maximum.accumulate(start[known]), median(grid.start, axis=0))
+
+
+def _called_in(grid: Grid, table: Table) -> Ints:
+    """[K] the marked step in which all ranks called; -1 for none, and for a step that makes others than usual."""
+    nowhere = np.full(grid.columns, -1, np.int64)
+    if grid.gpu_time or not rows(table):
+        return nowhere
+    found = np.stack([_of_rank(grid, row, table) for row in range(len(grid.ranks))])
+    seen = ~np.isnan(grid.start)
+    number = np.where(seen, found, -1).max(axis=0)
+    number[(seen & (found != number)).any(axis=0)] = -1
+    each = {int(step): tuple(grid.token[number == step].tolist()) for step in np.unique(number[number >= 0])}
+    if not each:
+        return nowhere
+    usual, times = Counter(each.values()).most_common(1)[0]
+    if times < _AS_MARKED * len(np.unique(table["step"])):
+        return nowhere
+    return np.where(np.isin(number, [step for step in each if each[step] == usual]), number, -1)
+
+
+def _of_rank(grid: Grid, row: int, table: Table) -> Ints:
+    """[K] the marked step within which this rank started each collective, -1 for none."""
+    known = (table["start_ns"] >= 0) & (table["duration_ns"] != UNMEASURED)
+    mine = np.flatnonzero((table["rank"] == grid.ranks[row]) & known)
+    if len(mine) == 0:
+        return np.full(grid.columns, -1, np.int64)
+    mine = mine[np.argsort(table["start_ns"][mine], kind="stable")]
+    start = table["start_ns"][mine].astype(np.float64)
+    called = np.nan_to_num(grid.start[row], nan=-np.inf)
+    place = np.searchsorted(start, called, side="right") - 1
+    inside = (place >= 0) & (called < start[place] + table["duration_ns"][mine][place])
+    return np.where(inside, table["step"][mine][place], -1).astype(np.int64)
+
+
+#: The newest steps may be incomplete: the step that anchors the count has this many after it.
+_AFTER = 3
+
+
+def numbered_as_before(number: Ints, joined: Grid, before: Counted | None) -> Ints:
+    """Step numbers [K] of collectives, -1 for those of none, that go on from those of the window before.
+
+    Where that shares no step with this one so many lie between as have passed at the typical pace.
+    """
+    inside = np.flatnonzero(number >= 0)
+    if before is None or not len(inside):
+        return number
+    numbers, first = np.unique(number[inside], return_index=True)
+    began = _began(joined, inside[first])
+    length = float(median(np.diff(began))) if len(began) > 1 else float("nan")
+    if not (np.isfinite(began).any() and length > 0):
+        return number
+    at = int(np.nanargmin(np.abs(began - before.start_ns)))
+    since = before.step + round((float(began[at]) - before.start_ns) / length)
+    shift = max(since - int(numbers[at]), -int(numbers[0]))
+    return np.where(number >= 0, number + shift, number)
+
+
+def last_counted(run: Run, blocks: Blocks | None, settings: Settings) -> Counted | None:
+    """One of the newest steps, as it was counted; ``None`` where steps are marked, nothing tells when they began, or
+    they are too few to be sure of: what repeats within one may have been taken for a step."""
+    if blocks is None or blocks.joined is None or len(blocks.steps) < settings.min_steps:
+        return None
+    if rows(run.steps) or (blocks.joined.step >= 0).any():
+        return None
+    began = _began(blocks.joined, blocks.starts)
+    known = np.flatnonzero(np.isfinite(began))[: -_AFTER or None]
+    return Counted(int(blocks.steps[known[-1]]), float(began[known[-1]])) if len(known) else None
+
+
+def _began(joined: Grid, columns: Ints) -> Floats:
+    """[S] when the first rank came to each of these collectives, ns; NaN where none was seen to."""
+    return np.asarray(np.fmin.reduce(joined.start[:, columns], axis=0), np.float64)
+
+
+def step_bounds(found: Blocks, start: Floats | None) -> Floats:
+    """[S + 1] when each step began on the job clock, and when the last ended; empty where unknown.
+
+    ``start`` [R, S] holds the marked times. A GPU's clock is some ms off the job's, which is nothing at the rate of
+    samples.
+    """
+    if start is None and found.joined is not None:
+        start = found.joined.start[:, found.starts]
+    if start is None or np.isnan(start).all():
+        return np.empty(0)
+    begins = _without_gaps(median(start, axis=0), found.steps, found.step_ns)
+    return np.maximum.accumulate(np.append(begins, begins[-1] + np.nan_to_num(found.step_ns)))
+
+
+def _without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
+    """[..., S] when something happened in each step, where of the same ones nothing is known in all rows: of a job that
+    runs, collectives of the newest step are there before its mark. Steps between known ones are as long as each other,
+    those beyond as usual."""
+    known = ~np.isnan(times.reshape(-1, len(steps))[0])
+    if known.all() or not known.any():
+        return times
+    at, seen = steps[known], times[..., known]
+    right = np.minimum(np.searchsorted(at, steps), len(at) - 1)
+    left = np.where(at[right] <= steps, right, np.maximum(right - 1, 0))
+    share = (steps - at[left]) / np.maximum(at[right] - at[left], 1) * (left < right)
+    inside = seen[..., left] + (seen[..., right] - seen[..., left]) * share
+    beyond = np.minimum(steps - at[0], 0) + np.maximum(steps - at[-1], 0)
+    return np.asarray(inside + beyond * np.nan_to_num(usual))
+
+
+def _lacking_alike(gaps: Array) -> list[Ints]:
+    """Rows of [R, S] with gaps, those with the same ones together: mostly some lack the newest step."""
+    rows = np.flatnonzero(gaps.any(axis=1))
+    bits = np.packbits(gaps[rows], axis=1)
+    kind = np.unique(bits.view(f"S{bits.shape[1]}").ravel(), return_inverse=True)[1]
+    order = np.argsort(kind, kind="stable")
+    return np.split(rows[order], np.flatnonzero(np.diff(kind[order])) + 1) if len(rows) else []
+
+
+def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> Floats:
+    """[R, S] when each rank's steps ended on the job clock, as ``start`` and ``duration`` [R, S] were marked.
+
+    Without columns where that is unknown.
+    """
+    if start is not None and duration is not None:
+        told = start + duration
+    elif found.joined is not None and not found.joined.gpu_time:
+        last = np.append(found.starts[1:], found.joined.columns) - 1
+        told = (found.joined.start + found.joined.duration)[:, last]
+    else:
+        return np.empty((len(found.ranks), 0))
+    usual = found.step_ns
+    for alike in _lacking_alike(np.isnan(told)):
+        told[alike] = _without_gaps(told[alike], found.steps, usual)
+    return np.empty((len(found.ranks), 0)) if np.isnan(told).any() else told
+
+
+def not_profiled(table: Table, numbers: Ints, least: int) -> Array:
+    """[S] mask of the steps that no rank's profiler disturbed; of all steps where fewer than ``least`` are left."""
+    calm = ~np.isin(numbers, table["step"][table["kind"] == PROFILED])
+    return calm if calm.sum() >= least else np.ones(len(numbers), bool)
+
+
+def settings_of_few_profiled(blocks: Blocks, table: Table, settings: Settings) -> Settings:
+    """The thresholds for steps that were all profiled and are few: there will be no more of them.
+
+    A rank is named if it is the latest in each of these, by more than any healthy rank is; a running job waits for
+    more.
+    """
+    few = settings.min_steps_when_profiled <= len(blocks.steps) < settings.min_steps
+    if not few or not rows(table):
+        return settings
+    theirs = np.isin(table["step"], blocks.steps)
+    if not np.isin(blocks.steps, table["step"][theirs]).all() or (table["kind"][theirs] != PROFILED).any():
+        return settings
+    return replace(
+        settings,
+        large_effect=min(settings.profiled_effect, settings.large_effect),
+        min_steps_when_large=len(blocks.steps),
+        min_latest=1.0,
+        min_consistency=1.0,
+    )
+
+
+def profiler_notes(blocks: Blocks | None, table: Table) -> list[str]:
+    """What it means for the report that a profiler was at work."""
+    if not rows(table) or blocks is None:
+        return []
+    steps = np.unique(table["step"][table["kind"] == PROFILED])
+    judged = np.isin(blocks.steps, steps)
+    if judged.all() and len(judged):
+        return ["a profiler recorded all steps and slowed them: times are those of profiled steps"]
+    if len(steps) and not judged.any():
+        slowed = f"steps {steps[0]} to {steps[-1]}" if len(steps) > 1 else f"step {steps[0]}"
+        return [f"a profiler slowed {slowed}, which are not judged"]
+    return []

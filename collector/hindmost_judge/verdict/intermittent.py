@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_judge.causes import cpu_wait, table
 from hindmost_judge.stats.robust import average
-from hindmost_judge.timeline import small_cohorts
+from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
@@ -111,9 +111,7 @@ def of_stalls(
 
 def _behind_calm(blocks: Blocks) -> Blocks:
     """The same with ranks set against those of their peers that are early; a pipeline's replay knows their median."""
-    excess, segments = (
-        small_cohorts.behind(np.nan_to_num(one), blocks.role) for one in (blocks.excess, blocks.segments)
-    )
+    excess, segments = (behind_early_ranks(np.nan_to_num(one), blocks.role) for one in (blocks.excess, blocks.segments))
     return replace(blocks, excess=excess, segments=segments if blocks.pipeline is None else blocks.segments)
 
 

@@ -25,7 +25,7 @@ from hindmost_judge.script import script, split
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.timeline import join, phases
-from hindmost_judge.timeline.operation_names import is_synchronising
+from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import in_python
 from hindmost_judge.verdict.schema import STOPS, Verdict

@@ -17,7 +17,7 @@ from hindmost_judge.causes import loading, table
 from hindmost_judge.dictionary_encoding import codes
 from hindmost_judge.model import OTHER, Run, rows
 from hindmost_judge.stats.robust import average, mean, median, sums_by_step
-from hindmost_judge.timeline import intervals
+from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
 from hindmost_judge.timeline.whole_numbers import found_in
 from hindmost_judge.verdict import endings
@@ -154,7 +154,7 @@ def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | Non
     """
     if name in ("self_runqueue", "self_blocked") and blocks.joined is not None:
         return sums_by_step((~np.isnan(blocks.joined.runqueue)).astype(np.float64), blocks.starts) > 0
-    if name in intervals.WANTED and f"{name}_ns" not in run.steps:
+    if name in phases.INTERVALS and f"{name}_ns" not in run.steps:
         return np.isin(blocks.ranks, run.intervals["rank"][run.intervals["name"] == name])[:, None]
     return None
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_judge.detect.straggler import extreme
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, spread
-from hindmost_judge.timeline import cohorts
+from hindmost_judge.timeline.cohorts import beyond_peers, only_peers
 from hindmost_judge.verdict import advice, summary
 from hindmost_judge.verdict.schema import RankRow, Report, Verdict, WhatIf
 from hindmost_judge.verdict.wording import against, ms, names, percent
@@ -98,7 +98,7 @@ def _work(built: Graph, cost: Floats) -> tuple[Array, Array, Floats]:
 
 def _beyond(stages: Array, work: Floats) -> Floats:
     """[R, S] how far a worker is above the other replicas of its stage; 0 where it has none."""
-    return cohorts.beyond_peers(work, stages)
+    return beyond_peers(work, stages)
 
 
 def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
@@ -107,7 +107,7 @@ def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
     usual = (work - beyond).mean(axis=1)
     level = beyond.mean(axis=1) / usual
     late = np.flatnonzero(level >= max(settings.min_effect, settings.min_effect_of_few))
-    suspects = [*late.tolist(), *cohorts.only_peers(stages, late.tolist())]
+    suspects = [*late.tolist(), *only_peers(stages, late.tolist())]
     healthy = np.delete(level, suspects)
     differ = (spread(healthy) if len(healthy) > 1 else settings.min_effect) * extreme(len(level))
     chance = beyond[late].std(axis=1) / usual[late] / np.sqrt(work.shape[1])

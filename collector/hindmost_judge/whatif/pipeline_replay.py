@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import median, peers_median
-from hindmost_judge.timeline import fused_receives
 from hindmost_judge.timeline.join import traded
-from hindmost_judge.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
 from hindmost_judge.whatif.levels import topological
 
 if TYPE_CHECKING:
@@ -158,7 +157,7 @@ def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
     if source is None:
         return None
     if not schedule.exact:
-        schedule = fused_receives.told_in_full(schedule, source, _units(schedule, source, np.zeros(len(source), bool)))
+        schedule = fused_receives_in_full(schedule, source, _units(schedule, source, np.zeros(len(source), bool)))
     holds = _holding(schedule, source)
     often = _waited(schedule, source, holds).mean(axis=1)
     for least in _OFTEN:  # sends that seem to wait in a circle were gone before they were received

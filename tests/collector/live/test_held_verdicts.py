@@ -25,7 +25,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.wire import Job
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Counted
-from hindmost_judge.timeline import step_numbers
+from hindmost_judge.timeline.steps import numbered_as_before
 from hindmost_judge.verdict.wording import OLDER
 
 from tests.collector.live.pacing import collector, turn
@@ -205,11 +205,11 @@ def test_numbers_go_on_where_windows_share_no_step() -> None:
     starts = np.arange(40.0)[None, :] * 1e8
     joined = SimpleNamespace(start=np.concatenate([starts + 5e6, starts]))
     number = np.where(np.arange(40) % 2, -1, np.arange(40) // 2)
-    assert step_numbers.as_before(number, joined, None).tolist() == number.tolist()
-    assert step_numbers.as_before(number, joined, Counted(17, 4.1e8)).max() == 17 + 17
-    assert step_numbers.as_before(number, joined, Counted(17, -10e8)).max() == 17 + 5 + 19
+    assert numbered_as_before(number, joined, None).tolist() == number.tolist()
+    assert numbered_as_before(number, joined, Counted(17, 4.1e8)).max() == 17 + 17
+    assert numbered_as_before(number, joined, Counted(17, -10e8)).max() == 17 + 5 + 19
     unseen = SimpleNamespace(start=np.full((2, 40), np.nan))
-    assert step_numbers.as_before(number, unseen, Counted(17, 0.0)).tolist() == number.tolist()
+    assert numbered_as_before(number, unseen, Counted(17, 0.0)).tolist() == number.tolist()
 
 
 def test_what_begins_with_the_window_may_be_older() -> None:

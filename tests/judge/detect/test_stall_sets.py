@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -12,8 +12,11 @@ from hindmost_judge.detect import intermittent
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline import small_cohorts
 from hindmost_judge.timeline.blocks import build
+from hindmost_judge.timeline.cohorts import behind_early_ranks
+
+if TYPE_CHECKING:
+    from hindmost_judge.types import Floats, Ints
 
 
 @pytest.mark.parametrize("count", range(2, 33))
@@ -21,7 +24,7 @@ def test_early_ranks_are_on_time_however_many_are_late(count: int) -> None:
     """What ranks are beyond the median of their peers says in full how far they are apart."""
     came = np.random.default_rng(count).normal(size=(count, 20))
     early = np.sort(came, axis=0)[(count - 1) // 4]
-    behind = small_cohorts.behind(came - peers_median(came), np.zeros(count, np.int64))
+    behind = behind_early_ranks(came - peers_median(came), np.zeros(count, np.int64))
     assert behind == pytest.approx(came - early)
 
 
@@ -137,8 +140,12 @@ def test_ranks_of_a_large_job_are_set_against_their_median(
     """Ordering all ranks in each step takes longer than the rest of an evaluation, and few can move the median of so
     many."""
     asked: list[int] = []
-    behind = small_cohorts.behind
-    monkeypatch.setattr(small_cohorts, "behind", lambda late, role: asked.append(len(late)) or behind(late, role))
+
+    def counted(late: Floats, role: Ints) -> Floats:
+        asked.append(len(late))
+        return behind_early_ranks(late, role)
+
+    monkeypatch.setattr(intermittent, "behind_early_ranks", counted)
     assert sorted(intermittent.find_stall_sets(_blocks(count, _each(range(3))), DEFAULT)) == [0, 1, 2]
     assert asked == ([count] if sorted_out else [])
 

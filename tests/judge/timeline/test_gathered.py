@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, UNMEASURED, Run
-from hindmost_judge.timeline import gathered
+from hindmost_judge.timeline.messages import with_gathers_joined
 
 from tests.scenarios.loads import Load, make
 
@@ -79,13 +79,13 @@ def test_an_even_job_that_gathers_is_balanced(calls: dict[int, list[str]]) -> No
 def test_a_broadcast_whose_root_has_not_heard_of_all_is_no_meeting() -> None:
     """Its members may leave it before the last has come."""
     run = instead(make(SLOW), PARTLY)
-    assert gathered.joined(run) is run
+    assert with_gathers_joined(run) is run
 
 
 def test_stages_that_compute_in_turn_are_left() -> None:
     """Each receives, computes and sends: the late rank did not wait for what the last one broadcasts."""
     chain = {0: ["s1"], 1: ["r0", "s2"], 2: ["r1", "s3"], 3: ["r2"]}
     run = instead(make(SLOW), chain, root=3, between=0.9)
-    assert gathered.joined(run) is run
+    assert with_gathers_joined(run) is run
     passed_on = instead(make(SLOW), chain, root=3)
-    assert (gathered.joined(passed_on).collectives["op"] == "all_reduce").all()
+    assert (with_gathers_joined(passed_on).collectives["op"] == "all_reduce").all()

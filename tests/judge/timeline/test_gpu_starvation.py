@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 from hindmost_judge.causes import launch_bound, table
-from hindmost_judge.timeline import gpu_starvation
+from hindmost_judge.timeline.pipelined import gpu_starvation
 
 RANKS, PLACES, STEPS = 2, 3, 20
 MS = 1e6
@@ -23,7 +23,7 @@ def _idle(work: Any, queued: Any, role: tuple[int, int] = (0, 0)) -> Any:
     order: Any = SimpleNamespace(row=row, start=start * MS, enqueue=(start - waited) * MS)
     built: Any = SimpleNamespace(row=row, place=np.tile(np.arange(PLACES), RANKS), work=work.reshape(-1, STEPS) * MS)
     order.steps = built.steps = np.arange(STEPS)
-    found = gpu_starvation.find(order, built, np.array(role), (RANKS, STEPS))
+    found = gpu_starvation(order, built, np.array(role), (RANKS, STEPS))
     assert found is not None
     return found / MS
 

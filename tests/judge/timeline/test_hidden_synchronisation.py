@@ -9,7 +9,7 @@ import pytest
 from hindmost_collector.formats.columns import concatenate, table
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Job, Run
-from hindmost_judge.timeline import hidden_synchronisation
+from hindmost_judge.timeline import phases
 
 MS = 1_000_000
 STEPS = 60
@@ -64,7 +64,7 @@ def test_no_rank_waits_for_one_with_an_unmeasured_forward() -> None:
     """How much longer another's is than that one is unknown."""
     forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
     forward[0], idle[0], idle[1], forward[2] = np.nan, 30.0, 4.0, 12.0
-    found = hidden_synchronisation.waited(forward, idle, np.full(9, 40.0))
+    found = phases.waited_in_forward(forward, idle, np.full(9, 40.0))
     np.testing.assert_array_equal(found[2], 4.0)
     np.testing.assert_array_equal(np.nan_to_num(found[:2]), 0.0)
 
@@ -73,7 +73,7 @@ def test_what_is_as_long_by_chance_in_some_steps_is_no_wait() -> None:
     """Who meets others in forward waits for most of what they come late by."""
     forward, idle = np.full((3, 9), 8.0), np.zeros((3, 9))
     idle[0], forward[2, :3] = 4.0, 12.0
-    assert not hidden_synchronisation.waited(forward, idle, np.full(9, 40.0)).any()
+    assert not phases.waited_in_forward(forward, idle, np.full(9, 40.0)).any()
 
 
 def test_who_computes_longer_than_another_idles_is_slow() -> None:

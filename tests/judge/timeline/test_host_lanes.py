@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
+from hindmost_judge.graph.host_lanes import by_work
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks, host_lanes
+from hindmost_judge.timeline import blocks
 from hindmost_judge.verdict import summary
 
 from tests.recordings import OURS
@@ -21,14 +22,14 @@ def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> N
     """So are those that gather parameters: hosts wait in many places there."""
     found = blocks.build(load(OURS / f"{name}.tar.xz"), DEFAULT)
     assert found is not None
-    assert host_lanes.by_work(found) is found
+    assert by_work(found) is found
 
 
 def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     """It says what the rank's own work is longer by, and what that costs, as the table does."""
     built = blocks.build(load(OURS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
     assert built is not None
-    found = host_lanes.by_work(built)
+    found = by_work(built)
     assert found.lanes is not None
     last = np.zeros(found.last.shape)
     last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)

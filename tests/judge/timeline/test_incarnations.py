@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline import incarnations
+from hindmost_judge.timeline.separate_jobs import judged_incarnation
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run, Table
@@ -53,7 +53,7 @@ def _together(*runs: Run) -> tuple[Run, Table]:
 def test_the_last_start_is_judged_and_all_are_reported() -> None:
     """The slow rank of the three before is not the two's, the one that left has no row of zeros, and JSON has both."""
     run, stated = _together(_started(3, 60, slow=2), _started(2, 60, later=_LATER_NS, slow=1))
-    report = judge(incarnations.judged(run, stated)).to_dict()
+    report = judge(judged_incarnation(run, stated)).to_dict()
     assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [1])]
     assert [row["rank"] for row in report["ranks"]] == [0, 1]
     assert report["job"]["world_size"] == 2
@@ -74,7 +74,7 @@ def test_a_start_of_which_hardly_anything_was_recorded_is_not_what_is_judged(ste
         held = last.tables()[name]
         last = replace(last, **{name: {column: one[: 2 * steps] for column, one in held.items()}})
     run, stated = _together(_started(3, 60, slow=2), last)
-    report = judge(incarnations.judged(run, stated))
+    report = judge(judged_incarnation(run, stated))
     assert report.job.world_size == 3
     assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (2,))]
     assert any("judged: the one from " in one and "left" not in one for one in report.notes)
@@ -85,4 +85,4 @@ def test_processes_that_go_on_with_fewer_are_no_new_start() -> None:
     run = _started(3, 60)
     again = {**run.ranks, "world_size": np.full(3, 2, np.int32), "rank": np.array([-1, 0, 1], np.int32)}
     stated = {name: np.concatenate([run.ranks[name], again[name][1:]]) for name in run.ranks}
-    assert incarnations.judged(run, stated) is run
+    assert judged_incarnation(run, stated) is run

@@ -8,7 +8,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.timeline import overlapped_delay
+from hindmost_judge.timeline.overlap import overlapped_delay
 
 RANKS, STEPS, PLACES = 4, 60, 10
 MS = 1e6
@@ -39,5 +39,5 @@ def test_a_collective_that_few_steps_have_is_no_usual_place() -> None:
     extra = starts[[20, 40]] + PLACES
     own[:, extra] = 50 * MS
     duration[:3, extra] += 30 * MS
-    found = overlapped_delay.find(peers_median(duration) - duration, own, starts)
+    found = overlapped_delay(peers_median(duration) - duration, own, starts)
     assert np.abs(np.median(found, axis=1)).max() < 0.1 * MS

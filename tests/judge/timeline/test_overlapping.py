@@ -11,7 +11,7 @@ from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline import overlapping
+from hindmost_judge.timeline.overlap import is_overlapped
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +41,7 @@ def _of(late: Any, own: Any) -> bool:
         start=np.tile(columns * 2 * MS, (RANKS, 1)),
         duration=5 * MS - late,
     )
-    return overlapping.find(joined, own, columns // PLACES, columns[::PLACES], None)
+    return is_overlapped(joined, own, columns // PLACES, columns[::PLACES], None)
 
 
 def _noise(seed: int = 1) -> Any:
@@ -103,7 +103,7 @@ def test_steps_of_one_gather_each_tell_nothing() -> None:
         start=block * columns,
         duration=block,
     )
-    assert not overlapping.find(joined, block, columns, columns, None)
+    assert not is_overlapped(joined, block, columns, columns, None)
 
 
 def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
@@ -127,7 +127,7 @@ def _waited(meanwhile: float, ahead: float, stall: float = 0.0) -> bool:
         start=start,
         duration=duration,
     )
-    return overlapping.find(joined, np.full_like(start, MS), columns // PLACES, columns[::PLACES], None)
+    return is_overlapped(joined, np.full_like(start, MS), columns // PLACES, columns[::PLACES], None)
 
 
 @pytest.mark.parametrize(("meanwhile", "beside"), [(0.0, False), (0.1, False), (0.6, True), (1.0, True)])

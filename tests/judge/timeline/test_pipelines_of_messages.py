@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline import gpu_starvation, schedule
+from hindmost_judge.timeline import pipelined
+from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, _by_call
 from hindmost_judge.whatif import pipeline_replay
 
 if TYPE_CHECKING:
@@ -76,10 +77,10 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     work = np.where(steps % 2 == 1, 30e6, 10e6)
     start = np.array([begin + work, begin])
     queued = np.where(steps % 2 == 1, 10e3, 5e6)
-    order = schedule.Schedule(
+    order = Schedule(
         row=np.array([0, 1]),
         place=np.zeros(2, np.int64),
-        kind=np.array([schedule.SEND, schedule.RECEIVE]),
+        kind=np.array([SEND, RECEIVE]),
         with_whom=np.array([1, 0]),
         beside=np.zeros(2, bool),
         start=start,
@@ -90,7 +91,7 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
     )
     built = pipeline_replay.build(order, np.array([0, 1]), len(steps))
     assert built is not None
-    idle = gpu_starvation.find(order, built, np.array([0, 1]), (2, len(steps)))
+    idle = pipelined.gpu_starvation(order, built, np.array([0, 1]), (2, len(steps)))
     assert idle is not None
     np.testing.assert_allclose(idle, [work - 10e6, np.zeros(len(steps))])
 
@@ -100,10 +101,10 @@ def test_messages_of_one_call_are_in_one_order_however_their_times_fall() -> Non
     found = {
         "row": np.zeros(4, np.int64),
         "step": np.array([0, 0, 1, 1]),
-        "kind": np.array([schedule.SEND, schedule.RECEIVE] * 2),
+        "kind": np.array([SEND, RECEIVE] * 2),
         "whom": np.ones(4, np.int64),
     }
-    order = schedule._by_call(found, np.array([100.0, 20.0, 5_000.0, 5_900.0]))
-    assert found["kind"][order].tolist() == [schedule.SEND, schedule.RECEIVE] * 2
-    apart = schedule._by_call(found, np.array([9_000.0, 20.0, 5_000.0, 5_900.0]))
-    assert found["kind"][apart].tolist() == [schedule.RECEIVE, schedule.SEND, schedule.SEND, schedule.RECEIVE]
+    order = _by_call(found, np.array([100.0, 20.0, 5_000.0, 5_900.0]))
+    assert found["kind"][order].tolist() == [SEND, RECEIVE] * 2
+    apart = _by_call(found, np.array([9_000.0, 20.0, 5_000.0, 5_900.0]))
+    assert found["kind"][apart].tolist() == [RECEIVE, SEND, SEND, RECEIVE]

@@ -10,8 +10,8 @@ from hindmost_collector.formats.columns import table
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.model import PROFILED
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import profiled
 from hindmost_judge.timeline.blocks import build
+from hindmost_judge.timeline.steps import settings_of_few_profiled
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_thresholds_are_of_few_steps_only_where_each_was_profiled(
     """Of steps that others do not mark nothing is known: that none is in the table does not say that all were."""
     blocks = build(simulate(Scenario(ranks=4, steps=30, seed=7)).run, DEFAULT)
     assert blocks is not None
-    found = profiled.of_few(
+    found = settings_of_few_profiled(
         replace(blocks, steps=np.arange(6)), table("steps", step=list(marked), kind=kinds, rank=0), DEFAULT
     )
     assert (found != DEFAULT) is relaxed

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline import repeated_calls as in_a_row
+from hindmost_judge.timeline.steps import steps_of_repeated_calls
 
 from tests.scenarios.loads import Load, make
 
@@ -26,7 +26,7 @@ def gaps(in_a_row: int, first: float = 3e6, after: float = 5e3) -> Gaps:
 
 
 def found(own: Gaps) -> list[int] | None:
-    numbers = in_a_row.steps(np.ones(len(own), bool), own)
+    numbers = steps_of_repeated_calls(np.ones(len(own), bool), own)
     return None if numbers is None else numbers.tolist()
 
 
@@ -66,7 +66,7 @@ def test_other_collectives_between_belong_to_no_step() -> None:
     own, usual = gaps(2), np.ones(2 * STEPS, bool)
     places = np.arange(40, 2 * STEPS, 40)
     own, usual = np.insert(own, places, 1e5), np.insert(usual, places, False)
-    numbers = in_a_row.steps(usual, own)
+    numbers = steps_of_repeated_calls(usual, own)
     assert numbers is not None
     assert numbers[usual].tolist() == np.repeat(np.arange(STEPS), 2).tolist()
     assert (numbers[~usual] == -1).all()

@@ -11,8 +11,8 @@ from hindmost_collector.formats.columns import concatenate, table
 from hindmost_judge import dictionary_encoding
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run
-from hindmost_judge.timeline import join, rooted
-from hindmost_judge.timeline.operation_names import is_rooted
+from hindmost_judge.timeline import join
+from hindmost_judge.timeline.collective_calls import awaited_broadcasts, is_rooted
 
 MS = 1_000_000
 RANKS, STEPS = 4, 60
@@ -67,7 +67,9 @@ def counted(run: Run) -> int:
     """How many of a run's broadcasts count as ones that are waited in."""
     code, names = dictionary_encoding.codes(run.collectives["op"])
     gives = np.array([is_rooted(name) for name in names])
-    return int(rooted.awaited(run.collectives, code, gives, join.synchronising(run.collectives, (code, names))).sum())
+    return int(
+        awaited_broadcasts(run.collectives, code, gives, join.synchronising(run.collectives, (code, names))).sum()
+    )
 
 
 def test_a_late_root_is_named_where_all_wait_for_its_broadcast() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.columns import concatenate, table
 from hindmost_judge.model import GPU_TIME, Job, Run
-from hindmost_judge.timeline import join, rounds
+from hindmost_judge.timeline import join
+from hindmost_judge.timeline.overlap import delay_by_round
 
 MS = 1_000_000
 RANKS, STEPS = 3, 20
@@ -38,7 +39,7 @@ def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) 
     grid = join.grid(run)
     assert grid is not None
     starts = np.arange(STEPS) * len(delays) * len(kinds)
-    return np.median(rounds.late(grid, join.own_time(grid), starts), axis=1) / MS
+    return np.median(delay_by_round(grid, join.own_time(grid), starts), axis=1) / MS
 
 
 def _call(seq: int, op: str, size: int, start: Any, end: Any) -> Any:

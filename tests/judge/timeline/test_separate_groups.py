@@ -11,7 +11,7 @@ from hindmost_collector.formats.columns import concatenate
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import METRICS, Run, empty
-from hindmost_judge.timeline import separate_groups
+from hindmost_judge.timeline.separate_jobs import groups_that_never_meet
 
 SLOW = (Fault("compute", (1,), 0.1),)
 
@@ -77,7 +77,7 @@ def test_steps_alone_are_compared_within_a_group_too() -> None:
 def test_one_communicator_that_joins_them_is_enough() -> None:
     """However rarely they meet, they may wait for each other."""
     run = both(group(1), group(2), comm=0)
-    assert separate_groups.find(run) == []
+    assert groups_that_never_meet(run) == []
 
 
 def test_a_rank_in_no_communicator_has_unknown_partners() -> None:
@@ -85,14 +85,14 @@ def test_a_rank_in_no_communicator_has_unknown_partners() -> None:
     run = both(group(1), group(2))
     held = run.communicators["rank"] != 6
     unseen = {name: column[held] for name, column in run.communicators.items()}
-    assert separate_groups.find(replace(run, communicators=unseen)) == []
+    assert groups_that_never_meet(replace(run, communicators=unseen)) == []
 
 
 def test_ranks_that_meet_through_others_are_one_job() -> None:
     """Tensor groups and replicas: no communicator has all ranks, and all are joined."""
     for layout, size in (("tp_dp", {"tensor": 2}), ("pp_dp", {"pipeline": 2})):
         run = simulate(Scenario(8, 20, layout=layout, **size)).run  # type: ignore[arg-type]
-        assert separate_groups.find(run) == []
+        assert groups_that_never_meet(run) == []
 
 
 @pytest.mark.parametrize("onset", [0, 60])

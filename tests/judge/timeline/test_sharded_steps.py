@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_judge.timeline import join, step_of_collective
+from hindmost_judge.timeline import join
+from hindmost_judge.timeline.steps import steps_of_collectives
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -17,6 +18,6 @@ def test_steps_begin_where_they_are_marked_and_not_at_any_long_gap(seed: int) ->
     grid = join.grid(run)
     assert grid is not None
     untold = replace(grid, step=np.full_like(grid.step, -1))
-    found = step_of_collective.numbers(untold, join.own_time(untold), run.steps)
+    found = steps_of_collectives(untold, join.own_time(untold), run.steps)
     assert (found == grid.step)[found >= 0].all()
     assert np.mean(found >= 0) > 0.9

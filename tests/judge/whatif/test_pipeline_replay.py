@@ -9,7 +9,7 @@ import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import METRICS, STEPS, Run, empty
-from hindmost_judge.timeline.schedule import COLLECTIVE, RECEIVE, SEND, Schedule
+from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule
 from hindmost_judge.whatif import pipeline_replay
 
 PIPELINE = Scenario(seed=5, ranks=16, layout="pp_dp", pipeline=4, microbatches=4)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from hindmost.errors import UsageError
 from hindmost_judge.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
-from hindmost_judge.timeline import incarnations
+from hindmost_judge.timeline.separate_jobs import judged_incarnation
 
 from hindmost_collector.store import excerpt, impossible_times, schema, together
 from hindmost_collector.store import meta as of_job
@@ -121,7 +121,7 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states, failed=failed)
     shown["rank_states"] = states
     said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]))
-    return incarnations.judged(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
+    return judged_incarnation(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 
 def _strangers(folder: Path) -> list[str]:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.graph import cohorts, lanes
+from hindmost_judge.graph.lanes import build_lanes, paced_by_hosts, paces
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline import launches
+from hindmost_judge.timeline.overlap import ahead_of_host, waits_for_each
 from hindmost_judge.types import Timeline
 from hindmost_judge.whatif import replay
 
@@ -39,8 +39,8 @@ def by_work(blocks: Blocks) -> Blocks:
     timeline = of(blocks)
     if timeline is None:
         return blocks
-    built = lanes.build(timeline)
-    if not lanes.paced_by_hosts(timeline, built):
+    built = build_lanes(timeline)
+    if not paced_by_hosts(timeline, built):
         return blocks
     own = built.host.sum(axis=0)
     excess = own - built.peer_pace
@@ -90,7 +90,7 @@ def of_phase(blocks: Blocks, phase: str) -> Blocks:
     """The blocks with what hosts work longer in one phase in place of all that they do."""
     assert blocks.lanes is not None  # noqa: S101 - slowdowns of a phase come from these
     own = blocks.lanes.host[blocks.lanes.phases.index(phase)]
-    beyond = own - cohorts.paces(own, blocks.role)[0]
+    beyond = own - paces(own, blocks.role)[0]
     left_out = {*blocks.lanes.phases} - {phase}
     parts = {name: block for name, block in blocks.parts.items() if name not in left_out}
     return replace(blocks, own=own, excess=beyond, parts=parts)
@@ -105,13 +105,13 @@ def of(blocks: Blocks) -> Timeline | None:
         return None
     if np.isnan(grid.start).all() or np.isnan(blocks.ended).all(axis=1).any() or blocks.pipeline is not None:
         return None
-    if grid.gathers.any() or launches.waits_for_each(grid):
+    if grid.gathers.any() or waits_for_each(grid):
         return None
     began = blocks.ended - blocks.took
     last = np.append(blocks.starts[1:], grid.columns) - 1
     start, enqueued = grid.start, None
     if not np.isnan(grid.enqueue).all():
-        start, enqueued = grid.start - launches.ahead_of_host(grid), grid.enqueue[:, last]
+        start, enqueued = grid.start - ahead_of_host(grid), grid.enqueue[:, last]
     arrived, left = start[:, last], (start + grid.duration)[:, last]
     phases, spent = _phases(blocks, began)
     launched = phases.index(_LAUNCHING) if _LAUNCHING in phases else len(phases) - 2

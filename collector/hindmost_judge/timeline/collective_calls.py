@@ -1,0 +1,331 @@
+"""Which calls make ranks wait for each other, with one row for each: what :mod:`join` puts side by side.
+
+An operation's name says whether it is synchronising. Three kinds of calls need more than that:
+
+- Nonblocking collectives, which one call starts and another waits for (``MPI_Iallreduce``, ``MPI_Start``), become one
+  call. A rank is ready once it has started one: no rank waits for what it computes between the two calls, which is self
+  time like any other. The second call's time is its waiting for the others.
+- Communicators in which a single rank was seen are set aside. Libraries create them wherever a job does not split that
+  way (a tensor group of one GPU, ``MPI_COMM_SELF``). Counted as meetings, they would end one rank's self time where no
+  other rank's ends, and hide its delay.
+- Broadcasts count where most or all of a job meets a late root. No rank leaves a broadcast before its root has come.
+  The root leaves at once, and a receiver that comes after it does not wait. A broadcast has no common end, so most show
+  nothing. Broadcasts of a model's buffers before each forward (batch norm under DDP), or of a batch that one rank reads
+  for all, come once a step. If their root is late, all ranks wait for it there, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import constant, dictionary_encoding
+from hindmost_judge.model import ERROR, NONBLOCKING, UNMEASURED
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.model import Table
+    from hindmost_judge.types import Array, Floats, Ints
+
+#: Operations that no member can leave before every member has entered, spelled without punctuation.
+_SYNCHRONISING = (
+    "allreduce",
+    "allgather",
+    "reducescatter",
+    "barrier",
+    "alltoall",
+    "allgatherbase",
+    "reducescattertensor",
+    "allgatherintotensor",
+    "ddpsync",
+)
+#: Operations in which one rank gives to all others, spelled likewise.
+_ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")
+#: Parts of the names of what ranks run inside of forward and backward, where computing may wait for it.
+_INSIDE = ("gather", "all_to_all")
+
+
+def is_synchronising(name: str) -> bool:
+    """Whether this operation's name is one whose end is common to all members."""
+    return _plain(name) in _SYNCHRONISING
+
+
+def is_rooted(name: str) -> bool:
+    """Whether this operation's name is one in which a root gives to all others."""
+    return _plain(name) in _ROOTED
+
+
+def is_inside(name: str) -> bool:
+    """Whether this operation's name is one that gathers parameters, or exchanges parts of batches."""
+    return any(part in name for part in _INSIDE)
+
+
+def _plain(name: str) -> str:
+    plain = "".join(c for c in name.lower() if c.isalnum())
+    return plain.removeprefix("mpi").removeprefix("nccl").rstrip("vw")
+
+
+#: How the wait for a request is named.
+WAIT = "wait"
+#: What a start measured of the time before it: it is of the next call that meets the others.
+OWN = ("self_ns", "cpu_ns", "runqueue_ns")
+#: The MPI shim samples the CPU time of intervals from this length (ns) on: for shorter ones the measurement costs more
+#: than it is worth.
+SAMPLED_FROM_NS = 1e6
+
+
+def with_their_waits(table: Table, waits: Array, meets: Array) -> tuple[Table, Array]:
+    """The table with each awaited collective as one blocking row, without its waits; and the mask [N] of the rows left.
+
+    ``waits`` [N] are rows of the operation :data:`WAIT`, ``meets`` [N] of synchronising ones. A collective that a
+    rank completed by polling, or waited for among others, stays as it was on all of its ranks: how long that rank
+    waited is unknown.
+    """
+    left = np.ones(len(waits), bool)
+    # The wait for a message is for no communicator.
+    finished = (table["comm"] != 0) & (table["duration_ns"] >= 0)
+    waits = waits & finished & ((table["flags"] & (NONBLOCKING | ERROR)) == 0)
+    if not waits.any():
+        return table, left
+    started = np.flatnonzero(meets & finished & ((table["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING))
+    waited = np.flatnonzero(waits)
+    start, instance = _of_waits(table, started, waited)
+    alone = np.ones(len(waits), bool)
+    alone[start[start >= 0]] = False
+    polled = np.zeros(instance.max() + 1, bool)
+    polled[instance[: len(started)][alone[started]]] = True
+    known = (start >= 0) & ~polled[instance[len(started) :]]
+    if not known.any():
+        return table, left
+    start, waited = start[known], waited[known]
+    found = table | {name: np.array(table[name]) for name in ("start_ns", "duration_ns", "flags")}
+    found["duration_ns"][start] = 0
+    np.add.at(found["duration_ns"], start, table["duration_ns"][waited])  # MPI_Waitany may wait for it more than once
+    found["start_ns"][start[::-1]] = table["start_ns"][waited[::-1]]
+    found["flags"][start] &= ~NONBLOCKING
+    left[waited] = False
+    found = _with_time_before(found, table, meets, left)
+    return constant.chosen(found, left), left
+
+
+def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
+    """``(row of the start that each wait is for, -1 for none; which collective each start, then wait, is of)``."""
+    both = np.concatenate([started, waited])
+    instance = _instance(table, both)
+    rank = table["rank"][both].astype(np.int64)
+    key, keys = dictionary_encoding.factorize(instance * (int(rank.max()) + 1) + rank)
+    found = np.full(len(keys), -1, np.int64)
+    found[key[: len(started)]] = started
+    return np.asarray(found[key[len(started) :]], np.int64), instance
+
+
+def _instance(table: Table, held: Ints) -> Ints:
+    """Which collective each of these rows is of: a number for each communicator and sequence."""
+    comm, _ = dictionary_encoding.factorize(table["comm"][held])
+    return np.asarray(
+        dictionary_encoding.factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64
+    )
+
+
+def _with_time_before(table: Table, before: Table, meets: Array, left: Array) -> Table:
+    """The table with measurements before each start counted to the rank's next call that meets the others.
+
+    Collectives that all ranks wait for one after another become one; ``left`` [N] loses the others' rows. ``before``
+    is the table as it was: there a start stands at its own moment.
+    """
+    targets = np.flatnonzero(meets & ((table["flags"] & (NONBLOCKING | ERROR)) == 0))
+    sources = np.union1d(np.flatnonzero((before["flags"] & NONBLOCKING) != 0), targets)
+    both = np.concatenate([sources, targets])
+    moment = np.concatenate([before["start_ns"][sources], table["start_ns"][targets]])
+    meeting = np.arange(len(both)) >= len(sources)
+    order = np.lexsort((meeting, moment, table["rank"][both]))
+    both, meeting = both[order], meeting[order]
+    stretch: Ints = np.cumsum(meeting) - meeting  # what follows the last call of a rank is cut off
+    targets = both[meeting]
+    stretch[table["rank"][both] != table["rank"][targets[np.minimum(stretch, len(targets) - 1)]]] = len(targets)
+    sources, stretch = both[~meeting], stretch[~meeting]
+    starting = np.bincount(stretch, minlength=len(targets) + 1)[:-1] > 0
+    instance = _instance(table, targets)
+    kept = np.isin(instance, instance[starting])
+    into = targets[np.maximum.accumulate(np.where(kept, np.arange(len(targets)), 0))]
+    np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])
+    left[targets[~kept]] = False
+    return table | {name: sums(before, name, sources, stretch, targets) for name in OWN}
+
+
+def with_before(table: Table, stays: Array, columns: Sequence[str]) -> Table:
+    """The table with these columns of the rows that do not stay added to the rank's next row that does."""
+    order = np.lexsort((table["start_ns"], table["rank"]))
+    kept = stays[order]
+    into = order[kept]
+    stretch = np.cumsum(kept) - kept
+    follows = stretch < len(into)
+    follows[follows] = table["rank"][into[stretch[follows]]] == table["rank"][order[follows]]
+    longer = np.zeros(len(into), bool)
+    longer[stretch[follows & ~kept]] = True
+    held = follows & np.append(longer, False)[stretch]
+    number = (np.cumsum(longer) - 1)[stretch[held]]
+    return table | {name: sums(table, name, order[held], number, into[longer]) for name in columns}
+
+
+def sums(table: Table, name: str, sources: Ints, number: Ints, into: Ints) -> Array:
+    """The column with each of the rows ``into`` [T] the sum of its sources: rows ``sources`` [N].
+
+    ``number`` [N] says to which row each source belongs; T to none. Unmeasured where one of them is; intervals too
+    short to be sampled count as computing.
+    """
+    values = table[name][sources]
+    if (values == UNMEASURED).all():
+        return np.asarray(table[name])
+    own = table["self_ns"][sources]
+    short = (values == UNMEASURED) & (own != UNMEASURED) & (own < SAMPLED_FROM_NS)
+    values = np.where(short, own if name == "cpu_ns" else 0, values)
+    total = np.zeros(len(into) + 1, np.int64)
+    np.add.at(total, number, values)
+    total[number[values == UNMEASURED]] = UNMEASURED
+    found = np.array(table[name])
+    found[into] = total[:-1]
+    return found
+
+
+def without_single_members(table: Table) -> Table:
+    """The table without them; unchanged where no communicator has several ranks.
+
+    What was measured of the time before one of them counts to the rank's next collective.
+    """
+    comm, _ = dictionary_encoding.factorize(table["comm"])
+    one = np.zeros(comm.max() + 1, np.int64)
+    one[comm] = table["rank"]
+    met = np.zeros(len(one), bool)
+    met[comm[table["rank"] != one[comm]]] = True
+    if met.all() or not met.any():
+        return table
+    stays = met[comm]
+    return constant.chosen(with_before(table, stays, OWN), stays)
+
+
+#: With fewer calls the job is starting up, which broadcasts a model's parameters.
+_ENOUGH = 10
+#: Waiting for less than this share of the time shows no late rank: every job has some jitter of arrivals.
+_SHARE = 0.005
+#: … or this share of the time spent in calls, where start times are unknown.
+_SHARE_OF_CALLS = 0.1
+#: Share of the others' extra wait that must be the root's delay; with less, the root only left early.
+_MOSTLY = 0.5
+#: Communicators examined, those with the most waiting first.
+_LOOKED_AT = 8
+#: The share of a communicator's calls that may be start-up: a root that loads what it sends is waited for then, once.
+_STARTING = 0.25
+_NONE = np.empty(0, np.int64)
+
+
+def awaited_broadcasts(calls: Table, code: Ints, rooted: Array, meets: Array) -> Array:
+    """[N] which calls are broadcasts, or other rooted operations, for which all but one rank of a communicator wait.
+
+    ``code`` [N] numbers the operation of each call. In ``rooted`` [M] operations a root sends; calls that ``meets`` [N]
+    end only when all have come. All calls of such an operation count: also of other communicators, and those without
+    waiting.
+    """
+    found = np.zeros(len(code), bool)
+    if not rooted.any():
+        return found
+    held = np.flatnonzero(rooted[code] & ((calls["flags"] & (NONBLOCKING | ERROR)) == 0))
+    held = held[(calls["duration_ns"][held] >= 0) & (calls["seq"][held] >= 0)]
+    often = np.flatnonzero(np.bincount(code[held], minlength=len(rooted)) >= 2 * _ENOUGH)
+    if not len(often):
+        return found
+    least, meetings = _least(calls), _Meetings(calls, meets)
+    for operation in often.tolist():
+        mine = held[code[held] == operation]
+        most = heapq.nlargest(_LOOKED_AT, _left_first(calls, mine), key=lambda one: float(one[2].sum()))
+        found[mine] = any(
+            longer.sum() >= least
+            and _root_late_by(calls, first, second, longer, meetings) >= max(least, _MOSTLY * longer.sum())
+            for first, second, longer in most
+        )
+    return found
+
+
+def _least(calls: Table) -> float:
+    """Least ns of waiting in all that show a late rank, from the first rank of the table."""
+    mine = calls["rank"] == calls["rank"][0]
+    start = calls["start_ns"][mine]
+    if (start >= 0).any():
+        return _SHARE * float(np.ptp(start[start >= 0]))
+    return _SHARE_OF_CALLS * float(np.maximum(calls["duration_ns"], 0).sum()) / len(np.unique(calls["rank"]))
+
+
+def _left_first(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
+    """For each communicator of the calls ``mine`` of one operation, without start-up: who left each call first.
+
+    The rows of the rank that left each soonest, and of the next, and how much longer that one was inside, ns.
+    """
+    seq, took = calls["seq"][mine].astype(np.int64), calls["duration_ns"][mine].astype(np.float64)
+    comm, comms = dictionary_encoding.factorize(calls["comm"][mine])
+    instance, found = dictionary_encoding.factorize((comm.astype(np.int64) << 40) + seq)
+    order = np.lexsort((took, instance))
+    first = np.searchsorted(instance[order], np.arange(len(found)))
+    of_comm, number = found >> 40, found % (1 << 40)
+    begins, ends = np.full(len(comms), np.iinfo(np.int64).max), np.zeros(len(comms), np.int64)
+    np.minimum.at(begins, of_comm, number)
+    np.maximum.at(ends, of_comm, number)
+    started = number >= begins[of_comm] + _STARTING * (ends - begins)[of_comm]
+    whole = np.flatnonzero((np.bincount(instance) > 1) & started)
+    whole = whole[np.argsort(of_comm[whole], kind="stable")]
+    parts = np.split(whole, np.flatnonzero(np.diff(of_comm[whole])) + 1)
+    rows = [(order[first[part]], order[first[part] + 1]) for part in parts if len(part) >= _ENOUGH]
+    return [(mine[least], mine[after], took[after] - took[least]) for least, after in rows]
+
+
+def _root_late_by(calls: Table, first: Ints, second: Ints, longer: Floats, meetings: _Meetings) -> float:
+    """Ns by which the ``first`` [N] to leave came later than the ``second`` [N], of these being inside ``longer`` [N].
+
+    Measured since all last met. A root that comes in time may leave at once, since its data is received on the way; it
+    is then early for the next meeting. Where start times are unknown, a root that waits there as much longer was not
+    late.
+    """
+    if (calls["start_ns"][first] < 0).any() or (calls["start_ns"][second] < 0).any():
+        least, after = (int(calls["rank"][rows[0]]) for rows in (first, second))
+        return float(longer.sum()) - max(float(meetings.inside(least) - meetings.inside(after)), 0.0)
+    later = np.nan_to_num(meetings.since(first) - meetings.since(second))
+    return float(np.clip(later, -longer, longer).sum())
+
+
+class _Meetings:
+    """Calls that end only when all have come, by rank; computed once, at first use."""
+
+    def __init__(self, calls: Table, meets: Array) -> None:
+        self._calls, self._meets = calls, meets
+
+    @cached_property
+    def _of_rank(self) -> dict[int, Ints]:
+        """The rows of each rank's meetings."""
+        rows = np.flatnonzero(self._meets)
+        rows = rows[np.argsort(self._calls["rank"][rows], kind="stable")]
+        ranks, begins = np.unique(self._calls["rank"][rows], return_index=True)
+        return dict(zip(ranks.tolist(), np.split(rows, begins)[1:], strict=True))
+
+    @cached_property
+    def _ends(self) -> dict[int, Ints]:
+        """When each rank's meetings ended, in order."""
+        start, took = self._calls["start_ns"], self._calls["duration_ns"]
+        return {rank: np.sort(start[rows] + took[rows]) for rank, rows in self._of_rank.items()}
+
+    def inside(self, rank: int) -> int:
+        """Ns that a rank was inside of them in all."""
+        return int(self._calls["duration_ns"][self._of_rank.get(rank, _NONE)].sum())
+
+    def since(self, calls: Ints) -> Floats:
+        """[N] ns from when all last met to these calls, on each rank's own clock; NaN before the first time."""
+        start, found = self._calls["start_ns"][calls], np.full(len(calls), np.nan)
+        ranks = self._calls["rank"][calls]
+        for rank in np.unique(ranks).tolist():
+            mine, ends = np.flatnonzero(ranks == rank), self._ends.get(rank, _NONE)
+            last = np.searchsorted(ends, start[mine], side="right") - 1
+            mine, last = mine[last >= 0], last[last >= 0]
+            found[mine] = start[mine] - ends[last]
+        return found

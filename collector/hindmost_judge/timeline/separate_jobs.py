@@ -1,0 +1,275 @@
+"""Runs that are several jobs to the judge: groups that never meet, ranks that leave, starts under one id.
+
+Ranks of one job may never meet: an actor and a reward model, or two trainings that one command started, have steps of
+different length. Neither waits for the other, so times of one say nothing about the other. If a rank is in no recorded
+communicator, its partners are unknown, and all ranks are judged together.
+
+Some jobs go on with fewer ranks: each period with the same members is judged as a separate job.
+
+Jobs that are started again under one id with another number of ranks are a job of their own each time. Only new
+processes make a new start. Where those that were there go on with others, or without, nothing is cut here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_judge import constant
+from hindmost_judge.model import RUNNING, Incarnation, Run, rows
+from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline.whole_numbers import found_in
+from hindmost_judge.verdict.wording import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.model import Table
+    from hindmost_judge.settings import Settings
+    from hindmost_judge.types import Array, Ints
+
+#: Tables whose rows are a rank's own, and so go with its group.
+_OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_flight", "stacks", "rank_states")
+
+
+def groups_that_never_meet(run: Run) -> list[Run]:
+    """The run of each group, the first ranks' first; empty where all meet, or that is unknown."""
+    ranks = found_in(run.ranks["rank"])
+    label = _labels(run, ranks) if len(ranks) > 3 else None
+    if label is None:
+        return []
+    groups = [ranks[label == one] for one in found_in(label)]
+    return [run_of_ranks(run, group) for group in groups] if len(groups) > 1 else []
+
+
+#: Typical ranks of groups with the same work take the same time for it, within this share.
+_SAME_PACE = 0.03
+
+
+def groups_do_the_same(groups: list[Run], blocks: Blocks) -> bool:
+    """Whether all groups seem to do the same work in parallel, so that the times of their collectives compare."""
+    own = [blocks.own[np.isin(blocks.ranks, group.ranks["rank"])] for group in groups]
+    pace = [float(median(one)) for one in own]
+    return bool(max(pace) <= (1 + _SAME_PACE) * min(pace))  # not where one is unknown
+
+
+def groups_note(groups: list[Run]) -> str:
+    """Which groups never meet, for the reader of the report."""
+    each = "; ".join(names(group.ranks["rank"].tolist()) for group in groups[:4])
+    more = f"; and {len(groups) - 4} more" if len(groups) > 4 else ""
+    return f"{len(groups)} groups share no collective and are judged separately: {each}{more}"
+
+
+def _labels(run: Run, ranks: Ints) -> Ints | None:
+    """[R] the lowest place of any rank that each rank meets, directly or through others.
+
+    ``None`` if some rank is not known to meet any other.
+    """
+    comm, row = _members(run, ranks)
+    label = np.arange(len(ranks))
+    if len(comm) == 0:
+        return None
+    met = np.bincount(comm)[comm] > 1  # with one recorded member, the other members of a communicator are unknown
+    if len(found_in(row[met])) < len(ranks):
+        return None
+    while True:
+        lowest = np.full(int(comm.max()) + 1, len(ranks))
+        np.minimum.at(lowest, comm, label[row])
+        lower = label.copy()
+        np.minimum.at(lower, row, lowest[comm])
+        if (lower == label).all():
+            return label
+        label = lower
+
+
+def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
+    """Number of the communicator and place of the rank, of each membership that was defined, or else was seen."""
+    table = run.communicators if rows(run.communicators) else run.collectives
+    if rows(table) == 0 or (table is run.collectives and (table["comm"] == table["comm"][0]).all()):
+        return np.empty(0, np.int64), np.empty(0, np.int64)
+    known = np.isin(table["rank"], ranks)
+    _, comm = np.unique(table["comm"][known], return_inverse=True)
+    pairs = found_in(comm.astype(np.int64) * len(ranks) + np.searchsorted(ranks, table["rank"][known]))
+    return pairs // len(ranks), pairs % len(ranks)
+
+
+def run_of_ranks(run: Run, group: Ints) -> Run:
+    """What was recorded of these ranks, and of the job."""
+    whole = run.tables()
+    parts: dict[str, Any] = {
+        name: constant.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS
+    }
+    return Run(job=run.job, metrics=run.metrics, notes=run.notes, **parts)
+
+
+@dataclass(frozen=True)
+class MembershipChange:
+    """Some ranks left after ``last_step`` and the others went on: the run before that and after it."""
+
+    left: tuple[int, ...]
+    last_step: int
+    before: Run
+    after: Run
+
+    def __str__(self) -> str:
+        counts = rows(self.before.ranks), rows(self.after.ranks)
+        return f"{counts[0]} ranks until step {self.last_step}, {counts[1]} since then: each part is judged separately"
+
+
+def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
+    """The last departure after which enough steps followed; ``None`` where all left together, or still run."""
+    states, steps = run.rank_states, run.steps
+    gone = states["rank"][states["life"] != RUNNING]
+    if rows(steps) == 0 or len(gone) == 0:
+        return None
+    ends = steps["start_ns"] + steps["duration_ns"]
+    last = {int(rank): int(ends[steps["rank"] == rank].max()) for rank in np.unique(steps["rank"])}
+    number = {rank: int(steps["step"][steps["rank"] == rank].max()) for rank in last}
+    newest, furthest = max(last.values()), max(number.values())
+    needed = 2 * settings.min_steps * float(np.median(steps["duration_ns"]))
+    early = [rank for rank, end in last.items() if rank in gone and newest - end > needed]
+    left = sorted(rank for rank in early if number[rank] < furthest)  # a rank with all steps made is at the end
+    if not left or len(last) - len(left) < 2:
+        return None
+    moment = max(last[rank] for rank in left)
+    theirs = np.isin(steps["rank"], left)
+    return MembershipChange(
+        tuple(left), int(steps["step"][theirs].max()), _until(run, moment), _since(run, moment, left)
+    )
+
+
+def _until(run: Run, moment: int) -> Run:
+    return replace(
+        run,
+        steps=constant.chosen(run.steps, run.steps["start_ns"] < moment),
+        collectives=constant.chosen(run.collectives, run.collectives["start_ns"] < moment),
+    )
+
+
+def _since(run: Run, moment: int, left: list[int]) -> Run:
+    def stays(table: Table) -> Array:
+        return np.asarray(~np.isin(table["rank"], left))
+
+    ranks = constant.chosen(run.ranks, stays(run.ranks))
+    return replace(
+        run,
+        job=replace(run.job, world_size=rows(ranks)),
+        ranks=ranks,
+        steps=constant.chosen(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
+        collectives=constant.chosen(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
+        in_flight=constant.chosen(run.in_flight, stays(run.in_flight)),
+    )
+
+
+#: Tables of what ranks did, by when they began it.
+_TIMED = ("steps", "collectives", "intervals", "in_flight")
+#: Tables with what was last seen of each rank.
+_SEEN_LAST = ("rank_states", "stacks")
+#: A start of which less than this share of the fullest one's rows was recorded is too short to be what is judged.
+_SHORT = 0.05
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Statements of the ranks that were started together, and when the first of them was."""
+
+    ranks: Table
+    since_ns: int
+
+    @property
+    def size(self) -> int:
+        """How many ranks they say there are."""
+        return int(self.ranks["world_size"].max())
+
+
+def judged_incarnation(run: Run, stated: Table) -> Run:
+    """The run since the job was last started with another number of ranks, with a note on earlier starts.
+
+    ``stated`` are all statements of ranks on their identity, also those that later ones of the same rank replaced.
+    """
+    starts = _starts(stated)
+    if len(starts) < 2:
+        return run
+    borders = np.array([one.since_ns for one in starts[1:]], np.int64)
+    began = np.concatenate([_of(borders, run.steps), _of(borders, run.collectives)])
+    counts = np.bincount(began, minlength=len(starts))
+    chosen = int(np.flatnonzero(counts >= max(_SHORT * counts.max(), min(counts.max(), 1)))[-1])
+    told = tuple(
+        Incarnation(one.size, one.since_ns, tuple(sorted(set(one.ranks["rank"].tolist()))), judged=number == chosen)
+        for number, one in enumerate(starts)
+    )
+    return replace(_cut(run, starts[chosen], borders, chosen), incarnations=told, notes=(*run.notes, _note(told)))
+
+
+def _starts(stated: Table) -> list[_Start]:
+    """Each start of the job with another number of ranks, in order; at most one if starts cannot be separated."""
+    known = constant.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
+    if not rows(known) or _resized(known):
+        return []
+    order = np.lexsort((known["world_size"], known["start_ns"]))
+    known = {name: column[order] for name, column in known.items()}
+    first = np.flatnonzero(np.diff(known["world_size"], prepend=-1))
+    bounds = zip(first.tolist(), [*first[1:].tolist(), rows(known)], strict=True)
+    found = [{name: column[begin:end] for name, column in known.items()} for begin, end in bounds]
+    pairs = itertools.pairwise([set(one["rank"].tolist()) for one in found])
+    again = all(before & now for before, now in pairs)
+    return [_Start(one, int(one["start_ns"][0])) for one in found] if again else []
+
+
+def _resized(known: Table) -> bool:
+    """Whether a process went on in a job of another size, so that its start is not the start of that."""
+    sizes: dict[tuple[str, int, int], int] = {}
+    columns = (known[name].tolist() for name in ("node", "pid", "start_ns", "world_size"))
+    for node, pid, start, size in zip(*columns, strict=True):
+        if sizes.setdefault((node, pid, start), size) != size:
+            return True
+    return False
+
+
+def _of(borders: Ints, table: Table) -> Ints:
+    """The start to which each row belongs, by when it began."""
+    return np.searchsorted(borders, table["start_ns"], side="right")
+
+
+def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
+    """Only what is of this start."""
+    ranks = _last_of_each(start.ranks)
+
+    def of_ranks(table: Table) -> Array:
+        return np.asarray(np.isin(table["rank"], ranks["rank"]))
+
+    tables = run.tables()
+    kept: dict[str, Any] = {
+        name: constant.chosen(tables[name], np.asarray(_of(borders, tables[name]) == chosen)) for name in _TIMED
+    }
+    kept |= {name: constant.chosen(tables[name], of_ranks(tables[name])) for name in _SEEN_LAST}
+    gone = np.setdiff1d(run.collectives["comm"], kept["collectives"]["comm"])
+    kept["communicators"] = constant.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
+    job = replace(run.job, world_size=start.size, nodes=len(np.unique(ranks["node"])) or None)
+    return replace(run, job=job, ranks=ranks, **kept)
+
+
+def _last_of_each(ranks: Table) -> Table:
+    """The last statement of each rank, by number."""
+    last = {rank: at for at, rank in enumerate(ranks["rank"].tolist())}
+    at = [last[rank] for rank in sorted(last)]
+    return {name: column[at] for name, column in ranks.items()}
+
+
+def _note(told: Sequence[Incarnation]) -> str:
+    """``started 2 times: 3 ranks from 12:03:10 UTC, then 2 from 12:04:10; judged: the last; rank 2 left``."""
+    clock = [datetime.fromtimestamp(one.since_ns // 10**9, timezone.utc) for one in told]
+    dated = len({one.date() for one in clock}) > 1
+    at = [f"{one:%Y-%m-%d %H:%M:%S}" if dated else f"{one:%H:%M:%S}" for one in clock]
+    each = [f"{one.world_size} from {when}" for one, when in zip(told, at, strict=True)]
+    each[0] = f"{told[0].world_size} rank{'s' if told[0].world_size > 1 else ''} from {at[0]} UTC"
+    chosen = next(n for n, one in enumerate(told) if one.judged)
+    which = "the last" if chosen == len(told) - 1 else f"the one from {at[chosen]} (little was recorded later)"
+    gone = sorted(set(told[0].ranks).union(*(one.ranks for one in told[:-1])) - set(told[-1].ranks))
+    left = f"; {names(gone)} left" if gone and chosen == len(told) - 1 else ""
+    return f"the job was started {len(told)} times: {', then '.join(each)}; judged: {which}{left}"
