@@ -12,8 +12,8 @@ from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.detect import intermittent
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import build
 
+from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make
 
 if TYPE_CHECKING:
@@ -115,8 +115,7 @@ def test_stalls_of_all_sizes_are_all_reported() -> None:
 
 def _blocks(late: Floats) -> Blocks:
     """Blocks of steps of 100 ms in which ranks are late by these shares of one."""
-    blocks = build(simulate(Scenario(len(late), late.shape[1] + 1, seed=0)).run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(simulate(Scenario(len(late), late.shape[1] + 1, seed=0)).run)
     late = late[:, : len(blocks.steps)]
     return replace(blocks, excess=late * blocks.step_ns)
 

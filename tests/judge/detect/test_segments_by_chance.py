@@ -11,7 +11,8 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.detect import episodes, straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import build
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -101,8 +102,7 @@ def test_a_slowdown_keeps_its_onset_though_later_steps_drift(seed: int) -> None:
 
 def _late_now_and_then(often: float) -> Blocks:
     """A job of 16 ranks of which each is late by an eighth of a step with this chance; one is in eleven on end."""
-    blocks = build(simulate(Scenario(16, 201, seed=1)).run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(simulate(Scenario(16, 201, seed=1)).run)
     random = np.random.default_rng(1)
     late = np.where(random.random(blocks.excess.shape) < often, 0.125, 0.01 * random.random(blocks.excess.shape))
     late[12, 108:119] = 0.125
@@ -134,8 +134,7 @@ def test_after_one_of_four_a_second_is_set_against_few(second: float, named: lis
 def _named_of_four(second: float) -> list[int]:
     """Rows that are persistently late where row 1 is late by an eighth of a step, row 0 by ``second``, and two are
     alike."""
-    built = build(simulate(Scenario(ranks=4, steps=120, seed=3)).run, DEFAULT)
-    assert built is not None
+    built = blocks_of(simulate(Scenario(ranks=4, steps=120, seed=3)).run)
     noise = 0.0005 * np.random.default_rng(2).standard_normal(built.excess.shape)
     late = built.step_ns * (np.array([second, 0.125, 0.0, 0.0])[:, None] + noise)
     return [one.row for one in straggler.find(replace(built, excess=late), DEFAULT)]

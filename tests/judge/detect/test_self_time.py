@@ -13,7 +13,8 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.detect import straggler
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline.blocks import build
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -29,9 +30,7 @@ SELDOM = (0, 3, 16, 26)
 
 @cache
 def _even() -> Blocks:
-    blocks = build(simulate(Scenario(ranks=RANKS, steps=120, seed=7)).run, DEFAULT)
-    assert blocks is not None
-    return blocks
+    return blocks_of(simulate(Scenario(ranks=RANKS, steps=120, seed=7)).run)
 
 
 def _job(seed: int, longer_ms: float, late_ms: float) -> Blocks:

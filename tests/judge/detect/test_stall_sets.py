@@ -12,8 +12,9 @@ from hindmost_judge.detect import intermittent
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline.blocks import build
 from hindmost_judge.timeline.cohorts import behind_early_ranks
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
@@ -72,16 +73,14 @@ def test_of_noisy_ranks_none_is_in_a_set(seed: int) -> None:
     """Hosts that hesitate now and then by anything, and work that differs from step to step, count as no stalls."""
     noise = Noise(0.004, 0.02, 0.01, stall_probability=0.1, stall_size=0.3)
     run = simulate(Scenario(8, 150, seed, noise=noise, varying_lengths=0.1 * (seed % 2))).run
-    blocks = build(run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(run)
     assert not intermittent.find_stall_sets(blocks, DEFAULT)
 
 
 def test_of_two_lasting_kinds_of_steps_no_rank_is_in_a_set() -> None:
     """A rank that is slow for some long segments does not stall, and is reported differently."""
     faults = tuple(Fault("gc", (rank,), 0.3, 30 * rank, 30 * rank + 25) for rank in range(1, 5))
-    blocks = build(simulate(Scenario(8, 200, 0, layout="fsdp", faults=faults)).run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(simulate(Scenario(8, 200, 0, layout="fsdp", faults=faults)).run)
     assert not intermittent.find_stall_sets(blocks, DEFAULT)
 
 

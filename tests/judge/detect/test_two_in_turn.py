@@ -8,13 +8,13 @@ import numpy as np
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.detect import straggler
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import build
+
+from tests.runs import blocks_of
 
 
 def test_each_turn_of_both_is_reported_whatever_a_host_did_at_the_start() -> None:
     """The one whose turns are a little shorter is no healthy one's chance, and a start of 19 steps is no turn."""
-    built = build(simulate(Scenario(ranks=2, steps=600, seed=3)).run, DEFAULT)
-    assert built is not None
+    built = blocks_of(simulate(Scenario(ranks=2, steps=600, seed=3)).run)
     steps = len(built.steps)
     later = 0.001 * np.random.default_rng(1).standard_normal(steps)
     later[:19] += 0.1

@@ -9,7 +9,8 @@ from hindmost_collector.simulate import Fault, Noise, Scenario, Simulated, simul
 from hindmost_judge.detect import uneven_stages
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks
+
+from tests.runs import blocks_of
 
 SIXTEEN: dict[str, Any] = {"ranks": 16, "steps": 100, "seed": 41, "layout": "pp_dp", "pipeline": 4}
 
@@ -79,8 +80,7 @@ def test_a_slow_rank_makes_no_stage_uneven() -> None:
 
 def test_a_stage_of_which_one_replica_is_quick_is_not_uneven() -> None:
     """Even if no rank in it is named, as where hosts launch late: the other replica does the same work in less time."""
-    found = blocks.build(of(Fault("compute", (2,), 0.3), ranks=8).run, DEFAULT)
-    assert found is not None
+    found = blocks_of(of(Fault("compute", (2,), 0.3), ranks=8).run)
     assert uneven_stages.find(found, (), DEFAULT) is None
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.columns import concatenate, table
+from hindmost_collector.formats.columns import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Job, Run
+from hindmost_judge.model import Run
 from hindmost_judge.timeline import phases
 
-MS = 1_000_000
+from tests.runs import MS, made, ns
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run
+
 STEPS = 60
 
 
@@ -32,11 +36,7 @@ def job(late: Any, computes: Any, *, members: Any = None) -> Run:
         worked = met + computes + generator.normal(0.0, 0.02, ranks)
         done = np.full(ranks, (worked + 20.0).max())
         rows.append(_steps(step, began, ready, worked, done))
-    return Run(
-        Job("steps", world_size=ranks, source="test"),
-        table("ranks", rank=np.arange(ranks), world_size=ranks, pid=np.arange(ranks) + 1),
-        steps=concatenate("steps", rows),
-    )
+    return made(ranks, steps=rows)
 
 
 def _steps(step: int, began: Any, ready: Any, worked: Any, done: Any) -> Any:
@@ -44,11 +44,11 @@ def _steps(step: int, began: Any, ready: Any, worked: Any, done: Any) -> Any:
         "steps",
         rank=np.arange(len(done)),
         step=np.full(len(done), step),
-        start_ns=(began * MS).astype(np.int64) + MS,
-        duration_ns=((done - began) * MS).astype(np.int64),
-        input_ns=((ready - began) * MS).astype(np.int64),
-        gpu_forward_ns=((worked - ready) * MS).astype(np.int64),
-        gpu_backward_ns=((done - worked) * MS).astype(np.int64),
+        start_ns=ns(began) + MS,
+        duration_ns=ns(done - began),
+        input_ns=ns(ready - began),
+        gpu_forward_ns=ns(worked - ready),
+        gpu_backward_ns=ns(done - worked),
     )
 
 

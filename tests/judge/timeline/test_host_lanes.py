@@ -10,25 +10,22 @@ from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.graph.host_lanes import by_work
 from hindmost_judge.judge import judge
-from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks
 from hindmost_judge.verdict import summary
 
 from tests.recordings import OURS
+from tests.runs import blocks_of
 
 
 @pytest.mark.parametrize("name", ["ddp-observed-clean", "ddp-slow-forward-rank1", "fsdp-host-bound"])
 def test_jobs_whose_gpus_are_the_bottleneck_are_judged_by_delays(name: str) -> None:
     """So are those that gather parameters: hosts wait in many places there."""
-    found = blocks.build(load(OURS / f"{name}.tar.xz"), DEFAULT)
-    assert found is not None
+    found = blocks_of(load(OURS / f"{name}.tar.xz"))
     assert by_work(found) is found
 
 
 def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     """It says what the rank's own work is longer by, and what that costs, as the table does."""
-    built = blocks.build(load(OURS / "ddp-observed-late-hosts.tar.xz"), DEFAULT)
-    assert built is not None
+    built = blocks_of(load(OURS / "ddp-observed-late-hosts.tar.xz"))
     found = by_work(built)
     assert found.lanes is not None
     last = np.zeros(found.last.shape)
@@ -57,8 +54,7 @@ def test_what_a_rank_makes_others_wait_is_what_its_work_costs() -> None:
 def test_a_rank_that_comes_last_works_longer_only_if_its_cpu_time_says_so(part: str, said: str) -> None:
     """Ranks that share CPUs wait for each other: the last one may have the least work."""
     simulated = simulate(Scenario(ranks=3, steps=40)).run
-    built = blocks.build(simulated, DEFAULT)
-    assert built is not None
+    built = blocks_of(simulated)
     later = np.zeros(built.excess.shape)
     later[1] = 2e6
     parts = dict.fromkeys(("self_cpu", "self_runqueue", "self_blocked"), np.zeros(later.shape)) | {part: later}

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.timeline.overlap import overlapped_delay
+
+from tests.runs import blocks_of
 
 RANKS, STEPS, PLACES = 4, 60, 10
 MS = 1e6
@@ -16,8 +16,7 @@ MS = 1e6
 
 def _late(*faults: Fault) -> float:
     """Ns a step that rank 2 is late by from step 60 on."""
-    blocks = blocks_of.build(simulate(Scenario(16, 120, seed=37, faults=faults)).run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(simulate(Scenario(16, 120, seed=37, faults=faults)).run)
     return float(np.median(blocks.excess[2, blocks.steps >= 60]))
 
 

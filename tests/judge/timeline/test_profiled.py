@@ -10,8 +10,9 @@ from hindmost_collector.formats.columns import table
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.model import PROFILED
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import build
 from hindmost_judge.timeline.steps import settings_of_few_profiled
+
+from tests.runs import blocks_of
 
 
 @pytest.mark.parametrize(
@@ -30,8 +31,7 @@ def test_thresholds_are_of_few_steps_only_where_each_was_profiled(
     marked: range, kinds: list[str], relaxed: bool
 ) -> None:
     """Of steps that others do not mark nothing is known: that none is in the table does not say that all were."""
-    blocks = build(simulate(Scenario(ranks=4, steps=30, seed=7)).run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(simulate(Scenario(ranks=4, steps=30, seed=7)).run)
     found = settings_of_few_profiled(
         replace(blocks, steps=np.arange(6)), table("steps", step=list(marked), kind=kinds, rank=0), DEFAULT
     )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.columns import concatenate, table
 from hindmost_judge import dictionary_encoding
 from hindmost_judge.judge import judge
-from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run
+from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.timeline import join
 from hindmost_judge.timeline.collective_calls import awaited_broadcasts, is_rooted
+
+from tests.runs import call, made
 
 MS = 1_000_000
 RANKS, STEPS = 4, 60
@@ -32,35 +32,12 @@ def job(late: dict[int, float], *, every: int = 1, takes: float = 0.01) -> Run:
             ready[rank] += more if step % every == 0 else 0.0
         given = np.maximum(ready, ready[0]) + takes
         given[0] = ready[0] + 0.003
-        parts.append(_calls("broadcast", step, ready, given - ready, 1000))
+        parts.append(call("broadcast", step, ready, given, size=1000))
         ready = given + generator.normal(10.0, 0.02, RANKS)
         met = np.full(RANKS, ready.max() + 0.2)
-        parts.append(_calls("all_reduce", step, ready, met - ready, 1 << 20))
+        parts.append(call("all_reduce", step, ready, met))
         ready = met
-    return _run(parts)
-
-
-def _run(parts: list[Any]) -> Run:
-    ranks = np.arange(RANKS)
-    return Run(
-        Job("rooted", world_size=RANKS, source="test"),
-        table("ranks", rank=ranks, world_size=RANKS, pid=ranks + 1),
-        collectives=concatenate("collectives", parts),
-    )
-
-
-def _calls(op: str, step: int, start: Any, took: Any, size: int, comm: int | np.ndarray[Any, Any] = 7) -> Any:
-    return table(
-        "collectives",
-        rank=np.arange(RANKS),
-        comm=np.broadcast_to(np.uint64(comm), RANKS),
-        seq=np.full(RANKS, step),
-        op=np.full(RANKS, op),
-        start_ns=(start * MS).astype(np.int64) + 10 * MS,
-        duration_ns=(took * MS).astype(np.int64),
-        bytes=np.full(RANKS, size),
-        flags=np.full(RANKS, GPU_TIME),
-    )
+    return made(RANKS, collectives=parts)
 
 
 def counted(run: Run) -> int:
@@ -187,12 +164,12 @@ def test_the_root_of_one_of_several_groups_is_named() -> None:
         ready = ready + generator.normal(2.0, 0.02, RANKS) + np.array([0.0, 0.0, 5.0, 0.0])
         root = ready[[0, 0, 2, 2]]
         given = np.maximum(ready, root) + np.array([0.003, 0.01, 0.003, 0.01])
-        parts.append(_calls("broadcast", step, ready, given - ready, 1000, np.array([7, 7, 8, 8])))
+        parts.append(call("broadcast", step, ready, given, comm=[7, 7, 8, 8], size=1000))
         ready = given + generator.normal(10.0, 0.02, RANKS)
         met = np.maximum(ready, ready[[2, 3, 0, 1]]) + 0.2
-        parts.append(_calls("all_reduce", step, ready, met - ready, 1 << 20, np.array([17, 18, 17, 18])))
+        parts.append(call("all_reduce", step, ready, met, comm=[17, 18, 17, 18]))
         ready = met
-    run = _run(parts)
+    run = made(RANKS, collectives=parts)
     assert counted(run) == RANKS * STEPS
     (found,) = judge(run).verdicts
     assert (found.kind, found.ranks) == ("straggler", (2,))

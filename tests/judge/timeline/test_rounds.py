@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.columns import concatenate, table
-from hindmost_judge.model import GPU_TIME, Job, Run
 from hindmost_judge.timeline import join
 from hindmost_judge.timeline.overlap import delay_by_round
+
+from tests.runs import call, made
 
 MS = 1_000_000
 RANKS, STEPS = 3, 20
@@ -29,31 +29,13 @@ def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) 
                 ready = ready + 2.0
                 ready[1] += more if place == 0 else 0.0
                 met = np.full(RANKS, ready.max() + 0.1)
-                rows.append(_call(seq, op, size, ready, met))
+                rows.append(call(op, seq, ready, met, size=size * 1024))
                 seq, ready = seq + 1, met
-    run = Run(
-        Job("rounds", world_size=RANKS, source="test"),
-        table("ranks", rank=np.arange(RANKS), world_size=RANKS, pid=np.arange(RANKS) + 1),
-        collectives=concatenate("collectives", rows),
-    )
+    run = made(RANKS, collectives=rows)
     grid = join.grid(run)
     assert grid is not None
     starts = np.arange(STEPS) * len(delays) * len(kinds)
     return np.median(delay_by_round(grid, join.own_time(grid), starts), axis=1) / MS
-
-
-def _call(seq: int, op: str, size: int, start: Any, end: Any) -> Any:
-    return table(
-        "collectives",
-        rank=np.arange(RANKS),
-        comm=np.full(RANKS, 7, np.uint64),
-        seq=np.full(RANKS, seq),
-        op=np.full(RANKS, op),
-        start_ns=(start * MS).astype(np.int64) + MS,
-        duration_ns=((end - start) * MS).astype(np.int64),
-        bytes=np.full(RANKS, size * 1024),
-        flags=np.full(RANKS, GPU_TIME),
-    )
 
 
 @pytest.mark.parametrize("delays", [(50.0, 50.0), (50.0, 40.0, 30.0)])

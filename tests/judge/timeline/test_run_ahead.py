@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.columns import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import UNMEASURED, Job, Run
+from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.timeline.phases import busy
 
+from tests.runs import MS, made
+
 RANKS, STEPS, EVERY = 4, 80, 8
-MS = 1_000_000
 
 
 def _run() -> Run:
@@ -21,21 +22,18 @@ def _run() -> Run:
     # A rank that computes longer has less to wait for at the end: the host's step shows that with the other sign.
     host = np.where(waits, 158.0, 14.0) + np.where(rank == 0, np.where(waits, -3.0, 3.0 / (EVERY - 1)), 0.0)
     jitter = np.random.default_rng(5).normal(0, 0.02, len(step))
-    return Run(
-        job=Job(id="ahead", world_size=RANKS),
-        ranks=table("ranks", rank=np.arange(RANKS), world_size=RANKS),
-        steps=table(
-            "steps",
-            rank=rank,
-            step=step,
-            kind="train",
-            start_ns=UNMEASURED,
-            duration_ns=np.rint(host * MS).astype(np.int64),
-            gpu_forward_ns=np.rint((np.where(rank == 0, 13.0, 10.0) + jitter) * MS).astype(np.int64),
-            gpu_backward_ns=np.rint((np.where(rank == 0, 17.0, 20.0) - jitter) * MS).astype(np.int64),
-            gpu_optimizer_ns=2 * MS,
-        ),
+    steps = table(
+        "steps",
+        rank=rank,
+        step=step,
+        kind="train",
+        start_ns=UNMEASURED,
+        duration_ns=np.rint(host * MS).astype(np.int64),
+        gpu_forward_ns=np.rint((np.where(rank == 0, 13.0, 10.0) + jitter) * MS).astype(np.int64),
+        gpu_backward_ns=np.rint((np.where(rank == 0, 17.0, 20.0) - jitter) * MS).astype(np.int64),
+        gpu_optimizer_ns=2 * MS,
     )
+    return made(RANKS, steps=[steps])
 
 
 def test_a_step_is_as_long_as_on_the_gpu() -> None:
@@ -79,20 +77,17 @@ def _slow_input(rank: int, ms: float) -> Run:
         host = gpu.copy() if number % EVERY == EVERY - 1 else host + fetch + 12.0
         for name, values in zip(columns, (start, host - start, backward), strict=True):
             columns[name] += [int(value * MS) for value in values]
-    return Run(
-        job=Job(id="fetching", world_size=RANKS),
-        ranks=table("ranks", rank=np.arange(RANKS), world_size=RANKS),
-        steps=table(
-            "steps",
-            rank=np.tile(np.arange(RANKS), STEPS),
-            step=np.repeat(np.arange(STEPS), RANKS),
-            kind="train",
-            input_ns=np.tile(fetch * MS, STEPS),
-            gpu_forward_ns=np.tile(forward * MS, STEPS),
-            gpu_optimizer_ns=2 * MS,
-            **columns,
-        ),
+    steps = table(
+        "steps",
+        rank=np.tile(np.arange(RANKS), STEPS),
+        step=np.repeat(np.arange(STEPS), RANKS),
+        kind="train",
+        input_ns=np.tile(fetch * MS, STEPS),
+        gpu_forward_ns=np.tile(forward * MS, STEPS),
+        gpu_optimizer_ns=2 * MS,
+        **columns,
     )
+    return made(RANKS, steps=[steps])
 
 
 def test_a_stall_costs_what_steps_grew_by_and_not_how_late_a_rank_came() -> None:

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.columns import concatenate, table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
+from hindmost_judge.model import GPU_TIME, UNMEASURED, Run, Table
 
-MS = 1_000_000
+from tests.runs import MS, made
+
 SLOW, STEPS, EVERY = 20, 120, 12
 
 
@@ -37,13 +38,7 @@ def run(slow: int, ahead: int = 0) -> Run:
         for _ in range(8 if step % EVERY == EVERY - 1 else 0):
             calls += [_call(rank, 1, "all_gather", gathers, now + MS + rank * ahead, 2 * MS, MS) for rank in range(2)]
             gathers, now = gathers + 1, now + 4 * MS
-    ranks = table("ranks", rank=[0, 1], world_size=2, node="here", framework="torch")
-    return Run(
-        Job("made", world_size=2),
-        ranks=ranks,
-        steps=concatenate("steps", marks),
-        collectives=concatenate("collectives", calls),
-    )
+    return made(2, steps=marks, collectives=calls, who={"node": "here", "framework": "torch"})
 
 
 def _call(rank: int, comm: int, op: str, seq: int, start: int, took: int, own: int) -> Table:

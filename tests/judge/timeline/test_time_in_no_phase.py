@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.formats.columns import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import RANKS, STEPS, Job, Run, empty
+
+from tests.runs import MS, made, ns
 
 if TYPE_CHECKING:
+    from hindmost_judge.model import Run
     from hindmost_judge.verdict.schema import Verdict
 
-MS = 1_000_000
 STEPS_MADE = 120
 OWN_MS = 5.5
 
 
-def made(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = False, usual: float = 0.6) -> Run:
+def job(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = False, usual: float = 0.6) -> Run:
     """Ranks that wait for the last in sync; ``rest`` is some ranks' ms in no phase, off the CPU unless they ``ran``."""
     noise = np.random.default_rng(1).gamma(2.0, 0.05, (ranks, STEPS_MADE))
     other = np.full((ranks, STEPS_MADE), usual) + noise
@@ -32,16 +34,18 @@ def made(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = 
     whole = own + sync
     rank, step = np.meshgrid(np.arange(ranks), np.arange(STEPS_MADE), indexing="ij")
     start = np.cumsum(whole, axis=1) - whole
-    columns: dict[str, Any] = {name: np.full(rank.size, -1) for name in STEPS if name.endswith("_ns")}
-    columns |= {f"{name}_ns": np.full(rank.size, ms * MS) for name, ms in phases.items()}
-    columns |= {"sync_ns": sync.ravel() * MS, "cpu_ns": cpu.ravel() * MS, "duration_ns": whole.ravel() * MS}
-    columns |= {"rank": rank.ravel(), "step": step.ravel(), "start_ns": start.ravel() * MS}
-    columns |= {"kind": np.full(rank.size, "train"), "work": np.full(rank.size, -1)}
-    steps = {name: np.asarray(columns[name]).astype(kind) for name, kind in STEPS.items()}
-    who = empty(RANKS) | {name: np.zeros(ranks, np.int64) for name in ("local_rank", "pid", "start_ns")}
-    who |= {"rank": np.arange(ranks), "world_size": np.full(ranks, ranks)}
-    who |= {name: np.full(ranks, text) for name, text in (("node", "n"), ("gpu_uuid", ""), ("framework", "torch"))}
-    return Run(job=Job("made", world_size=ranks, ended_ns=10**12, exit_code=0), ranks=who, steps=steps)
+    steps = table(
+        "steps",
+        rank=rank.ravel(),
+        step=step.ravel(),
+        kind="train",
+        start_ns=ns(start).ravel(),
+        duration_ns=ns(whole).ravel(),
+        sync_ns=ns(sync).ravel(),
+        cpu_ns=ns(cpu).ravel(),
+        **{f"{name}_ns": ns(ms) for name, ms in phases.items()},
+    )
+    return made(ranks, steps=[steps], who={"node": "n", "framework": "torch"}, ended_ns=10**12, exit_code=0)
 
 
 def only(run: Run) -> Verdict:
@@ -52,7 +56,7 @@ def only(run: Run) -> Verdict:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_rank_that_sleeps_in_no_phase_is_named(ranks: int) -> None:
     """Its cause was not measured, and the evidence says where the time goes."""
-    found = only(made(ranks, {1: 10.0}))
+    found = only(job(ranks, {1: 10.0}))
     assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", "blocked")
     assert found.cost_ms_per_step == pytest.approx(10.0, rel=0.05)
     assert any(
@@ -62,19 +66,19 @@ def test_a_rank_that_sleeps_in_no_phase_is_named(ranks: int) -> None:
 
 def test_since_when_it_does() -> None:
     """The step of the onset, not of the job's beginning."""
-    assert only(made(4, {1: 10.0}, from_step=60)).since_step == 60
+    assert only(job(4, {1: 10.0}, from_step=60)).since_step == 60
 
 
 def test_a_rank_that_computes_in_no_phase_is_named_for_that() -> None:
     """Its CPU time is longer by as much."""
-    found = only(made(4, {1: 10.0}, ran=True))
+    found = only(job(4, {1: 10.0}, ran=True))
     assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), "compute")
     assert any(one.startswith("time in no phase") for one in found.evidence)
 
 
 def test_without_cpu_time_the_cause_is_unknown() -> None:
     """Whether it slept or computed is unknown; the rank is known all the same."""
-    run = made(2, {1: 10.0})
+    run = job(2, {1: 10.0})
     found = only(replace(run, steps=run.steps | {"cpu_ns": np.full(2 * STEPS_MADE, -1)}))
     assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", None)
 
@@ -82,7 +86,7 @@ def test_without_cpu_time_the_cause_is_unknown() -> None:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_where_all_ranks_log_alike_no_rank_is_named(ranks: int) -> None:
     """However long it takes."""
-    assert only(made(ranks, {}, usual=12.0)).kind == "balanced"
+    assert only(job(ranks, {}, usual=12.0)).kind == "balanced"
 
 
 def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
@@ -90,7 +94,7 @@ def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
     place.
 
     No rank is cleared either, for most of the late one's step is in no phase."""
-    run = made(2, {1: 10.0})
+    run = job(2, {1: 10.0})
     on_gpus = replace(run, ranks=run.ranks | {"gpu_uuid": np.array(["GPU-0", "GPU-1"])})
     unseen = replace(run, steps=run.steps | {"sync_ns": np.full(2 * STEPS_MADE, -1)})
     assert [only(one).kind for one in (on_gpus, unseen)] == ["insufficient_data", "insufficient_data"]
@@ -99,7 +103,7 @@ def test_where_it_may_be_waiting_no_rank_is_named_for_it() -> None:
 @pytest.mark.parametrize("phase", ["checkpoint", "input", "gc"])
 def test_what_has_a_phase_is_reported_as_that(phase: str) -> None:
     """A checkpoint, input or a collection is no time in no phase, however often."""
-    run = made(4, {1: 10.0})
+    run = job(4, {1: 10.0})
     mine = np.where(run.steps["rank"] == 1, 10 * MS, 0)
     found = only(replace(run, steps=run.steps | {f"{phase}_ns": mine}))
     assert (found.kind, found.ranks, found.cause) == ("straggler", (1,), phase)
@@ -108,6 +112,6 @@ def test_what_has_a_phase_is_reported_as_that(phase: str) -> None:
 
 def test_an_evaluation_is_no_step_that_trains() -> None:
     """What rank 1 does in no phase of its evaluations holds up no training step."""
-    run = made(4, {1: 10.0}, from_step=100)
+    run = job(4, {1: 10.0}, from_step=100)
     kind = np.where(run.steps["step"] >= 100, "eval", "train")
     assert only(replace(run, steps=run.steps | {"kind": kind})).kind == "balanced"

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.columns import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import GPU_TIME, Job, Run
+from hindmost_judge.model import GPU_TIME, Run
+
+from tests.runs import made
 
 RANKS, COUNT = 4, 400
 TRANSFER, WAIT = 0.2e6, 0.5e6
@@ -35,8 +37,7 @@ def _run(*parts: dict[str, Any]) -> Run:
         flags=GPU_TIME,
         peer=-1,
     )
-    ranks = table("ranks", rank=list(range(RANKS)), world_size=RANKS)
-    return Run(job=Job(id="", world_size=RANKS, source="a trace", pace_ns=3e6), ranks=ranks, collectives=collectives)
+    return made(RANKS, collectives=[collectives], source="a trace", pace_ns=3e6)
 
 
 @pytest.mark.parametrize("barriers", [0, 2])

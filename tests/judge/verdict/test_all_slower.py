@@ -10,9 +10,9 @@ import pytest
 from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks
 from hindmost_judge.verdict import all_slower
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Report
@@ -50,8 +50,7 @@ def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
 def test_where_verdicts_cost_more_than_steps_take_nothing_is_left_to_have_slowed_down() -> None:
     """A mean cost of few long stalls is more than most steps take: "-42046 % longer" is no answer."""
     run = simulate(Scenario(8, 150, 77, faults=(Fault("compute", _ALL, 0.2, 60),))).run
-    built = blocks.build(run, DEFAULT)
-    assert built is not None
+    built = blocks_of(run)
     assert all_slower.find_slowed(built, []) is not None
     stalls = replace(judge(run).verdicts[0], kind="intermittent", since_step=0, cost_ms_per_step=1000.0)
     assert all_slower.find_slowed(built, [stalls]) is None

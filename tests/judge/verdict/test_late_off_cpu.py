@@ -11,9 +11,9 @@ from hindmost_collector.report.rendered import of_verdict
 from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, METRICS, empty
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.verdict import oversubscribed
 
+from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
@@ -173,8 +173,7 @@ def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured
 
 def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_most() -> None:
     """Unknown time counts as no waiting: the rank with most CPU time that makes the others wait is still reported."""
-    blocks = blocks_of.build(make(Load(compute=8.0, faults=[{"rank": 1, "compute": 4.0}])), DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(make(Load(compute=8.0, faults=[{"rank": 1, "compute": 4.0}])))
     caused = blocks.caused.copy()
     caused[3, 5] = np.nan
     told = oversubscribed.asking_most(replace(blocks, caused=caused), DEFAULT)

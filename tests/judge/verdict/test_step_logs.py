@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.formats.columns import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, RANKS, STEPS, Job, Run, empty
+
+from tests.runs import MS, made, ns
 
 if TYPE_CHECKING:
-    from hindmost_judge.model import Table
+    from hindmost_judge.model import Run
 
-MS = 10**6
+
 STEPS_EACH = 60
-
-
-def _table(columns: dict[str, type], count: int, **known: np.ndarray) -> Table:
-    blank = {
-        name: np.full(count, "" if kind is np.str_ else 0 if name == "comm" else -1, "U16" if kind is np.str_ else kind)
-        for name, kind in columns.items()
-    }
-    return blank | known
 
 
 def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]] | None = None) -> Run:
@@ -31,34 +26,25 @@ def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]
     ahead = np.array(forward)[:, None] + noise
     behind = ahead.max(axis=0) - ahead + backward
     took = ahead + behind + 1.0
-    steps = _table(
-        dict(STEPS),
-        count * STEPS_EACH,
-        rank=np.repeat(np.arange(count, dtype=np.int32), STEPS_EACH),
-        step=np.tile(np.arange(STEPS_EACH), count),
-        kind=np.full(count * STEPS_EACH, "train"),
-        start_ns=((np.cumsum(took, axis=1) - took) * MS).astype(np.int64).ravel(),
-        duration_ns=(took * MS).astype(np.int64).ravel(),
-        input_ns=np.full(count * STEPS_EACH, MS // 10),
-        gpu_forward_ns=(ahead * MS).astype(np.int64).ravel(),
-        gpu_backward_ns=(behind * MS).astype(np.int64).ravel(),
-        gpu_optimizer_ns=np.full(count * STEPS_EACH, MS),
+    rank, step = (axis.ravel() for axis in np.indices(took.shape))
+    steps = table(
+        "steps",
+        rank=rank,
+        step=step,
+        kind="train",
+        start_ns=ns(np.cumsum(took, axis=1) - took).ravel(),
+        duration_ns=ns(took).ravel(),
+        input_ns=MS // 10,
+        gpu_forward_ns=ns(ahead).ravel(),
+        gpu_backward_ns=ns(behind).ravel(),
+        gpu_optimizer_ns=MS,
     )
-    members = [(comm, rank) for comm, group in enumerate(groups or [], 1) for rank in group]
-    comm = np.array([comm for comm, _ in members], np.uint64)
-    rank = np.array([rank for _, rank in members], np.int32)
-    return Run(
-        Job(id="made", world_size=count, source="a log"),
-        ranks=_table(dict(RANKS), count, rank=np.arange(count, dtype=np.int32)),
-        steps=steps,
-        communicators=_table(dict(COMMUNICATORS), len(members), comm=comm, rank=rank)
-        if members
-        else empty(COMMUNICATORS),
-        collectives=_table(
-            dict(COLLECTIVES), len(members), comm=comm, rank=rank, op=np.full(len(members), "all_reduce")
-        )
-        if members
-        else empty(COLLECTIVES),
+    members = np.array([(comm, rank) for comm, group in enumerate(groups or [], 1) for rank in group]).reshape(-1, 2)
+    comm, member = members.T
+    return replace(
+        made(count, steps=[steps], source="a log"),
+        communicators=table("communicators", comm=comm, rank=member),
+        collectives=table("collectives", comm=comm, rank=member, op="all_reduce"),
     )
 
 

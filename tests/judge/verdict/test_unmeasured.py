@@ -14,10 +14,9 @@ from hindmost_collector.report import csv as report_csv
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Job, Run, empty
-from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks
+from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Run, empty
 
+from tests.runs import blocks_of, made
 from tests.scenarios import loads
 
 if TYPE_CHECKING:
@@ -150,8 +149,7 @@ def test_an_unmarked_step_does_not_spread_samples_over_all_steps(unmarked: list[
         "time_ns": times,
         "value": np.where(times > ends / 2, 2.0, 1.0),
     }
-    found = blocks.build(dataclasses.replace(run, steps=steps, metrics=metrics), DEFAULT)
-    assert found is not None
+    found = blocks_of(dataclasses.replace(run, steps=steps, metrics=metrics))
     late = np.arange(len(found.steps) * 2 // 3, len(found.steps))
     assert (found.gauges(late)["rss"][1], found.gauges(late - late[0])["rss"][1]) == (2.0, 1.0)
 
@@ -165,13 +163,12 @@ def in_phases(**shown: slice) -> Run:
     columns = {"duration_ns": np.full(len(rank), 30_000_000), "forward_ns": 25_000_000 + jitter}
     part = table("steps", rank=rank, step=step, kind="train", start_ns=step * 30_000_000, **columns)
     steps = {name: column[held] for name, column in part.items()}
-    return Run(job=Job(id="ragged"), ranks=table("ranks", rank=np.arange(4), world_size=4), steps=steps)
+    return made(4, steps=[steps], world_size=None)
 
 
 def test_a_step_that_a_rank_did_not_record_is_no_step_of_nothing() -> None:
     """Peers of a rank whose recording begins later are not late for the steps that it lacks."""
-    built = blocks.build(in_phases(r2=slice(15, None), r3=slice(15, None)), DEFAULT)
-    assert built is not None
+    built = blocks_of(in_phases(r2=slice(15, None), r3=slice(15, None)))
     first = np.flatnonzero(built.steps < 15)
     assert np.isnan(built.own[2:, first]).all()
     assert np.nanmax(np.abs(built.excess[:2, first])) < 100_000

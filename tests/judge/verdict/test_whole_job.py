@@ -15,9 +15,9 @@ from hindmost_judge.detector import Case
 from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, RUNNING, VANISHED
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import build
 from hindmost_judge.verdict.schema import Verdict
 
+from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make, metrics
 
 if TYPE_CHECKING:
@@ -131,8 +131,7 @@ def test_hosts_launch_for_no_more_than_all_of_a_step() -> None:
     """Hosts are ahead of their GPUs: now and then a host's step takes half as long again as the job's."""
     run = host_bound(0, 1.0)
     took = run.steps["duration_ns"] * 3 // 2
-    blocks = build(steps(run, duration_ns=took, start_ns=run.steps["start_ns"] - took // 3), DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(steps(run, duration_ns=took, start_ns=run.steps["start_ns"] - took // 3))
     found = host_bound_of.find(blocks, DEFAULT)
     assert found is not None
     assert found.launching <= 1
@@ -156,8 +155,7 @@ def test_what_makes_one_rank_late_does_not_make_a_job_host_bound(late: bool, sai
     busy, idle = host_bound(60, 1.0), host_bound(0, 1.0)
     start = np.where(busy.steps["step"] < 40, busy.steps["start_ns"], idle.steps["start_ns"])
     run = steps(idle, start_ns=start)
-    blocks = build(run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(run)
     named = (Verdict("straggler", (1,), cause="gc", since_step=40),) if late else ()
     assert bool(host_bound_of.verdicts(Case(run, blocks, DEFAULT, named))) == said
 

@@ -16,11 +16,11 @@ from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
-from hindmost_judge.timeline.blocks import build
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.wording import duration, ms, why
 
 from tests.recordings import OURS
+from tests.runs import blocks_of
 from tests.scenarios.loads import Load, hang, make
 
 
@@ -92,8 +92,7 @@ def test_too_little_for_a_cause_is_given_as_its_share() -> None:
     """An unknown cause says how much the best measurement explains."""
     half = Cause("unknown", 0.5, "compute", (("compute", 2e6), ("gc", 0.5e6)))
     run = simulate(Scenario(4, 40, faults=(Fault("compute", (1,), 0.1),))).run
-    blocks = build(run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(run)
     lines = why(blocks, straggler.find(blocks, DEFAULT), half)
     assert "no single cause: the largest explains 50 % of the delay" in lines
 

@@ -10,10 +10,10 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.verdict.slow_ranks import of_habits
 from hindmost_judge.whatif import savings
 
+from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make
 
 _LONGER = "steps became"
@@ -33,8 +33,7 @@ def test_steps_that_grew_by_more_than_the_delay_say_so(of_all: float, told: bool
 
 def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     """That no step grew does not say that a rank that was slow for a while cost nothing."""
-    blocks = blocks_of.build(simulate(Scenario(4, faults=(Fault("compute", (0,), 0.1, 20, 50),))).run, DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(simulate(Scenario(4, faults=(Fault("compute", (0,), 0.1, 20, 50),))).run)
     blocks = replace(blocks, period=np.full(len(blocks.steps), 48_813_815.52214547))
     assert savings.observed_change(blocks, slice(20, 50)) is None
     (verdict,), notes = of_habits(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
@@ -53,8 +52,7 @@ def test_a_slow_loader_costs_what_it_is_slower_than_its_peers_were() -> None:
 
 def test_waits_of_peers_that_end_with_the_onset_are_not_taken_out_of_the_steps_before() -> None:
     """Steps of 40 ms, 10 of them waits for peers, become steps of 50 for one rank: 10 more, not 20."""
-    blocks = blocks_of.build(make(Load(compute=10.0)), DEFAULT)
-    assert blocks is not None
+    blocks = blocks_of(make(Load(compute=10.0)))
     late = np.arange(len(blocks.steps)) >= 75
     waits = np.where(late, 0.0, np.random.default_rng(1).uniform(0.0, 20e6, len(late)))
     blocks = replace(blocks, period=np.where(late, 50e6, 30e6 + waits))

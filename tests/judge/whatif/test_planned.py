@@ -12,8 +12,9 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.whatif import planned
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -24,9 +25,7 @@ NO_STEPS = table("steps", rank=[])
 
 
 def _blocks(job: Scenario) -> Blocks:
-    found = blocks_of.build(simulate(job).run, DEFAULT)
-    assert found is not None
-    return found
+    return blocks_of(simulate(job).run)
 
 
 def _writing(ranks: int, written: dict[int, tuple[slice, float]]) -> Blocks:
@@ -128,8 +127,7 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
         )
         for rank in range(1, 8)
     ]
-    found = blocks_of.build(run, DEFAULT)
-    assert found is not None
+    found = blocks_of(run)
     after, _, notes = planned.aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
     assert (after.excess.tolist(), notes) == (found.excess.tolist(), [])
 
@@ -183,8 +181,7 @@ def test_of_two_that_both_write_the_slower_is_late(later: int) -> None:
 def test_one_of_two_may_evaluate_for_both() -> None:
     """All of it is for both, and none is left as a fault of its own."""
     run = _evaluating(Scenario(2, STEPS, 3, checkpoint_every=20))
-    found = blocks_of.build(run, DEFAULT)
-    assert found is not None
+    found = blocks_of(run)
     after, _, (note,) = planned.aside(found, run.steps, DEFAULT)
     assert found.excess[0].max() > found.step_ns
     assert after.excess[0].max() < 0.2 * found.step_ns

@@ -13,8 +13,9 @@ from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import peers_median
-from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.verdict.whole_job import until
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Verdict
@@ -160,8 +161,7 @@ def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() 
     late[2] += 10e6
     late[1, :7] += 4e6
     late[3, 60:] += 6e6
-    clean = blocks_of.build(simulate(Scenario(4, 123, seed=1)).run, DEFAULT)
-    assert clean is not None
+    clean = blocks_of(simulate(Scenario(4, 123, seed=1)).run)
     excess = late - peers_median(late)
     found = straggler.find(replace(clean, steps=clean.steps[:120], excess=excess), DEFAULT)
     assert sorted((habit.row, habit.first, habit.stop) for habit in found) == [(2, 0, 120), (3, 60, 120)]

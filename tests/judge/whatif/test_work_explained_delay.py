@@ -12,8 +12,9 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.whatif import work_explained_delay
+
+from tests.runs import blocks_of
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -94,8 +95,7 @@ def test_an_onset_among_uneven_steps_is_measured_against_their_work() -> None:
 )
 def test_uneven_work_does_not_make_collectives_overlapped(job: Scenario) -> None:
     """A rank with a long batch is late for every gather of the step, though each waits for it anew."""
-    found = blocks_of.build(simulate(job).run, DEFAULT)
-    assert found is not None
+    found = blocks_of(simulate(job).run)
     assert not found.overlapped
     assert _cost_over_truth(job) == pytest.approx(1.0, abs=0.2)
 
@@ -116,8 +116,7 @@ def test_a_repair_takes_no_batches_away_that_were_longer_by_chance(job: Scenario
 def test_steps_in_which_all_have_more_to_do_tell_what_work_makes_due() -> None:
     """The longest batch is less beyond the typical one where that is long: steps would seem to grow by a fifth less."""
     job = Scenario(16, 125, 8110067, stretches=4, step_ms=60, varying_lengths=0.139)
-    found = blocks_of.build(simulate(job).run, DEFAULT)
-    assert found is not None
+    found = blocks_of(simulate(job).run)
     due = uneven.in_full(found, DEFAULT).due
     assert due is not None
     assert due.slope / 1e6 == pytest.approx(0.92 * job.step_ms, rel=0.1)  # the optimizer comes after the last gradients
@@ -148,8 +147,7 @@ def test_a_long_batch_now_and_then_is_due_in_full_and_a_stall_is_not() -> None:
 def test_of_each_ranks_work_counts_what_shows_at_its_place_of_the_step() -> None:
     """Late in its input a rank is seen before its backward, and the others at its end: there more of a batch shows."""
     job = Scenario(16, 141, 5110110, stretches=3, varying_lengths=0.087, faults=(Fault("input", (2,), 0.13),))
-    found = blocks_of.build(simulate(job).run, DEFAULT)
-    assert found is not None
+    found = blocks_of(simulate(job).run)
     assert found.work is not None
     shown = (
         work_explained_delay.shown(found.excess, uneven.more_work(found.work), overlapped=True)[:, 0]
@@ -171,8 +169,7 @@ _SLOW_GPUS = [
 @pytest.mark.parametrize("job", _SLOW_GPUS)
 def test_gpus_that_become_slow_are_no_work_of_uneven_size(job: Scenario) -> None:
     """Of four ranks they move what each is compared with, so that all seem to have more to do since, or less."""
-    found = blocks_of.build(_uncounted(simulate(job).run), DEFAULT)
-    assert found is not None
+    found = blocks_of(_uncounted(simulate(job).run))
     assert uneven.in_full(found, DEFAULT).due is None
     assert uneven.find(found, DEFAULT) is None
 

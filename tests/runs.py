@@ -1,0 +1,65 @@
+"""Runs that tests make of arrays, and the blocks that the judge builds of a run."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from hindmost_collector.formats.columns import concatenate, table
+from hindmost_judge.model import GPU_TIME, Job, Run
+from hindmost_judge.settings import DEFAULT
+from hindmost_judge.timeline.blocks import build
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.model import Table
+
+MS = 1_000_000
+
+
+def blocks_of(run: Run) -> Blocks:
+    """What the judge makes of a run that has steps to compare, with its usual thresholds."""
+    built = build(run, DEFAULT)
+    assert built is not None
+    return built
+
+
+def made(
+    ranks: int,
+    *,
+    steps: Iterable[Table] = (),
+    collectives: Iterable[Table] = (),
+    who: Mapping[str, Any] | None = None,
+    **job: Any,
+) -> Run:
+    """A run of so many ranks with the rows of these tables; ``who`` and ``job`` are what else is known of them."""
+    each = np.arange(ranks)
+    return Run(
+        Job(**{"id": "made", "world_size": ranks} | job),
+        table("ranks", **{"rank": each, "world_size": ranks, "pid": each + 1} | dict(who or {})),
+        steps=concatenate("steps", steps),
+        collectives=concatenate("collectives", collectives),
+    )
+
+
+def call(op: str, seq: int, came: Any, left: Any, *, comm: Any = 7, size: int = 1 << 20) -> Table:
+    """One collective of all ranks, timed by their GPUs: each came to it and left it [R] ms after the beginning."""
+    count = len(came)
+    return table(
+        "collectives",
+        rank=np.arange(count),
+        comm=np.broadcast_to(np.asarray(comm, np.uint64), count),
+        seq=np.full(count, seq),
+        op=np.full(count, op),
+        start_ns=ns(came) + 10 * MS,
+        duration_ns=ns(np.asarray(left) - came),
+        bytes=np.full(count, size),
+        flags=np.full(count, GPU_TIME),
+    )
+
+
+def ns(ms: Any) -> Any:
+    """Whole ns of ms."""
+    return (np.asarray(ms) * MS).astype(np.int64)
