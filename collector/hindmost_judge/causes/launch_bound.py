@@ -23,7 +23,7 @@ ahead of it, may wait for their GPUs in that interval; their fastest steps, with
 host that needs about as long is not slow. One that needs longer, but within the usual differences of launching, is
 neither named nor cleared.
 
-Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.timeline.host_lanes`). How late hosts make their
+Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.graph.host_lanes`). How late hosts make their
 ranks is found here for those that gather parameters, pass on micro-batches, or wait in several places.
 """
 
