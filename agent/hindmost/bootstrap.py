@@ -175,9 +175,9 @@ def _wait_for_a_rank() -> None:
 
     Lightning, and many a script, start their ranks so, with nothing in the environment that every launcher sets.
     """
-    from hindmost.probes import Watch, torch_place
+    from hindmost.probes import ImportWatch, torch_place
 
-    Watch({"torch": lambda torch: torch_place.install(torch, place)}, lambda *_: None).install()
+    ImportWatch({"torch": lambda torch: torch_place.install(torch, place)}, lambda *_: None).install()
 
 
 def _leave_trace(directory: str) -> None:

@@ -9,7 +9,7 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message, sequenced
 from hindmost_agent.delivery.spool import REASONS
-from hindmost_agent.jobs.rings import Lives
+from hindmost_agent.jobs.rings import RankStates
 from hindmost_agent.runner import following
 from hindmost_agent.sampler import LONG_AGO_NS
 
@@ -73,7 +73,7 @@ class Agent:
         self._runner = runner
         self._jobs = jobs
         self._builder = Builder(node)
-        self._lives = Lives()
+        self._states = RankStates()
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
@@ -157,7 +157,7 @@ class Agent:
     def _say_how_one_is(self, now_ns: int) -> None:
         """That this agent speaks, and has nothing new to say, is what tells that its ranks go on waiting."""
         for producer in self.rings:
-            state = self._lives.waiting(producer.process.ref(self._builder.node), now_ns)
+            state = self._states.waiting(producer.process.ref(self._builder.node), now_ns)
             if state is not None:
                 self._builder.rank(producer.process)
                 self._builder.state(state)
@@ -222,7 +222,7 @@ class Agent:
         if ended:
             producer.finish()
         ref = producer.process.ref(self._builder.node)
-        state = self._lives.look(producer, ref, now_ns)
+        state = self._states.look(producer, ref, now_ns)
         rows = producer.take(now_ns)
         if state is not None or any(rows):
             self._builder.rank(producer.process)
@@ -233,7 +233,7 @@ class Agent:
         if state is not None:
             self._builder.state(state)
         if ended:
-            self._lives.forget(ref)
+            self._states.forget(ref)
             self._builder.forget(ref)
 
     def _account(self, spool: Spool) -> None:

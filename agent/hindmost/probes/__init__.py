@@ -50,12 +50,12 @@ def install(recorder: Recorder) -> None:
         complain(f"{name} cannot be observed ({error!r})")
 
     record_pauses(recorder)
-    watch = Watch(dict.fromkeys(WATCHED, act), failed)
+    watch = ImportWatch(dict.fromkeys(WATCHED, act), failed)
     watch.install()
     undo.append(watch.remove)
 
 
-class Watch(MetaPathFinder):
+class ImportWatch(MetaPathFinder):
     """Acts when a watched module has been imported, and imports none: how probes wait for their framework.
 
     It is a finder that finds nothing itself: it lets the others find the module and acts once its body has run.

@@ -463,7 +463,7 @@ KINDS = {ring.STEP: "step", ring.PHASE: "phase", ring.COLLECTIVE: "collective", 
 Entered = tuple[str, str, int, int, int, int, int]
 
 
-class Lives:
+class RankStates:
     """Says what changed since it was last asked; and how every rank is, every ten seconds."""
 
     def __init__(self) -> None:

@@ -38,7 +38,7 @@ _BLOCKED_STATE = b"D"
 _STOPPED_STATES = (b"T", b"t")
 
 
-class Watch:
+class ProcessWatch:
     """One process's ``stat`` and ``schedstat``; the second may be out of reach."""
 
     def __init__(self, folder: str) -> None:
@@ -85,5 +85,5 @@ class Process(RankFiles):
     source = "/proc/PID/{stat,schedstat}"
     metrics = (CPU, SYSTEM, MINOR, MAJOR, THREADS, RESIDENT, STOPPED, BLOCKED, RUNQUEUE, SLICES)
 
-    def watch(self, folder: str) -> Watch:
-        return Watch(folder)
+    def watch(self, folder: str) -> ProcessWatch:
+        return ProcessWatch(folder)

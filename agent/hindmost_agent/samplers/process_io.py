@@ -17,7 +17,7 @@ READ = counter("hindmost_process_read_bytes_total", "Bytes fetched from storage.
 WRITTEN = counter("hindmost_process_written_bytes_total", "Bytes sent to storage.", *_BY)
 
 
-class Watch:
+class ProcessWatch:
     """One process's ``io``."""
 
     def __init__(self, folder: str) -> None:
@@ -47,5 +47,5 @@ class ProcessIo(RankFiles):
     source = "/proc/PID/io"
     metrics = (READ_CALLS, READ_ANY, READ, WRITTEN)
 
-    def watch(self, folder: str) -> Watch:
-        return Watch(folder)
+    def watch(self, folder: str) -> ProcessWatch:
+        return ProcessWatch(folder)

@@ -15,7 +15,7 @@ from hindmost_proto.address import parse
 
 from hindmost_cli import arguments, launchers, streams
 from hindmost_cli.run import foreground
-from hindmost_cli.run.session import Session, Wish
+from hindmost_cli.run.session import RunRequest, Session
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,16 +59,16 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run COMMAND observed, or unobserved where that cannot be; leave as it left."""
-    wish = _wish(args)
+    request = _request(args)
     environ = dict(os.environ)
-    foreground.find(wish.command[0], environ)
+    foreground.find(request.command[0], environ)
     try:
-        session = Session.start(wish, launchers.find(wish.command), environ, _say)
+        session = Session.start(request, launchers.find(request.command), environ, _say)
     except UsageError:
         raise
     except HindmostError as error:
         _say(f"the job runs unobserved: {error}")
-        return foreground.exit_like(foreground.run(wish.command, environ))
+        return foreground.exit_like(foreground.run(request.command, environ))
     return foreground.exit_like(_observed(session))
 
 
@@ -90,7 +90,7 @@ def _observed(session: Session) -> int:
     return returncode
 
 
-def _wish(args: argparse.Namespace) -> Wish:
+def _request(args: argparse.Namespace) -> RunRequest:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise UsageError("no COMMAND given; for example: hindmost run -- mpirun -np 4 python train.py")
@@ -102,7 +102,7 @@ def _wish(args: argparse.Namespace) -> Wish:
         raise
     except HindmostError:
         pass  # no collector here: the session says so, and the job runs
-    return Wish(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), tuple(args.set or ()))
+    return RunRequest(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), tuple(args.set or ()))
 
 
 def _endpoint(text: str | None) -> str | None:

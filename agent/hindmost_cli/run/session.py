@@ -143,7 +143,7 @@ COLLECTOR_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class Wish:
+class RunRequest:
     """What the command line of ``hindmost run`` asks for."""
 
     command: tuple[str, ...]
@@ -171,38 +171,40 @@ class Session:
     no_ring: str | None = None
 
     @classmethod
-    def start(cls, wish: Wish, launcher: Launcher, environ: Mapping[str, str], say: Callable[[str], None]) -> Session:
+    def start(
+        cls, request: RunRequest, launcher: Launcher, environ: Mapping[str, str], say: Callable[[str], None]
+    ) -> Session:
         """Start both and wait until they answer. ``HindmostError`` where they do not; nothing is left then.
 
         ``say`` gets one sentence for each thing that will be missing.
         """
-        job = environment.job_id(wish.job_id, wish.command, environ)
-        if wish.listen:
-            environment.must_be_free(wish.listen)
-        directory, note = environment.run_directory(wish.out, job)
+        job = environment.job_id(request.job_id, request.command, environ)
+        if request.listen:
+            environment.must_be_free(request.listen)
+        directory, note = environment.run_directory(request.out, job)
         if note:
             say(note)
         rings = environment.ring_directory(job)
         started: list[Daemon] = []
         try:
-            collector, said = _collector(wish, launcher, job, directory, environ, started)
+            collector, said = _collector(request, launcher, job, directory, environ, started)
             agent = _agent(said["grpc"], job, rings, directory, environ, started)
         except (HindmostError, KeyboardInterrupt):
             for daemon in started:
                 daemon.kill()
             environment.remove_rings(rings)
             raise
-        program = Path(foreground.find(wish.command[0], environ))
+        program = Path(foreground.find(request.command[0], environ))
         native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         no_ring = environment.no_room_for_a_ring(rings)
         ours = environment.variables(
             environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
         )
         whole = {**environ, **ours}
-        for sentence in (*notes, kept_out(wish.command, whole), no_ring):
+        for sentence in (*notes, kept_out(request.command, whole), no_ring):
             if sentence:
                 say(sentence)
-        argv = launcher.carry(wish.command, list(ours), whole)
+        argv = launcher.carry(request.command, list(ours), whole)
         return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent, no_ring=no_ring)
 
     def heard(self, number: signal.Signals) -> None:
@@ -256,14 +258,19 @@ def _kept(said: str) -> int:
 
 
 def _collector(
-    wish: Wish, launcher: Launcher, job: str, directory: Path, environ: Mapping[str, str], started: list[Daemon]
+    request: RunRequest,
+    launcher: Launcher,
+    job: str,
+    directory: Path,
+    environ: Mapping[str, str],
+    started: list[Daemon],
 ) -> tuple[Daemon, dict[str, str]]:
-    host = environment.address(launcher.remote_hosts(wish.command, environ))
+    host = environment.address(launcher.remote_hosts(request.command, environ))
     arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
-    arguments += ["--command", shlex.join(wish.command), "--launcher", launcher.NAME]
-    arguments += [f"--set={one}" for one in wish.thresholds]
-    if wish.live:
-        arguments += ["--http", wish.listen or f"{environment.LOOPBACK}:0"]
+    arguments += ["--command", shlex.join(request.command), "--launcher", launcher.NAME]
+    arguments += [f"--set={one}" for one in request.thresholds]
+    if request.live:
+        arguments += ["--http", request.listen or f"{environment.LOOPBACK}:0"]
     daemon = Daemon(
         "collector", [*arguments, "--exit-when-stdin-closes"], environ, directory / "logs" / "collector.log"
     )

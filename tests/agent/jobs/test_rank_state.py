@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.jobs.rings import NS, OPEN_NS, Lives, Rings
+from hindmost_agent.jobs.rings import NS, OPEN_NS, RankStates, Rings
 from hindmost_agent.sampler import Host
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -40,7 +40,7 @@ def producer(tmp_path: Path, writer: ring.Writer) -> Producer:
 
 
 def said(producer: Producer, now_ns: int) -> tuple[wire.RankState.Life, list[tuple[str, int]]]:
-    state = Lives().look(producer, 5, now_ns)
+    state = RankStates().look(producer, 5, now_ns)
     assert state is not None
     return state.life, [(one.name, one.seq) for one in state.in_flight]
 
@@ -62,12 +62,12 @@ def test_who_tests_in_vain_waits_as_long_as_it_goes_on(tmp_path: Path) -> None:
     made = ring.Writer.create(tmp_path, Identity("job", 1, 4, 1, "n", "mpi", "a.out"), "mpi")
     rings = Rings(Host(), [tmp_path])
     rings.discover(0)
-    (found,), lives, counted = rings, Lives(), []
+    (found,), states, counted = rings, RankStates(), []
     word = (1024 + 16) // 8  # of the open table, where tests are counted
     for second, tests in enumerate([1, 9, 20, 20, 20]):
         made.enter(0, ring.P2P, made.name("wait"), ENTERED_NS, 0, made.communicator(77, 1, 4, "w"), 2, ring.POLLS)
         made._words[word] = tests
-        state = lives.look(found, 5, ENTERED_NS + NS + second * NS)
+        state = states.look(found, 5, ENTERED_NS + NS + second * NS)
         counted.append(None if state is None else [(one.name, one.peer - 1) for one in state.in_flight])
     assert counted == [[("wait", 2)], None, None, None, []]
     made.close()
@@ -77,7 +77,7 @@ def test_each_rank_that_is_waited_for_is_said(producer: Producer, writer: ring.W
     """Any rank is none of them."""
     writer.enter(0, ring.P2P, writer.name("send"), ENTERED_NS, 0, 0, 3, ring.SENDS)
     writer.enter(1, ring.P2P, writer.name("recv"), ENTERED_NS, 0, 0, ring.ANY16)
-    state = Lives().look(producer, 5, ENTERED_NS + NS)
+    state = RankStates().look(producer, 5, ENTERED_NS + NS)
     assert state is not None
     assert [(one.name, one.peer, one.flags) for one in state.in_flight] == [("send", 4, ring.SENDS), ("recv", -1, 0)]
 
@@ -105,7 +105,7 @@ def test_a_ring_that_is_found_after_its_process_ended_is_of_a_process_that_has(t
     rings.folders = [tmp_path / "mpi"]
     rings.discover(8)
     (late,) = rings
-    state = Lives().look(late, 5, 9)
+    state = RankStates().look(late, 5, 9)
     assert state is not None
     assert (state.life, state.ended_ns, state.exit_status) == (wire.RankState.VANISHED, 5, late.end.status or 0)
     rings.close()
