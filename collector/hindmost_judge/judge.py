@@ -54,7 +54,8 @@ from hindmost_judge.verdict.schema import STOPS, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_habits, of_links
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
-from hindmost_judge.whatif import phase_trade_off, pipeline, planned, savings, waste
+from hindmost_judge.whatif import phase_trade_off, savings, waste
+from hindmost_judge.whatif.operation_graph import judge_graph
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -71,7 +72,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if changed and changed not in run.notes:
         run = replace(run, notes=(*run.notes, changed))
     if rows(run.operations):
-        return pipeline.judge(run, settings)
+        return judge_graph(run, settings)
     both = missing_ranks.cross_checked(run, lambda one: judge(one, settings))
     if both is not None:
         return both
@@ -131,14 +132,14 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     )
 
 
-def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[planned.Planned], list[str]]:
+def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.Planned], list[str]]:
     """The run as blocks by which ranks are compared, what was set aside of them as planned, and notes on that."""
     blocks = blocks_of.build(run, settings)
     if blocks is None:
         return None, [], []
     by_work = host_lanes.by_work(blocks)
     by_work = by_work if by_work.lanes is not None else launch_bound.late_by_hosts(blocks, run)
-    blocks, aside, notes = planned.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
+    blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     return small_cohorts.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
 
 

@@ -6,16 +6,16 @@ import subprocess
 import sys
 
 import numpy as np
-from hindmost_judge import dictionary_encoding
+from hindmost_judge.encoding import factorize, unique
 
 HEAVY = "import sys, hindmost_collector.main, hindmost_collector.recording_api; print('pandas' in sys.modules)"
 
 
 def test_numbers_go_by_who_comes_first() -> None:
     """Whatever is larger: rows need not be in order, and nothing is sorted."""
-    numbers, values = dictionary_encoding.factorize(np.array([7, 3, 7, 9, 3]))
+    numbers, values = factorize(np.array([7, 3, 7, 9, 3]))
     assert (numbers.tolist(), values.tolist()) == ([0, 1, 0, 2, 1], [7, 3, 9])
-    assert dictionary_encoding.unique(np.array(["b", "a", "b"], object)).tolist() == ["b", "a"]
+    assert unique(np.array(["b", "a", "b"], object)).tolist() == ["b", "a"]
 
 
 def test_a_collector_and_a_query_start_without_pandas() -> None:

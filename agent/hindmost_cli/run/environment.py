@@ -21,8 +21,7 @@ import hindmost
 from hindmost.errors import HindmostError, UsageError
 from hindmost.native import build
 from hindmost.ring import layout
-from hindmost_judge.isolation import option, remedy
-from hindmost_judge.script import script
+from hindmost_judge.command_line import isolating_option, isolation_remedy, script
 from hindmost_proto.address import parse
 
 if TYPE_CHECKING:
@@ -235,7 +234,7 @@ def kept_out(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
 
     Runs that interpreter once, in the job's environment, and only where it is given such an option.
     """
-    found = option(argv)
+    found = isolating_option(argv)
     if found is None:
         return None
     asked = {**environ, "HINDMOST_JOB_ID": "asked", "HINDMOST_PROBE": "0"}
@@ -244,5 +243,5 @@ def kept_out(argv: Sequence[str], environ: Mapping[str, str]) -> str | None:
             [*found, "-c", ASK], env=asked, stdin=subprocess.DEVNULL, capture_output=True, timeout=10, check=False
         )
     except (OSError, subprocess.SubprocessError):  # it is on another machine: unknown
-        return remedy(*found)
-    return remedy(*found) if done.returncode else None
+        return isolation_remedy(*found)
+    return isolation_remedy(*found) if done.returncode else None

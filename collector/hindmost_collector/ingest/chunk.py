@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge import constant
+from hindmost_judge.encoding import joined
 from hindmost_judge.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
 
 from hindmost_collector.ingest.columns import held_bytes, texts
@@ -120,4 +120,4 @@ def concatenated(table: str, parts: Sequence[Table]) -> Table:
     if len(parts) == 1:
         return parts[0]
     names = TABLES[table] if table in TABLES else STORED[table]
-    return {name: constant.joined([part[name] for part in parts]) for name in names}
+    return {name: joined([part[name] for part in parts]) for name in names}

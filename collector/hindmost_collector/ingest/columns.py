@@ -7,7 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from hindmost_judge import constant
+from hindmost_judge import encoding
 
 from hindmost_collector.ingest.packed import varint_count, varints
 from hindmost_collector.ingest.varint import varint
@@ -38,7 +38,7 @@ def texts(values: Sequence[str]) -> Array:
 
 def held_bytes(column: Array) -> int:
     """About how much memory a column takes, with the texts that it only points to."""
-    return constant.memory(column) + (sum(map(len, column)) if column.dtype == object else 0)
+    return encoding.memory(column) + (sum(map(len, column)) if column.dtype == object else 0)
 
 
 class Malformed(ValueError):  # noqa: N818 - a verdict on the sender, said as an adjective
@@ -143,7 +143,7 @@ class Builder:
         tables = [self._arrays(codes, extras, shape) for (codes, extras, _), shape in shapes.items()]
         if len(tables) == 1:
             return tables[0]
-        return {name: constant.joined([table[name] for table in tables]) for name in tables[0]}
+        return {name: encoding.joined([table[name] for table in tables]) for name in tables[0]}
 
     def _arrays(self, codes: tuple[int, ...], extras: Sequence[str], shape: _Shape) -> dict[str, Array]:
         sizes = np.array(shape.sizes, dtype=np.int64)
@@ -152,7 +152,7 @@ class Builder:
         owners, counts = np.frombuffer(b"".join(shape.ranks), np.int32), varints(b"".join(shape.counts))
         table: dict[str, Array] = {"rank": np.repeat(owners, counts)}
         for index, (name, dtype) in enumerate(self._constants.items()):
-            table[name] = constant.spread(constants[:, index].astype(dtype), sizes)
+            table[name] = encoding.spread(constants[:, index].astype(dtype), sizes)
         width = len(self._eights) + len(self._small) + bool(self._coded) + len(extras)
         joined = iter([b"".join(pieces) for pieces in zip(*shape.blocks, strict=True)] or [b""] * width)
         for name, (_, dtype, fill) in self._columns.items():
@@ -160,11 +160,11 @@ class Builder:
         for name, (_, read, dtype, fill) in self._varints.items():
             table[name] = _array(read(next(joined)), dtype, fill, total)
         if self._coded:
-            table[self._coded[0]] = constant.thinned(np.array(codes, dtype=np.int32)[varints(next(joined))])
+            table[self._coded[0]] = encoding.thinned(np.array(codes, dtype=np.int32)[varints(next(joined))])
         for name in extras:
             table[name] = _array(np.frombuffer(next(joined), np.int64), np.int64, self._extras[name], total)
         for name in self._extras.keys() - table.keys():
-            table[name] = constant.repeated(self._extras[name], total, np.int64)
+            table[name] = encoding.repeated(self._extras[name], total, np.int64)
         return table
 
 
@@ -181,7 +181,7 @@ class _Shape:
 
 def _array(given: Array, dtype: Any, fill: float, total: int) -> Array:
     """What was given, or *not measured*. A column of which every value is the same keeps none of the others' bytes."""
-    return constant.thinned(given.astype(dtype, copy=False)) if len(given) else constant.repeated(fill, total, dtype)
+    return encoding.thinned(given.astype(dtype, copy=False)) if len(given) else encoding.repeated(fill, total, dtype)
 
 
 class Words:
@@ -210,6 +210,6 @@ class Words:
 
     def of(self, codes: Array) -> Array:
         """The words of ``codes``; rows share their texts, so that comparing where these lie tells them apart."""
-        if constant.is_constant(codes):
-            return constant.repeated(self.words[codes[0]], len(codes), np.str_)
+        if encoding.is_constant(codes):
+            return encoding.repeated(self.words[codes[0]], len(codes), np.str_)
         return np.array(self.words, dtype=object)[codes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from hindmost_judge.script import script, split
+from hindmost_judge.command_line import script, split
 from hindmost_judge.verdict.wording import duration
 
 from hindmost_collector.report.columns import part_of, ratio

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from hindmost_judge import constant
+from hindmost_judge.encoding import is_constant, joined
 
 from hindmost_collector.ingest.chunk import CODED
 from hindmost_collector.store import schema
@@ -56,7 +56,7 @@ def _rows(name: str, parts: Sequence[Table], words: Words) -> Iterator[pa.Table]
     arrays = []
     for field in target:
         column = _joined(parts, field.name)
-        column = column if order is None or constant.is_constant(column) else column[order]
+        column = column if order is None or is_constant(column) else column[order]
         arrays.append(_words(column, words) if field.name == coded else _plain(column, field.type))
     yield pa.Table.from_arrays(arrays, schema=target)
 
@@ -82,12 +82,12 @@ def in_order(owner: Array, when: Array) -> Array:
 
 
 def _joined(parts: Sequence[Table], name: str) -> Array:
-    return constant.joined([part[name] for part in parts])
+    return joined([part[name] for part in parts])
 
 
 def _words(codes: Array, words: Words) -> pa.Array:
     """Codes as a dictionary of the words that occur; nothing is compared as text."""
-    if constant.is_constant(codes):
+    if is_constant(codes):
         return _dictionary(np.zeros(len(codes), np.int32), [words.words[codes[0]]])
     used, indices = np.unique(codes, return_inverse=True)
     return _dictionary(indices, [words.words[code] for code in used.tolist()])
@@ -100,8 +100,4 @@ def _dictionary(indices: Array, values: Sequence[str]) -> pa.Array:
 def _plain(values: Array, kind: pa.DataType) -> pa.Array:
     if pa.types.is_dictionary(kind):
         return pa.array(values.tolist(), pa.string()).dictionary_encode()
-    return (
-        pa.repeat(pa.scalar(values[0].item(), kind), len(values))
-        if constant.is_constant(values)
-        else pa.array(values, kind)
-    )
+    return pa.repeat(pa.scalar(values[0].item(), kind), len(values)) if is_constant(values) else pa.array(values, kind)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-from hindmost_judge.constant import chosen
+from hindmost_judge.encoding import chosen
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Table

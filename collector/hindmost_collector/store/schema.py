@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from hindmost_judge import constant
+from hindmost_judge.encoding import thinned
 from hindmost_judge.model import TABLES, UNMEASURED, Table
 
 from hindmost_collector.ingest.columns import texts
@@ -154,9 +154,9 @@ def to_numpy(table: str, data: pa.Table) -> Table:
     """Arrow columns as the model's numpy columns; columns unknown here are dropped, missing ones are *not measured*."""
     present, pointed = set(data.column_names), table == "metrics"
     return {
-        name: constant.thinned(_column(data.column(name), dtype, pointed=pointed))
+        name: thinned(_column(data.column(name), dtype, pointed=pointed))
         if name in present
-        else constant.thinned(missing_column(dtype, data.num_rows))
+        else thinned(missing_column(dtype, data.num_rows))
         for name, dtype in STORED[table].items()
     }
 

@@ -15,7 +15,7 @@ import numpy as np
 from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.stats.robust import average, mean, median
 from hindmost_judge.verdict.wording import ms
-from hindmost_judge.whatif import residual
+from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -122,7 +122,7 @@ def on(verdict: Verdict, blocks: Blocks) -> Verdict:
     """A verdict on ranks whose input is late with what that waits for, where this is most of it; else as it was."""
     if verdict.cause != "input" or not verdict.ranks:
         return verdict
-    made = of(blocks, np.arange(*residual.span(verdict, blocks)))
+    made = of(blocks, np.arange(*savings.span_of(verdict, blocks)))
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
     found = [made.cause(row) for row in rows] if made is not None else []
     if made is None or len({cause for cause, _ in found}) != 1 or found[0][0] == "input":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, rows
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.detect.wait_for_graph import Edge, Way, walk
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.encoding import codes
 from hindmost_judge.model import ANY_PEER, ERROR, SENDS, UNMEASURED, Job, Run, has_launches, rows
 from hindmost_judge.timeline.phases import training
 

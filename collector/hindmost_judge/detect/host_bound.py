@@ -19,7 +19,7 @@ from hindmost_judge.detector import register
 from hindmost_judge.findings import HostBound
 from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.whole_job import of_hosts
-from hindmost_judge.whatif import residual
+from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -37,7 +37,7 @@ def verdicts(case: Case) -> list[Verdict]:
     calm = np.ones(len(case.blocks.steps), bool)
     for one in case.found:
         if one.kind == "straggler":
-            calm[slice(*residual.span(one, case.blocks))] = False
+            calm[slice(*savings.span_of(one, case.blocks))] = False
     bound = find(case.blocks, case.settings, np.flatnonzero(calm))
     stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
     paced = case.blocks.lanes is not None

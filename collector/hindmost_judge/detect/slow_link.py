@@ -21,7 +21,7 @@ from hindmost_judge.findings import SlowLink
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
 from hindmost_judge.timeline.join import shortest
 from hindmost_judge.verdict.slow_ranks import of_links
-from hindmost_judge.whatif import transfers
+from hindmost_judge.whatif import pipeline_replay
 from hindmost_judge.whatif.savings import others_grew
 
 if TYPE_CHECKING:
@@ -135,7 +135,9 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
         rest = np.setdiff1d(np.arange(len(blocks.ranks)), group.rows)  # their self time may hold unrecorded waiting
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
     elif blocks.pipeline is not None:
-        shown = min(shown, transfers.saved(blocks.pipeline, group.rows, klass, usual / (usual + excess)))
+        shown = min(
+            shown, pipeline_replay.saved_by_transfers(blocks.pipeline, group.rows, klass, usual / (usual + excess))
+        )
     if cpu_wait.queued_in_transfers(blocks, np.array(group.rows), *steps) >= QUEUED * excess:
         return None
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)

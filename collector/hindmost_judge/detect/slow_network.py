@@ -27,7 +27,7 @@ from hindmost_judge.model import Past
 from hindmost_judge.stats.robust import block_medians, median, standard_error
 from hindmost_judge.timeline.join import shortest
 from hindmost_judge.verdict.slow_ranks import of_network
-from hindmost_judge.whatif import residual
+from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -46,8 +46,8 @@ def verdicts(case: Case) -> list[Verdict]:
     if case.has("slow_link") or case.shared is not None or case.has("desync"):
         return []  # what else makes waits differ does so to transfers
     blocks, slow = case.blocks, case.slow
-    found = find(case.run, replace(blocks, period=residual.period(blocks, slow)), case.settings, case.named)
-    if found is None or not residual.apart(blocks, slow, found.first, found.stop):
+    found = find(case.run, replace(blocks, period=savings.residual_period(blocks, slow)), case.settings, case.named)
+    if found is None or not savings.began_apart(blocks, slow, found.first, found.stop):
         return []
     return of_network(found, blocks, slow)
 

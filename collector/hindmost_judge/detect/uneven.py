@@ -17,7 +17,7 @@ from hindmost_judge.findings import Uneven
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
 from hindmost_judge.timeline.cohorts import beyond_peers
 from hindmost_judge.verdict.whole_job import of_uneven
-from hindmost_judge.whatif import savings, work_explained_delay
+from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import stretched, waste
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def explained(excess: Floats, more: Floats) -> float:
     Long stalls are clipped: a few would be most of the variance, and say nothing of the other steps.
     """
     late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
-    most = work_explained_delay.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
+    most = hidden_delay.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
     late = np.clip(late, -most, most)
     both = float(np.sum(late * more))
     return both**2 / float(np.sum(late**2) * np.sum(more**2)) if both > 0 else 0.0
@@ -130,8 +130,8 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     more = more_work(work)
     if _swing(more, counted=counted) < settings.min_swing or _is_ones_own(more):
         return blocks
-    due = work_explained_delay.find(blocks, more, typical_work(work), settings)
-    return work_explained_delay.in_full(blocks, replace(due, counted=counted) if due is not None else None)
+    due = hidden_delay.work_due(blocks, more, typical_work(work), settings)
+    return hidden_delay.in_full(blocks, replace(due, counted=counted) if due is not None else None)
 
 
 def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:
@@ -188,7 +188,7 @@ def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
     swings = _swing(more, counted=False) >= settings.min_swing
     if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < settings.min_uneven_explained:
         return blocks
-    by_work = work_explained_delay.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
+    by_work = hidden_delay.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
     segments = blocks.segments - _expected(blocks, more)
     return replace(blocks, excess=blocks.excess - by_work, segments=segments, due=None)
 
@@ -254,6 +254,6 @@ def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:
     for spot in np.unique(place):
         columns = np.flatnonzero(place == spot)
         work = more[:, blocks.segment_step[columns]]
-        slope = work_explained_delay.shown(blocks.segments[:, columns], work, overlapped=blocks.overlapped)
+        slope = hidden_delay.shown(blocks.segments[:, columns], work, overlapped=blocks.overlapped)
         due[:, columns] = slope * (work if of is None else of[:, blocks.segment_step[columns]])
     return due

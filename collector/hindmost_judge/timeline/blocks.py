@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import dictionary_encoding
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
+from hindmost_judge.encoding import codes, columns_that_fill, distinct_integers
 from hindmost_judge.model import Job, Run, Table, rows
 from hindmost_judge.stats.robust import median, peers_median, sums_by_step
-from hindmost_judge.timeline import cohorts, filled, join, phases, pipelined, steps
+from hindmost_judge.timeline import cohorts, join, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
 from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
-from hindmost_judge.timeline.whole_numbers import found_in
 
 if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 def build(run: Run, settings: Settings) -> Blocks | None:
     """The blocks of a run, from its collectives where it has them, else from its steps' phases; ``None``: neither."""
-    table = filled.columns(phases.training(run.steps), "step")
+    table = columns_that_fill(phases.training(run.steps), "step")
     ours = run.job.source == Job.source  # other recordings do not guarantee that every step is marked
     found = _by_marks(run, table, settings) if ours and _too_short(run.collectives, table, settings) else None
     if found is None or len(found.steps) < settings.min_steps:
@@ -75,12 +74,12 @@ def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
     if not rows(collectives) or not rows(table) or min(one["start_ns"].min() for one in (collectives, table)) < 0:
         return False
     since = table["start_ns"].max() - np.ptp(collectives["start_ns"])
-    return len(found_in(table["step"][table["start_ns"] >= since])) < settings.min_steps
+    return len(distinct_integers(table["step"][table["start_ns"] >= since])) < settings.min_steps
 
 
 def _nodes(run: Run, ranks: Ints) -> Ints:
     """[R] numbers of the nodes that ranks are on, -1 where unknown."""
-    code, names = dictionary_encoding.codes(run.ranks["node"])
+    code, names = codes(run.ranks["node"])
     number = {name: place for place, name in enumerate(sorted({*names} - {""}))}
     of_code = np.array([number.get(name, -1) for name in names], np.int64)
     order = np.argsort(run.ranks["rank"], kind="stable")
@@ -219,7 +218,7 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     Bare steps show less: ranks that wait for each other take equally long for them. Only a rank that takes longer than
     the others, which do not wait for it there, is seen.
     """
-    ranks, numbers = (found_in(table[name]).astype(np.int64) for name in ("rank", "step"))
+    ranks, numbers = (distinct_integers(table[name]).astype(np.int64) for name in ("rank", "step"))
     duration, parts, work = phases.all_of(table, ranks, numbers)
     if duration is None:
         return None

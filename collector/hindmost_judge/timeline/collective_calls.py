@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import constant, dictionary_encoding
+from hindmost_judge.encoding import chosen, factorize
 from hindmost_judge.model import ERROR, NONBLOCKING, UNMEASURED
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def with_their_waits(table: Table, waits: Array, meets: Array) -> tuple[Table, A
     found["flags"][start] &= ~NONBLOCKING
     left[waited] = False
     found = _with_time_before(found, table, meets, left)
-    return constant.chosen(found, left), left
+    return chosen(found, left), left
 
 
 def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
@@ -117,7 +117,7 @@ def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
     both = np.concatenate([started, waited])
     instance = _instance(table, both)
     rank = table["rank"][both].astype(np.int64)
-    key, keys = dictionary_encoding.factorize(instance * (int(rank.max()) + 1) + rank)
+    key, keys = factorize(instance * (int(rank.max()) + 1) + rank)
     found = np.full(len(keys), -1, np.int64)
     found[key[: len(started)]] = started
     return np.asarray(found[key[len(started) :]], np.int64), instance
@@ -125,10 +125,8 @@ def _of_waits(table: Table, started: Ints, waited: Ints) -> tuple[Ints, Ints]:
 
 def _instance(table: Table, held: Ints) -> Ints:
     """Which collective each of these rows is of: a number for each communicator and sequence."""
-    comm, _ = dictionary_encoding.factorize(table["comm"][held])
-    return np.asarray(
-        dictionary_encoding.factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64
-    )
+    comm, _ = factorize(table["comm"][held])
+    return np.asarray(factorize((comm.astype(np.int64) << 36) + table["seq"][held].astype(np.int64))[0], np.int64)
 
 
 def _with_time_before(table: Table, before: Table, meets: Array, left: Array) -> Table:
@@ -197,7 +195,7 @@ def without_single_members(table: Table) -> Table:
 
     What was measured of the time before one of them counts to the rank's next collective.
     """
-    comm, _ = dictionary_encoding.factorize(table["comm"])
+    comm, _ = factorize(table["comm"])
     one = np.zeros(comm.max() + 1, np.int64)
     one[comm] = table["rank"]
     met = np.zeros(len(one), bool)
@@ -205,7 +203,7 @@ def without_single_members(table: Table) -> Table:
     if met.all() or not met.any():
         return table
     stays = met[comm]
-    return constant.chosen(with_before(table, stays, OWN), stays)
+    return chosen(with_before(table, stays, OWN), stays)
 
 
 #: With fewer calls the job is starting up, which broadcasts a model's parameters.
@@ -265,8 +263,8 @@ def _left_first(calls: Table, mine: Ints) -> list[tuple[Ints, Ints, Floats]]:
     The rows of the rank that left each soonest, and of the next, and how much longer that one was inside, ns.
     """
     seq, took = calls["seq"][mine].astype(np.int64), calls["duration_ns"][mine].astype(np.float64)
-    comm, comms = dictionary_encoding.factorize(calls["comm"][mine])
-    instance, found = dictionary_encoding.factorize((comm.astype(np.int64) << 40) + seq)
+    comm, comms = factorize(calls["comm"][mine])
+    instance, found = factorize((comm.astype(np.int64) << 40) + seq)
     order = np.lexsort((took, instance))
     first = np.searchsorted(instance[order], np.arange(len(found)))
     of_comm, number = found >> 40, found % (1 << 40)

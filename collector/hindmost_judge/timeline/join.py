@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_judge import constant, dictionary_encoding
+from hindmost_judge import encoding
+from hindmost_judge.encoding import distinct_integers, numbered
 from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline import filled
 from hindmost_judge.timeline.collective_calls import (
     OWN,
     WAIT,
@@ -38,7 +38,6 @@ from hindmost_judge.timeline.collective_calls import (
     with_their_waits,
     without_single_members,
 )
-from hindmost_judge.timeline.whole_numbers import found_in, numbered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -121,7 +120,7 @@ def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:
 
 def grid(run: Run) -> Grid | None:
     """Join the run's synchronising collectives by communicator, operation and sequence; ``None`` if there are none."""
-    code, names = dictionary_encoding.codes(run.collectives["op"])
+    code, names = encoding.codes(run.collectives["op"])
     waits = np.array([name == WAIT for name in names], bool)[code]
     meets = np.array([is_synchronising(name) for name in names], bool)[code]
     calls, stays = with_their_waits(run.collectives, waits, meets)
@@ -144,8 +143,8 @@ def _of_meetings(calls: Table, named: tuple[Ints, list[str]]) -> Table | None:
     table = _with_other_waits(calls, mask, code, names)
     gpu = (table["flags"] & GPU_TIME) != 0
     if gpu.any() and not gpu.all():  # kernels say more than the calls that enqueued them
-        table = constant.chosen(table, gpu)
-    return without_single_members(filled.columns(table, "seq"))
+        table = encoding.chosen(table, gpu)
+    return without_single_members(encoding.columns_that_fill(table, "seq"))
 
 
 #: Calls of two ranks, and the wait for one of them.
@@ -166,11 +165,11 @@ def _with_other_waits(calls: Table, meets: Array, code: Ints, names: list[str]) 
     usable = (calls["flags"] & (NONBLOCKING | ERROR | GPU_TIME)) == 0
     usable &= ~_messages(names)[code] & (calls["duration_ns"] >= 0) & (calls["start_ns"] >= 0)
     if not (usable & ~meets).any() or (usable & meets).sum() < meets.sum():
-        return constant.chosen(calls, meets)
-    table, stays = constant.chosen(calls, meets | usable), meets[meets | usable]
+        return encoding.chosen(calls, meets)
+    table, stays = encoding.chosen(calls, meets | usable), meets[meets | usable]
     end = table["start_ns"] + table["duration_ns"]
     found = with_before(table | {"duration_ns": _alone(table)}, stays, (*OWN, "duration_ns"))
-    return constant.chosen(found | {"start_ns": end - found["duration_ns"]}, stays)
+    return encoding.chosen(found | {"start_ns": end - found["duration_ns"]}, stays)
 
 
 def _alone(table: Table) -> Ints:
@@ -186,16 +185,16 @@ def _alone(table: Table) -> Ints:
 
 def _in_cells(table: Table) -> Grid:
     """The rows as blocks, columns in the order in which they first come."""
-    op, op_names = dictionary_encoding.codes(table["op"])
-    comm, _ = dictionary_encoding.factorize(table["comm"])
+    op, op_names = encoding.codes(table["op"])
+    comm, _ = encoding.factorize(table["comm"])
     ranks, row = numbered(table["rank"])
     klass_of_comm, group = communicator_classes(comm, op, row, table["bytes"], len(ranks))
     klass = klass_of_comm[comm]
     key = ((klass * (op.max() + 1) + op) << 36) + call_numbers(table, comm, op, klass)
-    column, keys = dictionary_encoding.factorize(key)
+    column, keys = encoding.factorize(key)
     count = len(keys)
     shape, cell = (len(ranks), count), row * count + column
-    first = dictionary_encoding.first(np.arange(len(column)), column, count)
+    first = encoding.first(np.arange(len(column)), column, count)
     size = table["bytes"][first].astype(np.int64)
     return Grid(
         ranks=ranks.astype(np.int64),
@@ -206,7 +205,7 @@ def _in_cells(table: Table) -> Grid:
         runqueue=_fill(table["runqueue_ns"], cell, shape),
         step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
         seq=table["seq"][first].astype(np.int64),
-        token=dictionary_encoding.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
+        token=encoding.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
         klass=klass[first],
         group=group,
         gpu_time=bool(table["flags"][0] & GPU_TIME),  # of all rows, or of none
@@ -270,7 +269,7 @@ def _sizes(values: Array, row: Array, column: Array, first: Ints, group: Ints) -
 def _known_step(step: Array, column: Array, columns: int) -> Ints:
     """[K] the step of each column as any rank knows it; a rank without step marks does not know it."""
     known = step >= 0
-    return dictionary_encoding.first(step[known], column[known], columns, UNMEASURED)
+    return encoding.first(step[known], column[known], columns, UNMEASURED)
 
 
 def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:
@@ -278,7 +277,7 @@ def _fill(values: Array, cell: Ints, shape: tuple[int, int]) -> Floats:
 
     A block without any measurement takes the memory of one number.
     """
-    if constant.is_constant(values) and values[0] == UNMEASURED:
+    if encoding.is_constant(values) and values[0] == UNMEASURED:
         return np.broadcast_to(np.nan, shape)
     block = np.full(shape[0] * shape[1], np.nan)
     unmeasured = values == UNMEASURED
@@ -492,7 +491,7 @@ def communicator_classes(comm: Ints, op: Ints, row: Ints, size: Array, ranks: in
 def _parts(comm: Ints, part: Ints, count: int) -> dict[int, list[int]]:
     """For each communicator the different values of ``part`` [N], which are below ``count``."""
     found: dict[int, list[int]] = {}
-    for pair in found_in(comm.astype(np.int64) * count + part).tolist():
+    for pair in distinct_integers(comm.astype(np.int64) * count + part).tolist():
         found.setdefault(pair // count, []).append(pair % count)
     return found
 
@@ -605,7 +604,7 @@ def _unlike(comm: Ints, op: Ints, klass: Ints, seq: Ints | None = None) -> list[
     """Classes of which communicators have different operations or, by ``seq``, numbers of calls."""
     kind = np.zeros(int(comm.max()) + 1, np.int64)
     kind[comm] = klass
-    calls = np.zeros(0, np.int64) if seq is None else found_in((comm.astype(np.int64) << 36) + seq) >> 36
+    calls = np.zeros(0, np.int64) if seq is None else distinct_integers((comm.astype(np.int64) << 36) + seq) >> 36
     count = np.bincount(calls, minlength=len(kind))
     looks: dict[int, set[tuple[Any, ...]]] = {}
     for one, ops in _parts(comm, op, int(op.max()) + 1).items():

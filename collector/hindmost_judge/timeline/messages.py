@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import constant, dictionary_encoding
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge import encoding
+from hindmost_judge.encoding import codes
 from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.collective_calls import OWN, is_synchronising, sums
@@ -293,7 +293,7 @@ def with_gathers_joined(run: Run) -> Run:
     table = run.collectives
     if not rows(table) or not ((table["peer"] >= 0) & ((table["flags"] & GPU_TIME) == 0)).any():
         return run  # nearly all jobs on GPUs: their names are not looked at
-    code, names = dictionary_encoding.codes(table["op"])
+    code, names = encoding.codes(table["op"])
     kind = np.array([_KINDS.get(name, MEETS if is_synchronising(name) else ELSE) for name in names])[code]
     if not (kind == SPREADS).any() or not ((kind == RECEIVES) | (kind == GATHERS)).any():
         return run
@@ -318,7 +318,7 @@ class _Calls:
     def __post_init__(self) -> None:
         table = self.run.collectives
         self.rank = table["rank"][self.held].astype(np.int64)
-        self.comm = dictionary_encoding.factorize(table["comm"][self.held])[0].astype(np.int64)
+        self.comm = encoding.factorize(table["comm"][self.held])[0].astype(np.int64)
         self.peer = job_ranks(self.run, table["comm"][self.held], table["peer"][self.held])
         self.own = table["self_ns"][self.held].astype(np.int64)
 
@@ -336,9 +336,7 @@ class _Calls:
         if len(last) == 0:
             return found
         spreads = self.kind[last] == SPREADS
-        instance = dictionary_encoding.factorize(
-            (self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]]
-        )[0]
+        instance = encoding.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]])[0]
         told = self._told(stretch, len(last)) * (1 + self.rank[last] % 8191)
         shape = np.bincount(instance[spreads], told[spreads], minlength=instance.max() + 1)
         order = np.argsort(stretch, kind="stable")
@@ -432,7 +430,7 @@ class _Calls:
         left = np.ones(rows(table), bool)
         left[self.held[of_closing]] = False
         left[into] = True
-        return constant.chosen(table | changed, left)
+        return encoding.chosen(table | changed, left)
 
 
 #: Messages of one kernel are reported within this time (ns) of each other, each by its own channels.

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import constant
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.encoding import chosen, codes, is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, Table, rows
 from hindmost_judge.stats.robust import median, or_zero
 
@@ -34,7 +33,7 @@ def training(table: Table) -> Table:
     if rows(table) == 0:
         return table
     mask = (table["kind"] != "eval") & (table["duration_ns"] > 0)
-    return constant.chosen(table, mask)
+    return chosen(table, mask)
 
 
 def pivot(table: Table, ranks: Ints, numbers: Ints, name: str) -> Floats | None:
@@ -83,7 +82,7 @@ def _last(column: Array, known: Array, place: Ints, count: int) -> Floats | None
 
 
 def _may_be_measured(column: Array) -> bool:
-    return len(column) > 0 and not (constant.is_constant(column) and column[0] < 0)
+    return len(column) > 0 and not (is_constant(column) and column[0] < 0)
 
 
 def _places(known: Ints, values: Ints) -> tuple[Ints, Array]:

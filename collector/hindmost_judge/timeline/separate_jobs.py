@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_judge import constant
+from hindmost_judge import encoding
+from hindmost_judge.encoding import distinct_integers
 from hindmost_judge.model import RUNNING, Incarnation, Run, rows
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline.whole_numbers import found_in
 from hindmost_judge.verdict.wording import names
 
 if TYPE_CHECKING:
@@ -39,11 +39,11 @@ _OF_RANKS = ("ranks", "steps", "collectives", "communicators", "intervals", "in_
 
 def groups_that_never_meet(run: Run) -> list[Run]:
     """The run of each group, the first ranks' first; empty where all meet, or that is unknown."""
-    ranks = found_in(run.ranks["rank"])
+    ranks = distinct_integers(run.ranks["rank"])
     label = _labels(run, ranks) if len(ranks) > 3 else None
     if label is None:
         return []
-    groups = [ranks[label == one] for one in found_in(label)]
+    groups = [ranks[label == one] for one in distinct_integers(label)]
     return [run_of_ranks(run, group) for group in groups] if len(groups) > 1 else []
 
 
@@ -75,7 +75,7 @@ def _labels(run: Run, ranks: Ints) -> Ints | None:
     if len(comm) == 0:
         return None
     met = np.bincount(comm)[comm] > 1  # with one recorded member, the other members of a communicator are unknown
-    if len(found_in(row[met])) < len(ranks):
+    if len(distinct_integers(row[met])) < len(ranks):
         return None
     while True:
         lowest = np.full(int(comm.max()) + 1, len(ranks))
@@ -94,7 +94,7 @@ def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
         return np.empty(0, np.int64), np.empty(0, np.int64)
     known = np.isin(table["rank"], ranks)
     _, comm = np.unique(table["comm"][known], return_inverse=True)
-    pairs = found_in(comm.astype(np.int64) * len(ranks) + np.searchsorted(ranks, table["rank"][known]))
+    pairs = distinct_integers(comm.astype(np.int64) * len(ranks) + np.searchsorted(ranks, table["rank"][known]))
     return pairs // len(ranks), pairs % len(ranks)
 
 
@@ -102,7 +102,7 @@ def run_of_ranks(run: Run, group: Ints) -> Run:
     """What was recorded of these ranks, and of the job."""
     whole = run.tables()
     parts: dict[str, Any] = {
-        name: constant.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS
+        name: encoding.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS
     }
     return Run(job=run.job, metrics=run.metrics, notes=run.notes, **parts)
 
@@ -146,8 +146,8 @@ def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
 def _until(run: Run, moment: int) -> Run:
     return replace(
         run,
-        steps=constant.chosen(run.steps, run.steps["start_ns"] < moment),
-        collectives=constant.chosen(run.collectives, run.collectives["start_ns"] < moment),
+        steps=encoding.chosen(run.steps, run.steps["start_ns"] < moment),
+        collectives=encoding.chosen(run.collectives, run.collectives["start_ns"] < moment),
     )
 
 
@@ -155,14 +155,14 @@ def _since(run: Run, moment: int, left: list[int]) -> Run:
     def stays(table: Table) -> Array:
         return np.asarray(~np.isin(table["rank"], left))
 
-    ranks = constant.chosen(run.ranks, stays(run.ranks))
+    ranks = encoding.chosen(run.ranks, stays(run.ranks))
     return replace(
         run,
         job=replace(run.job, world_size=rows(ranks)),
         ranks=ranks,
-        steps=constant.chosen(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
-        collectives=constant.chosen(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
-        in_flight=constant.chosen(run.in_flight, stays(run.in_flight)),
+        steps=encoding.chosen(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
+        collectives=encoding.chosen(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
+        in_flight=encoding.chosen(run.in_flight, stays(run.in_flight)),
     )
 
 
@@ -208,7 +208,7 @@ def judged_incarnation(run: Run, stated: Table) -> Run:
 
 def _starts(stated: Table) -> list[_Start]:
     """Each start of the job with another number of ranks, in order; at most one if starts cannot be separated."""
-    known = constant.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
+    known = encoding.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
     if not rows(known) or _resized(known):
         return []
     order = np.lexsort((known["world_size"], known["start_ns"]))
@@ -245,11 +245,11 @@ def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
 
     tables = run.tables()
     kept: dict[str, Any] = {
-        name: constant.chosen(tables[name], np.asarray(_of(borders, tables[name]) == chosen)) for name in _TIMED
+        name: encoding.chosen(tables[name], np.asarray(_of(borders, tables[name]) == chosen)) for name in _TIMED
     }
-    kept |= {name: constant.chosen(tables[name], of_ranks(tables[name])) for name in _SEEN_LAST}
+    kept |= {name: encoding.chosen(tables[name], of_ranks(tables[name])) for name in _SEEN_LAST}
     gone = np.setdiff1d(run.collectives["comm"], kept["collectives"]["comm"])
-    kept["communicators"] = constant.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
+    kept["communicators"] = encoding.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
     job = replace(run.job, world_size=start.size, nodes=len(np.unique(ranks["node"])) or None)
     return replace(run, job=job, ranks=ranks, **kept)
 

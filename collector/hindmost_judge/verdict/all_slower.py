@@ -20,7 +20,7 @@ from hindmost_judge.stats.robust import average, median
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
 from hindmost_judge.verdict.whole_job import since, until
 from hindmost_judge.verdict.wording import ms, names, percent
-from hindmost_judge.whatif import residual, savings
+from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,9 +50,9 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     known = [one for one in found if one.kind not in ("balanced", "input_bound", "host_bound")]
     if any(one.kind in (*STOPS, "insufficient_data") for one in known):
         return None
-    period = residual.period(blocks, known)
+    period = savings.residual_period(blocks, known)
     span = _longer(period)
-    if span is None or not residual.apart(blocks, known, span.start, span.stop):
+    if span is None or not savings.began_apart(blocks, known, span.start, span.stop):
         return None
     first, stop = span.start, span.stop
     was, now = _levels(period, span)

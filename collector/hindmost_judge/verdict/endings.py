@@ -12,7 +12,7 @@ import numpy as np
 
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.encoding import codes
 from hindmost_judge.model import FINISHED, VANISHED, Run, rows
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.wording import names

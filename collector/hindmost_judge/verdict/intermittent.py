@@ -14,7 +14,8 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import since
-from hindmost_judge.whatif import savings, transient_delay, work_explained_delay
+from hindmost_judge.whatif import savings
+from hindmost_judge.whatif.hidden_delay import as_seen, stalls_in_full
 from hindmost_judge.whatif.savings import repaired, stall_saving, waste, without_stalls
 
 if TYPE_CHECKING:
@@ -164,11 +165,11 @@ def _verdict(
     what is left then. ``None`` where that is too little.
     """
     one, cause = group.in_one(), group.cause
-    saved = seen * transient_delay.stalls_in_full(rest, one.stalled, seen, cause.beyond)
+    saved = seen * stalls_in_full(rest, one.stalled, seen, cause.beyond)
     if one.most and rest.overlapped:
         saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
-    nobodys = settings.min_share_of_waste * (shown + waste(work_explained_delay.as_seen(rest)))
+    nobodys = settings.min_share_of_waste * (shown + waste(as_seen(rest)))
     if worth < settings.min_effect * average(rest.period) or shown < nobodys:
         return None
     span = np.arange(_began(one.stalled), len(rest.steps))

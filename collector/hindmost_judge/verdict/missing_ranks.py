@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import dictionary_encoding
+from hindmost_judge.encoding import codes, factorize
 from hindmost_judge.model import Job, Run, Unseen, rows, without_waits
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import blocks as blocks_of
@@ -249,7 +249,7 @@ def _memberships(run: Run, ranks: Ints) -> tuple[Array, Ints, Ints]:
 def _met(run: Run) -> dict[int, set[int]]:
     """The ranks that were seen in each communicator, messages left out."""
     together = run.collectives["peer"] < 0
-    which, comms = dictionary_encoding.factorize(run.collectives["comm"][together])
+    which, comms = factorize(run.collectives["comm"][together])
     pairs = np.unique(which.astype(np.int64) * (1 << 32) + run.collectives["rank"][together])
     met: dict[int, set[int]] = {}
     for place, rank in zip((pairs >> 32).tolist(), (pairs & 0xFFFFFFFF).tolist(), strict=True):
@@ -445,7 +445,7 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     lacking = run.unseen
     if lacking is None or not lacking.by_steps:
         return None
-    if not join.synchronising(run.collectives, dictionary_encoding.codes(run.collectives["op"])).any():
+    if not join.synchronising(run.collectives, codes(run.collectives["op"])).any():
         return None  # of the steps alone
     met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
     told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]

@@ -30,7 +30,7 @@ from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_habits
 from hindmost_judge.verdict.whole_job import balanced, since
 from hindmost_judge.verdict.wording import ms, names
-from hindmost_judge.whatif import residual, savings
+from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import stretched
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
     queued: list[int] = []
     unknown: list[int] = []
     for one in late:
-        columns = np.arange(*residual.span(one, blocks))
+        columns = np.arange(*savings.span_of(one, blocks))
         for rank in one.ranks:
             row = int(np.flatnonzero(blocks.ranks == rank)[0])
             (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import dictionary_encoding, isolation
+from hindmost_judge import command_line
+from hindmost_judge.command_line import script, split
 from hindmost_judge.detect import hang
+from hindmost_judge.encoding import codes
 from hindmost_judge.model import AMOUNTS, ERROR, NONBLOCKING, PHASES, Job, Run, rows
-from hindmost_judge.script import script, split
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline import blocks as blocks_of
 from hindmost_judge.timeline import join, phases
@@ -30,7 +31,7 @@ from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import in_python
 from hindmost_judge.verdict.schema import STOPS, Verdict
 from hindmost_judge.verdict.wording import OLDER, ms, names, percent
-from hindmost_judge.whatif import residual
+from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -241,7 +242,7 @@ def polled(run: Run) -> tuple[str, str] | None:
     """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
     if run.job.source != Job.source or not rows(run.collectives) or join.grid(run) is not None:
         return None
-    code, operations = dictionary_encoding.codes(run.collectives["op"])
+    code, operations = codes(run.collectives["op"])
     meets = np.array([is_synchronising(name) for name in operations], bool)[code]
     started = int(np.count_nonzero(meets & ((run.collectives["flags"] & (NONBLOCKING | ERROR)) == NONBLOCKING)))
     if not started:
@@ -354,9 +355,9 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if job.entered:
         seen = "a Python process loaded the probe, but ran no known step or collective"
         return f"no rank was seen: {seen}", _UNTRAINED
-    isolated = isolation.option(split(job.command))
+    isolated = command_line.isolating_option(split(job.command))
     if isolated:
-        return "no rank was seen", isolation.remedy(*isolated)
+        return "no rank was seen", command_line.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
     return f"no MPI, NCCL or Python step was seen in {called}", _INHERIT
 
@@ -474,7 +475,7 @@ def _steps_of_any(late: Sequence[Verdict], blocks: Blocks) -> Array:
 def _steps_of(one: Verdict, blocks: Blocks) -> Array:
     """[S] the steps that a verdict holds of."""
     held = np.zeros(len(blocks.steps), bool)
-    held[slice(*residual.span(one, blocks))] = True
+    held[slice(*savings.span_of(one, blocks))] = True
     return held
 
 

@@ -14,7 +14,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import since, until
-from hindmost_judge.whatif import gpu_clocks, savings, transient_delay, work_explained_delay
+from hindmost_judge.whatif import gpu_clocks, hidden_delay, savings
 from hindmost_judge.whatif.savings import repaired, stretched, waste
 
 if TYPE_CHECKING:
@@ -36,8 +36,8 @@ def of_habits(
     """
     even = even or blocks
     habits = why_late.split_by_cause(habits, blocks, settings)
-    blocks = replace(blocks, even=work_explained_delay.beside(even, habits))
-    kept, notes = _that_count(_upstream(habits, blocks), work_explained_delay.as_seen(blocks), settings)
+    blocks = replace(blocks, even=hidden_delay.beside(even, habits))
+    kept, notes = _that_count(_upstream(habits, blocks), hidden_delay.as_seen(blocks), settings)
     explained = [(habit, why_late.cause_of(blocks, habit, settings)) for habit in kept]
     explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
     whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
@@ -87,7 +87,7 @@ class _Replay:
 
 def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
-    segments = transient_delay.scaled(blocks, habits, work_explained_delay.scaled(blocks, scale), scale)
+    segments = hidden_delay.transients_scaled(blocks, habits, hidden_delay.scaled(blocks, scale), scale)
     even = blocks.segments if blocks.even is None else blocks.even  # of which a repair takes what is on that scale
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
@@ -181,7 +181,7 @@ def _straggler(
     if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = max(worth, float(_saving(even, habits)[span].mean()))
-    if shown < settings.min_share_of_waste * (shown + _without_owner(work_explained_delay.without(even), replay.kept)):
+    if shown < settings.min_share_of_waste * (shown + _without_owner(hidden_delay.without(even), replay.kept)):
         return None
     cause = group[0][1]
     ranks = tuple(sorted({int(blocks.ranks[habit.row]) for habit in habits}))
@@ -206,7 +206,7 @@ def _straggler(
             *wording.victims(victims, ranks),
             *told,
             *_ranged(habits, before, blocks),
-            *wording.left_by_batches(habits[0].excess, cost, uneven=work_explained_delay.differs(blocks, even)),
+            *wording.left_by_batches(habits[0].excess, cost, uneven=hidden_delay.differs(blocks, even)),
         ),
         causes=(ON_HOST,) if _computes_on_host(habits[0], cause) else tuple(wording.together(habits[0].excess, cause)),
     )

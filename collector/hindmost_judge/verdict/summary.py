@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from hindmost_judge.causes import loading, table
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.encoding import codes, distinct_integers
 from hindmost_judge.model import OTHER, Run, rows
 from hindmost_judge.stats.robust import average, mean, median, sums_by_step
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
-from hindmost_judge.timeline.whole_numbers import found_in
 from hindmost_judge.verdict import endings
 from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, WhatIf
 from hindmost_judge.verdict.wording import ms, percent
-from hindmost_judge.whatif import savings, waste
+from hindmost_judge.whatif import savings
+from hindmost_judge.whatif.waste import beyond
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -60,7 +60,7 @@ def _steps(run: Run, blocks: Blocks | None) -> int | None:
     if run.job.steps is not None:
         return run.job.steps
     if rows(run.steps):
-        return len(found_in(run.steps["step"]))
+        return len(distinct_integers(run.steps["step"]))
     if blocks is None:
         return None
     return len(blocks.steps) + blocks.warmup if run.counted is None else int(blocks.steps[-1]) + 1
@@ -187,7 +187,7 @@ def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> W
         return WhatIf()
     step = float(np.nanmean(blocks.period))
     shown = float(savings.stretched(blocks, blocks.segments).mean())
-    lost = shown + waste.beyond(found, blocks) * 1e6
+    lost = shown + beyond(found, blocks) * 1e6
     ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
     known = ~np.isnan(blocks.caused).all(axis=1)
     means = np.nanmean(blocks.caused[known], axis=1) / 1e6

@@ -2,20 +2,38 @@
 
 After the method of "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25): compute keeps
 its measured time, communication its transfer part (end minus the latest start in its group), launch delays go; the
-ideal takes one mean per kind of computing and one median per kind of transfer.
+ideal takes one mean per kind of computing and one median per kind of transfer. The report names slow workers by stage
+and uneven stages, both costed by replay.
+
+Sequences of uneven length make a micro-batch longer in every stage and in both directions. A slow worker makes all its
+micro-batches longer in its own stage only.
+
+A phase's waste counts what its own operations would save at their ideal. Lost computing is split among workers, in the
+ratio in which each computes longer than at the ideal; lost transfers and the rest belong to no worker. Hosts are
+unknown there.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.detect.straggler import extreme
+from hindmost_judge.encoding import codes
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error, spread
+from hindmost_judge.timeline.cohorts import beyond_peers, only_peers
+from hindmost_judge.verdict import advice, summary
+from hindmost_judge.verdict.schema import RankRow, Report, Verdict, Waste, WhatIf
+from hindmost_judge.verdict.wording import against, ms, names, percent
+from hindmost_judge.whatif.waste import waste_rows
 
 if TYPE_CHECKING:
-    from hindmost_judge.model import Table
+    from collections.abc import Sequence
+
+    from hindmost_judge.model import Run, Table
+    from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
 
 _PAIRED = ("forward-send", "forward-recv", "backward-send", "backward-recv")
@@ -183,3 +201,282 @@ def _stream(name: str, seq: int, of_worker: dict[tuple[str, int], int], last: di
     if name in _AFTER_PIPELINE:
         found += [one for other, one in last.items() if other]
     return stream, found
+
+
+#: A replica's micro-batches are persistently longer if they are longer by this many standard errors: then its host may
+#: be slow.
+_HABIT = 5.0
+#: Least replicas and stages together: with two replicas of two stages, a long micro-batch in one looks like a fast
+#: worker in the other.
+_TELL = 5
+#: Least micro-batches of a replica before their lengths are judged.
+_ENOUGH = 8
+#: Rounds in which the usual time of a stage and the micro-batch lengths refine each other; later rounds change little.
+_TIMES = 3
+
+
+def micro_batch_lengths(built: Graph, work: Array) -> Floats:
+    """[N] by what factor each operation of ``work`` [N] is longer than usual for its micro-batch; 1 for the others."""
+    found = np.ones(len(built.cost))
+    held = np.flatnonzero(work & (built.cost > 0))
+    stages, replicas = len(np.unique(built.stage[held])), len(np.unique(built.replica[held]))
+    if stages < 2 or stages + replicas < _TELL:
+        return found
+    kind = built.op[held] * (int(built.stage.max()) + 1) + built.stage[held]
+    batch = np.stack([built.step[held], built.replica[held], built.batch[held]])
+    _, first, which = np.unique(batch, axis=1, return_index=True, return_inverse=True)
+    which = which.ravel()
+    replica, length = built.replica[held][first], np.ones(len(first))
+    if np.bincount(replica).max() < _ENOUGH:
+        return found
+    for _ in range(_TIMES):
+        usual = _of_each(kind, built.cost[held] / length[which])
+        length = _of_each(which, built.cost[held] / usual[kind])
+    found[held] = (length / _habit(length, replica))[which]
+    return found
+
+
+def _of_each(which: Ints, values: Floats) -> Floats:
+    """Lower median of the values of each number; of two stages, one of them slow, it is the other's."""
+    order = np.lexsort((values, which))
+    first = np.searchsorted(which[order], np.arange(int(which.max()) + 2))
+    middle = np.minimum((first[:-1] + np.maximum(first[1:] - 1, first[:-1])) // 2, len(values) - 1)
+    return np.asarray(values[order][middle])
+
+
+def _habit(length: Floats, replica: Ints) -> Floats:
+    """[M] by what factor all micro-batches of a replica are longer, where that is no chance; 1 where it may be."""
+    found, usual = np.ones(len(length)), float(median(length))
+    for one in np.unique(replica):
+        of_one = length[replica == one] / usual
+        level = float(median(of_one))
+        if abs(level - 1) > _HABIT * median_error(of_one):
+            found[replica == one] = level
+    return found
+
+
+_COMPUTING = {"forward-compute": "forward", "backward-compute": "backward"}
+_TRANSFER = "sync"
+
+
+def waste_of_graph(built: Graph, measured: float, ideal: float, verdicts: Sequence[Verdict]) -> Waste:
+    """The tables, ms of the mean step; ``measured`` and ``ideal`` are that step, ns, as it was and with all alike."""
+    lost = max(measured - ideal, 0.0) / 1e6
+    causes: dict[str, float] = {}
+    for one in verdicts:
+        if one.cost_ms_per_step:
+            causes[one.cause or "unknown"] = causes.get(one.cause or "unknown", 0.0) + one.cost_ms_per_step
+    causes = _within(lost, causes)
+    phases = _within(lost, _by_phase(built, measured))
+    computing = sum(phases.get(name, 0.0) for name in _COMPUTING.values())
+    by_rank, by_stage = (_shared(built, of, computing) for of in (built.rank, built.stage))
+    step_ms = measured / 1e6
+    return Waste(
+        lost_ms=lost,
+        rest_ms=lost - sum(causes.values()),
+        by_rank=waste_rows(by_rank, step_ms),
+        by_stage=waste_rows(by_stage, step_ms),
+        by_cause=waste_rows(causes, step_ms),
+        by_phase=waste_rows(phases, step_ms),
+    )
+
+
+def _by_phase(built: Graph, measured: float) -> dict[str, float]:
+    """Ms a step that each phase would save, were its operations alike."""
+    kinds = np.array([_COMPUTING.get(name, "") for name in built.names])[built.op]
+    kinds = np.where((kinds == "") & (built.group >= 0), _TRANSFER, kinds)
+    found = {}
+    for name in (*_COMPUTING.values(), _TRANSFER):
+        saved = measured - built.replay(np.where(kinds == name, built.ideal, built.cost))
+        found[name] = max(saved, 0.0) / 1e6
+    return found
+
+
+def _within(lost: float, found: dict[str, float]) -> dict[str, float]:
+    """The same, scaled down where the parts add up to more than was lost: together they save less than separately."""
+    total = sum(found.values())
+    return {name: ms * min(lost / total, 1.0) for name, ms in found.items()} if total > 0 else found
+
+
+def _shared(built: Graph, of: Array, ms: float) -> dict[str, float]:
+    """So many ms shared among workers, or ``of`` [N] stages: as each worker computes longer than at the ideal."""
+    held = np.isin(built.op, [place for place, name in enumerate(built.names) if name in _COMPUTING])
+    ranks, first, row = np.unique(built.rank, return_index=True, return_inverse=True)
+    more = np.bincount(row, weights=np.where(held, built.cost - built.ideal, 0.0), minlength=len(ranks))
+    more = np.maximum(more, 0.0)
+    found: dict[str, float] = {}
+    for name, weight in zip(of[first].tolist(), more.tolist(), strict=True):
+        found[str(name)] = found.get(str(name), 0.0) + (ms * weight / more.sum() if more.sum() > 0 else 0.0)
+    return found
+
+
+_WORK = ("forward-compute", "backward-compute")
+
+
+def judge_graph(run: Run, settings: Settings) -> Report:
+    """Name slow workers among those of one stage; where stages differ and their workers do not, name none."""
+    built = build(run.operations)
+    measured = built.replay(built.cost)
+    ideal = min(built.replay(built.ideal), measured)
+    length = micro_batch_lengths(built, _is_work(built))
+    uneven = _swing(built, length) >= settings.min_swing
+    ranks, stages, work = _work(built, built.cost)
+    own = work.mean(axis=1)
+    each = _work(built, built.cost / length)[2]
+    slow, usual = _slow(stages, each, settings), (each - _beyond(stages, each)).mean(axis=1)
+    healthy, alike = np.delete(np.arange(len(work)), slow), _alike(built, length) if uneven else built.ideal
+    late = _straggler(built, measured, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)
+    found = [advice.on(late, run) if late is not None else None]
+    found += [_uneven(built, measured, stages, healthy, own, settings)]
+    found += [_uneven_lengths(built, measured, length, settings)] if uneven else []
+    verdicts = [verdict for verdict in found if verdict is not None]
+    what_if = WhatIf(
+        slowdown=measured / ideal,
+        wasted_ratio=1 - ideal / measured,
+        step_ms=measured / 1e6,
+        ideal_step_ms=ideal / 1e6,
+        waste=waste_of_graph(built, measured, ideal, verdicts),
+    )
+    if not verdicts:
+        verdicts = [
+            Verdict("balanced", evidence=(f"the slowest stage and worker cost less than {percent(settings.min_cost)}",))
+        ]
+    return Report(
+        job=replace(summary.job(run, None), **_steps(run)),
+        verdicts=tuple(sorted(verdicts, key=lambda verdict: -(verdict.cost_ratio or 0.0))),
+        ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, own, strict=True)),
+        what_if=what_if,
+        notes=(
+            f"with equal operations on all workers a step takes {ms(ideal)}: S = {measured / ideal:.3f}",
+            *run.notes,
+        ),
+    )
+
+
+def _steps(run: Run) -> dict[str, Any]:
+    """How many steps were recorded, and how long they took, ms, each from its first operation's start to its last's
+    end."""
+    number, which = np.unique(run.operations["step"], return_inverse=True)
+    start, took = (run.operations[name].astype(np.float64) for name in ("start_ns", "duration_ns"))
+    known = (start >= 0) & (took >= 0)
+    begin, end = np.full(len(number), np.inf), np.full(len(number), -np.inf)
+    np.minimum.at(begin, which[known], start[known])
+    np.maximum.at(end, which[known], (start + took)[known])
+    length = (end - begin)[np.isfinite(end - begin)] / 1e6
+    if not len(length):
+        return {"steps": len(number)}
+    p50, p99 = (float(one) for one in np.percentile(length, (50, 99)))
+    return {"steps": len(number), "step_ms": {"p50": p50, "p99": p99, "mean": float(length.mean())}}
+
+
+def _is_work(built: Graph) -> Array:
+    return np.isin(built.op, [one for one, name in enumerate(built.names) if name in _WORK])
+
+
+def _work(built: Graph, cost: Floats) -> tuple[Array, Array, Floats]:
+    """Ranks, the stage of each, and [R, S] ns of its forward and backward in each step at this cost."""
+    held = _is_work(built)
+    ranks, row = np.unique(built.rank, return_inverse=True)
+    stages = np.zeros(len(ranks), np.int64)
+    stages[row] = built.stage
+    steps = int(built.step.max()) + 1
+    place = (row * steps + built.step)[held]
+    sums: Floats = np.bincount(place, weights=cost[held], minlength=len(ranks) * steps).astype(np.float64)
+    return ranks, stages, sums.reshape(len(ranks), steps)
+
+
+def _beyond(stages: Array, work: Floats) -> Floats:
+    """[R, S] how far a worker is above the other replicas of its stage; 0 where it has none."""
+    return beyond_peers(work, stages)
+
+
+def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
+    """Rows of workers that are slower than the other replicas of their stage, beyond the spread of healthy ones."""
+    beyond = _beyond(stages, work)
+    usual = (work - beyond).mean(axis=1)
+    level = beyond.mean(axis=1) / usual
+    late = np.flatnonzero(level >= max(settings.min_effect, settings.min_effect_of_few))
+    suspects = [*late.tolist(), *only_peers(stages, late.tolist())]
+    healthy = np.delete(level, suspects)
+    differ = (spread(healthy) if len(healthy) > 1 else settings.min_effect) * extreme(len(level))
+    chance = beyond[late].std(axis=1) / usual[late] / np.sqrt(work.shape[1])
+    least = np.maximum(settings.min_spread_ratio * differ, settings.min_z * chance)
+    return np.asarray(late[level[late] >= least])
+
+
+def _alike(built: Graph, length: Floats) -> Floats:
+    """[N] what operations take with all workers alike, each micro-batch as long as it is."""
+    return built.ideal * np.where(_is_work(built), length / length[_is_work(built)].mean(), 1.0)
+
+
+def _swing(built: Graph, length: Floats) -> float:
+    """By what share the typical micro-batch is longer or shorter than usual: a standard deviation."""
+    return float(MAD_TO_SIGMA * np.median(np.abs(length[_is_work(built)] - 1)))
+
+
+def _saving(built: Graph, measured: float, held: Array, alike: Floats) -> float:
+    """Ns a step that the job gains with these operations ``alike``."""
+    return measured - built.replay(np.where(held, alike, built.cost))
+
+
+def _straggler(
+    built: Graph, measured: float, slow: Array, work: Floats, usual: Floats, alike: Floats, settings: Settings
+) -> Verdict | None:
+    gain = _saving(built, measured, _is_work(built) & np.isin(built.rank, slow), alike) if len(slow) else 0.0
+    if gain < settings.min_cost * measured:
+        return None
+    ranks = tuple(int(rank) for rank in slow)
+    return Verdict(
+        kind="straggler",
+        ranks=ranks,
+        cause="compute",
+        since_step=0,
+        cost_ms_per_step=gain / 1e6,
+        cost_ratio=gain / measured,
+        confidence=0.95,
+        explained=1.0,
+        evidence=(against("forward and backward", names(ranks), float(work.max()), float(usual.max())),),
+    )
+
+
+def _uneven(
+    built: Graph, measured: float, stages: Array, healthy: Array, work: Floats, settings: Settings
+) -> Verdict | None:
+    """Work that is longer in one stage, alike on all its workers."""
+    names_of = np.unique(stages[healthy])
+    level = np.array([np.median(work[healthy][stages[healthy] == stage]) for stage in names_of])
+    usual = float(np.median(level))
+    heavy = names_of[level > settings.uneven_stage * usual]
+    if len(heavy) == 0:
+        return None
+    gain = _saving(built, measured, _is_work(built) & np.isin(built.stage, heavy), built.ideal)
+    if gain < settings.min_cost * measured:
+        return None
+    which = "stage " + " and ".join(str(int(stage)) for stage in heavy)
+    works = f"work per step: {which} {ms(float(level.max()))} on every replica, the typical stage {ms(usual)}"
+    return _uneven_work(gain, measured, 0.95, works, f"move layers away from {which}")
+
+
+def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Settings) -> Verdict | None:
+    """Micro-batches that take all stages longer than others do."""
+    gain = measured - built.replay(built.cost / length)
+    if gain < settings.min_effect * measured:
+        return None
+    swing = _swing(built, length)
+    differ = f"micro-batches differ by {percent(swing)} in time, on all stages; no worker is slow for it"
+    return _uneven_work(gain, measured, 0.9, differ, "give micro-batches equal work: sort or pack by length")
+
+
+def _uneven_work(gain: float, measured: float, confidence: float, why: str, remedy: str) -> Verdict:
+    """The verdict that ``gain`` ns of the ``measured`` step are lost to work of unlike size, in all steps."""
+    return Verdict(
+        kind="uneven_workload",
+        cause="workload",
+        since_step=0,
+        cost_ms_per_step=gain / 1e6,
+        cost_ratio=gain / measured,
+        confidence=confidence,
+        explained=1.0,
+        evidence=(why,),
+        advice=(remedy,),
+    )

@@ -1,7 +1,9 @@
 """What a fix would save: the run's synchronisations replayed with one rank or set at its peers' pace.
 
-Between two synchronisations the job takes as long as its slowest rank. Without a rank's persistent delay, and with
-all of its noise, the replay gives the time that the job would have taken with that rank fixed.
+Between two synchronisations the job takes as long as its slowest rank. Without a rank's persistent delay, and with all
+of its noise, the replay gives the time that the job would have taken with that rank fixed.
+
+Besides slow ranks all ranks may be slower together: that is what is left of steps without what verdicts cost.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.findings import Habit
     from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
 
 
 def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
@@ -317,3 +320,31 @@ def _leave_together(arrived: Floats, group: Ints) -> Floats:
         members = np.flatnonzero(group == one)
         left[members] = arrived[members].max(axis=0)
     return left
+
+
+#: Kinds of verdicts whose cost is known by step.
+_OF_RANKS = ("straggler", "intermittent", "slow_link", "uneven_workload")
+#: A change that begins or ends within this many steps of a verdict may be caused by that verdict.
+_NEAR_STEPS = 16
+
+
+def residual_period(blocks: Blocks, found: Sequence[Verdict]) -> Floats:
+    """[S] ns of each step without what these cost."""
+    left: Floats = blocks.period.copy()
+    for one in found:
+        if one.kind in _OF_RANKS:
+            left[slice(*span_of(one, blocks))] -= (one.cost_ms_per_step or 0.0) * 1e6
+    return left
+
+
+def began_apart(blocks: Blocks, found: Sequence[Verdict], first: int, stop: int) -> bool:
+    """Whether none of these began or ended in steps [first, stop), by index, or near them."""
+    borders = [edge for one in found for edge in span_of(one, blocks) if 0 < edge < len(blocks.steps)]
+    return not any(first - _NEAR_STEPS < edge < stop + _NEAR_STEPS for edge in borders)
+
+
+def span_of(one: Verdict, blocks: Blocks) -> tuple[int, int]:
+    """The steps [first, stop), by index, that a verdict's cost is a mean over."""
+    until = blocks.steps[-1] + 1 if one.until_step is None else one.until_step
+    first, stop = np.searchsorted(blocks.steps, [one.since_step or 0, until])
+    return int(first), int(stop)

@@ -13,7 +13,7 @@ from hindmost_collector.formats import hindmost_run
 from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_judge.constant import chosen
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

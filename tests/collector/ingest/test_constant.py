@@ -10,7 +10,7 @@ from hindmost_collector.ingest.decode import JobRows
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed import packed
 from hindmost_collector.store.flush import arrow_tables
-from hindmost_judge import constant
+from hindmost_judge.encoding import chosen, is_constant, repeated, thinned
 from hindmost_judge.model import STEPS
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -59,16 +59,16 @@ def test_words_of_one_code_are_one_word():
 def test_a_value_that_differs_anywhere_is_kept():
     """Only a column all of whose values are alike is one value; NaN is like nothing."""
     for values in ([1, 2, 1], [1, 1, 2], [float("nan")] * 3):
-        assert not constant.is_constant(constant.thinned(np.array(values)))
-    assert constant.is_constant(constant.thinned(np.array([4, 4, 4])))
+        assert not is_constant(thinned(np.array(values)))
+    assert is_constant(thinned(np.array([4, 4, 4])))
 
 
 def test_chosen_rows_of_one_value_are_that_value():
     """Rows that are picked from such a column are as many of that value, and no row means no row."""
-    table = {"a": constant.repeated(4, 3), "b": np.arange(3)}
-    assert constant.chosen(table, np.ones(3, bool)) is table
-    some = constant.chosen(table, np.array([True, False, True]))
+    table = {"a": repeated(4, 3), "b": np.arange(3)}
+    assert chosen(table, np.ones(3, bool)) is table
+    some = chosen(table, np.array([True, False, True]))
     assert (some["a"].tolist(), some["b"].tolist()) == ([4, 4], [0, 2])
-    none = constant.chosen(table, np.zeros(3, bool))
+    none = chosen(table, np.zeros(3, bool))
     assert (len(none["a"]), len(none["b"])) == (0, 0)
-    assert not constant.is_constant(none["a"])
+    assert not is_constant(none["a"])

@@ -15,7 +15,7 @@ from hindmost_collector.store import excerpt
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.run_directory import read_run
 from hindmost_collector.store.schema import arrow_schema, to_numpy
-from hindmost_judge import constant
+from hindmost_judge.encoding import memory
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def test_of_many_samples_those_are_read_that_causes_are_read_from(
 def test_what_is_read_takes_the_memory_of_what_differs() -> None:
     """Long words that repeat are pointed at; a column of one value is that value."""
     read = to_numpy("metrics", samples(("hindmost_process_cpu_seconds_total", "hindmost_gpu_sm_clock_hertz"), 600))
-    assert sum(constant.memory(column) for column in read.values()) < 1200 * 25
+    assert sum(memory(column) for column in read.values()) < 1200 * 25
     assert read["name"][:2].tolist() == ["hindmost_process_cpu_seconds_total", "hindmost_gpu_sm_clock_hertz"]
 
 

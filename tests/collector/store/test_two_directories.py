@@ -23,7 +23,7 @@ from hindmost_collector.store.opening import open_store
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.schema import arrow_schema
-from hindmost_judge.constant import chosen
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 from hindmost_judge.causes.telemetry import Metrics
-from hindmost_judge.dictionary_encoding import codes
+from hindmost_judge.encoding import codes
 from hindmost_judge.model import Job, Run
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, STEPS, Job, Run, Table
-from hindmost_judge.timeline import filled
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,8 +60,8 @@ def test_what_ranks_have_in_common_stays() -> None:
     block that would not be."""
     rank = np.concatenate([np.arange(2000), np.zeros(2000, np.int64)])
     step = np.concatenate([np.full(2000, 5000), np.arange(2000)])
-    kept = filled.columns({"rank": rank, "step": step}, "step")["step"]
+    kept = columns_that_fill({"rank": rank, "step": step}, "step")["step"]
     assert (kept == 5000).sum() == 2000
     assert sorted(set(kept.tolist())) == [*range(2000 - (1 << 20) // 2000 + 1, 2000), 5000]
     few = {"rank": rank[:2100], "step": step[:2100]}
-    assert filled.columns(few, "step") is few
+    assert columns_that_fill(few, "step") is few

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_judge import dictionary_encoding
+from hindmost_judge.encoding import codes
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.timeline import join
@@ -42,7 +42,7 @@ def job(late: dict[int, float], *, every: int = 1, takes: float = 0.01) -> Run:
 
 def counted(run: Run) -> int:
     """How many of a run's broadcasts count as ones that are waited in."""
-    code, names = dictionary_encoding.codes(run.collectives["op"])
+    code, names = codes(run.collectives["op"])
     gives = np.array([is_rooted(name) for name in names])
     return int(
         awaited_broadcasts(run.collectives, code, gives, join.synchronising(run.collectives, (code, names))).sum()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge import constant
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Job
 from hindmost_judge.timeline import join, phases
@@ -21,9 +21,7 @@ def _of_the_last(run: Run, steps: int) -> Run:
     """The same, as we record it, with the collectives of the last steps only."""
     marks, calls = run.steps, run.collectives
     since = marks["start_ns"][marks["step"] == marks["step"].max() - steps + 1].max()
-    return replace(
-        run, job=replace(run.job, source=Job.source), collectives=constant.chosen(calls, calls["start_ns"] >= since)
-    )
+    return replace(run, job=replace(run.job, source=Job.source), collectives=chosen(calls, calls["start_ns"] >= since))
 
 
 @pytest.mark.parametrize(("steps", "joined"), [(8, False), (20, True)])

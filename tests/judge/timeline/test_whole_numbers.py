@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_judge.timeline.whole_numbers import found_in, numbered
+from hindmost_judge.encoding import distinct_integers, numbered
 
 
 @pytest.mark.parametrize(
@@ -18,5 +18,5 @@ def test_every_row_has_its_number(column: list[int], kind: type[np.signedinteger
     rows = np.array(column, kind)
     found, which = numbered(rows)
     assert found.dtype == kind
-    assert found.tolist() == found_in(rows).tolist() == sorted(set(column))
+    assert found.tolist() == distinct_integers(rows).tolist() == sorted(set(column))
     assert found[which].tolist() == column

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge import constant
+from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.missing_ranks import Absent
@@ -38,7 +38,7 @@ LAYOUTS = (
 def _lacking(run: Run, rank: int, gone: str) -> Run:
     """As a collector has it to which nothing of this came."""
     tables = run.tables()
-    left = {name: constant.chosen(tables[name], tables[name]["rank"] != rank) for name in GONE[gone]}
+    left = {name: chosen(tables[name], tables[name]["rank"] != rank) for name in GONE[gone]}
     return missing_ranks.with_missing(replace(run, job=replace(run.job, source="hindmost"), **left))
 
 

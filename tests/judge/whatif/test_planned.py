@@ -12,7 +12,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.whatif import planned
+from hindmost_judge.whatif.waste import aside
 
 from tests.runs import blocks_of
 
@@ -41,7 +41,7 @@ def _writing(ranks: int, written: dict[int, tuple[slice, float]]) -> Blocks:
 def _late(blocks: Blocks, rank: int) -> float:
     """How late the rank is for checkpoints once planned ones are aside, at most, in steps."""
     took = np.nan_to_num(blocks.parts["checkpoint"][rank]) > 0
-    return float(planned.aside(blocks, NO_STEPS, DEFAULT)[0].excess[rank, took].max() / blocks.step_ns)
+    return float(aside(blocks, NO_STEPS, DEFAULT)[0].excess[rank, took].max() / blocks.step_ns)
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
@@ -128,7 +128,7 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
         for rank in range(1, 8)
     ]
     found = blocks_of(run)
-    after, _, notes = planned.aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
+    after, _, notes = aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
     assert (after.excess.tolist(), notes) == (found.excess.tolist(), [])
 
 
@@ -143,7 +143,7 @@ def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:
     """The time in the checkpoint is the one step's, and the others wait in the next."""
     made = _writing(8, {0: (slice(10, None, 25), 3.0)})
     after = replace(made, parts={"checkpoint": np.roll(made.parts["checkpoint"], -1, axis=1)})
-    left = planned.aside(after, NO_STEPS, DEFAULT)[0].excess[0]
+    left = aside(after, NO_STEPS, DEFAULT)[0].excess[0]
     assert float(left.max() / after.step_ns) < 0.1
 
 
@@ -182,7 +182,7 @@ def test_one_of_two_may_evaluate_for_both() -> None:
     """All of it is for both, and none is left as a fault of its own."""
     run = _evaluating(Scenario(2, STEPS, 3, checkpoint_every=20))
     found = blocks_of(run)
-    after, _, (note,) = planned.aside(found, run.steps, DEFAULT)
+    after, _, (note,) = aside(found, run.steps, DEFAULT)
     assert found.excess[0].max() > found.step_ns
     assert after.excess[0].max() < 0.2 * found.step_ns
     assert note.startswith("rank 0 evaluates longer")
@@ -205,7 +205,7 @@ def _pausing(at: list[int]) -> Blocks:
 def test_only_pauses_that_are_counted_out_are_planned(at: list[int], planned_for: bool) -> None:
     """Every twentieth step, between two steps, one rank does something: the script counts, and no fault does."""
     made = _pausing(at)
-    after, *_ = planned.aside(made, NO_STEPS, DEFAULT)
+    after, *_ = aside(made, NO_STEPS, DEFAULT)
     left = float(after.excess[0, np.array(at) + 1].max() / made.step_ns)
     assert left == pytest.approx(0.0 if planned_for else 3.0, abs=0.1)
 

@@ -12,7 +12,7 @@ from hindmost_collector.report import headline, html, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
-from hindmost_judge.whatif.waste import rows
+from hindmost_judge.whatif.waste import waste_rows
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -120,7 +120,7 @@ def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault,
 @pytest.mark.parametrize(("ms", "told"), [(0.15, True), (0.06, False)])
 def test_what_wastes_a_thousandth_of_a_step_has_a_row(ms: float, told: bool) -> None:
     """Less of it is not worth a reader's time."""
-    assert bool(rows({"node0000": ms}, step_ms=100.0)) == told
+    assert bool(waste_rows({"node0000": ms}, step_ms=100.0)) == told
 
 
 def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:

@@ -12,7 +12,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.whatif import work_explained_delay
+from hindmost_judge.whatif.hidden_delay import shown, work_due
 
 from tests.runs import blocks_of
 
@@ -128,7 +128,7 @@ def test_what_a_whole_step_s_work_makes_due_is_known_to_a_hundredth_of_the_step(
     more = 0.15 * np.random.default_rng(5).standard_normal((8, 200))
     blocks: Any = SimpleNamespace(excess=30.0 * more, overlapped=True, step_ns=100.0)
     blocks.period = 80.0 + 100.0 * whole * more.max(axis=0)
-    due = work_explained_delay.find(blocks, more, np.zeros(200), DEFAULT)
+    due = work_due(blocks, more, np.zeros(200), DEFAULT)
     assert due is not None
     assert due.slope == pytest.approx(100.0 * whole, abs=1.0)
 
@@ -137,11 +137,11 @@ def test_a_long_batch_now_and_then_is_due_in_full_and_a_stall_is_not() -> None:
     """Six times the delay's changes from step to step is work; a stall of hundreds of times says little."""
     more = np.tile([0.01, -0.01], 60)
     more[5::20] = 0.13
-    due = work_explained_delay.shown(10.0 * more[None], more[None], overlapped=True)
+    due = shown(10.0 * more[None], more[None], overlapped=True)
     assert due[0, 0] == pytest.approx(10.0)
     late = 10.0 * more
     late[25] += 100.0
-    assert work_explained_delay.shown(late[None], more[None], overlapped=True)[0, 0] == pytest.approx(10.0, rel=0.1)
+    assert shown(late[None], more[None], overlapped=True)[0, 0] == pytest.approx(10.0, rel=0.1)
 
 
 def test_of_each_ranks_work_counts_what_shows_at_its_place_of_the_step() -> None:
@@ -149,13 +149,9 @@ def test_of_each_ranks_work_counts_what_shows_at_its_place_of_the_step() -> None
     job = Scenario(16, 141, 5110110, stretches=3, varying_lengths=0.087, faults=(Fault("input", (2,), 0.13),))
     found = blocks_of(simulate(job).run)
     assert found.work is not None
-    shown = (
-        work_explained_delay.shown(found.excess, uneven.more_work(found.work), overlapped=True)[:, 0]
-        / 1e6
-        / job.step_ms
-    )
-    assert shown[2] == pytest.approx(0.51, abs=0.05)
-    assert float(np.median(np.delete(shown, 2))) > 0.57
+    share = shown(found.excess, uneven.more_work(found.work), overlapped=True)[:, 0] / 1e6 / job.step_ms
+    assert share[2] == pytest.approx(0.51, abs=0.05)
+    assert float(np.median(np.delete(share, 2))) > 0.57
 
 
 #: One of four that becomes slow where another is slower than its peers already, by less.

@@ -1,0 +1,179 @@
+"""Columns of tables as numbers: constant ones, values and texts as codes, whole numbers that lie close together.
+
+Columns with one value in every row, such as unmeasured ones, take the memory of one value. Such a column is an array
+like any other: numpy strides over one element again and again. It must not be written to.
+
+Codes number values in the order in which they first come; joins by them need no sorting. pandas does that by hashing.
+Its import takes as long as all other imports of a collector, so it is imported where it is used: a collector that
+starts with a job, a query and a job without ranks do not need it.
+
+Ranks and steps are whole numbers that lie close together: they are found without sorting all rows. A table that becomes
+a block of [rank x step] keeps no more columns than its rows can fill. A rank whose agent sends minutes of backlog is at
+another step than all others. Every step that it tells of would be a column of all ranks: rows of a few megabytes made
+blocks of gigabytes.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hindmost_judge.model import Table, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.types import Array, Ints
+
+
+def repeated(value: Any, count: int, dtype: Any = None) -> Array:
+    """A column of one value."""
+    return np.broadcast_to(np.array(value, dtype), (count,))
+
+
+def is_constant(column: Array) -> bool:
+    """Whether a column is known to hold one value; other columns may hold one value too, unchecked."""
+    return column.strides == (0,) and len(column) > 0
+
+
+def thinned(column: Array) -> Array:
+    """The column, as one value where all are alike."""
+    if len(column) < 2 or is_constant(column) or column[0] != column[-1]:
+        return column
+    return repeated(column[0], len(column), column.dtype) if (column == column[0]).all() else column
+
+
+def spread(values: Array, counts: Array) -> Array:
+    """Each of the values as often as it is counted."""
+    one = thinned(values)
+    return repeated(one[0], int(counts.sum()), one.dtype) if is_constant(one) else np.repeat(values, counts)
+
+
+def joined(parts: Sequence[Array]) -> Array:
+    """Several pieces of a column as one."""
+    if len(parts) == 1:
+        return parts[0]
+    if all(map(is_constant, parts)) and all(part[0] == parts[0][0] for part in parts):
+        return repeated(parts[0][0], sum(map(len, parts)), parts[0].dtype)
+    return np.concatenate(parts)
+
+
+def chosen(table: Table, mask: Array) -> Table:
+    """The rows of a table for which ``mask`` holds; the table itself where all do."""
+    count = int(np.count_nonzero(mask))
+    if count == len(mask):
+        return table
+    return {
+        name: repeated(column[0], count, column.dtype) if is_constant(column) else column[mask]
+        for name, column in table.items()
+    }
+
+
+def memory(column: Array) -> int:
+    """Bytes that its numbers take."""
+    return column.itemsize if is_constant(column) else column.nbytes
+
+
+def factorize(
+    values: np.ndarray[Any, np.dtype[Any]],
+) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[Any]]]:
+    """``(numbers, values)``: the number of each of the values, and the different ones in order."""
+    import pandas as pd  # noqa: PLC0415 - where used
+
+    return pd.factorize(values)
+
+
+def unique(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:
+    """The different values, in the order in which they first come."""
+    return factorize(values)[1]
+
+
+def codes(text: Array) -> tuple[Ints, list[str]]:
+    """Integer codes of a text column and the text of each; hashes whole rows, so that millions stay cheap."""
+    if len(text) == 0:
+        return np.empty(0, np.int64), []
+    if is_constant(text):
+        return np.zeros(len(text), np.int64), [str(text[0])]
+    if text.dtype == object:  # rows that share their texts, or long ones
+        return _shared_codes(np.ascontiguousarray(text))
+    fixed = np.ascontiguousarray(text)
+    width = fixed.dtype.itemsize // 4
+    if width == 0:
+        return np.zeros(len(text), np.int64), [""]
+    letters = fixed.view(np.uint32).reshape(len(fixed), width)
+    hashed = np.zeros(len(fixed), np.uint64)
+    for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
+        hashed += letters[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
+    found, _ = factorize(hashed)
+    return found.astype(np.int64), [str(fixed[i]) for i in first(np.arange(len(found)), found, found.max() + 1)]
+
+
+def _shared_codes(text: Array) -> tuple[Ints, list[str]]:
+    """Codes of texts that many rows share: which rows have the same object, then which objects are the same text.
+
+    Comparing object identities takes a tenth of the time of comparing texts.
+    """
+    same, places = factorize(np.frombuffer(text, np.intp))
+    found, words = factorize(text[first(np.arange(len(text)), same, len(places))])
+    return found.astype(np.int64)[same], [str(word) for word in words]
+
+
+def first(values: Array, code: Ints, count: int, missing: int = 0) -> Ints:
+    """[C] the first of the values [N] of each code; ``missing`` where there is none."""
+    found = np.full(count, missing, np.int64)
+    found[code[::-1]] = values[::-1]
+    return found
+
+
+#: Numbers are dense if they span no more than this for each row.
+_SPAN_A_ROW = 4
+
+
+def distinct_integers(column: Array) -> Array:
+    """The numbers of a column, each once and in order."""
+    return _of_span(column)[0]
+
+
+def numbered(column: Array) -> tuple[Array, Ints]:
+    """The numbers of a column, each once and in order, and which of them each row has."""
+    found, place, least = _of_span(column)
+    return (found, place[column - least]) if place is not None else np.unique(column, return_inverse=True)
+
+
+def _of_span(column: Array) -> tuple[Array, Ints | None, int]:
+    """The numbers, the place of each from the least one on (``None``: they lie far apart), and the least."""
+    least, most = (int(column.min()), int(column.max())) if len(column) else (0, -1)
+    if not len(column) or most - least >= _SPAN_A_ROW * len(column):
+        return np.unique(column), None, least
+    there = np.zeros(most - least + 1, bool)
+    there[column - least] = True
+    found = np.flatnonzero(there)
+    return (found + least).astype(column.dtype), np.cumsum(there) - 1, least
+
+
+#: Most cells of a block per row, and cells allowed however few rows there are.
+_CELLS_A_ROW, _FREE = 8, 1 << 20
+
+
+def columns_that_fill(table: Table, by: str) -> Table:
+    """The rows of a table that becomes a block with a column for each value of ``by``.
+
+    All of them, or, where most of such a block would be empty, those of the columns that most ranks have; of similar
+    columns the later ones.
+    """
+    if not rows(table):
+        return table
+    most = max(_CELLS_A_ROW * rows(table), _FREE) // len(unique(table["rank"]))
+    column, found = factorize(table[by])
+    if len(found) <= most:
+        return table
+    return chosen(table, _fullest(column, len(found), max(most, 1))[column])
+
+
+def _fullest(column: Array, count: int, most: int) -> Array:
+    """Which of so many columns have the most rows, of those alike the ones that were met last."""
+    order = np.lexsort((np.arange(count), np.bincount(column, minlength=count)))
+    kept = np.zeros(count, bool)
+    kept[order[-most:]] = True
+    return kept
