@@ -56,7 +56,7 @@ def watched(ranks: int, stretches: int) -> tuple[LiveJob, Decoder, float]:
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
     for node in job.nodes:
-        definitions.learn(packed(job.opening(node)[1].definitions), decoder, clock)
+        definitions.learn(packed(job.opening(node)[1].definitions), decoder.job, clock)
     live = LiveJob(job.name, 0)
     for node, ends, message in job.batches():
         decoder.add(packed(message.batch), f"node{node:04d}", job.name, clock)
@@ -140,7 +140,11 @@ async def paced(cores: int, whole: float, look: float) -> list[tuple[float, str]
         "decoder": SimpleNamespace(words=None),
         "recorder": SimpleNamespace(store=None, writing=False),
     }
-    watch = Watch(SimpleNamespace(**parts), judging)  # type: ignore[arg-type]
+
+    async def never(_: LiveJob) -> None:
+        raise AssertionError
+
+    watch = Watch(SimpleNamespace(**parts), judging, never)  # type: ignore[arg-type]
     while now < SIMULATED_S:
         now += LOOK_S
         job.revision += 1

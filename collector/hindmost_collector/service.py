@@ -1,44 +1,35 @@
-"""The collector: its parts wired, what arrives moved on at each tick, and its start and end."""
+"""The collector running: what arrives is moved on at each tick; its start and its end."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from hindmost.priority import FullCores
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.chunk import finish
-from hindmost_collector.ingest.clock import JobClock
-from hindmost_collector.ingest.decode import Decoder
-from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.listening import listen
 from hindmost_collector.ingest.pace import batch_ns
-from hindmost_collector.ingest.parking import Parking
-from hindmost_collector.ingest.service import MESSAGE_LIMIT, Ingest
-from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.judging import STARTING_S, Judging, share_of
+from hindmost_collector.ingest.service import MESSAGE_LIMIT
+from hindmost_collector.live.judging import STARTING_S
 from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note
 from hindmost_collector.live.watching import Watch
-from hindmost_collector.loop_lag import Lag
 from hindmost_collector.maintenance import tend
+from hindmost_collector.parts import Parts
 from hindmost_collector.serve.http import Page
 from hindmost_collector.serve.scrape import Scrape
-from hindmost_collector.shielded import Unbroken
-from hindmost_collector.store.recording import WAIT_S, Recorder
+from hindmost_collector.store.recording import WAIT_S
 from hindmost_collector.store.remote_write.http import Receiver
 from hindmost_collector.store.remote_write.sink import RemoteWrite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import grpc
     from hindmost_judge.settings import Settings
 
+    from hindmost_collector.live.jobs import LiveJob
     from hindmost_collector.options import Options
     from hindmost_collector.store.recording import Store
 
@@ -54,45 +45,18 @@ FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 10
 JOB_LIMIT = 1000
 
 
-def _never() -> bool:
-    return False
-
-
-class Collector:
-    """All parts, wired. ``start`` before anything else; ``stop`` is safe at any time."""
+class Collector(Parts):
+    """A running collector. ``start`` before anything else; ``stop`` is safe at any time."""
 
     def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
-        self.options, self.settings = options, settings
-        self.clock = JobClock(store.clock if store else None)
-        self.definitions = Definitions()
-        self.decoder: Decoder = Decoder(self.definitions)
-        parking = Parking(options.memory_mib << 18)  # a quarter of what may wait for the disk, and counted into it
-        self.ingest: Ingest = Ingest(
-            self.clock,
-            self.definitions,
-            self.decoder,
-            lambda: store.sequences if store else {},
-            parking,
-            options.ack_ns,
-        )
-        self.recorder: Recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
-        self.jobs: dict[str, LiveJob] = {}
-        #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
-        self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
-        share = share_of(len(os.sched_getaffinity(0)))
-        full = self.cores_are_full if options.exit_when_stdin_closes else None
-        self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
-        self.lag = Lag(self.cores_are_full)
+        super().__init__(options, store, settings)
         self.scrape = Scrape(self)
         self.remote = self._remote_write()
-        self.watch = Watch(self, self.judging)
-        self.unbroken = Unbroken()
-        self.upkeep_seconds: float = 0.0
+        self.watch = Watch(self, self.judging, self._end)
         self._described: set[str] = set()  # jobs of whose ranks something new is known
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self.ready = False
         self._began = time.monotonic()
 
     def _remote_write(self) -> RemoteWrite | None:
@@ -124,14 +88,6 @@ class Collector:
             self.job(self.options.job_id)
             note(self, self.options.job_id, {"started_ns": self.clock.now()})
         return {"grpc": bound, "http": self._page.address if self._page else None}
-
-    def job(self, name: str) -> LiveJob:
-        """The live job of that id, made when new."""
-        job = self.jobs.get(name)
-        if job is None:
-            command = self.options.command if name == self.options.job_id else None
-            job = self.jobs[name] = LiveJob(name, self.clock.now(), command or None, self.settings)
-        return job
 
     async def _ticks(self) -> None:
         flush: asyncio.Task[None] | None = None  # concurrent with the ticks: a hanging one must not delay their relief
@@ -170,7 +126,7 @@ class Collector:
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
         now = self.clock.now()
         for name, chunk in chunks.items():
-            self.scrape.nodes.add(chunk.metrics, in_order=chunk.in_order)
+            self.nodes.add(chunk.metrics, in_order=chunk.in_order)
             if self.remote:
                 self.remote.add(chunk.metrics)
             if name and self._shown(name):
@@ -224,6 +180,13 @@ class Collector:
             self.ingest.rewind("the collector could not record what came before, and now can: send it again")
         self._relieve()
 
+    async def _end(self, job: LiveJob) -> None:
+        """Write down the end of a job, and forget it."""
+        await seal(self, job, self.flush)
+        del self.jobs[job.id]
+        self.scrape.forget(job.id)
+        self.definitions.forget_job(job.id)
+
     async def stop(self, reason: str) -> dict[str, Any] | None:
         """Ask agents to leave, write everything, judge. The report of the job that was asked for, if it could not be
         written to disk."""
@@ -243,7 +206,7 @@ class Collector:
         await self.flush()
         unwritten = None
         for job in list(self.jobs.values()):
-            report = await seal(self, job)
+            report = await seal(self, job, self.flush)
             if job.id == self.options.job_id or not self.options.job_id:
                 unwritten = report
         if self._page:

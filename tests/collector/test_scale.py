@@ -64,7 +64,7 @@ def test_sixteen_thousand_ranks():
     decoder, clock, world = Decoder(definitions), NodeClock(0, 10**18), 16384
     for first in range(0, world, 128):
         defined, batch = node(first, 128, world, 16, slow=12345)
-        definitions.learn(defined, decoder, clock)
+        definitions.learn(defined, decoder.job, clock)
         assert decoder.add(packed(batch), f"n{first}", "j", clock) == []
     job = LiveJob("j", 0)
     job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
@@ -137,7 +137,7 @@ def test_windows_share_a_bound():
     decoder, clock, job = Decoder(definitions), NodeClock(0, 10**18), LiveJob("j", 0)
     for first in range(0, 64, 8):
         defined, batch = node(first, 8, 64, 100)
-        definitions.learn(defined, decoder, clock)
+        definitions.learn(defined, decoder.job, clock)
         decoder.add(packed(batch), "n", "j", clock)
         job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
     job.window.bound(2000)
@@ -150,8 +150,8 @@ def test_what_is_over_is_forgotten():
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
     for name in ("a", "b"):
         defined, _ = node(0 if name == "a" else 8, 8, 16, 1, job=name)
-        definitions.learn(defined, decoder, clock)
-    definitions.learn(wire.Definitions(schemas=[wire.Schema(ref=1), wire.Schema(ref=2)]), decoder, clock)
+        definitions.learn(defined, decoder.job, clock)
+    definitions.learn(wire.Definitions(schemas=[wire.Schema(ref=1), wire.Schema(ref=2)]), decoder.job, clock)
     definitions.forget_job("a")
     assert {rank.job for rank in definitions.ranks.values()} == {"b"}
     definitions.prune(0, 100)

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge.model import ANY_PEER, GPU_TIME, PHASES
+from hindmost_judge.model import ANY_PEER, GPU_TIME
 
-from hindmost_collector.ingest.columns import Builder, Malformed, Owners, Words, bounded
+from hindmost_collector.ingest.columns import Malformed, Owners, Words, bounded
 from hindmost_collector.ingest.metric_rows import MetricRows, Origin, origin
-from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, signed, varint_count, varints
+from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, varint_count, varints
+from hindmost_collector.ingest.rows import NAME_LIMIT, PHASE_COLUMNS, JobRows
 from hindmost_collector.ingest.varint import varint
 
 if TYPE_CHECKING:
@@ -25,72 +25,15 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-#: No job has more ranks; a number above it is garbage that would cost memory.
-RANK_LIMIT = 1 << 20
 #: Names of operations and intervals that are kept apart; a job that makes them up as it goes gets ``other``.
 WORD_LIMIT = 1 << 16
-#: Characters of a name, and of a stack as the judge quotes it: what is longer is cut. A ring's names have 63.
-NAME_LIMIT, STACK_LIMIT = 128, 256 << 10
-TICK_NS = 10_000_000  # of /proc/PID/stat: USER_HZ is 100 on every Linux
+#: Characters of a stack as the judge quotes it: what is longer is cut.
+STACK_LIMIT = 256 << 10
 
-_I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
-_UNKNOWN = (_I64, -1)
 #: What a name sent by others may not bring into a path.
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
 #: Indices that are one byte as varints.
 _SMALL = bytes(range(128))
-_PHASE_COLUMNS = {name: f"{name}_ns" for name in PHASES}
-
-
-def _steps_table() -> Builder:
-    return Builder(
-        {"kind": _I32, "offset": _I64},
-        {name: (name, *_UNKNOWN) for name in ("step", "start_ns", "duration_ns", "work")},
-        extras=dict.fromkeys(_PHASE_COLUMNS.values(), -1),
-    )
-
-
-def _collectives_table() -> Builder:
-    unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns", "enqueue_ns")
-    return Builder(
-        {"offset": _I64},
-        {"comm": ("comm", _U64, 0), **{name: (name, *_UNKNOWN) for name in unknown}},
-        {"flags": ("flags", varints, _I64, 0), "peer": ("peer", signed, _I32, -1)},
-        {"step": -1},
-        coded=("op", "op"),
-    )
-
-
-def _intervals_table() -> Builder:
-    return Builder(
-        {"offset": _I64},
-        {
-            "start_ns": ("start_ns", *_UNKNOWN),
-            "duration_ns": ("duration_ns", *_UNKNOWN),
-            "value": ("value", _F64, float("nan")),
-        },
-        coded=("name", "name"),
-    )
-
-
-@dataclass
-class JobRows:
-    """What arrived for one job since it was last taken."""
-
-    steps: Builder = field(default_factory=_steps_table)
-    collectives: Builder = field(default_factory=_collectives_table)
-    intervals: Builder = field(default_factory=_intervals_table)
-    in_flight: list[tuple[int, str, str, int, int, int, int, int, int]] = field(default_factory=list)
-    rank_states: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
-    ranks: list[tuple[Any, ...]] = field(default_factory=list)
-    communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
-    clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
-    metrics: list[MetricRows] = field(default_factory=list)
-    metric_bytes: int = 0
-    heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
-    in_order: bool = True  # no sample is older than what its node sent before
-    stacks: list[tuple[int, int, str]] = field(default_factory=list)
-    attachments: list[tuple[str, bytes]] = field(default_factory=list)
 
 
 #: A block of samples: schema, times, values. Looking into a message costs more than what is then done with them.
@@ -111,7 +54,7 @@ def references(batch: Any, blocks: Iterable[Samples], definitions: Definitions) 
         if not ranks:
             found.append(block.rank)
         elif not definitions.is_known(ranks):
-            found += eights(ranks[: len(ranks) // 8 * 8], _U64).tolist()
+            found += eights(ranks[: len(ranks) // 8 * 8], np.uint64).tolist()
     found += [one.rank for one in batch.rank_states]
     found += [one.rank for one in batch.attachments]
     return found
@@ -202,7 +145,7 @@ class Decoder:
             phases, others = _phases(part, rows)
             table.steps.add(part, rows, owners, (kind, offset), extras=phases)
             for phase in others:  # a phase of the user's own naming: an interval that starts with its step
-                steps = eights(part.step).astype(_F64).tobytes()
+                steps = eights(part.step).astype(np.float64).tobytes()
                 named = IntervalBlock(name=bytes(rows), start_ns=part.start_ns, duration_ns=phase.ns, value=steps)
                 code = self.words.code(phase.name[:NAME_LIMIT])
                 table.intervals.add(named, rows, owners, (offset,), (code,))
@@ -320,7 +263,7 @@ def _phases(block: Any, count: int) -> tuple[dict[str, bytes], list[Any]]:
     known: dict[str, bytes] = {}
     others = []
     for phase in block.phases:
-        column = _PHASE_COLUMNS.get(phase.name)
+        column = PHASE_COLUMNS.get(phase.name)
         if column is None:
             if len(phase.ns) == count * 8:
                 others.append(phase)
@@ -350,7 +293,7 @@ def _host_offset(block: Any, clock: NodeClock) -> int:
         of_the_gpu = varints(flags) & GPU_TIME
         place = int(np.argmin(of_the_gpu))
         if of_the_gpu[place]:
-            launched = eights(block.enqueue_ns, _I64)
+            launched = eights(block.enqueue_ns, np.int64)
             known = launched[launched != -1]
             return clock.offset(int(known[0])) if len(known) else 0
     return clock.offset(first(starts[place * 8 :])) if place * 8 < len(starts) else 0

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_collector.ingest.columns import Malformed, bounded
-from hindmost_collector.ingest.decode import NAME_LIMIT, RANK_LIMIT, TICK_NS
 from hindmost_collector.ingest.packed import eights
+from hindmost_collector.ingest.rows import NAME_LIMIT, RANK_LIMIT, TICK_NS
 from hindmost_collector.ingest.schemas import Schema, Series, learned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.ingest.clock import NodeClock
-    from hindmost_collector.ingest.decode import Decoder
+    from hindmost_collector.ingest.rows import JobRows
 
 __all__ = ["Definitions", "RankRef", "Schema", "Series"]
 
@@ -124,23 +124,23 @@ class Definitions:
         said = [(rank.rank, rank.command) for rank in self.ranks.values() if rank.job == job and rank.command]
         return min(said)[1] if said else None
 
-    def learn(self, sent: wire.Definitions, decoder: Decoder, clock: NodeClock) -> None:
-        """Take definitions in; ranks and communicators that are new become rows. Raises Malformed."""
+    def learn(self, sent: wire.Definitions, rows: Callable[[str], JobRows], clock: NodeClock) -> None:
+        """Take definitions in; ranks and communicators that are new become rows of their job. Raises Malformed."""
         for schema in sent.schemas:
             if schema.ref not in self.schemas:
                 self.schemas[schema.ref] = learned(schema)
         for rank in sent.ranks:
             if rank.ref not in self.ranks:
-                self._learn_rank(rank, decoder, clock)
+                self._learn_rank(rank, rows, clock)
         for communicator in sent.communicators:
             owner = self.ranks.get(communicator.rank)
             if communicator.ref in self._communicators or owner is None:
                 continue
             self._communicators[communicator.ref] = owner.job
             row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name[:NAME_LIMIT])
-            decoder.job(owner.job).communicators.append(row)
+            rows(owner.job).communicators.append(row)
 
-    def _learn_rank(self, sent: wire.Rank, decoder: Decoder, clock: NodeClock) -> None:
+    def _learn_rank(self, sent: wire.Rank, rows: Callable[[str], JobRows], clock: NodeClock) -> None:
         if not 0 <= sent.rank < RANK_LIMIT:
             raise Malformed(f"rank {sent.rank} is out of range")
         longest = max(map(len, (sent.job_id, sent.node, sent.gpu_uuid, sent.framework)))
@@ -161,7 +161,7 @@ class Definitions:
         self.revision += 1
         started = sent.process_start_ticks * TICK_NS
         start_ns = bounded(started + clock.offset(bounded(started))) if started else -1
-        decoder.job(rank.job).ranks.append(
+        rows(rank.job).ranks.append(
             (
                 rank.rank,
                 rank.world_size,

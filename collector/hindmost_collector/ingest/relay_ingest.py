@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
+    from collections import Counter
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from hindmost_collector.ingest.service import Ingest
     from hindmost_collector.ingest.session import Agent, Outbox
 
     Write = Callable[[wire.CollectorMessage], Awaitable[None]]
@@ -21,6 +21,24 @@ if TYPE_CHECKING:
 _WAITING = 4096
 #: Messages, and bytes of them, that an agent may send before it is greeted; one that waits for its Welcome sends none.
 _EARLY, _EARLY_BYTES = 64, 1 << 20
+
+
+class Agents(Protocol):
+    """What serves one agent: a relay's stream has many."""
+
+    counts: Counter[str]
+
+    def refused(self, hello: wire.Hello) -> str:
+        """Why an agent is not served; empty when it is."""
+
+    async def greet(self, hello: wire.Hello, *, direct: bool = True) -> tuple[Agent, Outbox]:
+        """The agent that greets, and what to send it on this stream."""
+
+    async def handle(self, agent: Agent, outbox: Outbox, message: wire.AgentMessage) -> bool:
+        """Take one message of a stream; False after the last."""
+
+    def part(self, agent: Agent, outbox: Outbox) -> None:
+        """A stream has ended."""
 
 
 class _Carried(NamedTuple):
@@ -34,7 +52,7 @@ class _Carried(NamedTuple):
 class RelayStream:
     """Serves a relay until it breaks off."""
 
-    def __init__(self, ingest: Ingest, write: Write) -> None:
+    def __init__(self, ingest: Agents, write: Write) -> None:
         self._ingest, self._write = ingest, write
         self._carried: dict[int, _Carried] = {}
         self._out: list[wire.ToAgent] = []

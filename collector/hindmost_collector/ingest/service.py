@@ -281,7 +281,7 @@ class Ingest:
 
     def _define(self, agent: Agent, definitions: wire.Definitions) -> None:
         try:
-            self.definitions.learn(definitions, self.decoder, agent.clock)
+            self.definitions.learn(definitions, self.decoder.job, agent.clock)
         except Malformed as error:
             self._untaken.malformed(agent, [str(error)])
         except Exception as error:  # noqa: BLE001 - whatever it is

@@ -15,45 +15,47 @@ from hindmost_collector import allocator
 from hindmost_collector.report import html
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from hindmost_judge.model import Run
 
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.service import Collector
+    from hindmost_collector.parts import Parts
 
 log = logging.getLogger(__name__)
 
 
-def note(collector: Collector, job: str, meta: dict[str, Any]) -> None:
+def note(parts: Parts, job: str, meta: dict[str, Any]) -> None:
     """Have what is known of a job as a whole written to its ``meta.json``."""
-    live, options = collector.job(job), collector.options
+    live, options = parts.job(job), parts.options
     known = {
         "job_id": job,
-        "command": live.command or collector.definitions.command(job),
+        "command": live.command or parts.definitions.command(job),
         "launcher": (options.launcher or None) if job == options.job_id else None,
         "world_size": live.world_size,
         "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
         "version": __version__,
-        "thresholds": collector.settings.other(),
+        "thresholds": parts.settings.other(),
     }
-    collector.recorder.describe(job, {**known, **meta})
+    parts.recorder.describe(job, {**known, **meta})
 
 
-async def finish(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+async def finish(parts: Parts, job: LiveJob, flush: Callable[[], Awaitable[None]]) -> dict[str, Any] | None:
     """Write the end of a job: meta.json and report.json. The report where it could not be written."""
     job.sealed = True
     how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
-    note(collector, job.id, {"started_ns": job.started_ns, "ended_ns": collector.clock.now(), **how})
-    await collector.flush()
-    return await asyncio.to_thread(_seal, collector, job)
+    note(parts, job.id, {"started_ns": job.started_ns, "ended_ns": parts.clock.now(), **how})
+    await flush()
+    return await asyncio.to_thread(_seal, parts, job)
 
 
-def _seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
+def _seal(parts: Parts, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
-    report = collector.judging.at_the_end(lambda: _whole(collector, job))
+    report = parts.judging.at_the_end(lambda: _whole(parts, job))
     if report is None:
         return None
     job.report = report
-    store = collector.recorder.store
+    store = parts.recorder.store
     if store is None:
         return report
     try:
@@ -65,33 +67,33 @@ def _seal(collector: Collector, job: LiveJob) -> dict[str, Any] | None:
     return None
 
 
-def _whole(collector: Collector, job: LiveJob) -> Run:
+def _whole(parts: Parts, job: LiveJob) -> Run:
     """All that was recorded; the window in memory where recording failed."""
-    recorder = collector.recorder
+    recorder = parts.recorder
     if recorder.failing:
-        return from_memory(collector, job, f"recording stopped ({recorder.failing})")
+        return from_memory(parts, job, f"recording stopped ({recorder.failing})")
     if recorder.store is None:
-        return from_memory(collector, job)
+        return from_memory(parts, job)
     try:
         allocator.give_back()
         run = missing_ranks.with_missing(recorder.store.read(job.id))
     except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
-        return from_memory(collector, job, f"the recording cannot be read ({error})")
+        return from_memory(parts, job, f"the recording cannot be read ({error})")
     job.window.let_go()  # judging a large job takes as much again
     allocator.give_back()
     return run
 
 
-def from_memory(collector: Collector, job: LiveJob, why: str = "") -> Run:
+def from_memory(parts: Parts, job: LiveJob, why: str = "") -> Run:
     """A job that is over, as far as its window reaches; ``why`` not all that was recorded, where it was."""
-    run = job.snapshot(collector.decoder.words)()
+    run = job.snapshot(parts.decoder.words)()
     facts = dataclasses.replace(
         run.job,
         exit_code=job.exit_code,
         interrupted_by=job.interrupted_by,
         no_ring=job.no_ring,
         entered=job.entered,
-        ended_ns=collector.clock.now(),
+        ended_ns=parts.clock.now(),
     )
     notes = (f"{why}: judged from the last minutes in memory",) if why else ()
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

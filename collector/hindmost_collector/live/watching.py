@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.live import sealing
 from hindmost_collector.live.judging import EVERY_S
 from hindmost_collector.live.verdicts import VerdictLog, line, zoom
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.live.jobs import LiveJob
     from hindmost_collector.live.judging import Judging
-    from hindmost_collector.service import Collector
+    from hindmost_collector.parts import Parts
 
 #: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
 LOOK_S, HASTE_S = 0.25, 0.05
@@ -31,10 +30,10 @@ SILENCE_NS = 300_000_000_000
 
 
 class Watch:
-    """Judges a collector's jobs while they run, until it is cancelled."""
+    """Judges a collector's jobs while they run, until it is cancelled; ``end`` writes down one that is over."""
 
-    def __init__(self, collector: Collector, judging: Judging) -> None:
-        self._collector, self._judging = collector, judging
+    def __init__(self, parts: Parts, judging: Judging, end: Callable[[LiveJob], Awaitable[None]]) -> None:
+        self._parts, self._judging, self._end_of = parts, judging, end
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
         self._wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
@@ -43,17 +42,17 @@ class Watch:
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait before the next evaluation: less where a job may hang."""
-        jobs = self._collector.jobs.values()
+        jobs = self._parts.jobs.values()
         return HASTE_S if any(job.stall.in_haste(job) for job in jobs) else usual_s
 
     async def run(self) -> None:
         """Look, judge, and seal what is over; for ever."""
         try:
             while True:
-                full = self._collector.cores_are_full()
+                full = self._parts.cores_are_full()
                 await asyncio.sleep(self.pause_s(FULL_LOOK_S if full else self._judging.pause_s(LOOK_S)))
                 await self.round()
-                if not self._collector.options.exit_when_stdin_closes:
+                if not self._parts.options.exit_when_stdin_closes:
                     self._seal_finished()
         finally:
             for task in (*self._wholes.values(), self._end):
@@ -69,12 +68,12 @@ class Watch:
         """One turn of each job that is to be judged."""
         for ended in [name for name, whole in self._wholes.items() if whole.done()]:
             self._wholes.pop(ended).result()
-        for job in sorted(self._collector.jobs.values(), key=lambda job: self._judging.turn(job.id)):
+        for job in sorted(self._parts.jobs.values(), key=lambda job: self._judging.turn(job.id)):
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
             due = self._judging.due(job.id, moves=job.window.quiet_ns < MOVES_NS)
-            due = due and (not self._collector.recorder.writing or self._judging.overdue(job.id))
+            due = due and (not self._parts.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)
             if due or ripe:
                 await self._turn(job, whole=ripe)
@@ -87,7 +86,7 @@ class Watch:
         """
         name, judging = job.id, self._judging
         looking = not whole and (judging.costly(name) or name in self._wholes)
-        newest = job.newest(self._collector.decoder.words, judging.rows(name)) if looking else None
+        newest = job.newest(self._parts.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
             if looking and judging.costly(name) and not judging.whole_due(name):
                 return  # the step time is unknown: nothing to evaluate meanwhile
@@ -112,22 +111,22 @@ class Watch:
         job.judged_revision = job.revision
         job.infer_steps()
         last = job.window.last_step
-        return {"time_ns": self._collector.clock.now(), "last_step": last if last >= 0 else None}
+        return {"time_ns": self._parts.clock.now(), "last_step": last if last >= 0 else None}
 
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
         """Run a full evaluation of a job, and report what is new."""
-        collector, seen = self._collector, self._seen(job)
-        snapshot = job.told(collector.decoder.words)
+        parts, seen = self._parts, self._seen(job)
+        snapshot = job.told(parts.decoder.words)
         report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside)
         if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
         steps = {"first_step": job.first_step(report), "last_step": job.last_step(report)}
-        told = list(log.update(report["verdicts"], collector.clock.now(), **steps))
+        told = list(log.update(report["verdicts"], parts.clock.now(), **steps))
         report["verdicts"] = log.standing(report["verdicts"])
         job.judged = self._confirmed(job, seen, told=bool(told))
-        if told and collector.recorder.store:
-            collector.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
+        if told and parts.recorder.store:
+            parts.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]
         for question in questions:
             self._ask(job.id, question)
@@ -149,11 +148,11 @@ class Watch:
 
     def _ask(self, job: str, question: wire.Zoom | None) -> None:
         if question is not None:
-            self._collector.ingest.ask(job, question)
+            self._parts.ingest.ask(job, question)
 
     async def _write_down(self, job: str, lines: list[str]) -> None:
         """Append verdicts, one judging after the other; a hanging disk blocks nothing else."""
-        recorder = self._collector.recorder
+        recorder = self._parts.recorder
         assert recorder.store is not None  # noqa: S101 - for the type checker
         async with self._one_at_a_time:
             try:
@@ -168,19 +167,13 @@ class Watch:
             if not self._end.done():
                 return
             self._end.result()
-        now = self._collector.clock.now()
-        over = [
-            job for job in self._collector.jobs.values() if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)
-        ]
+        now = self._parts.clock.now()
+        over = [job for job in self._parts.jobs.values() if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)]
         self._end = asyncio.create_task(self._seal(over[0])) if over else None
 
     async def _seal(self, job: LiveJob) -> None:
         """Judge, once and whole, a job that is over, and forget it."""
-        collector = self._collector
-        await sealing.finish(collector, job)
-        del collector.jobs[job.id]
+        await self._end_of(job)
         self._verdicts.pop(job.id, None)
         self._looked.pop(job.id, None)
         self._judging.forget(job.id)
-        collector.scrape.forget(job.id)
-        collector.definitions.forget_job(job.id)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as ClientMetric
 
     from hindmost_collector.ingest.session import Agent
+    from hindmost_collector.parts import Parts
     from hindmost_collector.serve.exposition import Metric
-    from hindmost_collector.service import Collector
 
 #: Metric to its value for an agent at a job time in ns.
 OF_AGENTS: Mapping[Metric, Callable[[Agent, int], float]] = {
@@ -40,7 +40,7 @@ OF_AGENTS: Mapping[Metric, Callable[[Agent, int], float]] = {
 }
 
 #: Metric to its value.
-OF_COLLECTOR: Mapping[Metric, Callable[[Collector], float]] = {
+OF_COLLECTOR: Mapping[Metric, Callable[[Parts], float]] = {
     gauge("hindmost_collector_agents", "Agents with a stream."): lambda own: own.ingest.connected(),
     counter("hindmost_collector_batches_total", "Batches received."): lambda own: own.ingest.counts["batches"],
     counter("hindmost_collector_duplicate_batches_total", "Batches that came again and were left out."): lambda own: (
@@ -110,23 +110,23 @@ OF_COLLECTOR: Mapping[Metric, Callable[[Collector], float]] = {
 class OwnMetrics:
     """The collector's own metrics, for prometheus_client."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
 
     def collect(self) -> Iterator[ClientMetric]:
         """Every own metric, at its present value."""
         yield collected(INFO, [([__version__], 1)])
         for metric, value in OF_COLLECTOR.items():
-            yield collected(metric, [((), float(value(self._collector)))])
-        yield self._collector.ingest.strangers.metric()
-        if self._collector.remote:
-            yield from metrics.metrics(self._collector.remote)
+            yield collected(metric, [((), float(value(self._parts)))])
+        yield self._parts.ingest.strangers.metric()
+        if self._parts.remote:
+            yield from metrics.metrics(self._parts.remote)
 
 
-def of_agents(collector: Collector) -> str:
+def of_agents(parts: Parts) -> str:
     """Each node's connection and clock: one line a node, also where agents of several jobs share it."""
-    now = collector.clock.now()
-    shown = _by_node(agent for agent in list(collector.ingest.agents.values()) if not agent.departed)
+    now = parts.clock.now()
+    shown = _by_node(agent for agent in list(parts.ingest.agents.values()) if not agent.departed)
     return "".join(
         family(metric, (((agent.node,), value(agent, now)) for agent in shown)) for metric, value in OF_AGENTS.items()
     )
@@ -140,7 +140,7 @@ def _by_node(agents: Iterable[Agent]) -> list[Agent]:
     return list(speaks.values())
 
 
-def torn(collector: Collector) -> Sequence[str]:
+def torn(parts: Parts) -> Sequence[str]:
     """Paths of the segments that were set aside as torn."""
-    store = collector.recorder.store
+    store = parts.recorder.store
     return store.torn if store else ()

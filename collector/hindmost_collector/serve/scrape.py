@@ -10,23 +10,21 @@ from hindmost.errors import HindmostError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from hindmost_collector.serve.job_metrics import JobPage
-from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
 if TYPE_CHECKING:
-    from hindmost_collector.service import Collector
+    from hindmost_collector.parts import Parts
 
 
 class Scrape:
     """Reads a running collector from another thread."""
 
-    def __init__(self, collector: Collector) -> None:
-        self._collector = collector
-        self.nodes = NodeMetrics(collector.definitions)
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
         self._jobs = JobPage()
         self._registry = CollectorRegistry()
-        self._registry.register(OwnMetrics(collector))
-        self._registry.register(collector.lag.histogram)
+        self._registry.register(OwnMetrics(parts))
+        self._registry.register(parts.lag.histogram)
         for standard in (ProcessCollector, PlatformCollector, GCCollector):
             standard(registry=self._registry)
         self._one_at_a_time = threading.Lock()
@@ -37,7 +35,7 @@ class Scrape:
             return b"".join(
                 (
                     self._jobs_text().encode(),
-                    self.nodes.text().encode(),
+                    self._parts.nodes.text().encode(),
                     generate_latest(self._registry),
                 )
             )
@@ -48,7 +46,7 @@ class Scrape:
             return self._jobs_text()
 
     def _jobs_text(self) -> str:
-        return self._jobs.text(list(self._collector.jobs.values())) + of_agents(self._collector)
+        return self._jobs.text(list(self._parts.jobs.values())) + of_agents(self._parts)
 
     def forget(self, job: str) -> None:
         """A job is over: stop showing it."""
@@ -59,21 +57,21 @@ class Scrape:
         """What ``/api/jobs`` lists."""
         return [
             {"id": job.id, "command": job.command, "world_size": job.world_size, "last_step": job.window.last_step}
-            for job in list(self._collector.jobs.values())
+            for job in list(self._parts.jobs.values())
         ]
 
     def report(self, name: str | None) -> dict[str, Any] | None:
         """The newest report of a job, or of the only one; the stored one of a job that is over; None when none is."""
-        jobs = self._collector.jobs
+        jobs = self._parts.jobs
         job = jobs.get(name) if name else next(iter(list(jobs.values())), None)
         if job is None:
             return self._stored_report(name) if name else None
         if job.report is None:
             return None
-        return {**job.report, "judged": job.judged, "recording": self._collector.recorder.trouble}
+        return {**job.report, "judged": job.judged, "recording": self._parts.recorder.trouble}
 
     def _stored_report(self, name: str) -> dict[str, Any] | None:
-        store = self._collector.recorder.store
+        store = self._parts.recorder.store
         try:
             content = store.read_file(name, "report.json") if store else None
             known: dict[str, Any] | None = json.loads(content) if content else None
@@ -83,11 +81,11 @@ class Scrape:
 
     def ready(self) -> str | None:
         """Why this collector is not ready; None when it is."""
-        if not self._collector.ready:
+        if not self._parts.ready:
             return "starting or stopping"
-        trouble = self._collector.recorder.trouble
+        trouble = self._parts.recorder.trouble
         return f"recording fails: {trouble}" if trouble else None
 
     def damage(self) -> list[str]:
         """What is lost and stays so, a line each: no reason to send agents elsewhere."""
-        return [f"torn, left out by every reader: {path}" for path in torn(self._collector)]
+        return [f"torn, left out by every reader: {path}" for path in torn(self._parts)]

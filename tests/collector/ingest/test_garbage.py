@@ -79,7 +79,7 @@ def test_nothing_that_parses_breaks_the_pipeline(seed):
     for _ in range(30):
         clock.add(*(chance.choice(INT64) for _ in range(4)))
         with contextlib.suppress(Malformed):  # said to the sender, once
-            definitions.learn(packed(anything(wire.Definitions(), chance)), decoder, clock)
+            definitions.learn(packed(anything(wire.Definitions(), chance)), decoder.job, clock)
         decoder.add(packed(anything(wire.Batch(), chance)), "node", "job", clock)
     chunks = {job: finish(rows) for job, rows in decoder.take().items()}
     stored = {

@@ -19,7 +19,7 @@ def decoded(**columns: list[int]) -> dict[str, list[int]]:
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, AHEAD)
     known = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n")
-    definitions.learn(wire.Definitions(ranks=[known]), decoder, clock)
+    definitions.learn(wire.Definitions(ranks=[known]), decoder.job, clock)
     batch = wire.Batch(sequence=1)
     calls = {"rank": 7, "op_names": ["all_reduce"], "op": [0, 0, 0], "comm": [1] * 3, "seq": [0, 1, 2]}
     batch.collectives.add(**calls, **columns)

@@ -8,10 +8,11 @@ import pytest
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import JobClock, NodeClock
 from hindmost_collector.ingest.columns import Malformed, Words
-from hindmost_collector.ingest.decode import NAME_LIMIT, STACK_LIMIT, Decoder
+from hindmost_collector.ingest.decode import STACK_LIMIT, Decoder
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
 from hindmost_collector.ingest.packed import packed
 from hindmost_collector.ingest.parking import PARK_BATCHES, PARK_NS, Parking
+from hindmost_collector.ingest.rows import NAME_LIMIT
 from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.flush import arrow_tables
@@ -26,7 +27,7 @@ class Decoding:
         self.definitions = Definitions()
         self.decoder, self.clock = Decoder(self.definitions), NodeClock(0, 0)
         known = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n")
-        self.definitions.learn(wire.Definitions(ranks=[known]), self.decoder, self.clock)
+        self.definitions.learn(wire.Definitions(ranks=[known]), self.decoder.job, self.clock)
 
     def chunk(self, batch: wire.Batch):
         """What becomes of a batch."""
@@ -69,7 +70,7 @@ def test_identities_are_never_cut(who):
     decoding, long = Decoding(), "n" * (IDENTITY_LIMIT + 1)
     sent = wire.Rank(**{"ref": 8, "job_id": "j", "rank": 1, "world_size": 2, "node": "n", who: long})
     with pytest.raises(Malformed, match="rank 1 says who it is in 1025 characters: at most 1024"):
-        decoding.definitions.learn(wire.Definitions(ranks=[sent]), decoding.decoder, decoding.clock)
+        decoding.definitions.learn(wire.Definitions(ranks=[sent]), decoding.decoder.job, decoding.clock)
     assert "in 1025 characters: at most 1024" in Ingest.refused(wire.Hello(protocol=1, node=long))
 
 

@@ -31,6 +31,11 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
     )
 
 
+async def never_ends(job: Any) -> None:
+    """No job of these tests is over."""
+    raise AssertionError(f"job {job.id} ended")
+
+
 async def turn(watch: Watch) -> None:
     """One turn of each job that is due, and the full evaluations that it began, to the end."""
     await watch.round()
@@ -61,7 +66,7 @@ class Paced:
         self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full)
         self.judging.judge = self._judge
         self.jobs = {name: self._job(name) for name in jobs}
-        self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging)
+        self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging, never_ends)
 
     def until(self, seconds: float) -> list[tuple[float, str]]:
         """What was judged, and when, up to then."""

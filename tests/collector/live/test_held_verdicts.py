@@ -28,7 +28,7 @@ from hindmost_judge.model import Counted
 from hindmost_judge.timeline.steps import numbered_as_before
 from hindmost_judge.verdict.wording import OLDER
 
-from tests.collector.live.pacing import collector, turn
+from tests.collector.live.pacing import collector, never_ends, turn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,7 +56,7 @@ def judged_live(
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
     for node in job.nodes:
-        definitions.learn(packed(job.opening(node)[1].definitions), decoder, clock)
+        definitions.learn(packed(job.opening(node)[1].definitions), decoder.job, clock)
     now = [0.0]
     judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: sum(used or ()))
     judging.judge = judge if used is None else functools.partial(at_a_cost, used)
@@ -69,7 +69,7 @@ def judged_live(
     writing: list[Any] = []
     seen_by.recorder.store = SimpleNamespace(append_line=lambda _job, _file, text: told.append(json.loads(text)))
     seen_by.unbroken = SimpleNamespace(begin=writing.append)
-    watch = Watch(seen_by, judging)
+    watch = Watch(seen_by, judging, never_ends)
 
     async def looked() -> None:
         await turn(watch)

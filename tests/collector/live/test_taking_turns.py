@@ -15,28 +15,28 @@ from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 from hindmost_collector.store import recording
 
+from tests.collector.pacing import never_ends
 
-def test_jobs_are_sealed_one_at_a_time_while_others_are_judged(monkeypatch):
+
+def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     """What a whole run takes keeps no running job's verdict waiting, in the watch or in what judging may take."""
     begun, forgotten = [], []
 
     async def scenario():
         through = asyncio.Event()
 
-        async def finish(_, job):
+        async def end(job):
             job.sealed = True
             begun.append(job.id)
             await through.wait()
+            del jobs[job.id]
 
-        monkeypatch.setattr(watching.sealing, "finish", finish)
         jobs = {
             name: SimpleNamespace(id=name, heard_ns=heard, over=True)
             for name, heard in (("a", 0), ("b", 0), ("c", 10**12))
         }
-        forget = SimpleNamespace(forget=lambda name: None, forget_job=lambda name: None)
-        clock = SimpleNamespace(now=lambda: 10**12)
-        collector = SimpleNamespace(jobs=jobs, clock=clock, scrape=forget, definitions=forget)
-        watch = Watch(collector, SimpleNamespace(forget=forgotten.append))
+        collector = SimpleNamespace(jobs=jobs, clock=SimpleNamespace(now=lambda: 10**12))
+        watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
         for _ in range(3):
             watch._seal_finished()
             await asyncio.sleep(0)
@@ -120,7 +120,7 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
             overdue=lambda name: overdue,
             pause_s=lambda usual: usual,
         )
-        watch = Watch(collector, judging)
+        watch = Watch(collector, judging, never_ends)
 
         async def turn(job, *, whole):
             assert whole == ripe
@@ -178,7 +178,7 @@ class Costly:
             decoder=SimpleNamespace(words=None),
             recorder=SimpleNamespace(store=None),
         )
-        return Watch(collector, judging or self.judging())
+        return Watch(collector, judging or self.judging(), never_ends)
 
     def meanwhile(self, *turns, judging=None):
         """What is reported after turns (an incremental evaluation's claim, and when) without a finished full

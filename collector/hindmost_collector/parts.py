@@ -1,0 +1,77 @@
+"""What a collector is made of: each part made once, and given to all that work with several of them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from hindmost.priority import FullCores
+from hindmost_judge.settings import DEFAULT
+
+from hindmost_collector.ingest.clock import JobClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.parking import Parking
+from hindmost_collector.ingest.service import Ingest
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.judging import Judging, share_of
+from hindmost_collector.loop_lag import Lag
+from hindmost_collector.serve.node_metrics import NodeMetrics
+from hindmost_collector.shielded import Unbroken
+from hindmost_collector.store.recording import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hindmost_judge.settings import Settings
+
+    from hindmost_collector.options import Options
+    from hindmost_collector.store.recording import Store
+    from hindmost_collector.store.remote_write.sink import RemoteWrite
+
+
+def _never() -> bool:
+    return False
+
+
+class Parts:
+    """The parts of one collector. ``remote`` is None where nothing is written to a remote; ``ready`` while it serves.
+
+    ``upkeep_seconds`` counts the CPU time of compaction and retention.
+    """
+
+    def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
+        self.options, self.settings = options, settings
+        self.clock = JobClock(store.clock if store else None)
+        self.definitions = Definitions()
+        self.decoder: Decoder = Decoder(self.definitions)
+        parking = Parking(options.memory_mib << 18)  # a quarter of what may wait for the disk, and counted into it
+        self.ingest: Ingest = Ingest(
+            self.clock,
+            self.definitions,
+            self.decoder,
+            lambda: store.sequences if store else {},
+            parking,
+            options.ack_ns,
+        )
+        self.recorder: Recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
+        self.jobs: dict[str, LiveJob] = {}
+        self.nodes = NodeMetrics(self.definitions)
+        #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
+        self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
+        share = share_of(len(os.sched_getaffinity(0)))
+        full = self.cores_are_full if options.exit_when_stdin_closes else None
+        self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
+        self.lag = Lag(self.cores_are_full)
+        self.unbroken = Unbroken()
+        self.remote: RemoteWrite | None = None
+        self.upkeep_seconds: float = 0.0
+        self.ready = False
+
+    def job(self, name: str) -> LiveJob:
+        """The live job of that id, made when new."""
+        job = self.jobs.get(name)
+        if job is None:
+            command = self.options.command if name == self.options.job_id else None
+            job = self.jobs[name] = LiveJob(name, self.clock.now(), command or None, self.settings)
+        return job
