@@ -43,19 +43,19 @@ def add_thresholds(parser: argparse.ArgumentParser, config: bool = True) -> None
 
 def thresholds(sets: Sequence[str] | None, config: Path | None = None) -> Settings:
     """The thresholds that flags, environment and file give, else the defaults. Raises UsageError."""
-    settings: Settings = _module().resolve(sets or (), os.environ, config)
+    settings: Settings = _module().resolve_thresholds(sets or (), os.environ, config)
     return settings
 
 
 def given_thresholds(sets: Sequence[str] | None, config: Path | None = None) -> dict[str, float]:
     """Those that flags, environment and file give. Raises UsageError."""
-    found: dict[str, float] = _module().given(sets or (), os.environ, config)
+    found: dict[str, float] = _module().given_thresholds(sets or (), os.environ, config)
     return found
 
 
 def _module() -> ModuleType:
     try:
-        import hindmost_collector.thresholds as module
+        import hindmost_collector.options as module
     except ImportError as error:
         raise MissingError(error, "collector") from error
     return module

@@ -22,8 +22,7 @@ Each option is also an environment variable, e.g. HINDMOST_COLLECTOR_STORE, and 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; each is also a key of the TOML file and HINDMOST_COLLECTOR_KEY in the environment."""
-    from hindmost_collector.layers import flag
-    from hindmost_collector.options import Options
+    from hindmost_collector.options import Options, flag
 
     parser.epilog = EPILOG
     parser.usage = "hindmost collector [options]"
@@ -47,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
     os.environ.setdefault("GRPC_EXPERIMENTS", POLLER)  # read when the library is loaded
-    from hindmost_collector.layers import resolve
+    from hindmost_collector.options import resolve
 
     ours = ("config", "set")
     options = resolve({name: value for name, value in vars(args).items() if name not in ours}, os.environ, args.config)

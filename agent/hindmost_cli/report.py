@@ -107,13 +107,13 @@ def judged(path: Path | str, given: Mapping[str, float] | None = None, others: t
     """
     from hindmost_collector import recordings as sources
     from hindmost_collector.formats import hindmost_run
-    from hindmost_collector.thresholds import over
+    from hindmost_collector.options import with_thresholds
     from hindmost_judge.judge import judge
 
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
     run = hindmost_run.load_together([Path(path), *others]) if others else sources.load(path)
-    return judge(run, over(dict(run.job.thresholds), given or {})).to_dict()
+    return judge(run, with_thresholds(dict(run.job.thresholds), given or {})).to_dict()
 
 
 def parse_ranks(text: str) -> list[int]:

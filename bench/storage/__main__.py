@@ -24,11 +24,11 @@ import hindmost_collector
 import pyarrow as pa
 from hindmost_collector.store import schema
 from hindmost_collector.store.clickhouse.store import ClickHouseStore
+from hindmost_collector.store.flush import metrics_tables
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.merge import merged
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
-from hindmost_collector.store.samples import metrics_tables
 
 from bench.storage import data, engines, questions
 

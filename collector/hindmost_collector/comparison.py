@@ -15,7 +15,7 @@ from hindmost_judge.stats.robust import average, median, standard_error, time_bl
 from hindmost_judge.timeline import blocks as blocks_of
 
 from hindmost_collector.live.incremental import QUIET
-from hindmost_collector.live.same_problem import identity
+from hindmost_collector.live.verdicts import identity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

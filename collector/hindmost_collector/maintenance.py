@@ -53,7 +53,7 @@ async def tend(parts: Parts) -> None:
 async def _repeat(parts: Parts, piece: Callable[[], int]) -> None:
     """Do a piece of upkeep until nothing is left to do; what fails is tried again in the next round."""
     try:
-        while await parts.unbroken.whole(asyncio.to_thread(_counted, parts, piece)):
+        while await parts.shielded.whole(asyncio.to_thread(_counted, parts, piece)):
             await asyncio.sleep(1.0)
     except (OSError, HindmostError) as error:
         log.warning("maintenance of the store failed and will be retried: %s", error)

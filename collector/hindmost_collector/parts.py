@@ -11,13 +11,12 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.parking import Parking
+from hindmost_collector.ingest.inbox import Parking
 from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
-from hindmost_collector.loop_lag import Lag
+from hindmost_collector.process import Lag, ShieldedTasks
 from hindmost_collector.serve.node_metrics import NodeMetrics
-from hindmost_collector.shielded import Unbroken
 from hindmost_collector.store.recording import Recorder
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Parts:
         full = self.cores_are_full if options.exit_when_stdin_closes else None
         self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
         self.lag = Lag(self.cores_are_full)
-        self.unbroken = Unbroken()
+        self.shielded = ShieldedTasks()
         self.remote: RemoteWrite | None = None
         self.upkeep_seconds: float = 0.0
         self.ready = False

@@ -21,19 +21,16 @@ from hindmost.errors import UsageError
 
 from hindmost_collector.store import meta, schema
 from hindmost_collector.store.clickhouse.client import is_url
-from hindmost_collector.store.level_views import level_select, present, quoted
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.run_directory import is_run_directory, read_run, read_together
+from hindmost_collector.store.parquet.run_directory import is_run_directory, read_run, read_together, united
 from hindmost_collector.store.tables import Tables, checked
-from hindmost_collector.store.together import united
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
     from hindmost_judge.model import Run
 
     from hindmost_collector.store.clickhouse.reading import ClickHouseRecording
-
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +83,7 @@ class Recording(Tables):
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
         named = checked(name, columns)
         chosen = ", ".join(f'"{column}"' for column in named) if columns else "*"
-        return self.sql(f'select {chosen} from "{name}"')  # noqa: S608 - our own names
+        return self.sql(f'select {chosen} from "{name}"')
 
     def _equal(self, column: str, text: str) -> str:
         return f"{column} = {quoted(text)}"
@@ -202,7 +199,7 @@ class Recording(Tables):
                 segments.check_version(found[-1])
             self._checked.add(found[-1])
         files = ", ".join(quoted(str(path)) for path in found)
-        rows = f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"  # noqa: S608 - quoted
+        rows = f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"
         return _filled(table, rows)
 
     def _name(self, job: Path) -> str:
@@ -262,7 +259,7 @@ def _filled(table: str, rows: str) -> str:
     absent = ", ".join(_null(table, name) for name in added)
     unmeasured = {name: schema.missing_column(schema.FILED[table][name], 1).item() for name in added}
     there = ", ".join(f'coalesce("{name}", {value!r}) as "{name}"' for name, value in unmeasured.items())
-    return f"select * replace ({there}) from ({rows} union all by name select {absent} where false)"  # noqa: S608 - our own
+    return f"select * replace ({there}) from ({rows} union all by name select {absent} where false)"
 
 
 def open_recording(path: str | Path, *others: str | Path) -> Recording | ClickHouseRecording:
@@ -277,3 +274,47 @@ def open_recording(path: str | Path, *others: str | Path) -> Recording | ClickHo
 
         return ClickHouseRecording(str(path))
     return Recording(path, *others)
+
+
+_COLUMNS = "node, name, labels, time_ns, count, min, max, sum, last"
+
+
+def quoted(text: str) -> str:
+    """A SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def present(directory: Path, torn: Collection[Path] = ()) -> list[Path]:
+    """A table's segments, oldest first, without those that are known to be torn. Raises as ``segments.readable``."""
+    return [one.path for one in segments.readable(directory) if one.path not in torn]
+
+
+def level_select(job: str, directory: Path, level: str, torn: Collection[Path] = ()) -> str:
+    """What selects a job's rows of a level, whole; ``directory`` is its ``segments``. Empty where it has no samples."""
+    both = [*segments.listed(directory / level), *segments.listed(directory / "metrics")]
+    names = {one.path.name for one in segments.standing(both)}
+    made = [path for path in present(directory / level, torn) if path.name in names]
+    there = {path.name for path in made}
+    samples = present(directory / "metrics", torn)
+    rest = [path for path in samples if path.name in names and path.name not in there]
+    width = schema.LEVELS[level]
+    parts = []
+    if made:
+        parts.append(f"select {_COLUMNS}, parse_filename(filename) as part from {_files(made)}")
+    if rest:
+        parts.append(
+            f"select node, name, labels, time_ns - time_ns % {width} as time_ns, count(*) as count, min(value) as min,"
+            " max(value) as max, sum(value) as sum, arg_max(value, time_ns) as last, parse_filename(filename) as part"
+            f" from {_files(rest)} where isfinite(value) group by all"
+        )
+    if not parts:
+        return ""
+    return (  # an interval may lie across segments
+        f"select {quoted(job)} as job, node, name, labels, time_ns, sum(count)::bigint as count, min(min) as min,"
+        " max(max) as max, sum(sum) as sum, arg_max(last, part) as last"
+        f" from ({' union all '.join(parts)}) group by node, name, labels, time_ns"
+    )
+
+
+def _files(paths: Iterable[Path]) -> str:
+    return f"read_parquet([{', '.join(quoted(str(path)) for path in paths)}], filename = true)"

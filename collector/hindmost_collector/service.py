@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.chunk import finish
-from hindmost_collector.ingest.listening import listen
+from hindmost_collector.ingest.connections import listen
 from hindmost_collector.ingest.pace import batch_ns
 from hindmost_collector.ingest.service import MESSAGE_LIMIT
 from hindmost_collector.live.judging import STARTING_S
@@ -71,7 +71,7 @@ class Collector(Parts):
         A ``page`` that is served already shows this collector from now on, and is closed with it.
         """
         self._page = page
-        handlers = (self.ingest.handler(), self.ingest.strangers)
+        handlers = (self.ingest.handler(), self.ingest.rejected_calls)
         self._server, bound = listen(self.options.listen, handlers, MESSAGE_LIMIT)
         http = self.options.http_address
         if http and not page:
@@ -120,7 +120,7 @@ class Collector(Parts):
 
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""
-        self.ingest.attendance.tell(self.ingest.connected)
+        self.ingest.connection_log.tell(self.ingest.connected)
         self.ingest.inbox.empty()
         sequences = self.ingest.received()
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
@@ -167,7 +167,7 @@ class Collector(Parts):
 
     async def flush(self) -> None:
         """Write what is pending and acknowledge it."""
-        await self.unbroken.whole(self._flush())
+        await self.shielded.whole(self._flush())
 
     async def _flush(self) -> None:
         described, self._described = self._described, set()
@@ -199,7 +199,7 @@ class Collector(Parts):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        await self.unbroken.ended()
+        await self.shielded.ended()
         if self._server:
             await self._server.stop(1.0)
         self.gather()

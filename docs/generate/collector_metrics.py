@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_collector import loop_lag
-from hindmost_collector.ingest import rejected_calls, relay
+from hindmost_collector import process
+from hindmost_collector.ingest import connections, relay
 from hindmost_collector.serve import job_metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
-from hindmost_collector.store.remote_write import metrics as remote_write_metrics
+from hindmost_collector.store.remote_write import sink
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,9 +32,9 @@ OWN = (
     INFO,
     *own_metrics.OF_AGENTS,
     *own_metrics.OF_COLLECTOR,
-    rejected_calls.REFUSED,
-    loop_lag.METRIC,
-    *remote_write_metrics.METRICS,
+    connections.REFUSED,
+    process.LOOP_LAG,
+    *sink.METRICS,
 )
 
 

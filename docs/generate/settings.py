@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from hindmost_collector.layers import flag, variable
-from hindmost_collector.options import Options
+from hindmost_collector.options import Options, flag, variable
 
 HEAD = """# Settings of the collector
 

@@ -10,8 +10,8 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hindmost_collector import lazy_pandas
-lazy_pandas.put_off()
+from hindmost_collector.process import put_off_pandas
+put_off_pandas()
 column = pa.array(np.arange(3))
 pq.write_table(pa.table({"column": column, "text": pa.array(["a", "b", "a"]).dictionary_encode()}), sys.argv[1])
 print("pandas" in sys.modules)

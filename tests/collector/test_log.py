@@ -11,9 +11,9 @@ import sys
 import threading
 
 import pytest
-from hindmost_collector import serving
+from hindmost_collector import main
 from hindmost_collector.ingest.clock import JobClock
-from hindmost_collector.ingest.connection_log import Attendance
+from hindmost_collector.ingest.connections import ConnectionLog
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.service import Ingest
@@ -21,7 +21,7 @@ from hindmost_collector.options import Options
 from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
-ATTENDANCE = logging.getLogger(Attendance.__module__)
+ATTENDANCE = logging.getLogger(ConnectionLog.__module__)
 
 
 def said_by(logger: logging.Logger, caplog) -> list[str]:
@@ -36,11 +36,11 @@ def test_a_life_in_the_log(tmp_path, caplog, capsys):
     async def scenario():
         stopped = asyncio.Event()
         stopped.set()
-        await serving.serve(Options(listen="127.0.0.1:0", http="none", store=str(tmp_path)), stopped)
+        await main.serve(Options(listen="127.0.0.1:0", http="none", store=str(tmp_path)), stopped)
 
     asyncio.run(scenario())
     assert '"grpc"' in capsys.readouterr().out
-    started, stopping, stopped = said_by(serving.log, caplog)
+    started, stopping, stopped = said_by(main.log, caplog)
     assert started.startswith("started: agents on 127.0.0.1:")
     assert started.endswith(f", page and metrics on no port, recording into {tmp_path}")
     assert stopping == "stopping: 0 agents are asked to send what they have"
@@ -49,14 +49,14 @@ def test_a_life_in_the_log(tmp_path, caplog, capsys):
 
 def test_no_password_in_the_log():
     """A store's URL is shown without what opens it."""
-    shown = serving.recorded_into(Options(store="clickhouse://me:secret@db:8123/runs"))
+    shown = main.recorded_into(Options(store="clickhouse://me:secret@db:8123/runs"))
     assert shown == "clickhouse://me@db:8123/runs"
 
 
-def told(attendance: Attendance, caplog, connected: int = 0) -> list[str]:
+def told(log: ConnectionLog, caplog, connected: int = 0) -> list[str]:
     """What one tick says."""
     caplog.clear()
-    attendance.tell(lambda: connected)
+    log.tell(lambda: connected)
     return said_by(ATTENDANCE, caplog)
 
 
@@ -64,18 +64,18 @@ def test_comings_and_goings_take_a_line_a_second(caplog):
     """However many agents come, one line a second says how many that were and names the first."""
     caplog.set_level(logging.INFO, "hindmost_collector")
     seconds = [7.0]
-    attendance = Attendance(lambda: seconds[0])
+    log = ConnectionLog(lambda: seconds[0])
     for number in range(500):
-        attendance.joined(f"a@n{number}")
-    assert told(attendance, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 connected"]
-    attendance.left("a@n7", said_goodbye=True)
+        log.joined(f"a@n{number}")
+    assert told(log, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 connected"]
+    log.left("a@n7", said_goodbye=True)
     seconds[0] += 0.9
-    assert told(attendance, caplog, 511) == []
-    attendance.left("a@n8", said_goodbye=False)
+    assert told(log, caplog, 511) == []
+    log.left("a@n8", said_goodbye=False)
     seconds[0] += 0.2
     said = ["1 agent left (a@n7): 510 connected", "1 agent broke off (a@n8): 510 connected"]
-    assert told(attendance, caplog, 510) == said
-    assert told(attendance, caplog) == []
+    assert told(log, caplog, 510) == said
+    assert told(log, caplog) == []
 
 
 def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
@@ -83,15 +83,15 @@ def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
     caplog.set_level(logging.INFO, "hindmost_collector")
     definitions = Definitions()
     ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
-    ingest.attendance = Attendance(itertools.count(1.0).__next__)
+    ingest.connection_log = ConnectionLog(itertools.count(1.0).__next__)
     hello = wire.Hello(protocol=1, agent_id="a", node="n", monotonic_ns=1)
 
     async def scenario():
         first, second = [await ingest.greet(hello) for _ in range(2)]
         ingest.part(*first)
-        said = told(ingest.attendance, caplog, ingest.connected())
+        said = told(ingest.connection_log, caplog, ingest.connected())
         ingest.part(*second)
-        return said, told(ingest.attendance, caplog, ingest.connected())
+        return said, told(ingest.connection_log, caplog, ingest.connected())
 
     joined, left = asyncio.run(scenario())
     assert joined == ["1 agent joined (a@n): 1 connected"]
@@ -105,7 +105,7 @@ def test_stdin_may_end_after_the_collector_has(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO(""))
     failed = []
     monkeypatch.setattr(threading, "excepthook", failed.append)
-    thread = threading.Thread(target=serving._follow_stdin, args=(None, loop, ends))
+    thread = threading.Thread(target=main._follow_stdin, args=(None, loop, ends))
     thread.start()
     thread.join(60)
     assert (thread.is_alive(), failed) == (False, [])
@@ -115,13 +115,13 @@ def test_stdin_may_end_after_the_collector_has(monkeypatch):
 def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeypatch, capsys, signalled, reason):
     """The end of its stdin is the job's; a signal ends the collector alone, and agents that run on go on."""
     said, (read, write) = [], os.pipe()
-    real = serving.Collector.stop
+    real = main.Collector.stop
 
     async def stop(collector, why):
         said.append(why)
         return await real(collector, why)
 
-    monkeypatch.setattr(serving.Collector, "stop", stop)
+    monkeypatch.setattr(main.Collector, "stop", stop)
 
     async def scenario(stdin):
         monkeypatch.setattr(sys, "stdin", stdin)
@@ -134,7 +134,7 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
         options = Options(
             listen="127.0.0.1:0", http="none", out=str(tmp_path / "run"), job_id="j", exit_when_stdin_closes=True
         )
-        assert await serving.serve(options, stopped) == 0
+        assert await main.serve(options, stopped) == 0
         if signalled:
             os.close(write)
 

@@ -16,9 +16,8 @@ from pathlib import Path
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command_line
-from hindmost_collector import maintenance, serving
-from hindmost_collector.layers import resolve
-from hindmost_collector.options import Options
+from hindmost_collector import main, maintenance
+from hindmost_collector.options import Options, resolve
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_collector.store.parquet.upkeep import Upkeep
 
@@ -232,11 +231,11 @@ def test_a_collector_that_records_nothing_says_so(caplog, capsys):
     async def scenario():
         stopped = asyncio.Event()
         stopped.set()
-        return await serving.serve(Options(listen="127.0.0.1:0", http="none"), stopped)
+        return await main.serve(Options(listen="127.0.0.1:0", http="none"), stopped)
 
     assert asyncio.run(scenario()) == 0
     assert '"grpc"' in capsys.readouterr().out
-    ours = [record for record in caplog.records if record.name == serving.log.name]
+    ours = [record for record in caplog.records if record.name == main.log.name]
     assert [record.message for record in ours if record.levelname == "WARNING"] == [
         "nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one"
     ]

@@ -10,8 +10,8 @@ from hindmost.errors import UsageError
 from hindmost_cli import main
 from hindmost_collector.live import stall
 from hindmost_collector.live.judging import Judging
+from hindmost_collector.options import resolve_thresholds
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.thresholds import resolve
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
 
@@ -28,7 +28,7 @@ def test_what_is_set_wins_over_the_environment_over_the_file_over_the_default(tm
     file = tmp_path / "c.toml"
     file.write_text('listen = "127.0.0.1:1"\n[judge]\nmin_effect = 0.02\nmin_steps = 20\nmin_z = 6\n')
     environ = {"HINDMOST_JUDGE_MIN_STEPS": "30", "HINDMOST_JUDGE_MIN_Z": "7", "HINDMOST_COLLECTOR_HTTP": "none"}
-    found = resolve(["min_z=8"], environ, file)
+    found = resolve_thresholds(["min_z=8"], environ, file)
     assert found == dataclasses.replace(DEFAULT, min_effect=0.02, min_steps=30, min_z=8.0)
 
 
@@ -61,7 +61,7 @@ def test_a_mistake_is_one_line_that_names_what_was_written(tmp_path, sets, envir
     file = tmp_path / "c.toml"
     file.write_text(toml)
     with pytest.raises(UsageError) as error:
-        resolve(sets, environ, file)
+        resolve_thresholds(sets, environ, file)
     assert str(error.value).replace(f"{tmp_path}/", "").startswith(said)
     assert "\n" not in str(error.value)
 

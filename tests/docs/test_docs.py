@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 from hindmost_cli import COMMANDS
-from hindmost_collector.layers import variable
-from hindmost_collector.options import Options
+from hindmost_collector.options import JUDGE_PREFIX as OF_JUDGE
+from hindmost_collector.options import Options, variable
 from hindmost_collector.report import columns as of_ranks
-from hindmost_collector.thresholds import PREFIX as OF_JUDGE
 from hindmost_judge.model import OTHER, PHASES, TABLES
 from hindmost_judge.settings import Settings
 from hindmost_judge.verdict.schema import CAUSES, KINDS

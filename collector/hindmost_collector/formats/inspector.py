@@ -143,7 +143,7 @@ def _refuse_contradictions(
 ) -> None:
     names = [f"process {pid}{f' of {node}' * bool(node)}" for node, pid in reading.processes]
     times = {name: c["written"][c["process"] == one] * 1000 for one, name in enumerate(names)}
-    one_job.refuse_strangers(where, dict(zip(names, rank_in, strict=True)), times)
+    one_job.refuse_rejected_calls(where, dict(zip(names, rank_in, strict=True)), times)
 
 
 def _blocks(path: Path) -> Iterator[list[bytes]]:

@@ -118,7 +118,7 @@ def _refuse_contradictions(parts: Sequence[_File], rank_in: Sequence[dict[int, i
     names = [part.path.name for part in parts]
     times = [part.columns["enqueue"] for part in parts]
     where = f"{parts[0].path.parent}: {NAME}"
-    one_job.refuse_strangers(where, dict(zip(names, rank_in, strict=True)), dict(zip(names, times, strict=True)))
+    one_job.refuse_rejected_calls(where, dict(zip(names, rank_in, strict=True)), dict(zip(names, times, strict=True)))
 
 
 class _Ascii(io.RawIOBase):

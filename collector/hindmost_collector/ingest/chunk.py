@@ -15,9 +15,7 @@ from hindmost_collector.store.schema import STORED
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_collector.ingest.columns import Words
-    from hindmost_collector.ingest.metric_rows import MetricRows
-    from hindmost_collector.ingest.rows import JobRows
+    from hindmost_collector.ingest.columns import JobRows, MetricRows, Words
 
 #: Columns whose words travel as codes until they leave the collector.
 CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}

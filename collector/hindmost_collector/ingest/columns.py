@@ -1,16 +1,21 @@
-"""Growing tables: what the blocks of wire messages are gathered into before they become arrays."""
+"""The rows of a job as they arrive: growing tables that wire messages are gathered into before they become arrays.
+
+There are thousands of blocks a second, and few are looked at: each is kept as little more than the bytes that it came
+in.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from hindmost_judge import encoding
+from hindmost_judge.model import PHASES
 
-from hindmost_collector.ingest.packed import varint_count, varints
-from hindmost_collector.ingest.varint import varint
+from hindmost_collector.ingest.packed import eights, first, signed, varint, varint_count, varints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -213,3 +218,140 @@ class Words:
         if encoding.is_constant(codes):
             return encoding.repeated(self.words[codes[0]], len(codes), np.str_)
         return np.array(self.words, dtype=object)[codes]
+
+
+class Origin:
+    """One schema of one node. There is one object of each, so that blocks are compared without reading them."""
+
+    __slots__ = ("__weakref__", "key", "node", "schema")
+
+    def __init__(self, node: str, schema: int) -> None:
+        """Use :func:`origin`."""
+        self.node, self.schema, self.key = node, schema, (node, schema)
+
+
+_origins: WeakValueDictionary[tuple[str, int], Origin] = WeakValueDictionary()
+
+
+def origin(node: str, schema: int) -> Origin:
+    """The one of that name."""
+    found = _origins.get((node, schema))
+    if found is None:
+        found = _origins[node, schema] = Origin(node, schema)
+    return found
+
+
+class MetricRows:
+    """Samples of one schema of one node, kept as they came.
+
+    ``last_ns`` is the job time of the newest; ``offset`` is what makes job times of the node's; ``ticks`` and ``size``
+    are how many rows and values there are.
+    """
+
+    __slots__ = ("last_ns", "node_times", "offset", "origin", "raw")
+
+    def __init__(self, origin: Origin, node_times: bytes, offset: int, raw: bytes, last_ns: int) -> None:
+        self.origin, self.node_times, self.offset, self.raw, self.last_ns = origin, node_times, offset, raw, last_ns
+
+    @classmethod
+    def of(cls, node: str, schema: int, times: Array, values: Array) -> MetricRows:
+        """From arrays: ``times`` (T,) job clock ns, ``values`` (T, S)."""
+        packed = times.astype(np.int64).tobytes()
+        return cls(origin(node, schema), packed, 0, values.astype(np.float64).tobytes(), first(packed[-8:]))
+
+    @property
+    def node(self) -> str:
+        """The node of these samples."""
+        return self.origin.node
+
+    @property
+    def schema(self) -> int:
+        """What they are of."""
+        return self.origin.schema
+
+    @property
+    def ticks(self) -> int:
+        """How many rows there are."""
+        return len(self.node_times) // 8
+
+    @property
+    def size(self) -> int:
+        """How many values there are."""
+        return len(self.raw) // 8
+
+    @property
+    def bytes(self) -> int:
+        """Memory that its numbers take."""
+        return len(self.node_times) + len(self.raw)
+
+    @property
+    def times(self) -> Array:
+        """(T,) job clock ns."""
+        return eights(self.node_times) + self.offset
+
+    @property
+    def values(self) -> Array:
+        """(T, S), not to be written to."""
+        return eights(self.raw, np.float64).reshape(self.ticks, self.size // self.ticks)
+
+
+#: No job has more ranks; a number above it is garbage that would cost memory.
+RANK_LIMIT = 1 << 20
+#: Characters of a name: what is longer is cut. A ring's names have 63.
+NAME_LIMIT = 128
+TICK_NS = 10_000_000  # of /proc/PID/stat: USER_HZ is 100 on every Linux
+
+_I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
+_UNKNOWN = (_I64, -1)
+PHASE_COLUMNS = {name: f"{name}_ns" for name in PHASES}
+
+
+def _steps_table() -> Builder:
+    return Builder(
+        {"kind": _I32, "offset": _I64},
+        {name: (name, *_UNKNOWN) for name in ("step", "start_ns", "duration_ns", "work")},
+        extras=dict.fromkeys(PHASE_COLUMNS.values(), -1),
+    )
+
+
+def _collectives_table() -> Builder:
+    unknown = ("seq", "start_ns", "duration_ns", "bytes", "self_ns", "cpu_ns", "runqueue_ns", "enqueue_ns")
+    return Builder(
+        {"offset": _I64},
+        {"comm": ("comm", _U64, 0), **{name: (name, *_UNKNOWN) for name in unknown}},
+        {"flags": ("flags", varints, _I64, 0), "peer": ("peer", signed, _I32, -1)},
+        {"step": -1},
+        coded=("op", "op"),
+    )
+
+
+def _intervals_table() -> Builder:
+    return Builder(
+        {"offset": _I64},
+        {
+            "start_ns": ("start_ns", *_UNKNOWN),
+            "duration_ns": ("duration_ns", *_UNKNOWN),
+            "value": ("value", _F64, float("nan")),
+        },
+        coded=("name", "name"),
+    )
+
+
+@dataclass
+class JobRows:
+    """What arrived for one job since it was last taken."""
+
+    steps: Builder = field(default_factory=_steps_table)
+    collectives: Builder = field(default_factory=_collectives_table)
+    intervals: Builder = field(default_factory=_intervals_table)
+    in_flight: list[tuple[int, str, str, int, int, int, int, int, int]] = field(default_factory=list)
+    rank_states: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
+    ranks: list[tuple[Any, ...]] = field(default_factory=list)
+    communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
+    clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)
+    metrics: list[MetricRows] = field(default_factory=list)
+    metric_bytes: int = 0
+    heard: dict[str, int] = field(default_factory=dict)  # node to the job time of its newest sample
+    in_order: bool = True  # no sample is older than what its node sent before
+    stacks: list[tuple[int, int, str]] = field(default_factory=list)
+    attachments: list[tuple[str, bytes]] = field(default_factory=list)

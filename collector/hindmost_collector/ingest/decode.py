@@ -11,11 +11,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_judge.model import ANY_PEER, GPU_TIME
 
-from hindmost_collector.ingest.columns import Malformed, Owners, Words, bounded
-from hindmost_collector.ingest.metric_rows import MetricRows, Origin, origin
-from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, varint_count, varints
-from hindmost_collector.ingest.rows import NAME_LIMIT, PHASE_COLUMNS, JobRows
-from hindmost_collector.ingest.varint import varint
+from hindmost_collector.ingest.columns import (
+    NAME_LIMIT,
+    PHASE_COLUMNS,
+    JobRows,
+    Malformed,
+    MetricRows,
+    Origin,
+    Owners,
+    Words,
+    bounded,
+    origin,
+)
+from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, varint, varint_count, varints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

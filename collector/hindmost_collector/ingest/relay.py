@@ -1,35 +1,39 @@
-"""A relay: takes a pod's agents in, and is one stream to the collector. It keeps nothing that cannot be sent again.
+"""A relay: takes a pod's agents in, and is one stream to the collector, into which their messages go unopened.
 
-Acknowledgements are the collector's own, passed through: what a relay held when it was killed was not acknowledged,
-and its agents replay it, through this relay or another. With several collectors, all of a job's agents go to one of
-them, through any relay.
+It keeps nothing that cannot be sent again. Acknowledgements are the collector's own, passed through: what a relay held
+when it was killed was not acknowledged, and its agents replay it, through this relay or another. With several
+collectors, all of a job's agents go to one of them, through any relay.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import json
 import logging
+import random
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-import grpc
 import grpc.aio
 from hindmost import __version__
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
+from hindmost_proto.call import connect, watching
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from hindmost_collector.ingest.listening import listen
-from hindmost_collector.ingest.rejected_calls import HELLO_FIRST, Strangers
-from hindmost_collector.ingest.relay_link import AGENT_BYTES, Link
+from hindmost_collector.ingest.connections import HELLO_FIRST, RejectedCalls, listen
+from hindmost_collector.ingest.packed import varint
 from hindmost_collector.ingest.service import LAST_WORD_S
+from hindmost_collector.options import address
 from hindmost_collector.serve.exposition import INFO, collected, counter, gauge
 from hindmost_collector.serve.http import Page
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
+    from hindmost_proto.call import Call
     from prometheus_client.core import Metric as ClientMetric
 
     from hindmost_collector.options import Options
@@ -39,16 +43,6 @@ log = logging.getLogger(__name__)
 
 #: Messages that wait for an agent that does not read; then it is let go, and comes back.
 _WAITING = 256
-
-#: Metric to its value for a link to a collector.
-OF_LINKS: Mapping[Metric, Callable[[Link], float]] = {
-    gauge("hindmost_collector_relay_connected", "1 while the collector is reached.", "collector"): lambda link: (
-        link.connected
-    ),
-    gauge("hindmost_collector_relay_agents", "Agents whose messages go to it.", "collector"): lambda link: link.agents,
-    counter("hindmost_collector_relay_messages_total", "Messages sent to it.", "collector"): lambda link: link.messages,
-    counter("hindmost_collector_relay_bytes_total", "Bytes sent to it.", "collector"): lambda link: link.bytes,
-}
 
 
 def checked(raw: bytes) -> bytes:
@@ -97,17 +91,17 @@ class Relay:
     def __init__(self, options: Options) -> None:
         self._options = options
         self.links = [Link(target.strip()) for target in options.relay_to.split(",")]
-        self.strangers = Strangers()
+        self.rejected_calls = RejectedCalls()
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> dict[str, str | None]:
         """Bind both ports; where they are. Raises HindmostError."""
-        guarded = self.strangers.guarded(self._stream)
+        guarded = self.rejected_calls.guarded(self._stream)
         stream: Any = grpc.stream_stream_rpc_method_handler(guarded, request_deserializer=checked)
         service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
-        self._server, bound = listen(self._options.listen, (service, self.strangers), AGENT_BYTES)
+        self._server, bound = listen(self._options.listen, (service, self.rejected_calls), AGENT_BYTES)
         if self._options.http_address:
             self._page = Page(self._options.http_address, RelayPage(self))
         await self._server.start()
@@ -121,7 +115,7 @@ class Relay:
             return
         hello = wire.AgentMessage.FromString(first)
         if hello.WhichOneof("body") != "hello":
-            await self.strangers.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
+            await self.rejected_calls.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
             return
         link = choose(self.links, hello.hello.job_id or hello.hello.node)
         if not link.connected:
@@ -172,7 +166,7 @@ class RelayPage:
     def collect(self) -> Iterator[ClientMetric]:
         """The relay's own metrics."""
         yield collected(INFO, [([__version__], 1)])
-        yield self._relay.strangers.metric()
+        yield self._relay.rejected_calls.metric()
         for metric, value in OF_LINKS.items():
             yield collected(metric, [([link.target], value(link)) for link in self._relay.links])
 
@@ -211,3 +205,178 @@ async def serve(options: Options, stopped: asyncio.Event) -> int:
         await relay.stop()
     log.info("stopped")
     return 0
+
+
+#: A collector that is gone without a word is noticed within this.
+SILENCE_S = 20.0
+#: Batches wait for others this long, so that one message carries many; everything else goes at once.
+GATHER_S = 0.1
+#: One message upwards, at most; and what may wait for it before agents are no longer read.
+MESSAGE_BYTES, WAITING_BYTES = 2 << 20, 16 << 20
+#: The collector's own limit of a message, less room for what goes around one agent's.
+AGENT_BYTES = (16 << 20) - 1024
+LONGEST_PAUSE_S = 10.0
+#: The first byte of an AgentMessage that is a batch: field 3, length-delimited.
+BATCH = b"\x1a"
+
+
+class Carried(Protocol):
+    """An agent's stream, as the link sees it."""
+
+    def tell(self, message: bytes) -> None:
+        """Send to the agent."""
+
+    def end(self, reason: str, *, away: bool = False) -> None:
+        """Close the agent's stream: as it should be, for a reason, or because the collector is ``away``."""
+
+
+def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
+    """An AgentMessage with ``(stream, its AgentMessage, None where it ended)`` in it, without taking any apart."""
+    parts = []
+    for stream, message in messages:
+        told = b"\x18\x01" if message is None else b"\x12" + varint(len(message)) + message
+        one = b"\x08" + varint(stream) + told
+        parts.append(b"\x0a" + varint(len(one)) + one)
+    content = b"".join(parts)
+    return b"\x32" + varint(len(content)) + content
+
+
+class Link:
+    """Keeps one stream to one collector open. All agents' streams in it end when it breaks: they replay."""
+
+    def __init__(self, target: str, jitter: Callable[[], float] = random.random) -> None:
+        self.target = target
+        self.connected = False
+        self.messages = self.bytes = self.connects = 0
+        self._jitter = jitter
+        self._streams: dict[int, Carried] = {}
+        self._number = 0
+        self._waiting: list[tuple[int, bytes | None]] = []
+        self._waiting_bytes = 0
+        self._wake, self._urgent, self._room = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._room.set()
+        self._said = False
+
+    @property
+    def agents(self) -> int:
+        """How many agents' streams it carries."""
+        return len(self._streams)
+
+    def open(self, carried: Carried) -> int:
+        """A number for a new agent's stream. Only while ``connected``."""
+        self._number += 1
+        self._streams[self._number] = carried
+        return self._number
+
+    async def send(self, number: int, message: bytes) -> None:
+        """Pass an agent's message on. Waits while too much waits already."""
+        await self._room.wait()
+        if number in self._streams:
+            self._add(number, message, urgent=not message.startswith(BATCH))
+
+    def close(self, number: int) -> None:
+        """An agent broke off."""
+        if self._streams.pop(number, None):
+            self._add(number, None, urgent=True)
+
+    def _add(self, number: int, message: bytes | None, *, urgent: bool) -> None:
+        self._waiting.append((number, message))
+        self._waiting_bytes += len(message or b"")
+        self._wake.set()
+        if urgent or self._waiting_bytes > MESSAGE_BYTES // 4:
+            self._urgent.set()
+        if self._waiting_bytes > WAITING_BYTES:
+            self._room.clear()
+
+    async def run(self) -> None:
+        """Connect, carry, reconnect; until cancelled."""
+        attempt = 0
+        while True:
+            before = self.connects
+            try:
+                await self._stream()
+            except (OSError, asyncio.TimeoutError) as error:
+                self._say(error)
+            finally:
+                self._break()
+            attempt = 0 if self.connects > before else attempt + 1
+            await asyncio.sleep(retry.pause_s(attempt, LONGEST_PAUSE_S, self._jitter()))
+
+    async def _stream(self) -> None:
+        host, port = address(self.target, "--relay-to")
+        async with connect(host, port, SILENCE_S, watching(SILENCE_S / 2)) as call:
+            await call.write(relayed([]))
+            first = await asyncio.wait_for(call.read(), SILENCE_S)
+            if first is None or first.WhichOneof("body") != "returned":
+                raise ConnectionError("it does not answer as a collector that takes relays")
+            self.connected, self.connects, self._said = True, self.connects + 1, False
+            log.info("relaying agents to %s", self.target)
+            await retry.together(self._receive(call), self._send(call))
+
+    async def _receive(self, call: Call) -> None:
+        while (message := await call.read()) is not None:
+            for one in message.returned.messages:
+                carried = self._streams.get(one.stream)
+                if carried is None:
+                    continue
+                if one.HasField("end"):
+                    del self._streams[one.stream]
+                    carried.end(one.end.reason)
+                else:
+                    carried.tell(one.message.SerializeToString())
+        raise ConnectionError("it ended the stream")
+
+    async def _send(self, call: Call) -> None:
+        while True:
+            await self._wake.wait()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+            self._wake.clear()
+            self._urgent.clear()
+            waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0
+            self._room.set()
+            for part in _portions(waiting):
+                content = relayed(part)
+                self.messages += len(part)
+                self.bytes += len(content)
+                await call.write(content)
+
+    def _break(self) -> None:
+        self.connected = False
+        self._waiting, self._waiting_bytes = [], 0
+        self._room.set()
+        streams, self._streams = self._streams, {}
+        for carried in streams.values():
+            carried.end(f"collector {self.target} is out of reach", away=True)
+
+    def _say(self, error: Exception) -> None:
+        if not self._said:
+            self._said = True
+            what = retry.reason(error)
+            log.warning("collector %s cannot be reached (%s): agents wait and keep their data", self.target, what)
+
+
+def _portions(waiting: list[tuple[int, bytes | None]]) -> Iterable[list[tuple[int, bytes | None]]]:
+    """In order, each of about MESSAGE_BYTES at most; a larger message is sent alone."""
+    portion: list[tuple[int, bytes | None]] = []
+    held = 0
+    for one in waiting:
+        size = len(one[1] or b"")
+        if portion and held + size > MESSAGE_BYTES:
+            yield portion
+            portion, held = [], 0
+        portion.append(one)
+        held += size
+    if portion:
+        yield portion
+
+
+#: Metric to its value for a link to a collector.
+OF_LINKS: Mapping[Metric, Callable[[Link], float]] = {
+    gauge("hindmost_collector_relay_connected", "1 while the collector is reached.", "collector"): lambda link: (
+        link.connected
+    ),
+    gauge("hindmost_collector_relay_agents", "Agents whose messages go to it.", "collector"): lambda link: link.agents,
+    counter("hindmost_collector_relay_messages_total", "Messages sent to it.", "collector"): lambda link: link.messages,
+    counter("hindmost_collector_relay_bytes_total", "Bytes sent to it.", "collector"): lambda link: link.bytes,
+}

@@ -14,16 +14,13 @@ from hindmost_proto import telemetry_pb2
 
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.columns import Malformed
-from hindmost_collector.ingest.connection_log import Attendance
+from hindmost_collector.ingest.connections import HELLO_FIRST, ConnectionLog, RejectedBatches, RejectedCalls
 from hindmost_collector.ingest.decode import Decoder, references, samples
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
-from hindmost_collector.ingest.inbox import Inbox
-from hindmost_collector.ingest.parking import Parking
-from hindmost_collector.ingest.rejected_batches import Untaken
-from hindmost_collector.ingest.rejected_calls import HELLO_FIRST, Strangers
+from hindmost_collector.ingest.inbox import Inbox, Parking
 from hindmost_collector.ingest.relay_ingest import RelayStream
 from hindmost_collector.ingest.session import PROTOCOL, Agent, Outbox
-from hindmost_collector.store.durable import Durable
+from hindmost_collector.store.recording import Durable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -87,9 +84,9 @@ class Ingest:
         self._connected = 0
         self.counts: Counter[str] = Counter()
         self.shed_metrics, self.batch_ns = False, 0
-        self.attendance, self.strangers = Attendance(), Strangers()
+        self.connection_log, self.rejected_calls = ConnectionLog(), RejectedCalls()
         self.stopping: str | None = None
-        self._untaken = Untaken(self.counts)
+        self._rejected_batches = RejectedBatches(self.counts)
         self._store_away = False
         self._open = asyncio.Event()
         self._open.set()
@@ -105,7 +102,7 @@ class Ingest:
     def handler(self) -> grpc.GenericRpcHandler:
         """What a gRPC server serves."""
         write = telemetry_pb2.CollectorMessage.SerializeToString
-        guarded = self.strangers.guarded(self.stream)
+        guarded = self.rejected_calls.guarded(self.stream)
         stream: Any = grpc.stream_stream_rpc_method_handler(guarded, self.inbox.parsed, write)
         return grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
 
@@ -118,10 +115,10 @@ class Ingest:
         if first is None:  # it broke off before it said a word
             return
         if first.WhichOneof("body") != "hello":
-            await self.strangers.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
+            await self.rejected_calls.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
             return
         if refusal := self.refused(first.hello):
-            await self.strangers.refuse("refused", context, grpc.StatusCode.FAILED_PRECONDITION, refusal)
+            await self.rejected_calls.refuse("refused", context, grpc.StatusCode.FAILED_PRECONDITION, refusal)
             return
         try:
             agent, outbox = await self.greet(first.hello)
@@ -179,7 +176,7 @@ class Ingest:
             self._contest(agent, now)
         else:
             self._connected += 1
-            self.attendance.joined(identity)
+            self.connection_log.joined(identity)
         outbox = Outbox(self.clock, self._ack_ns)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         self.parking.clear(identity)
@@ -197,7 +194,7 @@ class Ingest:
         if agent.outbox is outbox:
             agent.outbox = None
             self._connected -= 1
-            self.attendance.left(agent.identity, said_goodbye=agent.departed)
+            self.connection_log.left(agent.identity, said_goodbye=agent.departed)
             self.parking.clear(agent.identity)
 
     async def _known_durable(self, identity: str) -> int:
@@ -283,9 +280,9 @@ class Ingest:
         try:
             self.definitions.learn(definitions, self.decoder.job, agent.clock)
         except Malformed as error:
-            self._untaken.malformed(agent, [str(error)])
+            self._rejected_batches.malformed(agent, [str(error)])
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._untaken.unforeseen(agent, "definitions", error)
+            self._rejected_batches.unforeseen(agent, "definitions", error)
         self._unpark(agent)
 
     def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
@@ -308,7 +305,7 @@ class Ingest:
             blocks = samples(batch)
             return blocks, self.definitions.missing(references(batch, blocks, self.definitions))
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._untaken.unforeseen(agent, f"batch {batch.sequence}", error)
+            self._rejected_batches.unforeseen(agent, f"batch {batch.sequence}", error)
             return (), []
 
     def _unpark(self, agent: Agent, *, force: bool = False) -> None:
@@ -322,7 +319,7 @@ class Ingest:
 
     def _take(self, agent: Agent, batch: wire.Batch, blocks: Sequence[Samples]) -> None:
         if batch.sequence == 0:
-            self._untaken.malformed(agent, ["a batch without a sequence number"])
+            self._rejected_batches.malformed(agent, ["a batch without a sequence number"])
             return
         if not agent.admit(batch.sequence):
             self.counts["duplicate_batches"] += 1
@@ -334,10 +331,10 @@ class Ingest:
         try:
             complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
         except Exception as error:  # noqa: BLE001 - whatever it is
-            self._untaken.unforeseen(agent, f"batch {batch.sequence}", error)
+            self._rejected_batches.unforeseen(agent, f"batch {batch.sequence}", error)
             return
         if complaints:
-            self._untaken.malformed(agent, complaints)
+            self._rejected_batches.malformed(agent, complaints)
 
     def received(self) -> dict[str, int]:
         """Identity to the last sequence taken, of agents with something not yet durable."""
@@ -367,7 +364,7 @@ class Ingest:
         for identity, agent in list(self.agents.items()):
             if agent.outbox is None and agent.durable >= agent.received and agent.last_heard_ns < older_than_ns:
                 del self.agents[identity]
-                self._untaken.forget(identity)
+                self._rejected_batches.forget(identity)
 
     def ask(self, job: str, question: wire.Zoom) -> None:
         """Send a question to the agents that serve a job: its own, and those that serve a whole node."""

@@ -9,8 +9,8 @@ from hindmost_judge.model import RUNNING, world_size
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict import missing_ranks
 
-from hindmost_collector.live import common
-from hindmost_collector.live.newest import ROWS
+from hindmost_collector.live import evaluated
+from hindmost_collector.live.evaluated import ROWS
 from hindmost_collector.live.stall import StallWatch
 from hindmost_collector.live.totals import RankTotals
 from hindmost_collector.live.window import Window
@@ -118,7 +118,7 @@ class LiveJob:
             return made
         step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0
         gone, begun = window.gone, window.begun
-        return lambda: common.told_by_all(made(), step_ms * 1e6, gone, begun)
+        return lambda: evaluated.told_by_all(made(), step_ms * 1e6, gone, begun)
 
     def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
         """The same for the newest steps, and at least so many rows; None while the step time is unknown."""

@@ -1,4 +1,8 @@
-"""Judges running jobs: which of them when, the whole of its window or its newest steps, and for how much of a core."""
+"""Judges running jobs: which of them when, the whole of its window or its newest steps, and for how much of a core.
+
+A fault that has just begun shows in the newest steps first; the full evaluation needs more of it and runs again
+soon. Claims of incremental evaluations that the full evaluation does not confirm trigger it less and less often.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +11,16 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.live import incremental
-from hindmost_collector.live.budget import AHEAD_S, Budget
-from hindmost_collector.live.doubts import Doubts
+from hindmost_collector.live.evaluated import LEAST_ROWS, ROWS
 from hindmost_collector.live.incremental import Seen
-from hindmost_collector.live.newest import LEAST_ROWS, ROWS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
     from hindmost_judge.model import Counted, Past, Run
     from hindmost_judge.settings import Settings
@@ -27,6 +29,73 @@ if TYPE_CHECKING:
 
     Judge = Callable[[Run], Any]
     Snapshot = Callable[[], Run]
+
+#: Seconds of future budget that evaluation may spend ahead: a change is reported when it comes.
+AHEAD_S = 20.0
+
+
+class Budget:
+    """A ``share`` of a core in the long run, of which some may be spent before it is due."""
+
+    def __init__(self, share: float, clock: Callable[[], float]) -> None:
+        self.share, self._clock = share, clock
+        self.free = 0.0  # when what was spent is no more than the share
+
+    def spend(self, cpu_s: float) -> None:
+        """So much CPU time was taken."""
+        self.free = max(self.free, self._clock()) + cpu_s / self.share
+
+    def pays(self, ahead_s: float = AHEAD_S) -> bool:
+        """Whether more may be taken now: no more than these seconds are spent ahead."""
+        return self._clock() + ahead_s >= self.free
+
+
+#: Unconfirmed claims trigger the next full evaluation after this many seconds, then twice as many, and so on up to the
+#: second number.
+_FIRST_S, _MOST_S = 1.0, 60.0
+
+
+class _Doubt(NamedTuple):
+    """No full evaluation for this before ``until``; the last one was ``wait_s`` earlier."""
+
+    until: float
+    wait_s: float
+
+
+class Doubts:
+    """The unconfirmed claims on one job, and when each may be checked again."""
+
+    def __init__(self) -> None:
+        self._known: dict[Key, _Doubt] = {}
+        self._one_at_a_time = threading.Lock()  # looks and wholes are judged by threads of their own
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._known
+
+    def worth(self, said: Iterable[Key], now: float, *, again: bool = True) -> set[Key]:
+        """Which claims of incremental evaluations justify a full evaluation; unconfirmed ones only if allowed
+        ``again``.
+
+        A claim that is no longer made is forgotten after as long as it would have waited."""
+        said = set(said)
+        with self._one_at_a_time:
+            self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
+            return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
+
+    def asked(self, new: Collection[Key], answered: Iterable[Key], in_vain: Iterable[Key], now: float) -> None:
+        """A full evaluation ran for what was ``new``: it confirmed what was ``answered``; the rest is unconfirmed.
+
+        After a claim that was never checked before, all others may soon change.
+        """
+        with self._one_at_a_time:
+            changed = any(key not in self._known for key in new)
+            for key in answered:
+                self._known.pop(key, None)
+            for key in in_vain:
+                before = self._known.get(key) if key in new or not changed else None
+                wait_s = min(2 * before.wait_s, _MOST_S) if before else _FIRST_S
+                self._known[key] = _Doubt(now + wait_s, wait_s)
+
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost import __version__
 from hindmost_judge.verdict import missing_ranks
 
-from hindmost_collector import allocator
+from hindmost_collector import process
 from hindmost_collector.report import html
 
 if TYPE_CHECKING:
@@ -75,12 +75,12 @@ def _whole(parts: Parts, job: LiveJob) -> Run:
     if recorder.store is None:
         return from_memory(parts, job)
     try:
-        allocator.give_back()
+        process.give_memory_back()
         run = missing_ranks.with_missing(recorder.store.read(job.id))
     except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
         return from_memory(parts, job, f"the recording cannot be read ({error})")
     job.window.let_go()  # judging a large job takes as much again
-    allocator.give_back()
+    process.give_memory_back()
     return run
 
 

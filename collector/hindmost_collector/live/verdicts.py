@@ -1,20 +1,26 @@
-"""Verdicts of running jobs, each as it opens, changes and closes."""
+"""Verdicts of running jobs, each as it opens, changes and closes.
+
+A late rank may be found in all steps or in many of them, with another one, or even later for some steps: that is one
+problem, reported once and then changed. A different measured cause makes a different problem.
+
+The first window that finds it may have too few steps after its onset, a later one too few before it, or none: then it
+says "at or before". What the window found that had the most of both is kept.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.wording import OLDER
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.live.incremental import QUIET
-from hindmost_collector.live.onset import NEAR, Onset, found, tell
-from hindmost_collector.live.same_problem import identity, once, paired, since, trouble
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 #: A cost that moved by less than this share of itself is the same verdict.
 SAME = 0.25
@@ -75,7 +81,7 @@ class VerdictLog:
         opened, self._open = self._open, []
         pairs = paired([one.over or one.newest for one in opened], present)
         for at, verdict in enumerate(present):
-            onset = found(verdict, first_step, last_step)
+            onset = find_onset(verdict, first_step, last_step)
             if at in pairs:
                 yield from self._goes_on(opened[pairs[at]], verdict, onset, now_ns)
             else:
@@ -132,7 +138,7 @@ class VerdictLog:
     ) -> Iterator[dict[str, Any]]:
         if one.onset is not None:
             onset = one.onset.better(onset) if onset is not None else one.onset
-            tell(verdict, onset, one.newest)
+            tell_onset(verdict, onset, one.newest)
         one.newest, one.onset = verdict, onset
         if verdict.get("until_step") is not None:
             if one.over is not None:
@@ -220,7 +226,169 @@ def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
         return None
     if verdict["kind"] in STOPS:
         return wire.Zoom(job_id=job, stacks=True)
-    since, ranks = verdict.get("since_step"), list(verdict.get("ranks") or ())[:_ASKED]
-    if since is None or not ranks:
+    first, ranks = verdict.get("since_step"), list(verdict.get("ranks") or ())[:_ASKED]
+    if first is None or not ranks:
         return None
-    return wire.Zoom(job_id=job, ranks=ranks, first_step=max(since - _AROUND, 0), last_step=since + _AROUND)
+    return wire.Zoom(job_id=job, ranks=ranks, first_step=max(first - _AROUND, 0), last_step=first + _AROUND)
+
+
+#: What the judge says, as ``hindmost.report/1`` has it.
+Verdict: TypeAlias = "Mapping[str, Any]"
+
+#: Kinds of ranks that are late: in all steps, or in those in which they stall.
+_LATE = frozenset({"straggler", "intermittent"})
+#: Segments of one rank and cause at most this many steps apart are one: steps where the delay changes belong to
+#: neither.
+_APART = 5
+#: Sets of ranks that share this part of all their ranks are the same, if the cause is, …
+_SHARED = 0.5
+#: … and if the later one began at most this many steps after the other: a changing set is younger than some of its
+#: ranks.
+_LATER = 20
+_ALWAYS = float("inf")
+
+
+def identity(verdict: Verdict) -> tuple[Any, ...]:
+    """What makes two verdicts the same trouble in any case; its cause may only be known later."""
+    return verdict["kind"], tuple(verdict.get("ranks") or ())
+
+
+def trouble(verdict: Verdict) -> tuple[Any, ...]:
+    """The same, whether ranks are late in all steps or in those in which they stall."""
+    kind, ranks = identity(verdict)
+    return "late" if kind in _LATE else kind, ranks
+
+
+def since(verdict: Verdict) -> int:
+    """The step since which a verdict holds, 0 where that is not known."""
+    return verdict.get("since_step") or 0
+
+
+def once(verdicts: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The verdicts of a report, each problem once, in the order of time.
+
+    A rank's higher cost in some steps, for the same cause, is a part of its cost throughout, and follows it where it
+    is of later steps."""
+    found: list[dict[str, Any]] = []
+    for one in sorted(verdicts, key=lambda one: (since(one), -_until(one))):
+        at = next((at for at, other in enumerate(found) if _goes_on(other, one)), None)
+        if at is None:
+            found.append(one)
+        elif _until(one) > _until(found[at]):
+            found[at] = {**one, "since_step": found[at]["since_step"]}
+        elif one.get("until_step") is None:
+            found[at] = _with_more(found[at], one)
+    return found
+
+
+def _goes_on(before: Verdict, after: Verdict) -> bool:
+    alike = all(before.get(name) == after.get(name) for name in ("kind", "ranks", "cause"))
+    known = before.get("since_step") is not None and after.get("since_step") is not None
+    return alike and known and bool(before.get("ranks")) and since(after) <= _until(before) + _APART
+
+
+def _with_more(verdict: dict[str, Any], more: Verdict) -> dict[str, Any]:
+    """A verdict that costs more now, since a step of its own."""
+    costs = {
+        name: verdict[name] + more[name]
+        for name in ("cost_ms_per_step", "cost_ratio")
+        if verdict.get(name) is not None and more.get(name) is not None
+    }
+    told = [f"{more['cost_ms_per_step']:.1f} ms of it since step {since(more)}"] if "cost_ms_per_step" in costs else []
+    return {**verdict, **costs, "evidence": [*(verdict.get("evidence") or ()), *told]}
+
+
+def paired(opened: Sequence[Verdict], present: Sequence[Verdict]) -> dict[int, int]:
+    """Which of the ``present`` verdicts, by place, is which of the ``opened`` ones.
+
+    Those of the same ranks first; of several episodes those that began nearest to each other, and of those that began
+    as near the one that still holds. Then those of the same cause that name mostly the same ranks.
+    """
+    found: dict[int, int] = {}
+    taken: set[int] = set()
+    rules: tuple[Callable[[Verdict, Verdict], bool], ...] = (_identical, _akin, _mostly)
+    for same in rules:
+        candidates = sorted(
+            (abs(since(one) - since(other)), one.get("until_step") is not None, at, place)
+            for at, one in enumerate(present)
+            for place, other in enumerate(opened)
+            if at not in found and same(other, one) and _meet(other, one)
+        )
+        for *_, at, place in candidates:
+            if at not in found and place not in taken:
+                found[at] = place
+                taken.add(place)
+    return found
+
+
+def _meet(before: Verdict, after: Verdict) -> bool:
+    """Whether neither was over before the other began."""
+    return since(before) <= _until(after) and since(after) <= _until(before) + _APART
+
+
+def _identical(before: Verdict, after: Verdict) -> bool:
+    return identity(before) == identity(after)
+
+
+def _akin(before: Verdict, after: Verdict) -> bool:
+    return trouble(before) == trouble(after)
+
+
+def _mostly(before: Verdict, after: Verdict) -> bool:
+    told, tells = set(before.get("ranks") or ()), set(after.get("ranks") or ())
+    alike = before["kind"] == after["kind"] and before.get("cause") == after.get("cause")
+    as_old = since(after) - since(before) <= _LATER or bool(older_lines(after))
+    return alike and as_old and bool(told & tells) and len(told & tells) >= _SHARED * len(told | tells)
+
+
+def _until(verdict: Verdict) -> float:
+    until = verdict.get("until_step")
+    return _ALWAYS if until is None else float(until)
+
+
+#: More steps in the window move an onset later by no more than this in all: a much later begin is another problem.
+_BETTER = 20
+#: An onset that moved by no more is the same.
+NEAR = 2
+
+
+class Onset(NamedTuple):
+    """A step, whether the onset may be earlier, the least steps that the window had on either side, and the earliest
+    step reported before."""
+
+    step: int
+    older: bool
+    steps: int
+    earliest: int
+
+    def better(self, other: Onset) -> Onset:
+        """The one that is known better: this one, as before, or the ``other``, of a window that has moved on."""
+        if not self.step or (self.older and other.older):
+            return min(self, other, key=lambda one: one.step)
+        if other.steps <= self.steps or other.step - self.earliest > _BETTER:
+            return self
+        return other._replace(earliest=min(self.earliest, other.step))
+
+
+def find_onset(verdict: Mapping[str, Any], first_step: int | None, last_step: int | None) -> Onset | None:
+    """The onset of a verdict by a window of these steps, where it tells one."""
+    since, until = verdict.get("since_step"), verdict.get("until_step")
+    if since is None:
+        return None
+    last, older = last_step if until is None else until, bool(older_lines(verdict))
+    before = since - (first_step or 0)
+    after = before if last is None else last - since
+    return Onset(since, older, 0 if older else max(min(before, after), 0), since)
+
+
+def tell_onset(verdict: dict[str, Any], best: Onset, first: Mapping[str, Any]) -> None:
+    """Give a verdict the best known onset, in the form of the ``first`` that had it."""
+    if verdict.get("since_step") != best.step:
+        verdict["since_step"] = best.step
+        rest = [line for line in verdict.get("evidence") or () if not line.startswith(OLDER)]
+        verdict["evidence"] = [*rest, *(older_lines(first) if best.older else ())]
+
+
+def older_lines(verdict: Mapping[str, Any]) -> list[str]:
+    """What a verdict's evidence says where it may have begun before its first step."""
+    return [line for line in verdict.get("evidence") or () if line.startswith(OLDER)]

@@ -126,7 +126,7 @@ class Watch:
         report["verdicts"] = log.standing(report["verdicts"])
         job.judged = self._confirmed(job, seen, told=bool(told))
         if told and parts.recorder.store:
-            parts.unbroken.begin(self._write_down(job.id, [line(event) for event in told]))
+            parts.shielded.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]
         for question in questions:
             self._ask(job.id, question)

@@ -26,17 +26,14 @@ from hindmost_judge.timeline.separate_jobs import judged_incarnation
 from hindmost_judge.timeline.steps import calls_a_step, period
 
 from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
-from hindmost_collector.live import newest
-from hindmost_collector.live.known import Known
-from hindmost_collector.live.pieces import Pieces, piece
+from hindmost_collector.live import evaluated
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import Words
+    from hindmost_collector.ingest.columns import MetricRows, Origin, Words
     from hindmost_collector.ingest.definitions import Definitions, Schema
-    from hindmost_collector.ingest.metric_rows import MetricRows, Origin
 
 _ORIGIN = attrgetter("origin")
 WINDOW_NS = 300_000_000_000
@@ -257,7 +254,7 @@ class Window:
         return self._ranks.table()
 
     def snapshot(
-        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = newest.ROWS
+        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = evaluated.ROWS
     ) -> Callable[[], Run]:
         """A function that makes the run of this moment; another thread may call it while rows come in.
 
@@ -266,8 +263,8 @@ class Window:
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         if newest_of_ns is not None:
-            parts = newest.parts(parts, newest_of_ns, rows(ranks), least_rows)
-            ticks = ticks[newest.of_samples([tick.size for tick in ticks]) :]
+            parts = evaluated.parts(parts, newest_of_ns, rows(ranks), least_rows)
+            ticks = ticks[evaluated.of_samples([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators = self._communicators.table()
         small = {
@@ -288,7 +285,7 @@ class Window:
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
-                metrics=metrics if newest_of_ns is None else newest.needed(metrics, rows(ranks)),
+                metrics=metrics if newest_of_ns is None else evaluated.needed(metrics, rows(ranks)),
                 look=newest_of_ns is not None,
                 **tables,
             )
@@ -366,3 +363,89 @@ def _long(blocks: list[tuple[MetricRows, _Causal]]) -> Table:
 
 def _joined(parts: list[Table]) -> Table:
     return {name: np.concatenate([part[name] for part in parts]) for name in METRICS} if parts else empty(METRICS)
+
+
+class Piece(NamedTuple):
+    """A tick's rows, their count, and their first and last begin; each evaluation reads all pieces."""
+
+    table: Table
+    rows: int
+    first_ns: int
+    newest_ns: int
+
+
+def piece(table: Table) -> Piece:
+    """Rows, at least one, as a piece."""
+    return Piece(table, rows(table), int(table["start_ns"].min()), int(table["start_ns"].max()))
+
+
+class Pieces:
+    """Pieces, bounded by rows and by age, which counts from the newest piece; the newest is always kept."""
+
+    def __init__(self) -> None:
+        self._held: deque[Piece] = deque()
+        self._rows = 0
+        self.whole = True  # nothing was let go
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(tuple(self._held))  # another thread may add one meanwhile
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def tables(self) -> list[Table]:
+        """The rows of each."""
+        return [one.table for one in self]
+
+    def add(self, one: Piece) -> None:
+        """Take a piece in."""
+        self._held.append(one)
+        self._rows += one.rows
+
+    def bound(self, limit: int, span_ns: int) -> None:
+        """Let the oldest go, beyond so many rows or older than the newest piece by more than this."""
+        while len(self._held) > 1 and (
+            self._rows > limit or self._held[0].newest_ns < self._held[-1].newest_ns - span_ns
+        ):
+            self._rows -= self._held.popleft().rows
+            self.whole = False
+
+    def clear(self) -> None:
+        """Let all go."""
+        self._held.clear()
+        self._rows, self.whole = 0, False
+
+
+#: Rows that are remembered; beyond, those that were stated longest ago go. A job that is started again and again makes
+#: new communicators each time: of 16,384 ranks, each in ten, this holds three times as many.
+MOST = 1 << 19
+
+
+class Known:
+    """The last row of each key of a small table, in the order of the keys."""
+
+    def __init__(self, table: str, keys: tuple[str, ...], most: int = MOST) -> None:
+        self._table, self._keys, self._most = table, keys, most
+        self._columns: Table = empty(TABLES[table])
+        self._stated = np.empty(0, np.int64)  # the turn in which each row was stated last
+        self._turn = 0
+
+    def add(self, rows_: Table | None) -> None:
+        """Take rows in; each replaces the one of its key."""
+        if rows_ is None:
+            return
+        joined = concatenated(self._table, [self._columns, rows_])
+        count = rows(joined)
+        order = np.lexsort((np.arange(count), *(joined[key] for key in reversed(self._keys))))
+        last = np.ones(count, dtype=bool)
+        last[:-1] = np.logical_or.reduce([np.diff(joined[key][order]) != 0 for key in self._keys])
+        self._turn += 1
+        stated = np.append(self._stated, np.full(rows(rows_), self._turn))
+        kept = order[last]
+        if len(kept) > self._most:
+            kept = kept[np.sort(np.argsort(stated[kept], kind="stable")[-self._most :])]
+        self._columns, self._stated = {name: column[kept] for name, column in joined.items()}, stated[kept]
+
+    def table(self) -> Table:
+        """All of them."""
+        return self._columns

@@ -15,8 +15,8 @@ from hindmost_collector.serve.exposition import Family, number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from hindmost_collector.ingest.columns import MetricRows, Origin
     from hindmost_collector.ingest.definitions import Definitions, Schema
-    from hindmost_collector.ingest.metric_rows import MetricRows, Origin
 
 Array = np.ndarray[Any, Any]
 

@@ -8,7 +8,7 @@ from hindmost import __version__
 from hindmost_judge.detector import failures
 
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, counter, family, gauge
-from hindmost_collector.store.remote_write import metrics
+from hindmost_collector.store.remote_write import sink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -118,9 +118,9 @@ class OwnMetrics:
         yield collected(INFO, [([__version__], 1)])
         for metric, value in OF_COLLECTOR.items():
             yield collected(metric, [((), float(value(self._parts)))])
-        yield self._parts.ingest.strangers.metric()
+        yield self._parts.ingest.rejected_calls.metric()
         if self._parts.remote:
-            yield from metrics.metrics(self._parts.remote)
+            yield from sink.metrics(self._parts.remote)
 
 
 def of_agents(parts: Parts) -> str:

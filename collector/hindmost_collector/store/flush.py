@@ -1,9 +1,16 @@
-"""From the chunks of a flush to the Arrow tables of its segments."""
+"""From the chunks of a flush to the Arrow tables of its segments: nothing is done sample by sample, nor node by node.
+
+Nodes of one kind send the same series, and most of them as many samples of each in the time of a flush. So what
+arrives is a few dozen cubes, nodes by ticks by series, and long rows are these turned over: nodes by series by ticks.
+"""
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from operator import attrgetter, itemgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +18,6 @@ from hindmost_judge.encoding import is_constant, joined
 
 from hindmost_collector.ingest.chunk import CODED
 from hindmost_collector.store import schema
-from hindmost_collector.store.samples import metrics_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,15 +25,139 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Table
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import Array, Words
-    from hindmost_collector.ingest.definitions import Definitions
+    from hindmost_collector.ingest.columns import Array, MetricRows, Words
+    from hindmost_collector.ingest.definitions import Definitions, Schema
 
-    #: By ``(job, table)``, in pieces.
     Rows = Mapping[tuple[str, str], Iterable[pa.Table]]
-    #: By ``(job, name)``.
     Files = Mapping[tuple[str, str], bytes]
-    #: The job clock, as the collector that made it wants it back.
     Clock = dict[str, Any]
+
+#: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
+_PIECE = 1 << 17
+_HEAD = attrgetter("head")
+
+
+class _Cube(NamedTuple):
+    """Samples of nodes that send the same series, ``ticks`` of each: for each node its blocks, one after the other."""
+
+    nodes: Sequence[str]
+    schemas: Sequence[Schema]
+    ticks: int
+    raw: Sequence[bytes]
+    node_times: Sequence[bytes]
+    offsets: Array
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Nodes, series, ticks."""
+        return len(self.nodes), self.schemas[0].head.width, self.ticks
+
+    def values(self, out: Array) -> None:
+        """Write all values, series by series."""
+        nodes, width, ticks = self.shape
+        places = self.schemas[0].head.order[:, None] + np.arange(ticks) * width
+        values = np.frombuffer(b"".join(self.raw), np.float64)
+        np.take(values.reshape(nodes, -1), places.ravel(), axis=1, out=out.reshape(nodes, -1), mode="clip")
+
+    def times(self) -> Array:
+        """(N, 1, T) job clock ns."""
+        times, offsets = np.frombuffer(b"".join(self.node_times), np.int64), self.offsets
+        if len(times) != len(offsets):
+            each = np.fromiter(map(len, self.node_times), np.int64, len(self.node_times)) // 8
+            offsets = np.repeat(offsets, each)
+        told: Array = times + offsets
+        return told.reshape(-1, 1, self.ticks)
+
+
+class _Texts:
+    """Texts of a piece, each once, and which one a row has."""
+
+    def __init__(self, rows: int) -> None:
+        self._places: dict[str, int] = {}
+        self._coded: dict[tuple[str, ...], list[int]] = {}
+        self.codes = np.empty(rows, np.int32)
+
+    def of(self, texts: tuple[str, ...]) -> list[int]:
+        """The codes of several texts."""
+        found = self._coded.get(texts)
+        if found is None:
+            places = self._places
+            found = self._coded[texts] = [places.setdefault(text, len(places)) for text in texts]
+        return found
+
+    def column(self, keep: Array | slice) -> pa.Array:
+        """The rows to keep, as codes of a dictionary."""
+        words = pa.array(list(self._places), pa.string())
+        return pa.DictionaryArray.from_arrays(pa.array(self.codes[keep]), words, safe=False)
+
+
+def metrics_tables(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[pa.Table]:
+    """Samples as long rows, piece by piece: nodes in their order, a series of a node by time and in one piece."""
+    for _, cubes in itertools.groupby(_cubes(samples, definitions), itemgetter(0)):
+        yield _long_rows([cube for _, cube in cubes])
+
+
+def _cubes(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[tuple[int, _Cube]]:
+    """Each with the number of its piece, in their order."""
+    if not samples:
+        return
+    raw, node_times = [one.raw for one in samples], [one.node_times for one in samples]
+    offset = np.array([one.offset for one in samples], np.int64)
+    origins, of = _numbered(one.origin for one in samples)
+    names, schemas = [one.node for one in origins], [definitions.schemas[one.schema] for one in origins]
+    heads, head = _numbered(map(_HEAD, schemas))
+    size = np.bincount(of, np.fromiter(map(len, raw), np.int64, len(raw)) // 8).astype(np.int64)
+    ticks = size // np.array([max(one.width, 1) for one in heads])[head]
+    piece, order = _order(names, head, ticks, size)
+    place = np.argsort(order)[of]
+    blocks, ends = np.argsort(place, kind="stable"), np.cumsum(np.bincount(place))
+    changes = np.any([np.diff(key[order]) for key in (piece, head, ticks)], axis=0)
+    for begin, end in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(order)]):
+        first, members = order[begin], order[begin:end].tolist()
+        at = blocks[ends[begin - 1] if begin else 0 : ends[end - 1]]
+        whose = [names[one] for one in members], [schemas[one] for one in members], int(ticks[first])
+        what = [raw[one] for one in at.tolist()], [node_times[one] for one in at.tolist()], offset[at]
+        if ticks[first]:
+            yield int(piece[first]), _Cube(*whose, *what)
+
+
+def _order(names: Sequence[str], head: Array, ticks: Array, size: Array) -> tuple[Array, Array]:
+    """``(piece of each origin, what sorts origins into pieces, and those that make one cube together)``."""
+    nodes, node = _numbered(names)
+    node = np.argsort(np.argsort(np.array(nodes, object)))[node]
+    by_node = np.lexsort((head, node))
+    piece = np.empty_like(size)
+    piece[by_node] = (np.cumsum(size[by_node]) - size[by_node]) // _PIECE
+    return piece, np.lexsort((node, ticks, head, piece))
+
+
+def _numbered(things: Iterable[Any]) -> tuple[list[Any], Array]:
+    """The different ones, and which of them each is."""
+    places: dict[Any, int] = {}
+    number = np.array([places.setdefault(one, len(places)) for one in things], np.int64)
+    return list(places), number
+
+
+def _long_rows(cubes: Sequence[_Cube]) -> pa.Table:
+    rows = sum(math.prod(cube.shape) for cube in cubes)
+    value, time_ns = np.empty(rows), np.empty(rows, np.int64)
+    node, name, labels = _Texts(rows), _Texts(rows), _Texts(rows)
+    end = 0
+    for cube in cubes:
+        begin, end = end, end + math.prod(cube.shape)
+        head, shape = cube.schemas[0].head, cube.shape
+        cube.values(value[begin:end])
+        time_ns[begin:end].reshape(shape)[...] = cube.times()
+        node.codes[begin:end].reshape(len(cube.nodes), -1)[...] = np.array(node.of(tuple(cube.nodes)))[:, None]
+        name.codes[begin:end].reshape(shape)[...] = np.array(name.of(head.names))[head.order, None]
+        words = np.array([labels.of(one.words) for one in cube.schemas])
+        labels.codes[begin:end].reshape(shape)[...] = words[:, head.word[head.order], None]
+    present = ~np.isnan(value)  # a missing sample is a missing row
+    keep = slice(None) if present.all() else present
+    columns = [one.column(keep) for one in (node, name, labels)]
+    return pa.Table.from_arrays(
+        [*columns, pa.array(time_ns[keep]), pa.array(value[keep])], schema=schema.arrow_schema("metrics")
+    )
 
 
 def arrow_tables(

@@ -1,17 +1,34 @@
-"""Which store a collector's options name."""
+"""The store that a collector's options name, and the wait for one that is down when the collector starts.
+
+Meanwhile health is served, readiness says why not, and the agents' port is closed: agents keep their data in their
+spools, and retry.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import logging
+import random
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hindmost import __version__
 from hindmost.errors import UsageError
+from prometheus_client import CollectorRegistry, generate_latest
 
+from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
+from hindmost_collector.serve.http import Page
 from hindmost_collector.store import meta
-from hindmost_collector.store.clickhouse.client import is_url
+from hindmost_collector.store.clickhouse.client import Unreachable, is_url
 from hindmost_collector.store.parquet.store import ParquetStore
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from prometheus_client.core import Metric
+
     from hindmost_collector.options import Options
     from hindmost_collector.store.recording import Store
 
@@ -35,3 +52,87 @@ def open_store(options: Options) -> Store | None:
     if options.store:
         return ParquetStore(Path(options.store.removeprefix("file://")), single=False)
     return None
+
+
+log = logging.getLogger(__name__)
+
+#: Between two tries, at first and at last.
+FIRST_S, LAST_S = 1.0, 15.0
+
+
+class Awaiting:
+    """What the HTTP side shows meanwhile."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._registry = CollectorRegistry()
+        self._registry.register(self)
+
+    def collect(self) -> Iterator[Metric]:
+        """That there is a collector, and that it cannot store."""
+        yield collected(INFO, [([__version__], 1)])
+        yield collected(STORE_FAILING, [((), 1)])
+
+    def metrics(self) -> bytes:
+        """The ``/metrics`` page."""
+        return generate_latest(self._registry)
+
+    def ready(self) -> str:
+        """Why this collector is not ready."""
+        return f"waiting for the store: {self.reason}"
+
+    def damage(self) -> list[str]:
+        """Nothing is known of it."""
+        return []
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """None: no agent was let in."""
+        return []
+
+    def report(self, _: str | None) -> None:
+        """None is known."""
+
+
+async def store_and_page(
+    options: Options, stopped: asyncio.Event, opened: Callable[[Options], Store | None] = open_store
+) -> tuple[Store | None, Page | None]:
+    """The store as soon as it answers, and the page if it had to be served before; raises HindmostError.
+
+    Raises the last Unreachable if ``stopped`` comes first; and at once if a job waits for this collector
+    (``exit_when_stdin_closes``), so that its user learns of it.
+    """
+    shown, page, pause, since = Awaiting(), None, FIRST_S, time.monotonic()
+    while True:
+        store, trouble = await asyncio.to_thread(_tried, options, opened)
+        if trouble is None:
+            break
+        if options.exit_when_stdin_closes:
+            raise trouble
+        if str(trouble) != shown.reason:
+            log.warning("the store does not answer, retrying: %s", trouble)
+        shown.reason = str(trouble)
+        if page is None and options.http_address:
+            page = Page(options.http_address, shown)
+        if await _stopped_within(pause * (0.5 + random.random() / 2), stopped):  # noqa: S311 - no secret
+            if page:
+                page.close()
+            raise trouble
+        pause = min(2 * pause, LAST_S)
+    if shown.reason:
+        log.warning("the store answered after %.0f s", time.monotonic() - since)
+    return store, page
+
+
+def _tried(
+    options: Options, opened: Callable[[Options], Store | None]
+) -> tuple[Store | None, None] | tuple[None, Unreachable]:
+    try:
+        return opened(options), None
+    except Unreachable as error:
+        return None, error
+
+
+async def _stopped_within(seconds: float, stopped: asyncio.Event) -> bool:
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(stopped.wait(), seconds)
+    return stopped.is_set()

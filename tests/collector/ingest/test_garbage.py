@@ -16,10 +16,10 @@ import pytest
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.columns import Malformed, Words
+from hindmost_collector.ingest.connections import RejectedCalls
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed import packed
-from hindmost_collector.ingest.rejected_calls import Strangers
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.flush import arrow_tables
 from hindmost_collector.store.parquet.store import read_run
@@ -148,13 +148,13 @@ def test_rejected_calls_are_answered_counted_and_logged(collecting, collector_pr
 def test_rejected_calls_are_logged_once_a_minute(caplog):
     """However many there are, a kind of rejected call is one line a minute, which says how many there were."""
     now = [0.0]
-    strangers = Strangers(lambda: now[0])
+    calls = RejectedCalls(lambda: now[0])
     peer = types.SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
     for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
-        strangers.seen("garbage", peer, "noise")
+        calls.seen("garbage", peer, "noise")
     told = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
     assert [one.message for one in caplog.records] == [told, f"{told} (2 more like it since the last such line)"]
-    assert strangers.counts["garbage"] == 5
+    assert calls.counts["garbage"] == 5
 
 
 def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):

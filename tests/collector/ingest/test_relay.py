@@ -15,9 +15,8 @@ import grpc
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command
-from hindmost_collector.ingest.relay import Agent, choose
-from hindmost_collector.ingest.relay_link import Link, relayed
-from hindmost_collector.layers import resolve
+from hindmost_collector.ingest.relay import Agent, Link, choose, relayed
+from hindmost_collector.options import resolve
 from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -8,8 +8,8 @@ import numpy as np
 from hindmost_collector.ingest.chunk import Chunk, from_rows
 from hindmost_collector.ingest.columns import Words
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.live import waits, window
-from hindmost_collector.live.known import Known
+from hindmost_collector.live import totals, window
+from hindmost_collector.live.window import Known
 from hindmost_judge.model import COMMUNICATORS
 
 if TYPE_CHECKING:
@@ -44,8 +44,8 @@ def test_of_communicators_those_that_were_stated_last_are_known() -> None:
 
 def test_sizes_of_communicators_are_known_of_those_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start makes new ones."""
-    monkeypatch.setattr(waits, "_COMMUNICATORS", 10)
-    words, settling = Words(), waits.Waits()
+    monkeypatch.setattr(totals, "_COMMUNICATORS", 10)
+    words, settling = Words(), totals.Waits()
     op = words.code("all_reduce")
     for life in range(RESTARTS):
         settling.add(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.live.common import HELD_NS, told_by_all
+from hindmost_collector.live.evaluated import HELD_NS, told_by_all
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 

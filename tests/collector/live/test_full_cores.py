@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost import priority
-from hindmost_collector import serving
+from hindmost_collector import main
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 
@@ -73,7 +73,7 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
     monkeypatch.setattr(priority, "weigh", raised.append)
     monkeypatch.setattr(sys, "stdin", stdin())
     collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), job=lambda job_id: SimpleNamespace())
-    serving._follow_stdin(collector, Any, ())
+    main._follow_stdin(collector, Any, ())
     assert seen == [[], [0]]
 
 

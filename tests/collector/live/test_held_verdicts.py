@@ -68,7 +68,7 @@ def judged_live(
     seen_by.decoder = decoder
     writing: list[Any] = []
     seen_by.recorder.store = SimpleNamespace(append_line=lambda _job, _file, text: told.append(json.loads(text)))
-    seen_by.unbroken = SimpleNamespace(begin=writing.append)
+    seen_by.shielded = SimpleNamespace(begin=writing.append)
     watch = Watch(seen_by, judging, never_ends)
 
     async def looked() -> None:

@@ -14,7 +14,6 @@ from hindmost_collector.live.watching import Watch
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 from hindmost_collector.store import recording
-
 from tests.collector.pacing import never_ends
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
-from hindmost_collector.ingest.metric_rows import MetricRows
 from hindmost_collector.ingest.packed import packed
 from hindmost_collector.serve import job_metrics
 from hindmost_collector.serve.node_metrics import NodeMetrics

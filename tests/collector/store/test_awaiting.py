@@ -8,9 +8,9 @@ import urllib.request
 
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_collector import serving
+from hindmost_collector import main
 from hindmost_collector.options import Options
-from hindmost_collector.store import awaiting
+from hindmost_collector.store import opening
 from hindmost_collector.store.clickhouse.client import Unreachable
 from hindmost_collector.store.opening import open_store
 
@@ -29,8 +29,8 @@ def fetched(address, path):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Tries follow each other at once."""
-    monkeypatch.setattr(awaiting, "FIRST_S", 0.01)
-    monkeypatch.setattr(awaiting, "LAST_S", 0.01)
+    monkeypatch.setattr(opening, "FIRST_S", 0.01)
+    monkeypatch.setattr(opening, "LAST_S", 0.01)
 
 
 @pytest.fixture
@@ -38,12 +38,12 @@ def pages(monkeypatch):
     """Addresses of the pages that are served."""
     found = []
 
-    class Page(awaiting.Page):
+    class Page(opening.Page):
         def __init__(self, *args):
             super().__init__(*args)
             found.append(self.address)
 
-    monkeypatch.setattr(awaiting, "Page", Page)
+    monkeypatch.setattr(opening, "Page", Page)
     return found
 
 
@@ -58,7 +58,7 @@ def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
 
     async def scenario():
         options = Options(http="127.0.0.1:0", store=str(tmp_path))
-        waiting = asyncio.create_task(awaiting.store_and_page(options, asyncio.Event(), opened))
+        waiting = asyncio.create_task(opening.store_and_page(options, asyncio.Event(), opened))
         await until(lambda: pages)
         seen = [await asyncio.to_thread(fetched, pages[0], path) for path in ("/healthz", "/readyz", "/metrics")]
         away[0] = False
@@ -90,10 +90,10 @@ def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, ca
 
     async def scenario():
         stopped = asyncio.Event()
-        real = awaiting.store_and_page
-        monkeypatch.setattr(serving, "store_and_page", lambda *args: real(*args, opened))
+        real = opening.store_and_page
+        monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
         options = Options(listen="127.0.0.1:0", http="127.0.0.1:0", store=str(tmp_path))
-        served = asyncio.create_task(serving.serve(options, stopped))
+        served = asyncio.create_task(main.serve(options, stopped))
         await until(lambda: pages)
         ready = (503, "")
         while ready[0] != 200:
@@ -113,9 +113,9 @@ def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
 
     async def scenario():
         stopped = asyncio.Event()
-        real = awaiting.store_and_page
-        monkeypatch.setattr(serving, "store_and_page", lambda *args: real(*args, opened))
-        served = asyncio.create_task(serving.serve(Options(http="127.0.0.1:0"), stopped))
+        real = opening.store_and_page
+        monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
+        served = asyncio.create_task(main.serve(Options(http="127.0.0.1:0"), stopped))
         await until(lambda: pages)
         stopped.set()
         return await served
@@ -139,5 +139,5 @@ def test_what_waiting_does_not_fix_ends_it(error, options):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        asyncio.run(awaiting.store_and_page(options, asyncio.Event(), opened))
+        asyncio.run(opening.store_and_page(options, asyncio.Event(), opened))
     assert caught.value is error

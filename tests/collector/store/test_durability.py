@@ -10,7 +10,7 @@ import sys
 import grpc
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector.store.parquet.journal import Journal
+from hindmost_collector.store.parquet.segments import Journal
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
 

@@ -10,7 +10,7 @@ import threading
 import duckdb
 import pytest
 from hindmost_collector import maintenance
-from hindmost_collector.store.parquet import journal, segments
+from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.store import ParquetStore, folder, read_run
 from hindmost_collector.store.parquet.upkeep import Upkeep
 
@@ -100,7 +100,7 @@ def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, m
 
 def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, monkeypatch):
     """A disk that fails between the commit and its renames doubles nothing, and nothing is acknowledged before them."""
-    real = journal.sync_directory
+    real = segments.sync_directory
     failed = []
 
     def once(directory):
@@ -115,7 +115,7 @@ def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, 
             await agent.connect()
             await agent.send(agent.batch(0))
             await agent.until_acked(1)
-            monkeypatch.setattr(journal, "sync_directory", once)
+            monkeypatch.setattr(segments, "sync_directory", once)
             await agent.send(agent.batch(1))
             await until(lambda: len(failed) == 3)
             acked = agent.acked

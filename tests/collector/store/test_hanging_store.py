@@ -10,11 +10,10 @@ import time
 import duckdb
 import numpy as np
 import pytest
-from hindmost_collector import service, serving
+from hindmost_collector import main, service
 from hindmost_collector.ingest.chunk import Chunk
-from hindmost_collector.ingest.columns import Words
+from hindmost_collector.ingest.columns import MetricRows, Words
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
-from hindmost_collector.ingest.metric_rows import MetricRows
 from hindmost_collector.options import Options
 from hindmost_collector.store import recording
 from hindmost_collector.store.opening import open_store
@@ -191,13 +190,13 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
         collector = service.Collector(options, open_store(options))
         collector.job("j").exit_code = 3
         stopping = asyncio.get_running_loop().create_future()
-        waiting = asyncio.create_task(serving.ended(stopping, collector, look_s=0.01))
+        waiting = asyncio.create_task(main.ended(stopping, collector, look_s=0.01))
         await asyncio.wait({waiting}, timeout=0.05)
         patient = not waiting.done()
         collector.recorder._since = time.monotonic() - recording.HANGS_S - 5
         assert not await asyncio.wait_for(waiting, 60)
         with pytest.raises(Left, match="1"):
-            serving.abandon(collector)
+            main.abandon(collector)
         return patient
 
     monkeypatch.setattr("os._exit", leave)

@@ -3,6 +3,12 @@
 A flush's rows are inserted table by table under the flush's number, and then the number itself into ``flushes``: one
 row, in one insert, that makes all of them true. What a crash or a lost connection left without it is in no view. An
 insert that is tried again carries the same deduplication token, so that it is done once.
+
+Where an agent's sequence is written, so that the engine may let go of older ones, and never of the one that counts.
+
+The engine keeps the newest row of each identity and slot, whether or not its flush became whole. So a writer has two
+slots for each agent, and never writes into the one that holds the agent's last whole flush; and each writer, at each
+start, has slots of its own.
 """
 
 from __future__ import annotations
@@ -23,9 +29,8 @@ from hindmost.errors import HindmostError
 from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse import ddl
 from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
-from hindmost_collector.store.clickhouse.levels import Insert, LevelsOfFlush, of_stored
+from hindmost_collector.store.clickhouse.ddl import Insert, LevelsOfFlush, of_stored
 from hindmost_collector.store.clickhouse.reading import read_file, read_run
-from hindmost_collector.store.clickhouse.slots import AgentSlots
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,6 +39,29 @@ if TYPE_CHECKING:
 
     from hindmost_collector.store.clickhouse.client import Target
     from hindmost_collector.store.flush import Clock, Files, Rows
+
+#: Agents remembered; with more, the writer goes on in new slots.
+_REMEMBERED = 100_000
+
+
+class AgentSlots:
+    """The slots of one writer."""
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._held: dict[str, int] = {}
+
+    def free(self, identities: Iterable[str], unique: Callable[[], int]) -> list[int]:
+        """A slot for each agent that does not hold its last complete flush; ``unique`` draws a number not in use."""
+        if self._first is None or len(self._held) > _REMEMBERED:
+            self._first = unique() * 2
+            self._held.clear()
+        return [self._first + 1 - self._held.get(identity, 1) for identity in identities]
+
+    def taken(self, identities: Iterable[str]) -> None:
+        """The flush with what was written into the ``free`` slots is whole."""
+        self._held.update({identity: 1 - self._held.get(identity, 1) for identity in identities})
+
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Reading a run directory: while it is written, after a crash, or years later."""
+"""Reading a run directory: while it is written, after a crash, or years later; several of one job together."""
 
 from __future__ import annotations
 
@@ -8,16 +8,37 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from hindmost.errors import UsageError
+from hindmost_judge.encoding import chosen
 from hindmost_judge.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_judge.timeline.separate_jobs import judged_incarnation
 
-from hindmost_collector.store import excerpt, impossible_times, schema, together
+from hindmost_collector.store import excerpt, schema
 from hindmost_collector.store import meta as of_job
 from hindmost_collector.store.parquet import segments
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+#: No step, call or interval takes as long as this, a year.
+_LONGEST_NS = 365 * 86400 * 10**9
+#: Unix time at which nothing begins: the year 2100 and later.
+_LATEST_NS = 4_102_444_800 * 10**9
+
+
+def set_aside(tables: dict[str, Table]) -> tuple[dict[str, Table], list[str]]:
+    """The tables without such rows, and a note that counts them."""
+    found, gone = dict(tables), dict[str, int]()
+    for name in ("steps", "collectives", "intervals"):
+        one = tables[name]
+        possible = np.asarray((one["duration_ns"] < _LONGEST_NS) & (np.abs(one["start_ns"]) < _LATEST_NS))
+        found[name] = chosen(one, possible)
+        if count := len(possible) - int(np.count_nonzero(possible)):
+            gone[name] = count
+    if not gone:
+        return tables, []
+    told = ", ".join(f"{count} of {name}" for name, count in gone.items())
+    return found, [f"rows with times that no job has, a year long or after 2100, are left out: {told}"]
 
 
 def is_run_directory(path: Path) -> bool:
@@ -58,7 +79,7 @@ def read_together(paths: Sequence[Path]) -> Run:
     starts = [meta["started_ns"] for meta in metas if meta.get("started_ns")]
     meta = {name: value for one in reversed(metas) for name, value in one.items() if value is not None}
     meta |= {"started_ns": min(starts, default=None), "ended_ns": max(ends) if len(ends) == len(metas) else None}
-    tables = {name: together.joined(name, [one.tables[name] for one, _ in found]) for name in schema.STORED}
+    tables = {name: joined(name, [one.tables[name] for one, _ in found]) for name in schema.STORED}
     return run_of(tables, meta, paths[0].name, list(dict.fromkeys(note for one, _ in found for note in one.notes)))
 
 
@@ -106,13 +127,13 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
         del data
         pa.default_memory_pool().release_unused()  # it would keep what the largest table took
     meta, damage = of_job.read(path)
-    notes = [*segments.left_out(damaged), *_strangers(path / "segments"), *damage]
+    notes = [*segments.left_out(damaged), *_rejected_calls(path / "segments"), *damage]
     return _Stored(tables, meta, notes, damaged), part
 
 
 def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: list[str]) -> Run:
     """The run that stored ``tables`` hold, wherever they were stored. ``name`` is the job's where ``meta`` has none."""
-    tables, odd = impossible_times.set_aside(tables)
+    tables, odd = set_aside(tables)
     states = _last_by(tables["rank_states"], ("rank",), "time_ns")
     shown: dict[str, Any] = {name: tables[name] for name in TABLES}
     shown["ranks"] = _last_by(tables["ranks"], ("rank",), None)
@@ -124,7 +145,7 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     return judged_incarnation(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 
-def _strangers(folder: Path) -> list[str]:
+def _rejected_calls(folder: Path) -> list[str]:
     """What lies among the segments and is none."""
     found = sorted(one.name for one in folder.glob("*") if not one.is_dir() and not one.name.startswith("."))
     if not found:
@@ -212,3 +233,55 @@ def _clock_note(clocks: Table) -> list[str]:
     worst = int(last["uncertainty_ns"].argmax())
     node, error = last["node"][worst], last["uncertainty_ns"][worst] / 1e6
     return [f"the clock of node {node} is known to {error:.1f} ms: start times across nodes are no better"]
+
+
+#: By what a row is known again: each collector has its own clock, so times of it do not tell.
+KNOWN_BY = {
+    "steps": ("rank", "step", "kind", "duration_ns"),
+    "collectives": ("rank", "comm", "seq", "op", "duration_ns"),
+    "intervals": ("rank", "name", "duration_ns", "value"),
+}
+
+
+def joined(name: str, tables: Sequence[Table]) -> Table:
+    """All rows of a table, in the order of the directories; those that an earlier one has left out."""
+    found = tables[0]
+    for one in tables[1:]:
+        fresh = _fresh(name, found, one)
+        found = {column: np.concatenate([found[column], one[column][fresh]]) for column in found}
+    return found
+
+
+def united(name: str, selects: Sequence[str]) -> str:
+    """The same in SQL: the rows of a table of one job, of which there is a query for each directory."""
+    if len(selects) > 1 and name in schema.LEVELS:
+        return _added_up(selects)
+    keys = ", ".join(KNOWN_BY.get(name, ()))
+    found = list(selects)
+    for number in range(1, len(selects) if keys else 1):
+        known = " union all ".join(f"select {keys} from ({one})" for one in selects[:number])  # noqa: S608 - our own
+        found[number] = f"select mine.* from ({selects[number]}) as mine anti join ({known}) using ({keys})"  # noqa: S608 - the same
+    return " union all by name ".join(found)
+
+
+def _added_up(selects: Sequence[str]) -> str:
+    """Rows of a coarser level: of an interval in which an agent moved, each directory has a part.
+
+    The last value is that of the directory in which the series goes on for longest.
+    """
+    until = "max(time_ns) over (partition by node, name, labels) as until"
+    parts = " union all ".join(f"select *, {until} from ({one})" for one in selects)  # noqa: S608 - our own
+    columns = "sum(count)::bigint as count, min(min) as min, max(max) as max, sum(sum) as sum"
+    key = "job, node, name, labels, time_ns"
+    return f"select {key}, {columns}, arg_max(last, until) as last from ({parts}) group by {key}"  # noqa: S608 - the same
+
+
+def _fresh(name: str, known: Table, one: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    import pandas as pd  # noqa: PLC0415 - where used: SQL does without
+
+    keys = KNOWN_BY.get(name)
+    first = next(iter(one.values()))
+    if keys is None or not len(first):
+        return np.ones(len(first), bool)
+    seen, rows = (pd.MultiIndex.from_arrays([table[key] for key in keys]) for table in (known, one))
+    return np.asarray(~rows.isin(seen), bool)

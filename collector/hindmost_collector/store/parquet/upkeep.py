@@ -20,8 +20,8 @@ from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
 from hindmost_collector.store.downsample import levels
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.journal import TEMPORARY
 from hindmost_collector.store.parquet.merge import merged
+from hindmost_collector.store.parquet.segments import TEMPORARY
 
 if TYPE_CHECKING:
     from collections.abc import Callable

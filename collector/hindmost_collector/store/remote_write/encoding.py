@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.ingest.varint import varint
+from hindmost_collector.ingest.packed import varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

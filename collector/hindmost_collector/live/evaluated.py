@@ -1,41 +1,83 @@
-"""The newest steps of a window: what is evaluated between two full evaluations.
+"""Which part of a window is evaluated: what all ranks have reported; between full evaluations, the newest steps.
+
+Each agent sends what its ranks did every few seconds, at its own moments. A window therefore lacks the newest seconds
+of some ranks, and the oldest of those whose oldest rows were dropped first. A rank with missing rows does not seem
+late, and the ranks that wait for it seem to wait for a slow network. Such steps are not judged.
 
 A full evaluation takes tenths of a second to a second of CPU time, the newest steps a part of that.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+from hindmost_judge.model import rows
 
 from hindmost_collector.ingest.pace import MOST_S, NS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from collections.abc import Set as AbstractSet
 
-    from hindmost_judge.model import Table
+    from hindmost_judge.model import Run, Table
 
-    from hindmost_collector.live.pieces import Piece
+    from hindmost_collector.live.window import Piece
 
+#: Ranks that report so much later than others, or earlier, are not waited for: they have joined, ended or are cut off.
+#: The newest steps take so much longer at most: agents of large jobs send what seconds brought, in turn.
+HELD_NS = 2 * MOST_S * NS
+#: At least this many steps are left, as far as the window has them: a slowdown needs ten, the first ones may be left
+#: out as warm-up, and the newest rows are of unfinished steps. Windows of very many ranks are short.
+_STEPS = 16
 #: Least rows of the fullest table for an incremental evaluation that may take 20 to 100 ms, and for one that may not.
 ROWS, LEAST_ROWS = 50_000, 1_000
-#: Least steps, as far as the window has them: a slowdown needs ten, warm-up may be left out, and the newest rows are of
-#: unfinished steps.
-_STEPS = 16
+
 #: With this many times the rows, this many steps are enough, if nearly all ranks reported enough for a judgement:
 #: evaluations of thousands of ranks must be as frequent.
 _MANY, _FEWEST = 2, 13
 #: Share of the ranks that need enough steps for a judgement: some may have ended, or lost contact.
 _NEARLY_ALL = 0.9
-#: Beyond the time of its steps so much more at most: agents of large jobs send what seconds brought, in turn.
-_HELD_NS = 2 * MOST_S * NS
 #: Least steps that collectives must cover: the full evaluation does not use fewer.
 _JUDGED = 11
 #: Least metric samples: they show how many CPUs ranks share. Causes need a full evaluation.
 _SAMPLES = 20_000
 #: Larger jobs span so many nodes that CPU oversubscription would be an oversight.
 _ON_A_NODE = 512
+
+
+def told_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: AbstractSet[str]) -> Run:
+    """A window without what began before or after the time that all ranks reported, except those that are ``gone``.
+
+    A step takes ``step_ns``. Tables without dropped rows are complete since the ranks have ``begun``. Each table is cut
+    by its own clock: a GPU's clock is not the host's.
+    """
+    steps, collectives = (
+        _cut(table, _reported(table, _STEPS * step_ns, gone, begun=name in begun)) if rows(table) else table
+        for name, table in (("steps", run.steps), ("collectives", run.collectives))
+    )
+    return replace(run, steps=steps, collectives=collectives)
+
+
+def _reported(table: Table, least_ns: float, gone: AbstractSet[int], *, begun: bool) -> tuple[int, int]:
+    """When the last of the ranks began to tell, and the first ended; as far as that leaves enough."""
+    rank, start = table["rank"], table["start_ns"]
+    first = np.full(int(rank.max()) + 1, np.iinfo(np.int64).max)
+    last = np.full(len(first), np.iinfo(np.int64).min)
+    np.minimum.at(first, rank, start)
+    np.maximum.at(last, rank, start + np.maximum(table["duration_ns"], 0))
+    oldest, newest = int(first.min()), int(last.max())
+    last[[one for one in gone if one < len(last)]] = newest
+    since = oldest if begun else int(first[first <= oldest + HELD_NS].max())
+    until = int(last[last >= newest - HELD_NS].min())
+    spans = ((since, until), (oldest, until))
+    return next((one for one in spans if one[1] - one[0] >= least_ns), (oldest, newest + 1))
+
+
+def _cut(table: Table, span: tuple[int, int]) -> Table:
+    inside = (table["start_ns"] >= span[0]) & (table["start_ns"] < span[1])
+    return table if inside.all() else {name: column[inside] for name, column in table.items()}
 
 
 def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS) -> dict[str, list[Piece]]:
@@ -53,7 +95,7 @@ def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least
         found += piece.rows
         span = fullest[-1].newest_ns - piece.first_ns
         enough = span >= (_STEPS if found < _MANY * least else _FEWEST) * step_ns
-        if found >= least and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + _HELD_NS):
+        if found >= least and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + HELD_NS):
             break
     return {
         name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in kept.items()

@@ -1,0 +1,189 @@
+"""Agents' connections: the port, the log of who comes and goes, and rejected calls and batches, counted and logged.
+
+Input that never becomes a call (no HTTP/2, or a message that is too long) ends inside gRPC, which does not report it.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import grpc
+from google.protobuf.message import DecodeError
+from hindmost.errors import HindmostError
+
+from hindmost_collector.options import address
+from hindmost_collector.serve.exposition import collected, counter
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+
+    from prometheus_client.core import Metric
+
+    Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
+    from hindmost_collector.ingest.session import Agent
+
+
+def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int) -> tuple[grpc.aio.Server, str]:
+    """A server that has the port and is not started, and its address as ``HOST:PORT``; ``longest``: bytes of a message.
+
+    Raises HindmostError where the port cannot be had.
+    """
+    host, port = address(where, "--listen")
+    server = grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", longest),
+            ("grpc.so_reuseport", 0),  # a port in use is an error, not a lottery
+            ("grpc.keepalive_permit_without_calls", 1),
+            # Bandwidth probing pings the agent at every message, which wakes it for nothing. A ping that a host under
+            # load leaves unanswered for a minute ends the connection.
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", 5000),
+            # Else each connection keeps 64 KiB to read into, once a batch has come through it; with half of this one of
+            # 15 to 30 kB takes twice and more calls of the kernel.
+            ("grpc.experimental.tcp_max_read_buffer_size", 16384),
+        ]
+    )
+    server.add_generic_rpc_handlers(tuple(handlers))
+    try:
+        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except RuntimeError as error:
+        raise HindmostError(f"cannot listen on {host}:{port}: it is in use, or not an address of this host") from error
+    return server, f"{host}:{bound}"
+
+
+log = logging.getLogger(__name__)
+
+#: Agents that one line names, and how long the next line gathers more.
+_NAMED, _GATHERED_S = 3, 1.0
+
+
+class ConnectionLog:
+    """Gathers the content of one line. An agent that came and left before the line counts as both."""
+
+    def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._monotonic, self._told_s = monotonic, -_GATHERED_S
+        self._joined: dict[str, None] = {}
+        self._left: dict[str, None] = {}
+        self._lost: dict[str, None] = {}
+
+    def joined(self, identity: str) -> None:
+        """An agent that had no stream has one."""
+        self._joined[identity] = None
+
+    def left(self, identity: str, *, said_goodbye: bool) -> None:
+        """An agent's stream is over."""
+        (self._left if said_goodbye else self._lost)[identity] = None
+
+    def tell(self, connected: Callable[[], int]) -> None:
+        """Log what there is since the last line; ``connected`` counts the agents that have a stream now."""
+        now = self._monotonic()
+        if now - self._told_s < _GATHERED_S or not (self._joined or self._left or self._lost):
+            return
+        self._told_s = now
+        for what, agents in (("joined", self._joined), ("left", self._left), ("broke off", self._lost)):
+            if agents:
+                named = ", ".join(list(agents)[:_NAMED]) + (", …" if len(agents) > _NAMED else "")
+                who = "1 agent" if len(agents) == 1 else f"{len(agents)} agents"
+                log.info("%s %s (%s): %d connected", who, what, named, connected())
+                agents.clear()
+
+
+#: Seconds between two log lines about the same kind of rejected call.
+QUIET_S = 60.0
+HELLO_FIRST = "the first message of a stream must be Hello"
+#: A call of a method that is not served; bytes that are no message; a stream that does not begin with Hello; one that
+#: is refused for what its Hello says.
+REASONS = ("method", "garbage", "hello", "refused")
+REFUSED = counter(
+    "hindmost_collector_refused_streams_total",
+    "Calls on the agents' port by other programs. `method`: of another service; `garbage`: no message of an agent; "
+    "`hello`: began with another message; `refused`: another protocol, or names too long. "
+    "What is not HTTP/2 is not counted.",
+    "reason",
+)
+
+
+class RejectedCalls(grpc.GenericRpcHandler):
+    """Counts them; served after everything else, it answers calls of what is not served here."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self._now = now
+        self._told: dict[str, tuple[float, int]] = {}
+        self.counts: Counter[str] = Counter()
+
+    def seen(self, reason: str, context: Any, what: str) -> None:
+        """Count one, and say so if nothing was said of its kind for a minute."""
+        self.counts[reason] += 1
+        when, count = self._told.get(reason, (-QUIET_S, 0))
+        if self._now() - when < QUIET_S:
+            return
+        before = self.counts[reason] - count - 1
+        more = f" ({before} more like it since the last such line)" if before else ""
+        log.warning("%s was refused on the agents' port: %s%s", context.peer(), what, more)
+        self._told[reason] = (self._now(), self.counts[reason])
+
+    async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
+        """Count a stream, and end it with the reason."""
+        self.seen(reason, context, what)
+        await context.abort(code, what)
+
+    def guarded(self, stream: Stream) -> Stream:
+        """A handler that ends a stream of undecodable bytes with a word instead of a traceback."""
+
+        async def serve(requests: AsyncIterator[Any], context: Any) -> None:
+            try:
+                await stream(requests, context)
+            except DecodeError as error:
+                code = grpc.StatusCode.INVALID_ARGUMENT
+                await self.refuse("garbage", context, code, f"what it sent is no message of an agent: {error}")
+
+        return serve
+
+    def service(self, details: Any) -> Any:
+        """Whatever method is asked for: a handler that says that there is none."""
+        what = f"it calls {details.method}, which is not served here"
+
+        async def answer(_: Any, context: Any) -> None:
+            await self.refuse("method", context, grpc.StatusCode.UNIMPLEMENTED, what)
+
+        return grpc.stream_stream_rpc_method_handler(answer)
+
+    def metric(self) -> Metric:
+        """How many there were of each kind."""
+        return collected(REFUSED, [([reason], self.counts[reason]) for reason in REASONS])
+
+
+class RejectedBatches:
+    """Adds ``malformed_blocks`` and ``set_aside`` to the ``counts`` that it is made with."""
+
+    def __init__(self, counts: Counter[str]) -> None:
+        self._counts = counts
+        self._told: set[tuple[str, str]] = set()
+
+    def malformed(self, agent: Agent, complaints: Sequence[str]) -> None:
+        """Blocks that say what cannot be, a sentence for each."""
+        self._counts["malformed_blocks"] += len(complaints)
+        if self._first(agent, "malformed"):
+            log.warning("agent %s on %s sent invalid data: %s", agent.identity, agent.node, complaints[0])
+
+    def unforeseen(self, agent: Agent, what: str, error: Exception) -> None:
+        """Go on without a batch that failed in an unforeseen way: sent again it would fail again. Re-raises
+        MemoryError."""
+        if isinstance(error, MemoryError):
+            raise error
+        self._counts["set_aside"] += 1
+        if self._first(agent, "unforeseen"):
+            told = "%s of agent %s on %s failed: the part not yet taken is left out"
+            log.error(told, what, agent.identity, agent.node, exc_info=error)
+
+    def forget(self, identity: str) -> None:
+        """An agent that is gone: if it comes back, it is logged again."""
+        self._told -= {(identity, "malformed"), (identity, "unforeseen")}
+
+    def _first(self, agent: Agent, kind: str) -> bool:
+        known = (agent.identity, kind) in self._told
+        self._told.add((agent.identity, kind))
+        return not known

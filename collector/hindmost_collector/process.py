@@ -1,0 +1,105 @@
+"""The collector as a process: how late its event loop is, tasks that nothing cancels, memory, and imports put off."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import sys
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pyarrow as pa
+from prometheus_client import Histogram
+
+from hindmost_collector.serve.exposition import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+
+#: Between two measurements; and while cores are full, where each wake-up takes a core from a rank.
+PERIOD_S, FULL_CORES_PERIOD_S = 0.05, 1.0
+BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+LOOP_LAG = Metric("hindmost_collector_loop_lag_seconds", "histogram", "Delay of the ticks of the event loop.")
+
+
+class Lag:
+    """Wakes twenty times a second, once where cores are full, and notes how late."""
+
+    def __init__(self, cores_are_full: Callable[[], bool] = lambda: False) -> None:
+        self._cores_are_full = cores_are_full
+        self.histogram = Histogram(LOOP_LAG.name, LOOP_LAG.help, buckets=BUCKETS, registry=None)
+
+    async def watch(self) -> None:
+        """Measure until cancelled."""
+        while True:
+            period_s = FULL_CORES_PERIOD_S if self._cores_are_full() else PERIOD_S
+            due = time.monotonic() + period_s
+            await asyncio.sleep(period_s)
+            self.histogram.observe(max(time.monotonic() - due, 0.0))
+
+
+_T = TypeVar("_T")
+
+
+class ShieldedTasks:
+    """What another thread would go on doing unwatched: tasks that are never cancelled."""
+
+    def __init__(self) -> None:
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def begin(self, work: Coroutine[Any, Any, _T]) -> asyncio.Task[_T]:
+        """Start it."""
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def whole(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """Start it, and wait for it."""
+        return await asyncio.shield(self.begin(work))
+
+    async def ended(self) -> None:
+        """Wait for all of them; what one raises was for who asked."""
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+#: malloc.h's numbers of options, and their values. Threads share two heaps: each would keep what the largest flush, or
+#: report, that it ever made took. Arrays below 4 MiB come from a heap, which keeps 16 MiB of what is free: else each
+#: is mapped and unmapped, for which the kernel stops every thread.
+MALLOC = {"M_ARENA_MAX": (-8, 2), "M_MMAP_THRESHOLD": (-3, 4 << 20), "M_TRIM_THRESHOLD": (-1, 16 << 20)}
+
+
+def set_up_allocator() -> None:
+    """Set up glibc's malloc for a process of a few threads and many short-lived arrays."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        library = ctypes.CDLL(None)
+        for option, value in MALLOC.values():
+            library.mallopt(option, value)
+
+
+def give_memory_back() -> None:
+    """Have glibc return all free memory to the system, also between blocks in use; rarely, and before a new peak of
+    use."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+class _NoPandas:
+    """Stands before the other finders of modules."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: object = None) -> None:  # noqa: ARG004
+        if name == "pandas":
+            raise ModuleNotFoundError(name=name)
+
+
+def put_off_pandas() -> None:
+    """Have pyarrow look for pandas now, and find none. For a process of our own, before its first array."""
+    if "pandas" in sys.modules:
+        return
+    sys.meta_path.insert(0, _NoPandas)
+    try:
+        pa.array([0])
+    finally:
+        sys.meta_path.remove(_NoPandas)
