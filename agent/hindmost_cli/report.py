@@ -57,12 +57,12 @@ def run(args: argparse.Namespace) -> int:
     color = args.output is None and streams.colored(sys.stdout)
     given = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
-    recordings = [args.path] if others else _recordings(args.path, args.format)
-    reports = [judged(one, given, others) for one in recordings]
+    recordings_in = [args.path] if others else _recordings(args.path, args.format)
+    reports = [judged(one, given, others) for one in recordings_in]
     if chosen is not None:
         for report in reports:
             _refuse_unknown(args.ranks, chosen, report)
-    more = [again(one, args) for one in recordings]
+    more = [again(one, args) for one in recordings_in]
     pages = [
         render(report, args.format, chosen, color, args.explain, command)
         for report, command in zip(reports, more, strict=True)
@@ -80,9 +80,9 @@ def again(path: Path | str, args: argparse.Namespace) -> str:
 
 def _recordings(path: Path | str, kind: str) -> list[Path | str]:
     """What to report on: all that a folder holds one after the other, where the format can hold several."""
-    from hindmost_collector.joining.several import recordings
+    from hindmost_collector.recordings import recordings_in
 
-    found = recordings(path)
+    found = recordings_in(path)
     if len(found) > 1 and kind != "text":
         names = ", ".join(Path(one).name for one in found[:3])
         raise UsageError(f"{path}: {len(found)} recordings of different jobs ({names}); name one for --format {kind}")
@@ -138,10 +138,10 @@ def render(
     report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False, more: str = ""
 ) -> str:
     """The report in one of the formats; ``more`` is the command that explains it."""
-    from hindmost_collector.report import csv, html, json, text
+    from hindmost_collector.report import csv, html, rendered, text
 
     if kind == "json":
-        return json.render(report)
+        return rendered.render_json(report)
     if kind == "html":
         return html.render(report)
     if kind == "csv":

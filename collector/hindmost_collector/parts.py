@@ -16,7 +16,7 @@ from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.process import Lag, ShieldedTasks
-from hindmost_collector.serve.node_metrics import NodeMetrics
+from hindmost_collector.serve.metrics import NodeMetrics
 from hindmost_collector.store.recording import Recorder
 
 if TYPE_CHECKING:

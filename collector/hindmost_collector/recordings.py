@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 from hindmost.errors import UsageError
 
 from hindmost_collector.formats import (
-    damaged,
     flight_recorder,
     hindmost_run,
     horovod_timeline,
@@ -27,8 +26,7 @@ from hindmost_collector.formats import (
     steps_jsonl,
     straggler_analysis,
 )
-from hindmost_collector.formats.files import Sample, is_archive, sample, unpacked, walk
-from hindmost_collector.joining import several
+from hindmost_collector.formats.files import UNREAD, Sample, is_archive, read_undamaged, sample, unpacked, walk
 from hindmost_collector.joining.combine import combine
 from hindmost_collector.store.clickhouse.client import is_url
 
@@ -86,7 +84,7 @@ def _load(path: Path, folder: Path) -> Run:
     own = hindmost_run.find(folder)
     if own is not None:
         return hindmost_run.load(own)
-    if (runs := several.runs(folder)) is not None:
+    if (runs := several_runs(folder)) is not None:
         raise UsageError(runs)
     files = walk(folder)
     found: dict[str, list[Path]] = {form.NAME: [] for form in FORMATS}
@@ -99,11 +97,11 @@ def _load(path: Path, folder: Path) -> Run:
         else:
             found[owner].append(file)
     if len(strangers) == len(files):
-        if (only := several.only_archive(files)) is not None:
+        if (only := only_archive(files)) is not None:
             return load(only)
-        raise UsageError(several.archives(path, files) or _nothing_understood(path, strangers))
+        raise UsageError(several_archives(path, files) or _nothing_understood(path, strangers))
     met = [form for form in FORMATS if found[form.NAME]]
-    views, damage = damaged.whole(met, lambda form: form.load(found[form.NAME]))
+    views, damage = read_undamaged(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)
     odd = _left_out(strangers, [file for held in found.values() for file in held])
     return replace(run, notes=(*run.notes, *damage, *odd))
@@ -142,3 +140,40 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     first = next(head for head in strangers if head.size)
     start = ascii(first.first_line()[:40].decode(errors="replace"))
     return f"{path}: found {kinds}; {first.path.name} starts with {start}; hindmost reads {understood}"
+
+
+def recordings_in(path: Path | str) -> list[Path | str]:
+    """What to load, one after the other: the path itself, but each trace of a folder of the straggler study's."""
+    if not isinstance(path, Path) or not path.is_dir():
+        return [path]
+    found = [one for one in _inside(path) if one.is_file() and straggler_analysis.recognises(sample(one))]
+    return [*found] if len(found) > 1 else [path]
+
+
+def several_runs(folder: Path) -> str | None:
+    """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
+    return _told(folder, "runs", [one for one in _inside(folder) if one.is_dir() and hindmost_run.is_run(one)])
+
+
+def several_archives(folder: Path, files: Sequence[Path]) -> str | None:
+    """That the ``files`` of a folder, at whatever depth, hold archives, and how to name one; ``None``: they do not."""
+    return _told(folder, "archives", [one for one in files if is_archive(one)])
+
+
+def only_archive(files: Sequence[Path]) -> Path | None:
+    """The one archive among files; ``None`` where there are none or several."""
+    found = [one for one in files if is_archive(one)]
+    return found[0] if len(found) == 1 else None
+
+
+def _told(folder: Path, what: str, found: list[Path]) -> str | None:
+    if not found:
+        return None
+    newest = max(found, key=lambda one: one.stat().st_mtime_ns)
+    return f"{folder}: holds {len(found)} {what}, each a recording; name one, such as {newest}"
+
+
+def _inside(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    return sorted(one for one in folder.iterdir() if not one.name.startswith(".") and one.name not in UNREAD)

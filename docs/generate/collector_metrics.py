@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_collector import process
 from hindmost_collector.ingest import connections, relay
-from hindmost_collector.serve import job_metrics, own_metrics
+from hindmost_collector.serve import metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
 from hindmost_collector.store.remote_write import sink
 
@@ -44,10 +44,10 @@ def page() -> str:
         (
             HEAD,
             "## Jobs and ranks\n",
-            _table(job_metrics.OF_JOBS),
+            _table(metrics.OF_JOBS),
             "## Verdicts\n",
             VERDICTS,
-            _table(job_metrics.OF_VERDICTS),
+            _table(metrics.OF_VERDICTS),
             "## The collector itself\n",
             _table(OWN),
             "## A relay\n",
@@ -57,8 +57,8 @@ def page() -> str:
     )
 
 
-def _table(metrics: Iterable[Metric]) -> str:
-    return "\n".join(("| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *map(_row, metrics), ""))
+def _table(declared: Iterable[Metric]) -> str:
+    return "\n".join(("| metric | type | labels | meaning |", "| --- | --- | --- | --- |", *map(_row, declared), ""))
 
 
 def _row(metric: Metric) -> str:

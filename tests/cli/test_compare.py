@@ -12,8 +12,8 @@ import pytest
 from hindmost_cli import main
 from hindmost_collector import comparison as comparing
 from hindmost_collector.comparison import compare
+from hindmost_collector.report import columns
 from hindmost_collector.report import compare as text
-from hindmost_collector.report import headline
 from hindmost_collector.simulate.write import write
 from hindmost_judge.model import COLLECTIVES, empty
 
@@ -122,7 +122,7 @@ def test_the_page_says_first_what_changed() -> None:
 def test_a_simulation_is_titled_by_its_job() -> None:
     """The program that made it is ours: its name says nothing."""
     found = {"job": {"id": "slow-rank-3", "command": "hindmost simulate --ranks 8"}}
-    assert headline.title(found) == "hindmost · slow-rank-3"
+    assert columns.title(found) == "hindmost · slow-rank-3"
 
 
 def test_a_run_without_steps_is_reported_as_that() -> None:

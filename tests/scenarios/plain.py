@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.report import columns, headline
+from hindmost_collector.report import columns
 from hindmost_collector.report.rendered import rendered
 
 from words import rules
@@ -27,9 +27,9 @@ def findings(report: Mapping[str, Any]) -> list[str]:
 
 def sentences(report: Mapping[str, Any]) -> Iterator[str]:
     """All that a report says, in any format."""
-    yield headline.title(report)
-    yield headline.bound(report)
-    yield from headline.waste(report)
+    yield columns.title(report)
+    yield columns.bound(report)
+    yield from columns.waste(report)
     yield from report["notes"]
     yield report["job"].get("ended") or ""
     yield columns.caption(columns.table(report["ranks"], deciding=columns.deciding(report))[0], report)

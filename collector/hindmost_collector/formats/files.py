@@ -3,6 +3,8 @@
 A folder is walked to a bounded depth and number of files, symbolic links that leave it are not followed; an archive is
 unpacked to a temporary folder, regular files only, up to a bounded size. Every format sees the first bytes of a file
 (:class:`Sample`) and says whether it is one of its own.
+
+A damaged file among others that are not is left out, with a note, so that the rest is judged.
 """
 
 from __future__ import annotations
@@ -21,14 +23,12 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 from hindmost.errors import HindmostError, UsageError
 
-from hindmost_collector.formats.damaged import DamagedError
-
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
 SAMPLE_BYTES = 64 * 1024
 #: No line of any format understood here is longer: the longest seen is a stack in a Flight Recorder dump, 20 KiB.
@@ -224,3 +224,40 @@ def _of_zip(path: Path) -> Generator[_Member, None, None]:
     with zipfile.ZipFile(path) as archive:
         for member in archive.infolist():
             yield member.filename, member.file_size, None if member.is_dir() else archive.open(member)
+
+
+Of = TypeVar("Of")
+T = TypeVar("T")
+
+#: Files that a note names.
+_NAMED = 4
+
+
+class DamagedError(UsageError):
+    """A file that cannot be read, as a full disk or a killed process leaves it: no attack, and no reason to stop."""
+
+    def __init__(self, path: Path, why: str) -> None:
+        super().__init__(f"{path}: {why}")
+        self.path, self.why = path, why
+
+
+def read_undamaged(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T], list[str]]:
+    """What was read of each file, or kind of files, and a note on those that are damaged; raises where all are."""
+    tried = [_tried(one, read) for one in files]
+    damaged = [one for one in tried if isinstance(one, DamagedError)]
+    found = [one for one in tried if not isinstance(one, DamagedError)]
+    if damaged and not found:
+        rest = [one.path.name for one in damaged[1:]]
+        others = f"; so {'is' if len(rest) == 1 else 'are'} {', '.join(rest[:_NAMED])}" if rest else ""
+        others += f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
+        raise DamagedError(damaged[0].path, f"{damaged[0].why}{others}")
+    more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
+    told = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
+    return found, [f"Left out: {told}{more}."] if damaged else []
+
+
+def _tried(one: Of, read: Callable[[Of], T]) -> T | DamagedError:
+    try:
+        return read(one)
+    except DamagedError as error:
+        return error

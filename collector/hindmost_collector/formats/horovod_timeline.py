@@ -14,9 +14,8 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, Job, Run, Table
 
-from hindmost_collector.formats.columns import table
+from hindmost_collector.formats.columns import operation, table
 from hindmost_collector.formats.json_stream import events, microseconds
-from hindmost_collector.formats.operations import operation
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -20,10 +20,8 @@ import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats import damaged
-from hindmost_collector.formats.columns import table
-from hindmost_collector.formats.files import lines
-from hindmost_collector.formats.operations import operation
+from hindmost_collector.formats.columns import operation, table
+from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
 from hindmost_collector.formats.processes import (
     WINDOW_NS,
     communicators,
@@ -110,9 +108,9 @@ def load(files: Sequence[Path]) -> Run:
     """All operations of all processes; ranks are those of the communicator that all processes are in."""
     one_job.refuse_copies(files)
     reading = _Reading(stride(sum(path.stat().st_size for path in files), _BYTES_A_LINE))
-    _, left_out = damaged.whole(files, lambda path: _read(path, reading))
+    _, left_out = read_undamaged(files, lambda path: _read(path, reading))
     if not reading.processes:
-        raise damaged.DamagedError(files[0].parent, f"no whole line in the {NAME}")
+        raise DamagedError(files[0].parent, f"no whole line in the {NAME}")
     c = {name: np.concatenate(reading.pieces[name]) for name in _COLUMNS}
     rank_in, sizes = _memberships(c, len(reading.processes))
     _refuse_contradictions(f"{files[0].parent}: {NAME}", c, reading, rank_in)
@@ -143,7 +141,7 @@ def _refuse_contradictions(
 ) -> None:
     names = [f"process {pid}{f' of {node}' * bool(node)}" for node, pid in reading.processes]
     times = {name: c["written"][c["process"] == one] * 1000 for one, name in enumerate(names)}
-    one_job.refuse_rejected_calls(where, dict(zip(names, rank_in, strict=True)), times)
+    one_job.refuse_other_jobs(where, dict(zip(names, rank_in, strict=True)), times)
 
 
 def _blocks(path: Path) -> Iterator[list[bytes]]:

@@ -3,6 +3,10 @@
 Collectives are the NCCL kernels; a kernel belongs to the step in which the host launched it (the launch has the same
 ``correlation``). The profiler keeps host and GPU times on one clock. Kernels still run asynchronously: their
 durations show how long a GPU waited, and the marks of a host's step do not show when its GPU was in it.
+
+A loop that no DataLoader of PyTorch feeds fetches its batch between two steps, and nothing of that is in the trace; the
+first that a step gives its GPU is the copy of that batch. Where it launches a kernel before, or meets others, the time
+is not only the batch's, and unknown; where it waits for its GPU, that is no part of it.
 """
 
 from __future__ import annotations
@@ -20,14 +24,10 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats import damaged
-from hindmost_collector.formats.columns import concatenate, table
-from hindmost_collector.formats.files import SAMPLE_BYTES, open_bytes
+from hindmost_collector.formats.columns import concatenate, operation, table
+from hindmost_collector.formats.files import SAMPLE_BYTES, open_bytes, read_undamaged
 from hindmost_collector.formats.json_stream import events, microseconds
-from hindmost_collector.formats.operations import operation
-from hindmost_collector.formats.process_groups import ITEM_BYTES, ProcessGroup
-from hindmost_collector.formats.profiled_input import before_copies
-from hindmost_collector.formats.rank_in_name import rank_in_name
+from hindmost_collector.formats.processes import ITEM_BYTES, ProcessGroup, rank_in_name
 from hindmost_collector.joining import one_job
 
 if TYPE_CHECKING:
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hindmost_collector.formats.files import Sample
+
+    Array = np.ndarray[Any, Any]
 
 NAME = "PyTorch profiler (Kineto) Chrome traces"
 
@@ -139,7 +141,7 @@ class _Trace:
 
 def load(files: Sequence[Path]) -> Run:
     """All ranks' profiled steps and collectives; what lies outside the profiled steps is left out."""
-    read, left_out = damaged.whole(files, _read)
+    read, left_out = read_undamaged(files, _read)
     where = f"{files[0].parent}: {NAME}"
     if len(read) == 1 and read[0].nameless():
         read[0].beside["distributedInfo"] = {"rank": 0, "world_size": 1}  # one process, which has no process group
@@ -453,3 +455,45 @@ def _on_gpu(trace: _Trace, steps: int) -> dict[str, np.ndarray[Any, Any]]:
     if (between >= 0).all():
         columns["gpu_backward_ns"] = between
     return {name: np.rint(values * 1000) for name, values in columns.items()}
+
+
+#: What stands for a time that is not known.
+_UNKNOWN = -1
+
+
+def before_copies(
+    begin: Array, end: Array, copies: Array, others: Array, waits: Sequence[tuple[float, float]]
+) -> Array:
+    """[S] us from each step's begin [S] to the launch of its first copy to the GPU, less what the host waited; -1 where
+    that is unknown.
+
+    ``copies`` and ``others`` are when its thread launched copies to the GPU, and when anything else was launched or
+    collectives began; ``waits`` are start and length of its waits for the GPU, of which one may lie in another: the
+    driver's within the runtime's.
+    """
+    first = _first_in(begin, end, copies)
+    known = first < _first_in(begin, end, others)  # without any copy: infinite, as those may be
+    ends = np.array([begin, np.where(known, first, begin)])
+    worked = np.diff(ends - _waited_before(ends, waits), axis=0)[0]
+    return np.asarray(np.where(known, np.maximum(worked, 0.0), _UNKNOWN))
+
+
+def _waited_before(times: Array, waits: Sequence[tuple[float, float]]) -> Array:
+    """How long one waited until each of these times, however many waits there were at once."""
+    if not len(waits):
+        return np.zeros(times.shape)
+    start, length = np.array(waits).T
+    order = np.argsort(start)
+    start, end = start[order], np.maximum.accumulate((start + length)[order])
+    apart = np.flatnonzero(np.append(True, start[1:] > end[:-1]))
+    start, end = start[apart], end[np.append(apart[1:], len(end)) - 1]
+    before = np.append(0.0, np.cumsum(end - start))
+    at = np.searchsorted(start, times, side="right")  # so many have begun, of which the last may go on
+    return np.asarray(before[at] - np.where(at > 0, np.maximum(end[at - 1] - times, 0.0), 0.0))
+
+
+def _first_in(begin: Array, end: Array, times: Array) -> Array:
+    """[S] the first of these times in each step, infinite where there is none."""
+    ordered = np.append(np.sort(times), np.inf)
+    first = ordered[np.searchsorted(ordered, begin)]
+    return np.asarray(np.where(first < end, first, np.inf))

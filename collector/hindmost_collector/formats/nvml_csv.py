@@ -10,9 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import Job, Run, Table
 
-from hindmost_collector.formats import damaged
 from hindmost_collector.formats.columns import concatenate, table
-from hindmost_collector.formats.files import open_bytes, sample
+from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged, sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +42,7 @@ def recognises(sample: Sample) -> bool:
 
 def load(files: Sequence[Path]) -> Run:
     """Every GPU's samples as metrics, labelled by the GPU's index: the file knows no other identity."""
-    read, notes = damaged.whole(files, lambda path: _read(path, MAX_SAMPLES // len(files)))
+    read, notes = read_undamaged(files, lambda path: _read(path, MAX_SAMPLES // len(files)))
     metrics = concatenate("metrics", [part for parts, _ in read for part in parts])
     return Run(
         job=Job(id="", source=NAME), metrics=metrics, notes=(*notes, *(note for _, told in read for note in told))
@@ -78,11 +77,11 @@ def _read(path: Path, budget: int) -> tuple[list[Table], list[str]]:
         with open_bytes(path) as stream:
             samples = pa_csv.read_csv(stream, None, pa_csv.ParseOptions(invalid_row_handler=skip), text)
     except (pa.ArrowInvalid, ValueError, KeyError, TypeError) as error:
-        raise damaged.DamagedError(path, f"not {NAME}: {str(error).splitlines()[0]}") from error
+        raise DamagedError(path, f"not {NAME}: {str(error).splitlines()[0]}") from error
     count, samples = len(samples), _sane(samples)
     lost = count - len(samples) + len(torn)
     if not len(samples):
-        raise damaged.DamagedError(path, f"not {NAME}: no whole line")
+        raise DamagedError(path, f"not {NAME}: no whole line")
     notes = [f"{path.name}: {lost:,} incomplete line{'s' * (lost > 1)} left out."] if lost else []
     return _tables(samples, budget), notes
 

@@ -1,7 +1,10 @@
-"""Which rank each process of a recording was, and in which order its communicators worked."""
+"""Which rank each process of a recording was, what its groups are, and in which order its communicators worked."""
 
 from __future__ import annotations
 
+import hashlib
+import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +13,7 @@ from hindmost_collector.formats.columns import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
     from hindmost_judge.model import Table
 
@@ -203,3 +207,62 @@ def counted(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     out = np.empty(len(group), dtype=np.int64)
     out[order] = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))
     return out
+
+
+#: Bytes of an element, by the names PyTorch gives its types.
+ITEM_BYTES = {
+    **dict.fromkeys(("Float", "Int"), 4),
+    **dict.fromkeys(("Double", "Long", "ComplexFloat"), 8),
+    **dict.fromkeys(("Half", "BFloat16", "Short"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2"), 1),
+}
+
+
+#: No group has more, and no list of them a longer text.
+_MOST_RANKS = 1 << 20
+
+
+def _numbers(ranks: Any) -> tuple[int, ...]:
+    """The ranks of a list or of its text; none of what is neither."""
+    if isinstance(ranks, str) and len(ranks) < 10 * _MOST_RANKS:
+        return tuple(int(number) for number in re.findall(r"\d{1,9}", ranks))
+    if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
+        return tuple(one for one in ranks if isinstance(one, int) and 0 <= one < _MOST_RANKS)
+    return ()
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A process group: its identity in a run, what it is called, and its ranks in order."""
+
+    comm: int
+    name: str
+    ranks: tuple[int, ...] = ()
+
+    @classmethod
+    def named(cls, name: str, ranks: Any, description: str = "") -> ProcessGroup:
+        """The group of that name; ``ranks`` is a list, or its text, as recordings have it."""
+        listed = _numbers(ranks)
+        digest = hashlib.blake2b(f"{name} {listed}".encode(), digest_size=8).digest()
+        return cls(int.from_bytes(digest, "little"), description, listed)
+
+
+_SAID = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
+#: What torch's ``tensorboard_trace_handler`` calls its files: host, process, time in ns. None of them is a rank.
+_TENSORBOARD = re.compile(r"_\d+\.\d{13,}\.")
+_TIME = re.compile(r"\.\d{10,}(?=\.)")
+_LAST = re.compile(r"(?<!\d)(\d{1,7})(?:\.\w*[A-Za-z]\w*)*$")
+_FOLDER = re.compile(r"^(?:worker|proc|process|gpu|r)?[-_.]?(\d{1,7})$", re.IGNORECASE)
+
+
+def rank_in_name(path: Path) -> int | None:
+    """The number after the word rank in the file's name or its folder's.
+
+    Else the last one before the file's suffixes that is no time and no process, else that of a folder with a number
+    as its name."""
+    name, folder = path.name, path.parent.name
+    found = _SAID.search(name) or _SAID.search(folder)
+    if found is None and not _TENSORBOARD.search(name):
+        found = _LAST.search(_TIME.sub("", name))
+    found = found or _FOLDER.search(folder)
+    return int(found[1]) if found is not None else None

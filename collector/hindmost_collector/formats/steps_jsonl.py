@@ -14,9 +14,8 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats import damaged
 from hindmost_collector.formats.columns import concatenate, table
-from hindmost_collector.formats.files import lines
+from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
 from hindmost_collector.joining import one_job
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def lacks(sample: Sample) -> str | None:
 def load(files: Sequence[Path]) -> Run:
     """All ranks' steps. A step lasts until the next one starts; the last one until it was issued."""
     budget = MAX_STEPS // max(1, len(files))
-    parts, notes = damaged.whole(files, lambda path: _read(path, budget))
+    parts, notes = read_undamaged(files, lambda path: _read(path, budget))
     read = {rank: columns for rank, columns, _ in parts}
     notes += [note for _, _, told in parts for note in told]
     _refuse_contradictions(f"{files[0].parent}: {NAME}", len(parts), read)
@@ -101,14 +100,12 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]]
     if torn:
         notes.append(f"{path.name}: {torn} incomplete line{'s' * (torn > 1)} left out.")
     if not rows:
-        raise damaged.DamagedError(path, "no step in it can be read; is it whole?")
+        raise DamagedError(path, "no step in it can be read; is it whole?")
     host = np.array([row[:4] for row in rows], dtype=np.int64)
     gpu = np.array([row[4:] for row in rows], dtype=np.float64)
     kept = np.flatnonzero(_sane(host))
     if not len(kept):
-        raise damaged.DamagedError(
-            path, "no step in it can be true: each ends before it begins, or is out of all range"
-        )
+        raise DamagedError(path, "no step in it can be true: each ends before it begins, or is out of all range")
     if len(kept) < len(host):
         lines_ = f"{len(host) - len(kept):,} line{'s' * (len(host) - len(kept) > 1)} that cannot be true"
         notes.append(f"{path.name}: {lines_} (a number out of all range) left out.")

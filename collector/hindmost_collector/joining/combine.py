@@ -1,4 +1,7 @@
-"""Several recordings of one run, made one: each table from the source that knows it best, identities from all."""
+"""Several recordings of one run, made one: each table from the source that knows it best, identities from all.
+
+Steps that a profiler disturbed are found among those that another source marked in the same run.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,8 @@ from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, 
 from hindmost_collector.formats import inspector
 from hindmost_collector.formats.columns import concatenate, has_rows, select, table
 from hindmost_collector.formats.nvml_csv import gpu, labels_of
-from hindmost_collector.joining import clocks, missing_ranks, one_job, pattern, profiled_steps, ranks_by_time
-from hindmost_collector.joining.same_operations import with_what_others_saw
+from hindmost_collector.joining import clocks, missing_ranks, one_job
+from hindmost_collector.joining.operations import with_ranks_by_time, with_steps, with_what_others_saw
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,7 +30,7 @@ _ADDED_UP = ("intervals", "metrics", "stacks", "rank_states")
 def combine(path: Path, runs: Sequence[Run]) -> Run:
     """One run from several views of it, best first. Ranks are joined by their number."""
     one_job.refuse_other_runs(path, runs)
-    runs = clocks.together(path, ranks_by_time.told(runs))
+    runs = clocks.together(path, with_ranks_by_time(runs))
     runs = [_with_ranks_of_processes(run, runs) for run in runs]
     world = next((run.communicators for run in runs if has_rows(run, "communicators")), None)
     runs = [_in_the_communicators_of(world, run) for run in runs]
@@ -52,7 +55,7 @@ def combine(path: Path, runs: Sequence[Run]) -> Run:
     )
     run = _with_steps_of_operations(run)
     if next((one.job.source for one in runs if has_rows(one, "collectives")), "") == inspector.NAME:
-        run = pattern.with_steps(run)
+        run = with_steps(run)
     run = missing_ranks.marked(_with_gpus_by_index(_looked_at_to_the_end(_open_when_written(run))), runs)
     return replace(run, notes=_few_alike(run.notes))
 
@@ -77,7 +80,7 @@ def _steps(runs: Sequence[Run]) -> Table:
     chosen = max((run.steps for run in runs), key=rows)
     for run in runs:
         if run.steps is not chosen and PROFILED in run.steps["kind"]:
-            chosen = profiled_steps.marked(chosen, run.steps)
+            chosen = marked(chosen, run.steps)
     return chosen
 
 
@@ -236,3 +239,24 @@ def _with_gpus_by_index(run: Run) -> Run:
     which = f"rank {first} + i" if first else "rank i"
     note = f"which GPU a rank uses was not recorded; assumed: {which} uses GPU i"
     return replace(run, ranks={**run.ranks, "gpu_uuid": uuid}, notes=(*run.notes, note))
+
+
+#: A profiler is switched on some steps before the first that it records, to warm up: torch's schedules do so 1 to 5
+#: steps before. It writes when the last ends, and the next step's GPUs wait for that.
+_BEFORE, _AFTER = 5, 1
+
+
+def marked(steps: Table, recorded: Table) -> Table:
+    """The steps, those called ``PROFILED`` in which each rank's profiler recorded (its own steps), began or wrote."""
+    kind = steps["kind"].astype(object)
+    for rank in np.unique(recorded["rank"]).tolist():
+        theirs, mine = recorded["rank"] == rank, np.flatnonzero(steps["rank"] == rank)
+        begin = recorded["start_ns"][theirs].min()
+        end = (recorded["start_ns"] + recorded["duration_ns"])[theirs].max()
+        mine = mine[np.argsort(steps["start_ns"][mine], kind="stable")]
+        start = steps["start_ns"][mine]
+        inside = np.flatnonzero((start < end) & (start + steps["duration_ns"][mine] > begin))
+        if len(inside):
+            held = mine[max(inside[0] - _BEFORE, 0) : inside[-1] + _AFTER + 1]
+            kind[held[steps["kind"][held] == "train"]] = PROFILED
+    return {**steps, "kind": kind.astype(np.str_)}

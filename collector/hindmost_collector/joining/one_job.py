@@ -106,7 +106,7 @@ def refuse_other_runs(path: Path, runs: Sequence[Run]) -> None:
         )
 
 
-def refuse_rejected_calls(
+def refuse_other_jobs(
     what: str, rank_in: Mapping[str, Mapping[int, int]], times: Mapping[str, np.ndarray[Any, Any]]
 ) -> None:
     """Raise where two processes claim one place in a communicator, or some are in none with the others.

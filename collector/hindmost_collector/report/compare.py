@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import headline
+from hindmost_collector.report import columns
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.rendered import doing, of_verdict
 from hindmost_collector.report.text import console, labelled, written
@@ -27,7 +27,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     """``hindmost.compare/1`` as text: what changed first, then every measure, then the verdicts."""
     page = console(width, color)
     for label in ("a", "b"):
-        page.print(labelled(label.upper(), headline.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
+        page.print(labelled(label.upper(), columns.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
     page.print(labelled("RESULT", *_result(found)))
     for label, style, sentence in _changes(found["verdicts"]):
         page.print(labelled(label, sentence, style))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_judge.verdict.wording import UNMEASURED, duration
 
-from hindmost_collector.report import columns, headline
+from hindmost_collector.report import columns
 from hindmost_collector.report.rendered import overlap, rendered
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _COMMAND = re.compile("`([^`]+)`")
 
 def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
-    title = escape(headline.title(report))
+    title = escape(columns.title(report))
     verdicts = rendered(report)
     overlapping = f'<p class="note">{overlap(verdicts)}</p>' if overlap(verdicts) else ""
     body = _ended(report) + "".join(map(_verdict, verdicts)) + overlapping + _figures(report) + _lines(report)
@@ -68,8 +68,8 @@ def _ended(report: Mapping[str, Any]) -> str:
 
 def _lines(report: Mapping[str, Any]) -> str:
     """What limits the job, and behind a fold where ranks lose time."""
-    bound, waste = headline.bound(report), headline.waste(report)
-    rows = [("Bound by", bound), ("Do", headline.on_bound(report))]
+    bound, waste = columns.bound(report), columns.waste(report)
+    rows = [("Bound by", bound), ("Do", columns.on_bound(report))]
     shown = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in rows if text)
     shown = f"<dl>{shown}</dl>" if shown else ""
     shown += _fold("Waste", waste) if waste else ""
@@ -152,4 +152,4 @@ def _bar(row: Mapping[str, Any]) -> str:
 
 def _notes(report: Mapping[str, Any]) -> str:
     notes = report.get("notes") or []
-    return f"<section>{_fold(headline.count(len(notes), 'note'), notes)}</section>" if notes else ""
+    return f"<section>{_fold(columns.count(len(notes), 'note'), notes)}</section>" if notes else ""

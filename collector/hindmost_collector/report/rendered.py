@@ -1,14 +1,18 @@
-"""Each verdict in words, the same in every format: a head word, a finding, what it costs, why, and what to do."""
+"""Each verdict in words, the same in every format: a head word, a finding, what it costs, why, and what to do.
+
+``hindmost.report/1``, the contract for programs, is the report with these words as JSON.
+"""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from hindmost_judge.verdict.schema import UNSURE
 from hindmost_judge.verdict.wording import TWO_CAUSES, duration, names
 
-from hindmost_collector.report import columns, headline
+from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
 
 if TYPE_CHECKING:
@@ -59,8 +63,8 @@ def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:
 
 def with_rendered(report: Mapping[str, Any]) -> dict[str, Any]:
     """The report as a page shows it: with its title, and its verdicts in words."""
-    bound = "; ".join(filter(None, (headline.bound(report), headline.on_bound(report))))
-    words = {"title": headline.title(report), "bound": bound, "waste": headline.waste(report)}
+    bound = "; ".join(filter(None, (columns.bound(report), columns.on_bound(report))))
+    words = {"title": columns.title(report), "bound": bound, "waste": columns.waste(report)}
     shown = [*_over(report), *rendered(report)]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(shown)}
 
@@ -195,7 +199,7 @@ def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     if not one["victims"]:
         return "HUNG", f"{step}no rank makes progress"
     if not who:
-        return "HUNG", f"{step}{headline.count(len(one['victims']), 'rank')} wait in one operation"
+        return "HUNG", f"{step}{columns.count(len(one['victims']), 'rank')} wait in one operation"
     likely = "" if (one.get("confidence") or 1.0) >= _LIKELY else ", likely,"
     return "HUNG", f"{step}{who}{likely} did not arrive"
 
@@ -275,3 +279,8 @@ def _cost(one: Mapping[str, Any]) -> str:
     if before:  # a step with these fixed, and this one too, is another length
         fixed = f", saved only after {names(before)} {'is' if len(before) == 1 else 'are'} fixed"
     return f"{part_of(cost, was)} per step{when} ({ratio(share)}){fixed}"
+
+
+def render_json(report: Mapping[str, Any]) -> str:
+    """The report as indented JSON with a final newline. NaN is refused: unmeasured is ``null``."""
+    return json.dumps(report, indent=2, allow_nan=False, ensure_ascii=False) + "\n"

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import columns, headline
+from hindmost_collector.report import columns
 from hindmost_collector.report.rendered import overlap, rendered
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def render(
     and a last line has the command that shows ``more``: of a job that stopped the table, too.
     """
     page = console(width, color)
-    page.print(Text(one_line(headline.title(report)), style="bold"), soft_wrap=False)
+    page.print(Text(one_line(columns.title(report)), style="bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):
@@ -69,12 +69,12 @@ def render(
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
     if overlapping := overlap(shown):
         page.print(labelled("NOTE", overlapping, "dim"))
-    if (bound := headline.bound(report)) and (explain or headline.bound_by(report)):
+    if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
         limited = "otherwise limited by" if any(one.cost for one in shown) else "by"
-        page.print(labelled("BOUND", f"{limited} {bound}" if headline.bound_by(report) else bound))
-        if to_do := headline.on_bound(report):
+        page.print(labelled("BOUND", f"{limited} {bound}" if columns.bound_by(report) else bound))
+        if to_do := columns.on_bound(report):
             page.print(labelled("DO", to_do))
-    waste = headline.waste(report)
+    waste = columns.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
     stalled = not explain and any(one.kind == "stalled" for one in shown)  # the verdict has the rest of such a note

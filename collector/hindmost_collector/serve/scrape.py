@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import HindmostError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from hindmost_collector.serve.job_metrics import JobPage
+from hindmost_collector.serve.metrics import JobPage
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
 if TYPE_CHECKING:

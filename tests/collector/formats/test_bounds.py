@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import HindmostError, UsageError
+from hindmost_collector import recordings
 from hindmost_collector.formats import files, processes, profiler_csv
-from hindmost_collector.joining import several
 from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
@@ -145,8 +145,8 @@ def test_what_was_injected_into_a_recording_is_never_read(tmp_path: Path, monkey
     """A manifest of a recording has the truth: it is not opened, whatever it holds."""
     (tmp_path / "manifest.json").write_text('{"step": 1, "t_start": 1, "t_end": 2}')
     opened: list[str] = []
-    monkeypatch.setattr(several, "sample", lambda path: opened.append(path.name) or files.sample(path))
+    monkeypatch.setattr(recordings, "sample", lambda path: opened.append(path.name) or files.sample(path))
     (tmp_path / "other.json").touch()
     assert files.walk(tmp_path) == [tmp_path / "other.json"]
-    assert several.recordings(tmp_path) == [tmp_path]
+    assert recordings.recordings_in(tmp_path) == [tmp_path]
     assert opened == ["other.json"]

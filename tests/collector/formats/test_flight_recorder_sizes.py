@@ -8,7 +8,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.operations import operation
+from hindmost_collector.formats.columns import operation
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 

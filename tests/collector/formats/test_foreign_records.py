@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.formats import foreign_records
+from hindmost_collector.formats import profiler_csv
 from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
@@ -17,7 +17,7 @@ from hindmost_judge.model import GPU_TIME
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_collector.formats.foreign_records import Columns
+    from hindmost_collector.formats.profiler_csv import Columns
 
 MS = 1_000_000
 BEGIN, STEP = 1_795_346_662_000 * MS, 20 * MS
@@ -45,27 +45,27 @@ def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> Columns:
 def test_what_began_before_it_was_enqueued_has_the_times_of_another() -> None:
     """Nothing else is believed then, but what that belongs to is reported."""
     columns = _columns(late=5 * MS)
-    found = foreign_records.found([columns])
+    found = profiler_csv.find_foreign([columns])
     assert found == {"all_reduce"}
-    (note,) = foreign_records.told(found)
+    (note,) = profiler_csv.foreign_notes(found)
     assert note.startswith("How long all_reduce took is not known")
 
 
 def test_of_all_files_where_it_is_in_one() -> None:
     """A comparison of ranks shows which is late for an operation."""
-    assert foreign_records.found([_columns(), _columns(late=5 * MS)]) == {"all_reduce"}
+    assert profiler_csv.find_foreign([_columns(), _columns(late=5 * MS)]) == {"all_reduce"}
 
 
 @pytest.mark.parametrize("columns", [_columns(), _columns(drift=1_000), _columns(drift=-1_000), _columns(logged=MS)])
 def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: Columns) -> None:
     """A GPU's clock is some ms off its host's, and gains or loses."""
-    assert not foreign_records.found([columns])
+    assert not profiler_csv.find_foreign([columns])
 
 
 def test_another_clock_shows_nothing() -> None:
     """What was logged before it was enqueued was not logged by that clock."""
     columns = {**_columns(late=5 * MS), "logged": np.zeros(800, np.int64)}
-    assert not foreign_records.found([columns])
+    assert not profiler_csv.find_foreign([columns])
 
 
 def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
@@ -73,7 +73,7 @@ def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
     columns = _columns(late=5 * MS)
     queued = 50 * MS * (1 + np.arange(800) % 7)
     columns = {**columns, "start": columns["start"] + queued, "stop": columns["stop"] + queued}
-    assert not foreign_records.found([columns])
+    assert not profiler_csv.find_foreign([columns])
 
 
 def _experts(folder: Path, *, untrue: bool) -> Path:

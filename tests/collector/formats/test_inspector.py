@@ -11,7 +11,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.formats.files import MAX_LINE_BYTES
 from hindmost_collector.recordings import load
-from hindmost_collector.report import headline
+from hindmost_collector.report import columns
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
 
@@ -153,7 +153,7 @@ def test_one_ranks_file_says_whose_it_is_and_of_how_many(tmp_path: Path) -> None
     _terse(tmp_path)
     report = judge(load(tmp_path / "host-pid41.log")).to_dict()
     assert (report["job"]["world_size"], [row["rank"] for row in report["ranks"]]) == (2, [1])
-    assert headline.title(report) == "hindmost · host-pid41.log · 1 of 2 ranks on 1 node"
+    assert columns.title(report) == "hindmost · host-pid41.log · 1 of 2 ranks on 1 node"
     (verdict,) = report["verdicts"]
     assert verdict["evidence"] == ["one rank of 2 is recorded here: no other rank to compare it with"]
     assert verdict["advice"] == ["name the folder that holds the files of all ranks"]

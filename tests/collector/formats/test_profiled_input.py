@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.profiled_input import before_copies
+from hindmost_collector.formats.kineto import before_copies
 
 BEGIN, END = np.array([0.0, 100.0]), np.array([100.0, 200.0])
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.recordings import load
-from hindmost_collector.report import headline
+from hindmost_collector.report import columns
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
 
@@ -171,7 +171,7 @@ def test_what_is_not_understood_is_named(tmp_path: Path) -> None:
 def test_steps_of_a_rank_in_the_middle_do_not_say_how_many_there_are(tmp_path: Path) -> None:
     """``steps.2.jsonl`` alone is of one rank, not of three."""
     report = judge(load(_record(tmp_path) / "steps.2.jsonl")).to_dict()
-    assert headline.title(report).split(" · ")[2] == "1 rank"
+    assert columns.title(report).split(" · ")[2] == "1 rank"
 
 
 def test_samples_of_gpus_alone_are_reported_as_that(tmp_path: Path) -> None:

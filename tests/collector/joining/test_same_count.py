@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.formats.columns import table
-from hindmost_collector.joining import same_count
+from hindmost_collector.joining import operations
 from hindmost_collector.recordings import load
 from hindmost_judge.judge import judge
 
@@ -60,22 +60,22 @@ SIZES = [8, 800, 24, 1000, 48]
 def test_operations_of_kinds_that_one_has_none_of_ran_before() -> None:
     """Two broadcasts that only one recorded are what the other counts less; sizes may be counts of elements."""
     dump = _operations(0, ["broadcast", "broadcast", *STEPS], [4, 4, *SIZES])
-    assert same_count.difference(_operations(0, STEPS, SIZES), dump, 2) == 2
+    assert operations.difference(_operations(0, STEPS, SIZES), dump, 2) == 2
     halves = [size // 2 for size in SIZES]
-    assert same_count.difference(_operations(0, STEPS, halves, elements=halves), dump, 2) == 2
+    assert operations.difference(_operations(0, STEPS, halves, elements=halves), dump, 2) == 2
 
 
 def test_a_barrier_is_an_all_reduce_to_nccl() -> None:
     """It stands in one list as itself, and in the other as what runs for it."""
-    assert same_count.difference(_operations(0, STEPS, SIZES), _operations(0, [*STEPS[:4], "barrier"], SIZES), 2) == 0
+    assert operations.difference(_operations(0, STEPS, SIZES), _operations(0, [*STEPS[:4], "barrier"], SIZES), 2) == 0
 
 
 def test_operations_of_other_sizes_are_not_the_same() -> None:
     """However they are counted: nothing is concluded from one about the other then."""
-    assert same_count.difference(_operations(0, STEPS, SIZES), _operations(0, STEPS, [5, 5, 5, 5, 5]), 2) is None
+    assert operations.difference(_operations(0, STEPS, SIZES), _operations(0, STEPS, [5, 5, 5, 5, 5]), 2) is None
 
 
 def test_recordings_of_other_times_have_nothing_in_common() -> None:
     """The numbers tell, where both count from the job's beginning."""
     later = _operations(400, STEPS, SIZES)
-    assert same_count.difference(_operations(0, STEPS, SIZES), later, 2) is None
+    assert operations.difference(_operations(0, STEPS, SIZES), later, 2) is None

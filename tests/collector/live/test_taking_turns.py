@@ -14,7 +14,8 @@ from hindmost_collector.live.watching import Watch
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
 from hindmost_collector.store import recording
-from tests.collector.pacing import never_ends
+
+from tests.collector.live.pacing import never_ends
 
 
 def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():

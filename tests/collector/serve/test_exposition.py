@@ -12,8 +12,8 @@ from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.packed import packed
-from hindmost_collector.serve import job_metrics
-from hindmost_collector.serve.node_metrics import NodeMetrics
+from hindmost_collector.serve import metrics as page
+from hindmost_collector.serve.metrics import NodeMetrics
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -88,7 +88,7 @@ def test_two_slowdowns_of_one_rank_are_one_series():
     """A rank that is slow throughout and more so since later, for one cause, costs what both do: a scrape knows one."""
     one = {"kind": "straggler", "cause": "input", "ranks": [2], "cost_ms_per_step": 4.0, "confidence": 0.9}
     job = SimpleNamespace(id="j", verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}])
-    told = "".join(job_metrics._verdicts([job]))
+    told = "".join(page._verdicts([job]))
     (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
     (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.formats.columns import concatenate, table
-from hindmost_collector.report import headline, html, text
+from hindmost_collector.report import columns, html, text
 from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
@@ -94,7 +94,7 @@ def test_where_nothing_was_sampled_nothing_is_said() -> None:
     """Neither in the report nor in its text: no data is no `unknown`."""
     report = judge(replace(recorded(), metrics=table("metrics", node=[]))).to_dict()
     assert report["job"]["bound"] is None
-    assert headline.bound(report) == ""
+    assert columns.bound(report) == ""
     assert "BOUND" not in text.render(report)
 
 
@@ -137,7 +137,7 @@ def test_a_report_says_it_in_one_line() -> None:
     assert "BOUND  by GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
     assert "<dt>Bound by</dt><dd>GPU memory bandwidth, no fault" in html.render(report)
     for by in BOUNDS:
-        assert "_" not in headline.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
+        assert "_" not in columns.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
 
 
 @pytest.mark.parametrize(
@@ -154,10 +154,10 @@ def test_what_can_be_done_about_the_limit_is_said_with_it(by: str, cause: str | 
     report = judge(recorded(gpu_bound="memory")).to_dict()
     report["job"]["bound"] = {"by": by, "evidence": "so it is"}
     report["verdicts"][0]["cause"] = cause
-    assert headline.on_bound(report)[: len(said) or None] == said
+    assert columns.on_bound(report)[: len(said) or None] == said
     shown = (text.render(report, width=200), html.render(report), with_rendered(report)["bound"])
     assert [said in one for one in shown] == [True] * 3
-    assert [headline.on_bound(report) in one for one in shown] == [True] * 3
+    assert [columns.on_bound(report) in one for one in shown] == [True] * 3
 
 
 def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:

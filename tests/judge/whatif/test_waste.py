@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.report import headline, html, text
+from hindmost_collector.report import columns, html, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
@@ -133,12 +133,12 @@ def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:
 def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
     """Two causes are a line; one rank whose cost its verdict says is none."""
     two, one = (judged(*faults).to_dict() for faults in ((COMPUTE, INPUT), (INPUT,)))
-    assert headline.waste(one) == []
+    assert columns.waste(one) == []
     assert "WASTE" not in text.render(one, explain=True)
     assert "WASTE" not in text.render(two)
     shown = text.render(two, width=400, explain=True)
-    assert [shown.count(line) for line in headline.waste(two)] == [1] * 5
-    assert "ranks are unequal" in headline.waste(two)[0]
+    assert [shown.count(line) for line in columns.waste(two)] == [1] * 5
+    assert "ranks are unequal" in columns.waste(two)[0]
     assert "by cause: compute" in html.render(two)
 
 

@@ -127,7 +127,7 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
         del data
         pa.default_memory_pool().release_unused()  # it would keep what the largest table took
     meta, damage = of_job.read(path)
-    notes = [*segments.left_out(damaged), *_rejected_calls(path / "segments"), *damage]
+    notes = [*segments.left_out(damaged), *_foreign(path / "segments"), *damage]
     return _Stored(tables, meta, notes, damaged), part
 
 
@@ -145,7 +145,7 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     return judged_incarnation(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 
-def _rejected_calls(folder: Path) -> list[str]:
+def _foreign(folder: Path) -> list[str]:
     """What lies among the segments and is none."""
     found = sorted(one.name for one in folder.glob("*") if not one.is_dir() and not one.name.startswith("."))
     if not found:
