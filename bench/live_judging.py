@@ -36,7 +36,7 @@ from hindmost_collector.live.judging import Judging, load_judge, share_of
 from hindmost_collector.live.watching import LOOK_S, Watch
 from hindmost_collector.live.window import ROWS
 from hindmost_collector.simulate import Fault, Scenario, engine
-from hindmost_collector.simulate.wire import Job
+from hindmost_collector.simulate.stream import Job
 from hindmost_judge.model import Job as ModelJob
 from hindmost_judge.model import Run, rows
 from hindmost_judge.verdict.schema import JobSummary, Report

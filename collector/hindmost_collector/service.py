@@ -11,8 +11,8 @@ from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.connections import listen
-from hindmost_collector.ingest.pace import batch_ns
 from hindmost_collector.ingest.service import MESSAGE_LIMIT
+from hindmost_collector.ingest.session import batch_ns
 from hindmost_collector.live.judging import STARTING_S
 from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note

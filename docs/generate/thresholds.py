@@ -39,7 +39,7 @@ ROOTS = (
     "hindmost_judge.judge",
     "hindmost_collector.live.judging",
     "hindmost_collector.live.verdicts",
-    "hindmost_collector.live.stall",
+    "hindmost_collector.live.jobs",
 )
 #: Modules whose numbers are recorded codes, and the table of settings itself.
 NO_METHODS = frozenset({"hindmost_judge.model", "hindmost_judge.settings"})

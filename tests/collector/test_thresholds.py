@@ -8,7 +8,7 @@ import json
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
-from hindmost_collector.live import stall
+from hindmost_collector.live import jobs
 from hindmost_collector.live.judging import Judging
 from hindmost_collector.options import resolve_thresholds
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -85,9 +85,7 @@ def test_the_numbers_are_found_in_all_that_judges():
     """The search follows the judge's own imports: detectors, causes, costs and words, and what is asked live."""
     wanted = ["detect.straggler", "detect.transient", "whatif.pipeline_replay", "whatif.savings", "causes.table"]
     wanted = [f"hindmost_judge.{one}" for one in wanted]
-    assert {*wanted, "hindmost_collector.live.verdicts", "hindmost_collector.live.stall"} <= set(
-        documentation.modules()
-    )
+    assert {*wanted, "hindmost_collector.live.verdicts", "hindmost_collector.live.jobs"} <= set(documentation.modules())
     known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
     assert known["hindmost_judge.detect.straggler._STANDS_OUT"] == "3.5"
     assert known["hindmost_judge.whatif.pipeline_replay._HELD, _HELD_NS"] == "2.0, 50000.0"
@@ -138,5 +136,5 @@ def test_a_running_job_is_judged_by_them():
     report = Judging(settings=Settings(min_effect=0.2)).judged("j", lambda: run)
     assert report is not None
     assert report["verdicts"][0]["kind"] == "balanced"
-    watch = stall.StallWatch(Settings(hang_seconds=20.0))
+    watch = jobs.StallWatch(Settings(hang_seconds=20.0))
     assert watch._settings.patience_ns(0.0) == 19e9

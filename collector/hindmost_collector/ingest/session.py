@@ -1,4 +1,4 @@
-"""One agent's stream: what waits to be sent, and the agent that outlives its streams."""
+"""One agent's stream: what waits to be sent, the period of its batches, and the agent that outlives its streams."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
     from hindmost_collector.ingest.clock import JobClock, NodeClock
 
+#: Nanoseconds of a second, the unit of requested periods.
+NS = 1_000_000_000
+#: The agents' default period, and the longest one requested of them, s: a verdict must come within seconds.
+USUAL_S, MOST_S = 2, 4
+#: Above this many batches a second, agents are asked for a longer period; for a shorter one below this share of it.
+BATCHES_A_SECOND, FEWER = 350, 0.8
 PROTOCOL = 1
 _ZOOMS = 16
 #: So many batches are acknowledged at once: of a backlog only some hundreds are on the way.
@@ -185,3 +191,15 @@ class Agent:
         self.skipped -= sum(last - first + 1 for first, last in self._gaps if first > self.durable)
         self._gaps = [gap for gap in self._gaps if gap[0] <= self.durable]
         self.received, self.departed = self.durable, False
+
+
+def batch_ns(agents: int, asked_ns: int) -> int:
+    """The period to request of ``agents``, of whom ``asked_ns`` is requested now; 0 for their default."""
+    wanted = _period_s(agents)
+    if wanted * NS < asked_ns:
+        wanted = min(_period_s(agents / FEWER), asked_ns // NS)  # some come, some go: that is no reason to tell all
+    return wanted * NS if wanted > USUAL_S else 0
+
+
+def _period_s(agents: float) -> int:
+    return min(max(-int(-agents // BATCHES_A_SECOND), USUAL_S), MOST_S)

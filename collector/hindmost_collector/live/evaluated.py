@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from hindmost_judge.model import rows
 
-from hindmost_collector.ingest.pace import MOST_S, NS
+from hindmost_collector.ingest.session import MOST_S, NS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

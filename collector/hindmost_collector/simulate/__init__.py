@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 from hindmost_collector.simulate import engine
-from hindmost_collector.simulate.draws import draw
+from hindmost_collector.simulate.engine import draw
 from hindmost_collector.simulate.record import record
 from hindmost_collector.simulate.scenario import Fault, Noise, Scenario, Truth
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Run
 
-    from hindmost_collector.simulate.draws import Draws
+    from hindmost_collector.simulate.engine import Draws
 
 __all__ = ["Fault", "Noise", "Scenario", "Simulated", "Truth", "simulate"]
 

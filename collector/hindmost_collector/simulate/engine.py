@@ -1,10 +1,15 @@
-"""A step's timing on every rank at once: computing, waiting for each other, the host that feeds the GPU."""
+"""A step's timing on every rank at once: computing, waiting for each other, the host that feeds the GPU.
+
+Everything random is drawn once: with and without its faults a run has the same noise. A pipeline's step runs forward
+and backward of micro-batches through the stages, one forward one backward. A job stops when one rank does not come to
+an operation, or comes with another.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -19,13 +24,124 @@ from hindmost_collector.simulate.layout import (
     groups,
     program,
 )
-from hindmost_collector.simulate.pipeline import PointToPoint, through_pipeline
 from hindmost_collector.simulate.scenario import ON_GPU, ON_HOST, Fault, Scenario
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from hindmost_collector.simulate.draws import Draws
+Floats: TypeAlias = "np.ndarray[Any, Any]"
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Factors around 1 of S steps, R ranks and K intervals.
+
+    ``computing`` [S, R, K], ``host`` [S, R], ``transfer`` [S, K]; ``stall`` [S, R] in shares of the step,
+    ``lengths`` [S, R] the work of each rank's batch around 1, ``chance`` [S] uniform numbers that decide on
+    intermittent faults.
+    """
+
+    computing: Floats
+    host: Floats
+    transfer: Floats
+    stall: Floats
+    lengths: Floats
+    chance: Floats
+    clock_ns: Floats
+    gpu_clock_ns: Floats
+    drift: Floats
+    gpu_drift: Floats
+
+
+def draw(scenario: Scenario, stretches: int) -> Draws:
+    """Noise of a scenario; ``stretches`` of computing a step."""
+    random = np.random.default_rng([scenario.seed, 0x48494E44])
+    noise, steps, ranks = scenario.noise, scenario.steps, scenario.ranks
+    between = 1 + noise.between_ranks * np.clip(random.standard_normal(ranks), -2.5, 2.5)
+    wander = _wandering(random, steps, ranks, noise.wandering, noise.wandering_memory)
+    jitter = np.exp(noise.each_stretch * random.standard_normal((steps, ranks, stretches), dtype=np.float32))
+    lengths = np.exp(scenario.varying_lengths * np.clip(random.standard_normal((steps, ranks)), -2.5, 2.5))
+    stalls = random.random((steps, ranks)) < noise.stall_probability
+    nodes = np.arange(ranks) // scenario.gpus_per_node
+    offsets = random.standard_normal(nodes[-1] + 1) * noise.clock_offset_ms * 1e6
+    return Draws(
+        computing=jitter * (between * wander * lengths)[:, :, None],
+        host=np.exp(noise.host * random.standard_normal((steps, ranks))),
+        transfer=np.exp(noise.transfer * random.standard_normal((steps, stretches))),
+        stall=stalls * random.exponential(noise.stall_size, (steps, ranks)),
+        lengths=lengths,
+        chance=random.random(steps),
+        clock_ns=offsets[nodes],
+        gpu_clock_ns=random.uniform(0.5e6, 3e6, ranks) * random.choice([-1, 1], ranks),
+        drift=1 + (random.standard_normal(nodes[-1] + 1) * noise.clock_drift_ppm * 1e-6)[nodes],
+        gpu_drift=1 + random.standard_normal(ranks) * noise.clock_drift_ppm * 1e-6,
+    )
+
+
+def _wandering(random: np.random.Generator, steps: int, ranks: int, size: float, memory: float) -> Floats:
+    """[S, R] factors that forget slowly: an autoregressive walk of standard deviation ``size``."""
+    out = np.empty((steps, ranks))
+    state = random.standard_normal(ranks)
+    for step in range(steps):
+        out[step] = state
+        state = memory * state + np.sqrt(1 - memory**2) * random.standard_normal(ranks)
+    return 1 + size * out
+
+
+#: Sending a micro-batch's activations to the next stage takes this share of the step.
+SEND_SHARE = 0.001
+
+
+@dataclass(frozen=True)
+class PointToPoint:
+    """One transfer in every replica: who, with whom, when. ``ranks``, ``peers``, ``start``, ``end`` are [D]."""
+
+    step: int
+    op: str
+    ranks: Array
+    peers: Array
+    start: Array
+    end: Array
+
+
+def schedule(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
+    """Order of forwards and backwards at a stage: fill, then one forward one backward, then drain."""
+    ahead = min(stages - 1 - stage, microbatches)
+    order = [("forward", m) for m in range(ahead)]
+    for m in range(microbatches - ahead):
+        order += [("forward", ahead + m), ("backward", m)]
+    return order + [("backward", m) for m in range(microbatches - ahead, microbatches)]
+
+
+def through_pipeline(scenario: Scenario, ready: Array, work: Array, step: int) -> tuple[Array, list[PointToPoint]]:
+    """[R] when each rank's last backward ends, and the transfers. ``work`` [R, K] begins with the micro-batches'."""
+    stages, micro = scenario.pipeline, scenario.microbatches
+    ranks = np.arange(scenario.ranks).reshape(stages, -1)
+    free = ready.reshape(stages, -1).copy()
+    took = work[:, : 2 * micro].reshape(stages, ranks.shape[1], 2, micro)
+    done: dict[tuple[str, int, int], Array] = {}
+    transfers: list[PointToPoint] = []
+    waiting = [schedule(stage, stages, micro) for stage in range(stages)]
+    while any(waiting):
+        for stage in range(stages):
+            while waiting[stage]:
+                kind, m = waiting[stage][0]
+                source = stage - 1 if kind == "forward" else stage + 1
+                inside = 0 <= source < stages
+                if inside and (kind, source, m) not in done:
+                    break
+                waiting[stage].pop(0)
+                if inside:
+                    sent = done[kind, source, m]
+                    there = sent + SEND_SHARE * scenario.step_ms * 1e6
+                    came = np.maximum(there, free[stage])
+                    transfers.append(PointToPoint(step, "recv", ranks[stage], ranks[source], free[stage].copy(), came))
+                    transfers.append(PointToPoint(step, "send", ranks[source], ranks[stage], sent, there))
+                    free[stage] = came
+                free[stage] = free[stage] + took[stage, :, 0 if kind == "forward" else 1, m]
+                done[kind, stage, m] = free[stage].copy()
+    return free.reshape(-1), transfers
+
 
 #: How much longer the first steps take: allocation, autotuning, file caches.
 WARMUP = (8.0, 2.5, 1.3)
@@ -229,3 +345,74 @@ def _slow_links(plan: Plan, faults: Sequence[Fault], step: int) -> dict[str, Arr
             hit = np.isin(member, member[list(fault.ranks)])
             extra[hit] += fault.size * plan.scenario.step_ms * 1e6 / count
     return {name: extra} if extra.any() else {}
+
+
+#: How long all ranks were seen to wait at the last observation of a stopped job.
+SEEN_SECONDS = 60
+#: What a rank enters instead of each operation where its code takes another branch.
+INSTEAD = {"all_reduce": "all_gather", "all_gather": "all_reduce", "reduce_scatter": "all_reduce"}
+
+
+@dataclass(frozen=True)
+class Standing:
+    """``ranks`` are inside ``op`` where the program has its collective number ``index`` (of ``Timing.collectives``)."""
+
+    index: int
+    op: str
+    ranks: Array
+
+
+def stopped_ns(scenario: Scenario, timing: Timing) -> int:
+    """When all ranks are inside an operation that does not end, ns since the run's begin: the planned end of the
+    step."""
+    return int(timing.finish[scenario.whole_steps].max())
+
+
+def standing(scenario: Scenario, timing: Timing) -> list[Standing]:
+    """The operations that each rank is inside forever, in the order of the program; empty where the job does not stop.
+
+    A rank goes on until it must wait: for a group with a missing member, or at the end of computing for overlapped
+    operations. A pipeline stops behind its last backward, where gradients are exchanged.
+    """
+    if scenario.halts_at is None:
+        return []
+    stuck, parted = _ranks(scenario, "hang"), _ranks(scenario, "desync")
+    known, found = groups(scenario), list[Standing]()
+    pending = {name: np.zeros(scenario.ranks, bool) for name in known}
+    first = next(i for i, (step, _) in enumerate(timing.collectives) if step == scenario.halts_at)
+    for place, item in _numbered(program(scenario)):
+        if isinstance(item, Collective):
+            wrong = parted & ~stuck if place == _parting(scenario) else np.zeros_like(stuck)
+            kept_up = known[item.groups].latest((stuck | wrong | pending[item.groups]).astype(float)) > 0
+            held = kept_up & ~stuck
+            entered = ((item.op, held & ~wrong), (INSTEAD[item.op], wrong))
+            found += [Standing(first + place, op, np.flatnonzero(who)) for op, who in entered if who.any()]
+            pending[item.groups] |= held
+            stuck = stuck | wrong | (held if item.blocking else False)
+        elif not isinstance(item, Compute):
+            stuck = np.logical_or.reduce([stuck, *pending.values()])
+    return found
+
+
+def _numbered(items: list[Item]) -> Iterator[tuple[int, Item]]:
+    """Each item of a step with how many collectives come before it."""
+    count = 0
+    for item in items:
+        yield count, item
+        count += isinstance(item, Collective)
+
+
+def _parting(scenario: Scenario) -> int:
+    """The step's first collective among the most ranks: there the most can tell who is wrong."""
+    known = groups(scenario)
+    sizes = [known[item.groups].size for item in program(scenario) if isinstance(item, Collective)]
+    return sizes.index(max(sizes))
+
+
+def _ranks(scenario: Scenario, cause: str) -> Array:
+    """[R] which ranks faults of a cause stop in the step that no rank ends."""
+    out = np.zeros(scenario.ranks, bool)
+    for fault in scenario.faults:
+        if fault.cause == cause and fault.onset == scenario.halts_at:
+            out[list(fault.ranks)] = True
+    return out

@@ -9,16 +9,14 @@ import numpy as np
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.formats.columns import concatenate, select, table
-from hindmost_collector.simulate.engine import ISSUE_SHARE, acting
+from hindmost_collector.simulate.engine import ISSUE_SHARE, SEEN_SECONDS, acting, standing, stopped_ns
 from hindmost_collector.simulate.layout import groups
-from hindmost_collector.simulate.standstill import SEEN_SECONDS, standing, stopped_ns
 from hindmost_collector.simulate.telemetry import telemetry
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.simulate.draws import Draws
-    from hindmost_collector.simulate.engine import Timing
+    from hindmost_collector.simulate.engine import Draws, Timing
     from hindmost_collector.simulate.layout import Array, Groups
     from hindmost_collector.simulate.scenario import Scenario
 

@@ -1,20 +1,44 @@
-"""A simulated job straight into a running collector: one stream a node, a few steps at a time."""
+"""A simulated job straight into a running collector: the messages of its nodes' agents, a few steps at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import time
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import grpc
+import numpy as np
 from hindmost.errors import HindmostError
+from hindmost_judge.model import PHASES, Table, rows
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.simulate.wire import Job
+from hindmost_collector.formats.columns import select
+from hindmost_collector.simulate import engine
+from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, stopped_ns
+from hindmost_collector.simulate.layout import groups
+from hindmost_collector.simulate.record import (
+    EPOCH_NS,
+    collectives_of,
+    comm_id,
+    gpu,
+    in_flight,
+    on_host_clock,
+    steps_of,
+)
+from hindmost_collector.simulate.record import node as node_of
+from hindmost_collector.simulate.telemetry import labels_of, sampled, told_by
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_collector.simulate.engine import Draws, Timing
+    from hindmost_collector.simulate.layout import Groups
     from hindmost_collector.simulate.scenario import Scenario
+    from hindmost_collector.simulate.telemetry import Metric
 
 METHOD = "/hindmost.v1.Telemetry/Stream"
 #: How often agents of a job that stands still say so, where it is not sent at once.
@@ -142,3 +166,218 @@ class _Stream:
         if self._reader is not None:
             self._reader.cancel()
         self._call.cancel()
+
+
+#: The reading of a node's monotonic clock when its job began; any.
+NODE_BASE_NS = 10**12
+#: Steps that are made and sent at a time: what is in memory of a large job at once.
+STEPS_AT_ONCE = 4
+#: After how many seconds an agent tells of what its ranks are inside of, at first.
+SOON_S = 1.0
+#: Kinds of references; of communicators there is one for each kind of group.
+_RANKS, _SCHEMAS, _COMMUNICATORS = range(3)
+_CALLS = ("seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
+
+
+@dataclass
+class Job:
+    """A simulated job that is sent at Unix time ``now_ns``: GPUs' clocks show that, nodes' their own."""
+
+    scenario: Scenario
+    draws: Draws
+    timing: Timing
+    now_ns: int
+    sequence: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, scenario: Scenario, now_ns: int = NODE_BASE_NS) -> Job:
+        """The job of a scenario, with its faults."""
+        draws = draw(scenario, engine.stretches(scenario))
+        return cls(scenario, draws, engine.run(scenario, draws, scenario.faults), now_ns)
+
+    @property
+    def nodes(self) -> range:
+        """Numbers of the nodes."""
+        return range(-(-self.scenario.ranks // self.scenario.gpus_per_node))
+
+    def ranks(self, node: int) -> range:
+        """Ranks of a node."""
+        each = self.scenario.gpus_per_node
+        return range(node * each, min((node + 1) * each, self.scenario.ranks))
+
+    @property
+    def name(self) -> str:
+        """The job's id."""
+        return f"simulated-{self.scenario.seed}"
+
+    @cached_property
+    def _references(self) -> int:
+        """Where this job's references begin: they mean the same in all streams of a collector, whatever job is sent."""
+        told = f"{self.scenario}".encode()
+        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+
+    def _ref(self, kind: int, number: int) -> int:
+        return (self._references + (kind << 40) + number) % (1 << 64) or 1
+
+    def opening(self, node: int) -> list[wire.AgentMessage]:
+        """Hello and all that later messages refer to."""
+        hello = wire.Hello(protocol=1, agent_id=f"{self.name}-{self.now_ns}-{node}", job_id=self.name)
+        hello.node, hello.monotonic_ns, hello.realtime_ns = self._node(node), NODE_BASE_NS, self.now_ns
+        definitions = wire.Definitions(
+            schemas=[wire.Schema(ref=self._ref(_SCHEMAS, node), series=self._series(node))],
+            ranks=[self._rank(rank) for rank in self.ranks(node)],
+            communicators=list(self._communicators(node)),
+        )
+        return [wire.AgentMessage(hello=hello), wire.AgentMessage(definitions=definitions)]
+
+    def batches(self, seen_every_s: float = SEEN_SECONDS) -> Iterator[tuple[int, float, wire.AgentMessage]]:
+        """Node, when its newest row ends (s from the begin), and the batch; in order of time.
+
+        Where the job stops, its agents tell every ``seen_every_s`` seconds, for :data:`SEEN_SECONDS`, what is open.
+        """
+        begun, ends = np.append(self.timing.begin[:, 0], np.inf), self.scenario.whole_steps
+        for first in range(0, ends, STEPS_AT_ONCE):
+            last = min(first + STEPS_AT_ONCE, ends)
+            read = self._samples(begun[first], begun[last])
+            steps = steps_of(self.scenario, self.draws, self.timing, last, first)
+            calls = collectives_of(self.scenario, self.draws, self.timing, groups(self.scenario), last, first)
+            newest = float(self.timing.finish[last - 1].max()) / 1e9
+            for node, mine, theirs in zip(self.nodes, self._by_node(steps), self._by_node(calls), strict=True):
+                batch = self._batch(node, *read)
+                batch.steps.append(self._steps(node, mine))
+                if rows(theirs):
+                    batch.collectives.append(self._calls(node, theirs))
+                yield node, newest, wire.AgentMessage(batch=batch)
+        if self.scenario.halts_at is not None:
+            yield from self._standing_still(float(begun[ends]), seen_every_s)
+
+    def _standing_still(self, since: float, every_s: float) -> Iterator[tuple[int, float, wire.AgentMessage]]:
+        """Every rank's state again and again, until all have waited for long enough.
+
+        First as soon as all wait, as agents do: who was not heard of yet is not taken for who does not come.
+        """
+        stopped = stopped_ns(self.scenario, self.timing)
+        for seen in stopped + np.append(SOON_S, np.arange(every_s, SEEN_SECONDS + every_s, every_s)) * 1e9:
+            read = self._samples(since, seen)
+            held = in_flight(self.scenario, self.draws, self.timing, int(seen))
+            for node, inside in zip(self.nodes, self._by_node(held), strict=True):
+                batch = self._batch(node, *read)
+                batch.rank_states.extend(self._state(rank, inside, int(seen)) for rank in self.ranks(node))
+                yield node, seen / 1e9, wire.AgentMessage(batch=batch)
+            since = seen
+
+    def _state(self, rank: int, held: Table, seen: int) -> wire.RankState:
+        """A rank that runs, and what it is inside of."""
+        mine = np.flatnonzero(held["rank"] == rank)
+        columns = (held[name][mine].tolist() for name in ("kind", "name", "comm", "seq"))
+        began = (held["start_ns"][mine] - EPOCH_NS + NODE_BASE_NS).tolist()
+        inside = [
+            wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, start_ns=start)
+            for kind, name, comm, seq, start in zip(*columns, began, strict=True)
+        ]
+        now = int(on_host_clock(self.draws, np.array([float(seen)]), [rank])[0]) - EPOCH_NS + NODE_BASE_NS
+        return wire.RankState(rank=self._ref(_RANKS, rank), time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
+
+    def _samples(self, since: float, until: float) -> tuple[Any, dict[Metric, Any]]:
+        """When samples were taken between two times, and of each metric the values of all ranks."""
+        at, samples = self._sampled
+        held = np.flatnonzero((at >= since) & (at < until))
+        return at[held], {metric: values[held] for metric, values in samples.items()}
+
+    def _batch(self, node: int, at: Any, samples: dict[Metric, Any]) -> wire.Batch:
+        """A node's next batch, with its samples."""
+        self.sequence[node] = self.sequence.get(node, 0) + 1
+        batch = wire.Batch(sequence=self.sequence[node])
+        if len(at):
+            whose = {metric: told_by(self.scenario, metric, self.ranks(node)) for metric in samples}
+            values = np.concatenate([samples[metric][:, ranks] for metric, ranks in whose.items()], axis=1)
+            times = (NODE_BASE_NS + at).astype(np.int64)
+            batch.metrics.append(
+                wire.MetricBlock(schema=self._ref(_SCHEMAS, node), time_ns=times, values=values.ravel())
+            )
+        return batch
+
+    def _by_node(self, table: Table) -> list[Table]:
+        """The rows of each node, its ranks one after the other."""
+        order = np.argsort(table["rank"], kind="stable")
+        edges = np.searchsorted(table["rank"][order], [node * self.scenario.gpus_per_node for node in self.nodes][1:])
+        return [select(table, part) for part in np.split(order, edges)]
+
+    def _steps(self, node: int, table: Table) -> wire.StepBlock:
+        phases = [(name, table[f"{name}_ns"]) for name in PHASES]
+        return wire.StepBlock(
+            **self._whose(node, table),
+            step=table["step"],
+            start_ns=table["start_ns"] - EPOCH_NS + NODE_BASE_NS,
+            duration_ns=table["duration_ns"],
+            work=table["work"],
+            phases=[wire.PhaseColumn(name=name, ns=ns) for name, ns in phases if (ns >= 0).any()],
+            kind="train",
+        )
+
+    def _calls(self, node: int, table: Table) -> wire.CollectiveBlock:
+        names, code = np.unique(table["op"], return_inverse=True)
+        columns = {name: table[name] for name in _CALLS} | {"start_ns": table["start_ns"] - EPOCH_NS + self.now_ns}
+        return wire.CollectiveBlock(
+            **self._whose(node, table), op_names=names.tolist(), op=code, comm=table["comm"], **columns
+        )
+
+    def _whose(self, node: int, table: Table) -> dict[str, Any]:
+        """Which rows are of which rank, as blocks of several ranks say it."""
+        count = np.bincount(table["rank"] - self.ranks(node)[0], minlength=len(self.ranks(node)))
+        return {"ranks": [self._ref(_RANKS, rank) for rank in self.ranks(node)], "rows": count}
+
+    def _node(self, node: int) -> str:
+        return node_of(self.scenario, self.ranks(node)[0])
+
+    def _rank(self, rank: int) -> wire.Rank:
+        return wire.Rank(
+            ref=self._ref(_RANKS, rank),
+            job_id=self.name,
+            rank=rank,
+            world_size=self.scenario.ranks,
+            local_rank=rank % self.scenario.gpus_per_node,
+            node=node_of(self.scenario, rank),
+            gpu_uuid=gpu(rank),
+            framework="torch",
+            command="hindmost simulate",
+        )
+
+    @cached_property
+    def _sampled(self) -> tuple[Any, dict[Metric, Any]]:
+        """When samples are taken, and of each metric the values of all ranks."""
+        return sampled(self.scenario, self.draws, self.timing)
+
+    @cached_property
+    def _memberships(self) -> list[tuple[Groups, Any, Any]]:
+        """Each kind of group, its members' communicators, and each rank's place in its own."""
+        found = []
+        for kind in groups(self.scenario).values():
+            inside = np.empty(len(kind.member), dtype=np.int64)
+            inside[kind.order] = np.tile(np.arange(kind.size), len(kind.member) // kind.size)
+            found.append((kind, comm_id(kind, kind.member), inside))
+        return found
+
+    def _series(self, node: int) -> list[wire.Series]:
+        _, samples = self._sampled
+        return [
+            wire.Series(
+                name=metric.name,
+                kind="COUNTER" if metric.name.endswith("_total") else "GAUGE",
+                labels=labels_of(self.scenario, metric, rank),
+            )
+            for metric in samples
+            for rank in told_by(self.scenario, metric, self.ranks(node))
+        ]
+
+    def _communicators(self, node: int) -> Iterator[wire.Communicator]:
+        for place, (kind, comm, inside) in enumerate(self._memberships):
+            for rank in self.ranks(node):
+                yield wire.Communicator(
+                    ref=self._ref(_COMMUNICATORS + place, rank),
+                    rank=self._ref(_RANKS, rank),
+                    id=int(comm[rank]),
+                    size=kind.size,
+                    rank_in=int(inside[rank]),
+                    name=kind.name,
+                )

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_collector.formats.columns import concatenate, table
-from hindmost_collector.simulate.engine import acting
-from hindmost_collector.simulate.standstill import SEEN_SECONDS, stopped_ns
+from hindmost_collector.simulate.engine import SEEN_SECONDS, acting, stopped_ns
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Table
 
-    from hindmost_collector.simulate.draws import Draws
-    from hindmost_collector.simulate.engine import Timing
+    from hindmost_collector.simulate.engine import Draws, Timing
     from hindmost_collector.simulate.layout import Array
     from hindmost_collector.simulate.scenario import Scenario
 

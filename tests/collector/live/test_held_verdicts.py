@@ -22,7 +22,7 @@ from hindmost_collector.live.verdicts import VerdictLog
 from hindmost_collector.live.watching import Watch
 from hindmost_collector.live.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_collector.simulate.wire import Job
+from hindmost_collector.simulate.stream import Job
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Counted
 from hindmost_judge.timeline.steps import numbered_as_before

@@ -16,9 +16,8 @@ from hindmost_collector.recordings import load
 from hindmost_collector.service import Collector
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
-from hindmost_collector.simulate.stream import send
+from hindmost_collector.simulate.stream import Job, send
 from hindmost_collector.simulate.telemetry import sampled
-from hindmost_collector.simulate.wire import Job
 from hindmost_collector.store.opening import open_store
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
@@ -81,7 +80,7 @@ def test_what_all_nodes_have_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
         made.append(known)
         return sampled(*known)
 
-    monkeypatch.setattr("hindmost_collector.simulate.wire.sampled", counted)
+    monkeypatch.setattr("hindmost_collector.simulate.stream.sampled", counted)
     job = Job.of(FAULTY, 0)
     opened = [job.opening(node) for node in job.nodes]
     assert len(list(job.batches())) == 2 * 10

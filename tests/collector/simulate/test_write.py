@@ -15,8 +15,7 @@ from hindmost_cli.simulate import EPILOG, parse_fault
 from hindmost_collector.recordings import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.scenario import CAUSES
-from hindmost_collector.simulate.traces import CAUSE_SHOWN
-from hindmost_collector.simulate.write import simulated, write
+from hindmost_collector.simulate.write import CAUSE_SHOWN, simulated, write
 from hindmost_judge.judge import judge
 
 PAGE = Path(__file__).parents[3] / "docs/how-to/simulate-faults.md"
