@@ -9,8 +9,9 @@ A full evaluation takes tenths of a second to a second of CPU time, the newest s
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from hindmost_judge.model import rows
@@ -18,12 +19,11 @@ from hindmost_judge.model import rows
 from hindmost_collector.ingest.session import MOST_S, NS
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from hindmost_judge.model import Run, Table
 
-    from hindmost_collector.live.window import Piece
 
 #: Ranks that report so much later than others, or earlier, are not waited for: they have joined, ended or are cut off.
 #: The newest steps take so much longer at most: agents of large jobs send what seconds brought, in turn.
@@ -140,3 +140,54 @@ def needed(metrics: Table, ranks: int) -> Table:
 
 def _span(pieces: Sequence[Piece]) -> int:
     return pieces[-1].newest_ns - pieces[0].first_ns
+
+
+class Piece(NamedTuple):
+    """A tick's rows, their count, and their first and last begin; each evaluation reads all pieces."""
+
+    table: Table
+    rows: int
+    first_ns: int
+    newest_ns: int
+
+
+def piece(table: Table) -> Piece:
+    """Rows, at least one, as a piece."""
+    return Piece(table, rows(table), int(table["start_ns"].min()), int(table["start_ns"].max()))
+
+
+class Pieces:
+    """Pieces, bounded by rows and by age, which counts from the newest piece; the newest is always kept."""
+
+    def __init__(self) -> None:
+        self._held: deque[Piece] = deque()
+        self._rows = 0
+        self.whole = True  # nothing was let go
+
+    def __iter__(self) -> Iterator[Piece]:
+        return iter(tuple(self._held))  # another thread may add one meanwhile
+
+    def __bool__(self) -> bool:
+        return bool(self._held)
+
+    def tables(self) -> list[Table]:
+        """The rows of each."""
+        return [one.table for one in self]
+
+    def add(self, one: Piece) -> None:
+        """Take a piece in."""
+        self._held.append(one)
+        self._rows += one.rows
+
+    def bound(self, limit: int, span_ns: int) -> None:
+        """Let the oldest go, beyond so many rows or older than the newest piece by more than this."""
+        while len(self._held) > 1 and (
+            self._rows > limit or self._held[0].newest_ns < self._held[-1].newest_ns - span_ns
+        ):
+            self._rows -= self._held.popleft().rows
+            self.whole = False
+
+    def clear(self) -> None:
+        """Let all go."""
+        self._held.clear()
+        self._rows, self.whole = 0, False
