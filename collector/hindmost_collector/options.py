@@ -19,11 +19,11 @@ from hindmost_judge.settings import Settings
 from hindmost_proto.address import parse
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    #: A setting's name as the user wrote it.
     Named = Callable[[str], str]
-    from collections.abc import Iterable, Iterator
 
 GRPC_PORT, HTTP_PORT = 9460, 9461
 

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
     from hindmost_collector.ingest.session import Agent
+
+    Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
 
 def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int) -> tuple[grpc.aio.Server, str]:

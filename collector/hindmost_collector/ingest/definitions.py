@@ -20,15 +20,14 @@ from hindmost_collector.ingest.columns import NAME_LIMIT, RANK_LIMIT, TICK_NS, M
 from hindmost_collector.ingest.packed import Label, eights
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    Array = np.ndarray[Any, Any]
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator
 
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.ingest.clock import NodeClock
     from hindmost_collector.ingest.columns import JobRows
+
+    Array = np.ndarray[Any, Any]
 
 
 class Series(NamedTuple):

@@ -21,16 +21,15 @@ from hindmost_collector.serve.exposition import collected, counter, gauge
 from hindmost_collector.store.remote_write.encoding import EARLIEST_MS, LATEST_MS, STALE, Encoder, PageEncoder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from prometheus_client.core import Metric
 
     from hindmost_collector.ingest.columns import MetricRows
     from hindmost_collector.ingest.definitions import Definitions, Schema
     from hindmost_collector.store.remote_write.http import Answer, Receiver
 
     Array = np.ndarray[Any, Any]
-    from collections.abc import Iterator
-
-    from prometheus_client.core import Metric
 
 log = logging.getLogger(__name__)
 
