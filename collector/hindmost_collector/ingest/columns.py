@@ -24,6 +24,7 @@ Array = np.ndarray[Any, Any]
 
 #: Rows that one block may have: no ring holds more.
 BLOCK_LIMIT = 1 << 17
+#: The least and the greatest number of 64 bits, which a column holds.
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
@@ -299,7 +300,8 @@ class MetricRows:
 RANK_LIMIT = 1 << 20
 #: Characters of a name: what is longer is cut. A ring's names have 63.
 NAME_LIMIT = 128
-TICK_NS = 10_000_000  # of /proc/PID/stat: USER_HZ is 100 on every Linux
+#: A tick of /proc/PID/stat, ns: USER_HZ is 100 on every Linux.
+TICK_NS = 10_000_000
 
 _I64, _I32, _U64, _F64 = np.int64, np.int32, np.uint64, np.float64
 _UNKNOWN = (_I64, -1)

@@ -21,10 +21,13 @@ NS = 1_000_000_000
 USUAL_S, MOST_S = 2, 4
 #: Above this many batches a second, agents are asked for a longer period; for a shorter one below this share of it.
 BATCHES_A_SECOND, FEWER = 350, 0.8
+#: Version of the stream's messages, which agent and collector must share.
 PROTOCOL = 1
+#: Event-trace requests that wait to be sent; the oldest gives way.
 _ZOOMS = 16
 #: So many batches are acknowledged at once: of a backlog only some hundreds are on the way.
 _ACK_BATCHES = 64
+#: Gaps in an agent's numbers that are remembered, for batches that come late; the oldest go.
 _GAPS = 256
 
 

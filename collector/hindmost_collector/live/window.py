@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.definitions import Definitions, Schema
 
 _ORIGIN = attrgetter("origin")
+#: Age, ns, up to which data of a running job is judged: five minutes.
 WINDOW_NS = 300_000_000_000
 #: Rows that a window may hold of one table; beyond, the oldest go first, however young.
 ROWS = 400_000
