@@ -8,7 +8,7 @@ import numpy as np
 from hindmost_collector.formats.columns import concatenate, table
 from hindmost_judge.model import GPU_TIME, Job, Run
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline.blocks import build
+from hindmost_judge.timeline.build_blocks import build
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

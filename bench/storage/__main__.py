@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any
 import hindmost_collector
 import pyarrow as pa
 from hindmost_collector.store import schema
+from hindmost_collector.store.arrow_tables import metrics_tables
 from hindmost_collector.store.clickhouse.store import ClickHouseStore
-from hindmost_collector.store.flush import metrics_tables
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.merge import merged
 from hindmost_collector.store.parquet.store import ParquetStore

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hindmost_collector.store.flush import metrics_tables
+from hindmost_collector.store.arrow_tables import metrics_tables
 from hindmost_collector.store.parquet import upkeep
 from hindmost_collector.store.parquet.merge import merged
 from hindmost_collector.store.parquet.store import ParquetStore

@@ -12,7 +12,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run, rows
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
-from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.timeline import build_blocks
 
 from hindmost_collector.live.incremental import QUIET
 from hindmost_collector.live.verdicts import identity
@@ -66,7 +66,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
 
 def _series(run: Run, settings: Settings) -> dict[str, Floats]:
     """Name to [S] ns a step of the typical rank; empty without recognised steps."""
-    blocks = blocks_of.build(run, settings) if not rows(run.operations) else None
+    blocks = build_blocks.build(run, settings) if not rows(run.operations) else None
     if blocks is None:
         return {}
     found = {"step": blocks.period, "mean_step": _block_means(blocks.period)}
@@ -81,7 +81,7 @@ def _block_means(series: Floats) -> Floats:
 
 
 def _of_collectives(blocks: Blocks) -> dict[str, Floats]:
-    own = {} if blocks.overlapped or blocks.evidence == blocks_of.BARE else {"self": median(blocks.own, axis=0)}
+    own = {} if blocks.overlapped or blocks.evidence == build_blocks.BARE else {"self": median(blocks.own, axis=0)}
     return own | {"wait": median(blocks.wait, axis=0), "transfer": median(blocks.transfer, axis=0)}
 
 

@@ -17,7 +17,7 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.process import Lag, ShieldedTasks
 from hindmost_collector.serve.metrics import NodeMetrics
-from hindmost_collector.store.recording import Recorder
+from hindmost_collector.store.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
 
     from hindmost_collector.options import Options
-    from hindmost_collector.store.recording import Store
+    from hindmost_collector.store.recorder import Store
     from hindmost_collector.store.remote_write.sink import RemoteWrite
 
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 class Format(Protocol):
-    """What a module of this package provides."""
+    """What a module of ``formats`` provides."""
 
     NAME: str
 

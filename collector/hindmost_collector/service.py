@@ -21,7 +21,7 @@ from hindmost_collector.maintenance import tend
 from hindmost_collector.parts import Parts
 from hindmost_collector.serve.http import Page
 from hindmost_collector.serve.scrape import Scrape
-from hindmost_collector.store.recording import WAIT_S
+from hindmost_collector.store.recorder import WAIT_S
 from hindmost_collector.store.remote_write.http import Receiver
 from hindmost_collector.store.remote_write.sink import RemoteWrite
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.live.jobs import LiveJob
     from hindmost_collector.options import Options
-    from hindmost_collector.store.recording import Store
+    from hindmost_collector.store.recorder import Store
 
 log = logging.getLogger(__name__)
 

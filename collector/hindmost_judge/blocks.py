@@ -12,7 +12,7 @@ from hindmost_judge.stats.robust import median
 if TYPE_CHECKING:
     from hindmost_judge.causes.telemetry import Samples
     from hindmost_judge.findings import Due
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints, Lanes
     from hindmost_judge.whatif.pipeline_replay import Bubbles
 

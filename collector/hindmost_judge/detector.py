@@ -1,4 +1,4 @@
-"""What a detector is: one function from a :class:`Case` to verdicts, in one file under ``detectors/``; what runs them.
+"""What a detector is: one function from a :class:`Case` to verdicts, in one file under ``detect/``; what runs them.
 
 The runner owns errors: a detector that fails costs its own verdict, and no other one's.
 """

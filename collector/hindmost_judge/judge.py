@@ -15,8 +15,7 @@ from hindmost_judge.graph import host_lanes
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
-from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.timeline import phases
+from hindmost_judge.timeline import build_blocks, phases
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
     groups_do_the_same,
@@ -134,7 +133,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
 
 def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.Planned], list[str]]:
     """The run as blocks by which ranks are compared, what was set aside of them as planned, and notes on that."""
-    blocks = blocks_of.build(run, settings)
+    blocks = build_blocks.build(run, settings)
     if blocks is None:
         return None, [], []
     by_work = host_lanes.by_work(blocks)
@@ -200,7 +199,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
         for one in report.verdicts
         if one.kind not in ("balanced", "insufficient_data")
     ]
-    blocks = blocks_of.build(run, settings) if not found else None
+    blocks = build_blocks.build(run, settings) if not found else None
     if blocks is not None and groups_do_the_same(groups, blocks):
         found = [_at_home(one, run) for one in of_links(slow_link.find(blocks, settings), blocks, settings)]
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
@@ -344,7 +343,7 @@ def _gone(verdict: Verdict, run: Run) -> bool:
 
 def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     """Why steps alone, or launches without steps, cannot clear any rank."""
-    if blocks.evidence != blocks_of.PHASES:
+    if blocks.evidence != build_blocks.PHASES:
         return without_starts(blocks) or hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
         return passed_on(blocks)
@@ -359,7 +358,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     if blocks is None or ranks < 2 or len(blocks.steps) < settings.min_steps:
         return insufficient(run, blocks, settings)
-    if blocks.evidence == blocks_of.BARE:
+    if blocks.evidence == build_blocks.BARE:
         return nothing_inside(blocks)
     if np.isnan(blocks.period).all():
         return no_measure(blocks)

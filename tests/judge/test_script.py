@@ -7,7 +7,7 @@ import shlex
 import pytest
 from hindmost.identity import LAUNCHER_MODULES
 from hindmost_collector.report.columns import title
-from hindmost_judge.command_line import RUNNERS, script, split
+from hindmost_judge.job_command import RUNNERS, script, split
 
 
 @pytest.mark.parametrize(

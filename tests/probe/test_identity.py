@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hindmost import identity
-from hindmost_judge.command_line import START_PYTHON
+from hindmost_judge.job_command import START_PYTHON
 
 SCRIPT = ["python", "train.py", "--epochs", "3"]
 

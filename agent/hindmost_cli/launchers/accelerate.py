@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_judge import command_line
+from hindmost_judge import job_command
 
 from hindmost_cli.launchers._shared import carry, remote_hosts
 
@@ -15,10 +15,10 @@ __all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "accelerate"
 NATIVE = ("nccl",)
-PROGRAMS = command_line.ACCELERATE
+PROGRAMS = job_command.ACCELERATE
 MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
 
 
 def recognises(argv: Sequence[str]) -> bool:
     """``accelerate launch …``, ``python -m accelerate.commands.launch …``."""
-    return command_line.starts(argv, PROGRAMS, MODULES)
+    return job_command.starts(argv, PROGRAMS, MODULES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_judge import command_line
+from hindmost_judge import job_command
 
 from hindmost_cli.launchers import _shared
 from hindmost_cli.launchers._shared import carry
@@ -16,20 +16,20 @@ __all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "horovodrun"
 NATIVE = ("pmpi", "nccl")
-PROGRAMS = command_line.HOROVODRUN
+PROGRAMS = job_command.HOROVODRUN
 ARITY = dict.fromkeys("-np --num-proc -p --ssh-port -H --hosts -hostfile --hostfile --config-file".split(), 1)
 
 
 def recognises(argv: Sequence[str]) -> bool:
     """``horovodrun …``, or its module."""
-    return command_line.starts(argv, PROGRAMS, ("horovod.runner",))
+    return job_command.starts(argv, PROGRAMS, ("horovod.runner",))
 
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Hosts from ``-H`` or ``--hostfile``, or else the batch allocation."""
-    at = command_line.position(argv, PROGRAMS)
+    at = job_command.position(argv, PROGRAMS)
     named: list[str] = []
-    for _, option, value in command_line.options(argv[(at or 0) + 1 :], ARITY):
+    for _, option, value in job_command.options(argv[(at or 0) + 1 :], ARITY):
         if option in {"-H", "--hosts"}:
             named += _shared.in_list(value)
         elif option in {"-hostfile", "--hostfile"}:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import subprocess
 from typing import TYPE_CHECKING
 
-from hindmost_judge import command_line
+from hindmost_judge import job_command
 
 from hindmost_cli.launchers import _shared
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 NAME = "mpirun"
 NATIVE = ("pmpi", "nccl")
 
-PROGRAMS = command_line.MPIRUN
+PROGRAMS = job_command.MPIRUN
 
 #: What ``--version`` prints, and whose it is. Intel's is a Hydra too, so it is looked for first.
 SIGNATURES = (
@@ -31,14 +31,14 @@ SIGNATURES = (
     ("HYDRA", "mpich"),
 )
 
-ARITY = command_line.MPIRUN_ARITY
+ARITY = job_command.MPIRUN_ARITY
 HOST_LISTS = frozenset({"-H", "-host", "--host", "-hosts"})
 HOST_FILES = frozenset({"-f", "-hostfile", "--hostfile", "-machinefile", "--machinefile", "--default-hostfile"})
 
 
 def recognises(argv: Sequence[str]) -> bool:
     """``mpirun …``, ``mpiexec.hydra …``, ``env A=1 mpirun …``."""
-    return command_line.starts(argv, PROGRAMS)
+    return job_command.starts(argv, PROGRAMS)
 
 
 def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -59,7 +59,7 @@ def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Hosts from ``--host``, a host file, or else the batch allocation."""
     named: list[str] = []
     for words in _contexts(argv[_start(argv) + 1 :]):
-        for _, option, value in command_line.options(words, ARITY):
+        for _, option, value in job_command.options(words, ARITY):
             if option in HOST_LISTS:
                 named += _shared.in_list(value)
             elif option in HOST_FILES:
@@ -94,7 +94,7 @@ def family(said: str) -> str:
 
 
 def _start(argv: Sequence[str]) -> int:
-    at = command_line.position(argv, PROGRAMS)
+    at = job_command.position(argv, PROGRAMS)
     return 0 if at is None else at
 
 
@@ -112,7 +112,7 @@ def _contexts(words: Sequence[str]) -> list[list[str]]:
 def _open_mpi(words: list[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """``-x NAME`` for each that the user does not pass; a value of the user's gets ours in front."""
     words, passed = list(words), set()
-    for index, option, value in list(command_line.options(words, ARITY)):
+    for index, option, value in list(job_command.options(words, ARITY)):
         if option != "-x":
             continue
         name, equals, theirs = value.partition("=")
@@ -132,7 +132,7 @@ def _joined(name: str, ours: str, theirs: str) -> str:
 def _hydra(words: list[str], names: Sequence[str]) -> list[str]:
     """All of the environment is passed unless a list says which: then the list gets ours too."""
     words = list(words)
-    for index, option, value in list(command_line.options(words, ARITY)):
+    for index, option, value in list(job_command.options(words, ARITY)):
         if option in {"-genvlist", "-envlist"}:
             words[index + 1] = ",".join([value, *names])
         elif option in {"-genvnone", "-envnone"}:

@@ -6,7 +6,7 @@ import subprocess
 from functools import partial
 from typing import TYPE_CHECKING
 
-from hindmost_judge import command_line
+from hindmost_judge import job_command
 
 from hindmost_cli.launchers import _shared
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "srun"
 NATIVE = ("pmpi", "nccl")
-PROGRAMS = command_line.SRUN
+PROGRAMS = job_command.SRUN
 EXPORT = "--export"
 #: What asks Slurm for the addresses of its nodes, wherever the job may go.
 NODES = ("sinfo", "--noheader", "--Node", "--format=%o")
@@ -25,13 +25,13 @@ ANSWER_S = 1.5
 
 def recognises(argv: Sequence[str]) -> bool:
     """``srun …``."""
-    return command_line.starts(argv, PROGRAMS)
+    return job_command.starts(argv, PROGRAMS)
 
 
 def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """Our names added to an ``--export`` list, on the command line or in ``SLURM_EXPORT_ENV``."""
     words = list(argv)
-    at = (command_line.position(words, PROGRAMS) or 0) + 1
+    at = (job_command.position(words, PROGRAMS) or 0) + 1
     for index in range(at, len(words)):
         if words[index] == EXPORT and index + 1 < len(words):
             words[index + 1] = _with(words[index + 1], names)

@@ -21,7 +21,7 @@ import hindmost
 from hindmost.errors import HindmostError, UsageError
 from hindmost.native import build
 from hindmost.ring import layout
-from hindmost_judge.command_line import isolating_option, isolation_remedy, script
+from hindmost_judge.job_command import isolating_option, isolation_remedy, script
 from hindmost_proto.address import parse
 
 if TYPE_CHECKING:

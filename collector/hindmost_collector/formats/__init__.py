@@ -1,1 +1,1 @@
-"""Readers of recordings, one file a format."""
+"""Readers of recordings, one file a format: ``FORMATS`` in ``recordings.py`` lists them."""

@@ -20,7 +20,7 @@ from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
 from hindmost_collector.ingest.inbox import Inbox, Parking
 from hindmost_collector.ingest.relay_ingest import RelayStream
 from hindmost_collector.ingest.session import PROTOCOL, Agent, Outbox
-from hindmost_collector.store.recording import Durable
+from hindmost_collector.store.recorder import Durable
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Mapping, Sequence

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, Unseen, rows, without_waits
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import matching
 from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import flight_recorder, processes
@@ -43,7 +43,7 @@ def marked(run: Run, sources: Sequence[Run]) -> Run:
     if rows(run.ranks) < 2 or rows(run.operations):
         return run  # files of a single rank have their own note; a graph of operations has one worker for several
     run = _noted(run, [note for one in sources for note in _missing(one, world)])
-    waits = join.synchronising(run.collectives, codes(run.collectives["op"])).any()
+    waits = matching.synchronising(run.collectives, codes(run.collectives["op"])).any()
     judged = _by_collectives if waits else _by_steps
     names_of = {name: next((one.job.source for one in sources if rows(one.tables()[name])), "") for name in _TABLES}
     return judged(run, world, names_of)
@@ -166,7 +166,7 @@ def _together(run: Run, unseen: set[int]) -> float | None:
     """
     table = run.collectives
     code, names_of = codes(table["op"])
-    held = join.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
+    held = matching.synchronising(table, (code, names_of)) & ~np.isin(table["rank"], sorted(unseen))
     steps = np.unique(table["step"][held])
     if np.count_nonzero(held) < _OPERATIONS * len(np.unique(table["rank"][held])) or 1 < len(steps) < _STEPS:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from hindmost_judge.command_line import script, split
+from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import UNMEASURED, duration, percent

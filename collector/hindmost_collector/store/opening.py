@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric
 
     from hindmost_collector.options import Options
-    from hindmost_collector.store.recording import Store
+    from hindmost_collector.store.recorder import Store
 
 
 def open_store(options: Options) -> Store | None:

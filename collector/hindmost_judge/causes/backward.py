@@ -20,7 +20,7 @@ import numpy as np
 
 from hindmost_judge.causes import launch_bound, table
 from hindmost_judge.stats.robust import median, peers_median, with_peers
-from hindmost_judge.timeline.join import QUEUED_NS
+from hindmost_judge.timeline.matching import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints
 
 #: A queued collective starts up to this many ns after the one before, once a kernel of its computing has made room. A

@@ -12,8 +12,7 @@ from hindmost_judge.causes.launch_bound import CLOCKS_NS, feeds
 from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import average, median
-from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.timeline import cohorts, join
+from hindmost_judge.timeline import build_blocks, cohorts, matching
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -105,7 +104,7 @@ def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Arr
 def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
     """How many times its delay longer computing is: as ``measured``; with uneven work, also from the steps' length."""
     # Backward is the GPU phase that may wait.
-    unseen = blocks.evidence == blocks_of.PHASES and blocks.parts.keys() >= _ON_GPU
+    unseen = blocks.evidence == build_blocks.PHASES and blocks.parts.keys() >= _ON_GPU
     if not blocks.overlapped and not unseen:
         return 1.0
     times = float(np.clip(measured, 1.0, settings.most_hidden))
@@ -445,7 +444,7 @@ def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     if blocks.segments.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
         return 0.0
-    own = join.own_time(grid, blocks.beside)[row]
+    own = matching.own_time(grid, blocks.beside)[row]
     launched = grid.start[row] - grid.enqueue[row] > np.nan_to_num(own) + CLOCKS_NS
     held = np.isin(blocks.segment_step, columns) & launched & ~blocks.beside
     return max(float(np.nan_to_num(blocks.segments[row, held]).sum()) / len(columns), 0.0)

@@ -25,7 +25,7 @@ from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import episodes
 from hindmost_judge.graph.host_lanes import of_phase
 from hindmost_judge.stats.robust import median, peers_median, standard_error, with_peers
-from hindmost_judge.timeline.join import QUEUED_NS
+from hindmost_judge.timeline.matching import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.findings import Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Floats, Ints
 
 #: Phases of the host, of which the GPU's queue may hide a part.

@@ -19,7 +19,7 @@ from hindmost_judge.detect.episodes import is_persistent, pieces, stretch, toget
 from hindmost_judge.detector import register
 from hindmost_judge.findings import SlowLink
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
-from hindmost_judge.timeline.join import shortest
+from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.verdict.slow_ranks import of_links
 from hindmost_judge.whatif import pipeline_replay
 from hindmost_judge.whatif.savings import others_grew

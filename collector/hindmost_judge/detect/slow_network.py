@@ -25,7 +25,7 @@ from hindmost_judge.detector import register
 from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.model import Past
 from hindmost_judge.stats.robust import block_medians, median, standard_error
-from hindmost_judge.timeline.join import shortest
+from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.verdict.slow_ranks import of_network
 from hindmost_judge.whatif import savings
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import median, peers_median, sums_by_step
-from hindmost_judge.timeline.join import QUEUED_NS
+from hindmost_judge.timeline.matching import QUEUED_NS
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Floats, Ints
 
 #: Groups do the same work if their fastest members differ by less than this share of their self time.

@@ -27,10 +27,10 @@ from hindmost_judge.encoding import codes
 from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.collective_calls import OWN, is_synchronising, sums
-from hindmost_judge.timeline.join import QUEUED_NS
+from hindmost_judge.timeline.matching import QUEUED_NS
 
 if TYPE_CHECKING:
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Share of the steps in which all ranks must have done the same for that to be the job's schedule.

@@ -20,7 +20,7 @@ from hindmost_judge.whatif import pipeline_replay
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.timeline.messages import Schedule
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.whatif.pipeline_replay import Bubbles

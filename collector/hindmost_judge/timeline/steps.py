@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations.

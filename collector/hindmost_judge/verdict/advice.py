@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.command_line import INTERPRETER, START_PYTHON, split
+from hindmost_judge.job_command import INTERPRETER, START_PYTHON, split
 from hindmost_judge.model import GPU_TIME, RUNNING, Job, rows
 from hindmost_judge.verdict.wording import names
 

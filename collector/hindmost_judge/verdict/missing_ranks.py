@@ -25,8 +25,7 @@ import numpy as np
 from hindmost_judge.encoding import codes, factorize
 from hindmost_judge.model import Job, Run, Unseen, rows, without_waits
 from hindmost_judge.stats.robust import lower_median, median
-from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import build_blocks, matching
 from hindmost_judge.verdict.schema import STOPS, Report, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
@@ -80,7 +79,7 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
 def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
     """That no rank can be cleared if steps alone show who is late, and some ranks of the recording have none."""
     lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
-    if blocks.evidence != blocks_of.PHASES or run.job.source == Job.source or not lacking:
+    if blocks.evidence != build_blocks.PHASES or run.job.source == Job.source or not lacking:
         return None
     late = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
     remedy = f"add the log of the steps{_of(lacking)}; `hindmost run -- COMMAND` records every rank"
@@ -345,7 +344,7 @@ def backward_may_wait(run: Run, blocks: Blocks) -> Verdict | None:
 
 def _steps_alone(run: Run, blocks: Blocks) -> bool:
     """Whether logged phases show who is late; our own probe marks where ranks meet."""
-    return blocks.evidence == blocks_of.PHASES and run.job.source != Job.source and blocks.pipeline is None
+    return blocks.evidence == build_blocks.PHASES and run.job.source != Job.source and blocks.pipeline is None
 
 
 def _others_met(run: Run) -> bool:
@@ -445,7 +444,7 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     lacking = run.unseen
     if lacking is None or not lacking.by_steps:
         return None
-    if not join.synchronising(run.collectives, codes(run.collectives["op"])).any():
+    if not matching.synchronising(run.collectives, codes(run.collectives["op"])).any():
         return None  # of the steps alone
     met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
     told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]

@@ -18,14 +18,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import command_line
-from hindmost_judge.command_line import script, split
+from hindmost_judge import job_command
 from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
+from hindmost_judge.job_command import script, split
 from hindmost_judge.model import AMOUNTS, ERROR, NONBLOCKING, PHASES, Job, Run, rows
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline import blocks as blocks_of
-from hindmost_judge.timeline import join, phases
+from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import in_python
@@ -148,7 +147,7 @@ def without_starts(blocks: Blocks) -> Verdict | None:
 
 def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What holds of verdicts by phases that hold sends and receives: of a rank named, what it was seen to do itself."""
-    if blocks is None or blocks.evidence != blocks_of.PHASES or blocks.pipeline is not None:
+    if blocks is None or blocks.evidence != build_blocks.PHASES or blocks.pipeline is not None:
         return found
     if not any(one.ranks for one in found) or exchanging_inside(run, blocks) is None:
         return found
@@ -240,7 +239,7 @@ def _more(steps: int, job: Job) -> str:
 
 def polled(run: Run) -> tuple[str, str] | None:
     """What was seen where nonblocking collectives of which no wait is known are all there is; ``None`` where not."""
-    if run.job.source != Job.source or not rows(run.collectives) or join.grid(run) is not None:
+    if run.job.source != Job.source or not rows(run.collectives) or matching.grid(run) is not None:
         return None
     code, operations = codes(run.collectives["op"])
     meets = np.array([is_synchronising(name) for name in operations], bool)[code]
@@ -293,7 +292,7 @@ def _patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | 
 
     The last rank is reported, and not named: without steps it is unknown whether that matters.
     """
-    joined = join.grid(run)
+    joined = matching.grid(run)
     if joined is None or len(joined.ranks) < 2 or joined.columns < settings.min_steps:
         return None
     met = f"{joined.columns:,} collectives of {len(joined.ranks)} ranks"
@@ -355,9 +354,9 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if job.entered:
         seen = "a Python process loaded the probe, but ran no known step or collective"
         return f"no rank was seen: {seen}", _UNTRAINED
-    isolated = command_line.isolating_option(split(job.command))
+    isolated = job_command.isolating_option(split(job.command))
     if isolated:
-        return "no rank was seen", command_line.isolation_remedy(*isolated)
+        return "no rank was seen", job_command.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
     return f"no MPI, NCCL or Python step was seen in {called}", _INHERIT
 

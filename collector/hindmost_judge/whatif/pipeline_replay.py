@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import median, peers_median
-from hindmost_judge.timeline.join import traded
+from hindmost_judge.timeline.matching import traded
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import alike, median, median_error
-from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.timeline import build_blocks
 from hindmost_judge.whatif import replay
 
 if TYPE_CHECKING:
@@ -200,7 +200,7 @@ def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     """[S] ns saved in the stalled steps if these ranks had been at their peers' pace in them."""
     fixed = without_stalls(blocks, rows, stalled)
     saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
-    if blocks.evidence != blocks_of.PHASES or not 0 < len(stalled) < len(blocks.steps):
+    if blocks.evidence != build_blocks.PHASES or not 0 < len(stalled) < len(blocks.steps):
         return saved
     total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
     return saved * max(most, 0.0) / total if total > most else saved
@@ -212,7 +212,7 @@ def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats
     columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
     held = np.ix_(np.array(rows), columns)
     fixed[held] = np.minimum(fixed[held], 0.0)
-    if blocks.evidence != blocks_of.PHASES and not blocks.overlapped:
+    if blocks.evidence != build_blocks.PHASES and not blocks.overlapped:
         _take_ends(fixed, blocks, rows, stalled)
     return fixed
 

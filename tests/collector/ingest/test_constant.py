@@ -8,7 +8,7 @@ from hindmost_collector.ingest.chunk import Chunk, finish, with_words
 from hindmost_collector.ingest.columns import JobRows, Owners, Words
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed import packed
-from hindmost_collector.store.flush import arrow_tables
+from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_judge.encoding import chosen, is_constant, repeated, thinned
 from hindmost_judge.model import STEPS
 from hindmost_proto import telemetry_pb2 as wire

@@ -21,7 +21,7 @@ from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed import packed
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.store.flush import arrow_tables
+from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -14,7 +14,7 @@ from hindmost_collector.ingest.inbox import PARK_BATCHES, PARK_NS, Parking
 from hindmost_collector.ingest.packed import packed
 from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.store.flush import arrow_tables
+from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.schema import to_numpy
 from hindmost_proto import telemetry_pb2 as wire
 

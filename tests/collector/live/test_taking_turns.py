@@ -13,7 +13,7 @@ from hindmost_collector.live.judging import Judging
 from hindmost_collector.live.watching import Watch
 from hindmost_collector.options import Options
 from hindmost_collector.service import Collector
-from hindmost_collector.store import recording
+from hindmost_collector.store import recorder
 
 from tests.collector.live.pacing import never_ends
 
@@ -71,7 +71,7 @@ def test_a_flush_waits_for_the_judging(monkeypatch):
 
     async def scenario():
         collector, found = Collector(Options(flush_seconds=10), None), []
-        for busy, overdue in ((False, 1.0), (True, 1.0), (True, recording.WAIT_S + 1.0), (False, -5.0)):
+        for busy, overdue in ((False, 1.0), (True, 1.0), (True, recorder.WAIT_S + 1.0), (False, -5.0)):
             monkeypatch.setattr(type(collector.judging), "busy", busy)
             collector.recorder.last_flush = time.monotonic() - 10 - overdue
             found.append(collector._flush_due())

@@ -15,10 +15,10 @@ from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.columns import MetricRows, Words
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.options import Options
-from hindmost_collector.store import recording
+from hindmost_collector.store import recorder as store_recorder
 from hindmost_collector.store.opening import open_store
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.recording import Recorder
+from hindmost_collector.store.recorder import Recorder
 
 from tests.collector.waiting import until
 
@@ -74,7 +74,7 @@ def test_discard_during_a_write_counts_each_byte_once(recorder, error):
         flush = await writing(recorder)
         recorder.add(chunks(), {"a": 2})
         counted = [recorder.pending_bytes]
-        recorder.clock[0] = recording.HANGS_S
+        recorder.clock[0] = store_recorder.HANGS_S
         recorder.discard()
         counted.append(recorder.pending_bytes)
         recorder.store.error = error
@@ -97,7 +97,7 @@ def test_a_write_is_waited_for_a_while(recorder):
         found = [recorder.writing]
         flush = await writing(recorder)
         found.append(recorder.writing)
-        recorder.clock[0] = recording.WAIT_S
+        recorder.clock[0] = store_recorder.WAIT_S
         found.append(recorder.writing)
         recorder.clock[0] = 0.0
         recorder.store.open.set()
@@ -113,9 +113,9 @@ def test_a_write_that_hangs_is_reported(recorder, caplog):
     async def scenario():
         recorder.add(chunks(), {"a": 1})
         flush = await writing(recorder)
-        recorder.clock[0] = recording.HANGS_S - 1
+        recorder.clock[0] = store_recorder.HANGS_S - 1
         early = recorder.trouble
-        recorder.clock[0] = recording.HANGS_S + 5
+        recorder.clock[0] = store_recorder.HANGS_S + 5
         late = recorder.trouble
         for _ in range(2):
             recorder.discard()
@@ -147,7 +147,7 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
             recorder._limit = 1  # any row is too much to keep
             await until(lambda: not collector.ingest._open.is_set())
             ready = [collector.scrape.ready()]
-            recorder._now = lambda: time.monotonic() + recording.HANGS_S
+            recorder._now = lambda: time.monotonic() + store_recorder.HANGS_S
             for step in range(1, 5):
                 await agent.send(agent.batch(step))
             await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
@@ -193,7 +193,7 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
         waiting = asyncio.create_task(main.ended(stopping, collector, look_s=0.01))
         await asyncio.wait({waiting}, timeout=0.05)
         patient = not waiting.done()
-        collector.recorder._since = time.monotonic() - recording.HANGS_S - 5
+        collector.recorder._since = time.monotonic() - store_recorder.HANGS_S - 5
         assert not await asyncio.wait_for(waiting, 60)
         with pytest.raises(Left, match="1"):
             main.abandon(collector)

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 from hindmost_collector.ingest.columns import MetricRows, origin
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
-from hindmost_collector.store import flush
-from hindmost_collector.store.flush import metrics_tables
+from hindmost_collector.store import arrow_tables
+from hindmost_collector.store.arrow_tables import metrics_tables
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,7 +58,7 @@ def test_every_sample_is_one_row(blocks, piece):
     """From nodes with as many samples as others or not, in pieces of any size; missing ones leave no rows."""
     made, expected = sent(blocks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(flush, "_PIECE", piece)
+        patch.setattr(arrow_tables, "_PIECE", piece)
         told = rows(list(metrics_tables(made, known())))
     assert len(told) == len(expected)
     assert set(told) == expected
@@ -76,7 +76,7 @@ def test_the_samples_of_a_series_are_neighbours_by_time():
 
 def test_pieces_follow_one_another_by_node(monkeypatch):
     """A reader that wants one node finds it in few row groups."""
-    monkeypatch.setattr(flush, "_PIECE", 6)
+    monkeypatch.setattr(arrow_tables, "_PIECE", 6)
     made, _ = sent([(f"n{number}", 1, 2) for number in (3, 1, 2, 0)])
     nodes = [table["node"].to_pylist() for table in metrics_tables(made, known())]
     assert [node for one in nodes for node in dict.fromkeys(one)] == ["n0", "n1", "n2", "n3"]

@@ -13,7 +13,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import query
 from hindmost_collector.store import schema
-from hindmost_collector.store.flush import in_order
+from hindmost_collector.store.arrow_tables import in_order
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep

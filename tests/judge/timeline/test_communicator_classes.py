@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.formats.columns import table
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import matching
 
 REDUCE, GATHER = 0, 1
 Calls = list[tuple[tuple[int, ...], int, int, int]]
@@ -31,7 +31,7 @@ def classes(groups: Calls) -> list[list[int]]:
     """The class of each communicator's ranks: one list a class, the communicator of each rank."""
     one = calls(groups)
     ranks = int(one["row"].max()) + 1
-    _, group = join.communicator_classes(one["comm"], one["op"], one["row"], one["bytes"], ranks)
+    _, group = matching.communicator_classes(one["comm"], one["op"], one["row"], one["bytes"], ranks)
     return sorted(group.T.tolist())
 
 
@@ -72,7 +72,7 @@ def test_calls_belong_together_by_their_place_in_the_step_where_one_group_has_mo
     """The third all-reduce of one group's second step is that of the other's."""
     one = calls([((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)])
     rows = table("collectives", rank=one["row"], comm=one["comm"], seq=one["seq"], step=one["step"])
-    found = join.call_numbers(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
+    found = matching.call_numbers(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
     reduced = one["op"] == REDUCE
     each = [found[reduced & (one["row"] == rank)].tolist() for rank in range(4)]
     assert each == [each[0]] * 4
@@ -83,7 +83,7 @@ def test_calls_of_groups_alike_keep_their_sequence_numbers() -> None:
     """A rank whose recording begins in a step has them, too."""
     one = calls(TENSOR)
     rows = table("collectives", rank=one["row"], comm=one["comm"], seq=one["seq"], step=one["step"])
-    found = join.call_numbers(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
+    found = matching.call_numbers(rows, one["comm"], one["op"], np.zeros_like(one["comm"]))
     assert found.tolist() == one["seq"].tolist()
 
 
@@ -94,7 +94,7 @@ def test_calls_of_a_recording_that_is_cut_in_a_step_keep_their_sequence_numbers(
     cut_off = np.setdiff1d(np.flatnonzero(one["comm"] == 0), np.flatnonzero(one["comm"] == 0)[cut])
     kept = {name: np.delete(values, cut_off) for name, values in one.items()}
     rows = table("collectives", rank=kept["row"], comm=kept["comm"], seq=kept["seq"], step=kept["step"])
-    found = join.call_numbers(rows, kept["comm"], kept["op"], np.zeros_like(kept["comm"]))
+    found = matching.call_numbers(rows, kept["comm"], kept["op"], np.zeros_like(kept["comm"]))
     assert found.tolist() == kept["seq"].tolist()
 
 
@@ -105,7 +105,7 @@ def test_calls_belong_together_by_their_place_in_the_step_where_one_group_began_
     seq = one["seq"] + (one["comm"] == 0)
     kept = {name: np.append(seq if name == "seq" else one[name], value) for name, value in begin.items()}
     rows = table("collectives", rank=kept["row"], comm=kept["comm"], seq=kept["seq"], step=kept["step"])
-    found = join.call_numbers(rows, kept["comm"], kept["op"], np.zeros_like(kept["comm"]))
+    found = matching.call_numbers(rows, kept["comm"], kept["op"], np.zeros_like(kept["comm"]))
     after = kept["step"] > 0
     each = [found[after & (kept["row"] == rank)].tolist() for rank in range(4)]
     assert each == [each[0]] * 4
@@ -121,13 +121,13 @@ def scattered(groups: int) -> Calls:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each pair of communicators that is compared."""
     pairs: list[int] = []
-    likeness = join._Class.likeness
+    likeness = matching._Class.likeness
 
-    def counted(one: join._Class, other: join._Class) -> float:
+    def counted(one: matching._Class, other: matching._Class) -> float:
         pairs.append(1)
         return likeness(one, other)
 
-    monkeypatch.setattr(join._Class, "likeness", counted)
+    monkeypatch.setattr(matching._Class, "likeness", counted)
     return pairs
 
 
@@ -148,19 +148,20 @@ def test_looking_for_sisters_ends(compared: list[int]) -> None:
     """Groups in a ring, each of which shares a rank with the next, have every rank, and no class of them has."""
     ring: Calls = [(tuple(sorted((7 * one + part) % 2100 for part in range(8))), REDUCE, 8, 1) for one in range(300)]
     found = [
-        join._Class(8, frozenset({REDUCE}), 1.0, 8, [number], set(members)) for number, (members, *_) in enumerate(ring)
+        matching._Class(8, frozenset({REDUCE}), 1.0, 8, [number], set(members))
+        for number, (members, *_) in enumerate(ring)
     ]
-    assert join._together(found, 2100) == found
-    assert 0 < len(compared) <= join._PAIRS
+    assert matching._together(found, 2100) == found
+    assert 0 < len(compared) <= matching._PAIRS
 
 
 def test_every_rank_runs_its_collectives_in_its_order() -> None:
     """Columns 0 and 2 are of all, 1 of the first two ranks only, who are ahead: by the medians it came last."""
     start = np.array([[0.0, 50, 60], [0, 50, 60], [0, np.nan, 10], [0, np.nan, 10], [0, np.nan, 10]])
-    assert join.in_run_order(start, np.nanmedian(start, axis=0)).tolist() == [0, 1, 2]
+    assert matching.in_run_order(start, np.nanmedian(start, axis=0)).tolist() == [0, 1, 2]
 
 
 def test_ranks_that_contradict_each_other_are_put_in_order_by_time() -> None:
     """Parallel collectives begin in varying order."""
     start = np.array([[0.0, 1, 2], [0, 2, 1]])
-    assert join.in_run_order(start, np.array([0.0, 1.4, 1.5])).tolist() == [0, 1, 2]
+    assert matching.in_run_order(start, np.array([0.0, 1.4, 1.5])).tolist() == [0, 1, 2]

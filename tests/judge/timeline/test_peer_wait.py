@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_judge.model import Job, Run
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import matching
 
 if TYPE_CHECKING:
     from hindmost_judge.types import Floats
@@ -27,7 +27,7 @@ def _waited(transfers: list[tuple[str, int, int]]) -> Floats:
         (0, 9, seq, op, start * MS, took * MS, 8, 0, 1, -1, -1, -1, -1, -1)
         for seq, (op, start, took) in enumerate(transfers)
     ]
-    grid = join.grid(Run(Job(id="made"), collectives=from_rows("collectives", rows)))
+    grid = matching.grid(Run(Job(id="made"), collectives=from_rows("collectives", rows)))
     assert grid is not None
     return grid.peer_wait / MS
 

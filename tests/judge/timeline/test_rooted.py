@@ -9,7 +9,7 @@ import pytest
 from hindmost_judge.encoding import codes
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import matching
 from hindmost_judge.timeline.collective_calls import awaited_broadcasts, is_rooted
 
 from tests.runs import call, made
@@ -45,7 +45,7 @@ def counted(run: Run) -> int:
     code, names = codes(run.collectives["op"])
     gives = np.array([is_rooted(name) for name in names])
     return int(
-        awaited_broadcasts(run.collectives, code, gives, join.synchronising(run.collectives, (code, names))).sum()
+        awaited_broadcasts(run.collectives, code, gives, matching.synchronising(run.collectives, (code, names))).sum()
     )
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import matching
 from hindmost_judge.timeline.overlap import delay_by_round
 
 from tests.runs import call, made
@@ -32,10 +32,10 @@ def late(delays: tuple[float, ...], kinds: tuple[tuple[str, int], ...] = ROUND) 
                 rows.append(call(op, seq, ready, met, size=size * 1024))
                 seq, ready = seq + 1, met
     run = made(RANKS, collectives=rows)
-    grid = join.grid(run)
+    grid = matching.grid(run)
     assert grid is not None
     starts = np.arange(STEPS) * len(delays) * len(kinds)
-    return np.median(delay_by_round(grid, join.own_time(grid), starts), axis=1) / MS
+    return np.median(delay_by_round(grid, matching.own_time(grid), starts), axis=1) / MS
 
 
 @pytest.mark.parametrize("delays", [(50.0, 50.0), (50.0, 40.0, 30.0)])

@@ -11,7 +11,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Job
-from hindmost_judge.timeline import join, phases
+from hindmost_judge.timeline import matching, phases
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -31,7 +31,7 @@ def test_collectives_that_are_not_judged_are_not_joined(
     """Those of eight steps are not looked at; whom the marks name is named either way."""
     made = simulate(Scenario(8, 60, seed=3, gpu_bound="compute", faults=(Fault("compute", (5,), 0.2),)))
     run, asked = _of_the_last(made.run, steps), []
-    monkeypatch.setattr(join, "grid", lambda run, grid=join.grid: asked.append(run) or grid(run))
+    monkeypatch.setattr(matching, "grid", lambda run, grid=matching.grid: asked.append(run) or grid(run))
     (verdict,) = judge(run).verdicts
     assert (verdict.kind, verdict.ranks, bool(asked)) == ("straggler", (5,), joined)
 

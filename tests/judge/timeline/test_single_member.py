@@ -9,7 +9,7 @@ import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run, rows
-from hindmost_judge.timeline import join
+from hindmost_judge.timeline import matching
 
 
 def with_a_call_alone(run: Run, share: float) -> Run:
@@ -37,9 +37,9 @@ def with_a_call_alone(run: Run, share: float) -> Run:
 
 def measured(run: Run) -> Run:
     """The run with self time as the MPI shim measures it: since the end of the rank's call before."""
-    grid = join.grid(run)
+    grid = matching.grid(run)
     assert grid is not None
-    own = join.own_time(grid)
+    own = matching.own_time(grid)
     table = {name: np.array(column) for name, column in run.collectives.items()}
     order = np.lexsort((table["start_ns"], table["rank"]))
     table = {name: column[order] for name, column in table.items()}
@@ -50,7 +50,7 @@ def measured(run: Run) -> Run:
 def test_calls_alone_change_no_self_time() -> None:
     """A rank's computing before and after a call without other members is self time of its next meeting."""
     run = measured(simulate(Scenario(seed=5, ranks=4, steps=30)).run)
-    both = [join.grid(one) for one in (run, with_a_call_alone(run, 0.7))]
+    both = [matching.grid(one) for one in (run, with_a_call_alone(run, 0.7))]
     assert both[0] is not None
     assert both[1] is not None
     assert both[0].columns == both[1].columns
@@ -62,7 +62,7 @@ def test_what_was_not_measured_before_a_call_alone_is_not_measured() -> None:
     run = with_a_call_alone(measured(simulate(Scenario(seed=5, ranks=4, steps=30)).run), 0.7)
     table = {name: np.array(column) for name, column in run.collectives.items()}
     table["self_ns"][(table["comm"] == 1002) & (table["seq"] > 50)] = UNMEASURED
-    grid = join.grid(replace(run, collectives=table))
+    grid = matching.grid(replace(run, collectives=table))
     assert grid is not None
     late = np.isnan(grid.self_time[2]) & ~np.isnan(grid.self_time[1])
     assert late.sum() > 50
@@ -85,6 +85,6 @@ def test_ranks_that_meet_no_other_are_left_as_they_are() -> None:
     """Where no communicator has several ranks, there is nothing to go by instead."""
     run = simulate(Scenario(seed=5, ranks=4, steps=20)).run
     table = run.collectives | {"comm": (run.collectives["rank"] + 1).astype(np.uint64)}
-    grid = join.grid(replace(run, collectives=table))
+    grid = matching.grid(replace(run, collectives=table))
     assert grid is not None
     assert rows(table) == np.count_nonzero(~np.isnan(grid.duration))

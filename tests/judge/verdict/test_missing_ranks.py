@@ -11,7 +11,7 @@ import pytest
 from hindmost_cli.run import environment
 from hindmost_cli.run.environment import kept_out
 from hindmost_collector.formats.columns import table
-from hindmost_judge import command_line
+from hindmost_judge import job_command
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Job, Run, Unseen
 from hindmost_judge.verdict import missing_ranks
@@ -33,7 +33,7 @@ from hindmost_judge.verdict.schema import Verdict
 )
 def test_options_that_keep_the_probe_out(command: str, found: tuple[str, str] | None) -> None:
     """Only the interpreter's own options count: not the script's, nor an option's value."""
-    assert command_line.isolating_option(command.split()) == found
+    assert job_command.isolating_option(command.split()) == found
 
 
 def test_a_python_with_the_pth_file_is_seen_under_isolation(tmp_path: Path) -> None:

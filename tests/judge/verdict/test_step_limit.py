@@ -15,7 +15,7 @@ from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.timeline import blocks as blocks_of
+from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict import whole_job
 from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
 
@@ -128,7 +128,7 @@ def test_a_slow_rank_does_not_make_a_job_bound_by_something_else() -> None:
 def test_too_few_steps_say_nothing() -> None:
     """As no verdict does."""
     run = recorded(steps=6, gpu_bound="compute")
-    assert whole_job.step_limit(blocks_of.build(run, DEFAULT), (), DEFAULT) is None
+    assert whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT) is None
 
 
 def test_a_report_says_it_in_one_line() -> None:
@@ -162,7 +162,7 @@ def test_what_can_be_done_about_the_limit_is_said_with_it(by: str, cause: str | 
 
 def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:
     """What is sampled is then of the stalls: a GPU that waits in a collective's kernel looks busy."""
-    blocks = blocks_of.build(recorded(gpu_bound="compute"), DEFAULT)
+    blocks = build_blocks.build(recorded(gpu_bound="compute"), DEFAULT)
     stalls = Verdict("intermittent", (1,), cost_ratio=0.77)
     assert whole_job.step_limit(blocks, [replace(stalls, cost_ratio=0.2)], DEFAULT) is not None
     assert whole_job.step_limit(blocks, [stalls], DEFAULT) is None

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Run
 
+    from hindmost_collector.store.arrow_tables import Clock, Files, Rows
     from hindmost_collector.store.clickhouse.client import Target
-    from hindmost_collector.store.flush import Clock, Files, Rows
 
 #: Agents remembered; with more, the writer goes on in new slots.
 _REMEMBERED = 100_000

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Run
 
-    from hindmost_collector.store.flush import Clock, Files, Rows
+    from hindmost_collector.store.arrow_tables import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
 
-from hindmost_collector.store.flush import arrow_tables
+from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.parquet.segments import UnsettledError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.chunk import Chunk
     from hindmost_collector.ingest.columns import Words
     from hindmost_collector.ingest.definitions import Definitions
-    from hindmost_collector.store.flush import Clock, Files, Rows
+    from hindmost_collector.store.arrow_tables import Clock, Files, Rows
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.encoding import codes, columns_that_fill, distinct_integers
 from hindmost_judge.model import Job, Run, Table, rows
 from hindmost_judge.stats.robust import median, peers_median, sums_by_step
-from hindmost_judge.timeline import cohorts, join, phases, pipelined, steps
+from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
 from hindmost_judge.timeline.messages import schedule_of, with_gathers_joined
@@ -20,7 +20,7 @@ from hindmost_judge.timeline.overlap import delay_by_round, is_overlapped
 
 if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
-    from hindmost_judge.timeline.join import Grid
+    from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints
 
 
@@ -49,7 +49,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
 def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
     """The blocks of the collectives, or, where these are of too few steps, of the marks."""
     run = with_gathers_joined(run)
-    joined = join.grid(run)
+    joined = matching.grid(run)
     found = None
     if joined is not None and len(joined.ranks) > 1:
         found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
@@ -103,7 +103,7 @@ _NEARLY = 0.9
 
 
 def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) -> Blocks | None:
-    own = join.own_time(joined)
+    own = matching.own_time(joined)
     number = joined.step
     if (number < 0).all():
         number = steps.steps_of_collectives(joined, own, table, run.counted)
@@ -125,8 +125,8 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
         return None
     cut = starts[first]
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
-    beside = join.beside_computing(joined, position)[cut:]
-    own = join.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
+    beside = matching.beside_computing(joined, position)[cut:]
+    own = matching.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
     before = joined.take(np.arange(cut))
     joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
     order = schedule_of(run, joined, starts, beside, pipelined.left(before))
@@ -146,7 +146,7 @@ def _assemble(
     table: Table,
     role: Ints,
 ) -> Blocks:
-    shortest = join.shortest(joined)
+    shortest = matching.shortest(joined)
     waits = np.maximum(joined.duration - shortest, 0.0)
     is_last = joined.duration == shortest
     counts = np.diff(np.append(starts, joined.columns))
@@ -304,7 +304,7 @@ def _left_out(numbers: Ints) -> Array:
 
 def _typical_wait(joined: Grid, starts: Ints) -> Floats:
     """[S] ns that the typical rank waits for others in a step."""
-    waits = np.maximum(joined.duration - join.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
+    waits = np.maximum(joined.duration - matching.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
     return median(sums_by_step(waits, starts), axis=0)
 
 
