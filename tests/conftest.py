@@ -73,17 +73,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Spread each folder's files evenly over the run: some wait for processes, others compute, and together
-    they leave no core idle."""
+    """Spread the files of each folder of ``tests/`` evenly over the run: some wait for processes, others compute.
+
+    Together they leave no core idle.
+    """
     unknown = {name for item in items for name in names(item, "needs", "uses")} - KNOWN
     if unknown:
         raise pytest.UsageError(f"tests/programs.py and tests/needs.py do not know {', '.join(sorted(unknown))}")
     if config.getoption("--optional-programs"):
         using = {item.path for item in items if PACKAGES.keys() & names(item, "needs", "uses")}
         items[:] = [item for item in items if item.path in using]
-    folders: dict[Path, list[Path]] = defaultdict(list)
+    folders: dict[tuple[str, ...], list[Path]] = defaultdict(list)
     for path in dict.fromkeys(item.path for item in items):
-        folders[path.parent].append(path)
+        folders[path.relative_to(ROOT).parts[:2]].append(path)
     place = {path: (at + 0.5) / len(files) for files in folders.values() for at, path in enumerate(files)}
     items.sort(key=lambda item: place[item.path])  # stable: where folders tie, and within a file, nothing is moved
 
