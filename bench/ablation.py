@@ -291,7 +291,7 @@ def collect(folders: list[Path], out: Path, only: str) -> None:
                 if job.ranks <= 64:
                     made = simulate(job)
                     truth = sorted({rank for fault in job.faults for rank in fault.ranks})
-                    found.append((f"cohorts {family} {seed}", made.run, truth if family not in NOBODY else []))
+                    found.append((f"cohorts {family} {seed}", made.run, truth if family not in NO_RANK else []))
         for family in families.FAMILIES:
             for seed in range(1000, 1000 + EACH["lanes"]) if f"lanes {family}".startswith(only) else ():
                 lanes = families.job(family, seed)
@@ -307,7 +307,7 @@ def collect(folders: list[Path], out: Path, only: str) -> None:
 
 
 #: Families of the first simulator in which no rank is named.
-NOBODY = ("clean", "hidden", "link", "network", "stages")
+NO_RANK = ("clean", "hidden", "link", "network", "stages")
 
 #: What workers share: set before they start.
 RUNS: list[tuple[str, Any, Any]] = []

@@ -122,10 +122,8 @@ def counted(accuracy: dict[str, Any], name: str) -> tuple[str, str]:
 def exactly(lanes: dict[str, Any]) -> tuple[int, int]:
     """Of how many jobs of the second simulator exactly the right ranks were named, and of how many there are."""
     (row,) = (one for one in lanes["table"] if one.startswith("| all |"))
-    many, few = (re.search(r"\((\d+)/(\d+)\)", cell) for cell in row.split("|")[2:4])
-    if many is None or few is None:
-        raise ValueError(f"bench/results/lanes.json: no counts in {row!r}")
-    return int(many[1]) + int(few[1]), int(many[2]) + int(few[2])
+    many, few, *_ = re.findall(r"\((\d+)/(\d+)\)", row)  # of 8 ranks or more, and of fewer
+    return int(many[0]) + int(few[0]), int(many[1]) + int(few[1])
 
 
 def pages() -> dict[Path, str]:

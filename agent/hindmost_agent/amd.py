@@ -7,7 +7,7 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.gpu import Trouble, say_joined, say_silent, without_hung
+from hindmost_agent.gpu import Trouble, say_joined, say_silent, with_joined, without_hung
 from hindmost_agent.sampler import NAN, Absent
 
 if TYPE_CHECKING:
@@ -86,11 +86,7 @@ def look_again(host: Host) -> None:
     for index, handle in amd.silent:
         device = _device(host, amd.lib, handle, index)
         if device is not None:
-            before: AmdSmi = host.amdsmi
-            devices = tuple(sorted((*before.devices, device), key=lambda one: one.number))
-            host.amdsmi = before._replace(
-                devices=devices, silent=tuple(one for one in before.silent if one[0] != index)
-            )
+            host.amdsmi = with_joined(host.amdsmi, device, (index, handle))
             say_joined(host, f"AMD GPU {index}")
 
 

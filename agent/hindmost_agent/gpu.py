@@ -68,6 +68,12 @@ def say_joined(host: Host, which: str) -> None:
     log.info("%s answers now and is sampled", which)
 
 
+def with_joined(found: Any, device: Any, silent: Any) -> Any:
+    """A maker's library with a GPU that answers now among its ``devices``, and no more among the ``silent`` ones."""
+    devices = tuple(sorted((*found.devices, device), key=lambda one: one.number))
+    return found._replace(devices=devices, silent=tuple(one for one in found.silent if one != silent))
+
+
 def without_hung(host: Host, found: Any) -> Any:
     """A maker's library as it may be asked: ``devices`` without those of which an answer is still awaited."""
     if not host.hung:

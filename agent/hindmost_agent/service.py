@@ -45,11 +45,11 @@ NS = 1_000_000_000
 PROTOCOL = 1
 FLUSH_TIMEOUT_S = 10.0
 #: A job's agent leaves when no rank has been there for this long; sooner once it has seen some come and go.
-NOBODY_NS = 60 * NS
+NO_RANK_NS = 60 * NS
 ALL_GONE_NS = 3 * NS
-NOBODY, ALL_GONE = "no rank appeared", "all ranks have ended"
+NO_RANK, ALL_GONE = "no rank appeared", "all ranks have ended"
 #: Reasons that a job itself gives by its silence. It may start again under the same id, as elastic ones do.
-SILENCE = (NOBODY, ALL_GONE)
+SILENCE = (NO_RANK, ALL_GONE)
 CLOSED, NO_STDIN = "stdin was closed", "stdin is closed"
 #: Reasons that mean the job is over: no collector will read what ranks still write.
 OVER = (CLOSED, NO_STDIN)
@@ -190,8 +190,8 @@ class Service:
     def _leave_with_job(self, now_ns: int) -> None:
         seen = self.agent.seen_ns
         if seen is None:
-            if now_ns - self._started_ns > NOBODY_NS:
-                self.leave(NOBODY)
+            if now_ns - self._started_ns > NO_RANK_NS:
+                self.leave(NO_RANK)
         elif now_ns - seen > ALL_GONE_NS and not len(self.agent.rings):
             self.leave(ALL_GONE)
 

@@ -49,9 +49,9 @@ class Suite(NamedTuple):
 
 
 def _misjudged(results: list[Result]) -> list[str]:
-    nobody = ("link", "network", "stages")  # judged by their kind
-    wrong = [one for one in results if one["family"] not in nobody and one["named"] not in _right(one)]
-    wrong += [one for one in results if one["family"] in nobody and (one["named"] or "balanced" in one["kinds"])]
+    no_rank = ("link", "network", "stages")  # judged by their kind
+    wrong = [one for one in results if one["family"] not in no_rank and one["named"] not in _right(one)]
+    wrong += [one for one in results if one["family"] in no_rank and (one["named"] or "balanced" in one["kinds"])]
     wrong += [one for one in results if one["family"] in ("two_causes", "handover") and one["blamed"] != one["faults"]]
     shown = ("ranks", "layout", "causes", "onset", "true", "named", "kinds", "blamed")
     return [

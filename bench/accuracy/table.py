@@ -63,12 +63,12 @@ def _single(by: dict[str, list[Result]]) -> list[Row]:
 def _several(by: dict[str, list[Result]]) -> list[Row]:
     clean, hidden = by.get("clean", []), by.get("hidden", [])
     uneven = [one for one in clean if one["seed"] % 2]
-    nobody = sum(not one["named"] for one in hidden)
+    unnamed = sum(not one["named"] for one in hidden)
     return [
         ("sets of 2 to 8: exact-set F1", exact_f1(by.get("sets", []), own), "0.95"),
         ("clean jobs, half of them with varying sequence lengths: false alarms, steps", _alarms(clean), "1 in 10,000"),
         ("of them with varying sequence lengths", _alarms(uneven), ""),
-        ("slow input that run-ahead hides: no rank named", wilson(nobody, len(hidden)), ""),
+        ("slow input that run-ahead hides: no rank named", wilson(unnamed, len(hidden)), ""),
     ]
 
 

@@ -4,6 +4,7 @@
     python bench/guest --job hpl --pairs 10        # HPCC's HPL (Debian: apt-get install hpcc); about four minutes
     python bench/guest --job numpy --pairs 10      # an all-reduce of NumPy arrays with mpi4py
     python bench/guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
+    python bench/guest --job hpl --size 6000       # a longer job: start-up is a smaller part of it
 
 One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
 that of the job's own mpirun: what hindmost does before and after it is no time of the ranks, and is given for itself,
@@ -38,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "guest.json"
 HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
 #: Order of HPL's matrix, and steps of the other job: about seven seconds on two cores.
-ORDER, STEPS = 2400, 2400
+SIZES = {"hpl": 2400, "numpy": 2400}
 DRAWS = 4000
 #: Stands in for mpirun: notes the times of its start and end, and what our parent's other children have used by then.
 TIMED = """#!/bin/sh
@@ -58,7 +59,7 @@ exit $code
 class Bench:
     """One job in a folder of its own, run again and again."""
 
-    def __init__(self, job: str, folder: Path, ranks: int) -> None:
+    def __init__(self, job: str, size: int, folder: Path, ranks: int) -> None:
         self.folder, self.times, self.ranks = folder, folder / "times", ranks
         mpirun = shutil.which("mpirun", path="/usr/bin" if job == "hpl" else None)
         if mpirun is None or (job == "hpl" and not shutil.which("hpcc")):
@@ -70,13 +71,13 @@ class Bench:
         self.environ |= dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
         if job == "hpl":
             text = HPCC_INPUT.read_text()
-            for old, new in (("1000  ", f"{ORDER}  "), ("2            Ps", "1            Ps")):
+            for old, new in (("1000  ", f"{size}  "), ("2            Ps", "1            Ps")):
                 text = text.replace(old, new, 1)
             text = re.sub(r"^2( +Qs)", rf"{ranks}\1", text, flags=re.MULTILINE)
             (folder / "hpccinf.txt").write_text(text)
             program = ["hpcc"]
         else:
-            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(STEPS)]
+            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(size)]
         self.line = [str(timed), "-np", str(ranks), *program]
 
     def run(self, observed: bool) -> dict[str, Any]:
@@ -176,17 +177,20 @@ def interval(values: list[float], of: Any) -> tuple[float, float]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--job", choices=("hpl", "numpy"), required=True)
+    parser.add_argument("--job", choices=SIZES, required=True)
+    parser.add_argument("--size", type=int, help="order of HPL's matrix, or steps of the other job; default: 2400")
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no pair later than this")
     parser.add_argument("--add", action="store_true", help="to the pairs that are in the results file")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
-    pairs: list[dict[str, Any]] = result.get(args.job, {}).get("runs", []) if args.add else []
+    size = args.size or SIZES[args.job]
+    name = args.job if size == SIZES[args.job] else f"{args.job} {size}"
+    pairs: list[dict[str, Any]] = result.get(name, {}).get("runs", []) if args.add else []
     ranks, end = len(os.sched_getaffinity(0)), time.monotonic() + args.seconds
     with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
-        bench = Bench(args.job, Path(folder), ranks)
+        bench = Bench(args.job, size, Path(folder), ranks)
         bench.run(observed=True)  # caches, and the native parts are built
         for number in range(args.pairs):
             if time.monotonic() > end:
@@ -196,12 +200,12 @@ def main() -> int:
             pairs.append(pair)
             wall = {name: one["wall_s"] for name, one in pair.items()}
             print(f"{wall['with']:.2f} s with, {wall['without']:.2f} s without; {pair['with']}", flush=True)
-    made_by = f"bench/guest --job {args.job} --pairs {len(pairs)}"
+    made_by = f"bench/guest --job {args.job} --size {size} --pairs {len(pairs)}"
     machine = {"cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    result[args.job] = {"made_by": made_by, "when": when, **machine, **summary(pairs), "runs": pairs}
+    result[name] = {"made_by": made_by, "when": when, **machine, **summary(pairs), "runs": pairs}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps({name: value for name, value in result[args.job].items() if name != "runs"}, indent=1))
+    print(json.dumps({one: value for one, value in result[name].items() if one != "runs"}, indent=1))
     return 0
 
 

@@ -368,4 +368,4 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     shared = cpu_sharing.find(run)
     if shared is None:
         return balanced(blocks, savings.waste(blocks), settings)
-    return oversubscribed.nobody(shared, blocks, settings)
+    return oversubscribed.no_rank_named(shared, blocks, settings)

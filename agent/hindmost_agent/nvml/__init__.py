@@ -9,7 +9,7 @@ import importlib
 import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.gpu import Call, Trouble, say_joined, say_silent, without_hung
+from hindmost_agent.gpu import Call, Trouble, say_joined, say_silent, with_joined, without_hung
 from hindmost_agent.metric import series
 from hindmost_agent.sampler import NAN, Absent
 
@@ -86,9 +86,7 @@ def look_again(host: Host) -> None:
     for index in nvml.silent:
         device = _device(host, nvml.lib, index)
         if device is not None:
-            before: Nvml = host.nvml
-            devices = tuple(sorted((*before.devices, device), key=lambda one: one.number))
-            host.nvml = before._replace(devices=devices, silent=tuple(one for one in before.silent if one != index))
+            host.nvml = with_joined(host.nvml, device, index)
             say_joined(host, f"GPU {index}")
 
 

@@ -136,7 +136,17 @@ def queued_in_collectives(blocks: Blocks, rows: Ints | None = None, shares: Floa
     return delay_in_collectives(queued_in_all(blocks, part)[rows], (own.mean(axis=1) * part)[rows], waited, transfer)
 
 
-def queued_in_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> float:
+#: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
+#: share of what they are longer by.
+_QUEUED = 0.5
+
+
+def explains_transfers(blocks: Blocks, rows: Ints, first: int, stop: int, longer: float) -> bool:
+    """Whether transfers of these ``rows`` may be ``longer``, ns a step of steps [first, stop), by waits for a CPU."""
+    return _queued_in_transfers(blocks, rows, first, stop) >= _QUEUED * longer
+
+
+def _queued_in_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> float:
     """Ns a step of steps [first, stop) by index for which collectives may wait for a CPU, at most.
 
     A transfer goes on when the last of these ``rows`` runs: it is what one of them queues, less what it queued between
@@ -192,9 +202,9 @@ def held_up_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: fl
 def unmeasured_share(blocks: Blocks, row: int) -> float:
     """0 to 1: how much of the time that a rank was late, in all steps, it may have waited for a CPU unmeasured."""
     late = average(blocks.excess[row])
-    return (
-        float(np.clip(unmeasured_wait(blocks, row, np.arange(len(blocks.steps))) / late, 0.0, 1.0)) if late > 0 else 0.0
-    )
+    if not late > 0:
+        return 0.0
+    return float(np.clip(unmeasured_wait(blocks, row, np.arange(len(blocks.steps))) / late, 0.0, 1.0))
 
 
 #: The probe saw the queueing of the main thread if it saw this part of what the kernel counted.

@@ -78,9 +78,9 @@ def seen(blocks: Blocks) -> list[int]:
 
 
 def bears_out(blocks: Blocks, row: int, share: float) -> bool:
-    """Whether samples show a rank stopped as often as one is that stops make late by this ``share`` of the time."""
-    stops, samples = _counted(blocks, np.arange(len(blocks.steps))).get(row, (0, 0))
-    return row in seen(blocks) and 1 - rare.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
+    """Whether samples show a row of :func:`seen` stopped as often as its delay, a ``share`` of the time, takes."""
+    stops, samples = _counted(blocks, np.arange(len(blocks.steps)))[row]
+    return 1 - rare.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
 
 
 def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
@@ -141,7 +141,8 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
     first, end = np.searchsorted(blocks.steps, [verdict.since_step or 0, verdict.until_step or blocks.steps[-1] + 1])
     columns = np.arange(first, end)
     rows = np.flatnonzero(np.isin(blocks.ranks, verdict.ranks)).tolist()
-    counts = {row: _counted(blocks, columns).get(row, (0, 0)) for row in rows}
+    counted = _counted(blocks, columns)
+    counts = {row: counted.get(row, (0, 0)) for row in rows}
     if not rows or any(stopped < _SAMPLES for stopped, _ in counts.values()):
         return verdict
     explained = min(_explained(blocks, row, columns, *counts[row]) for row in rows)

@@ -59,7 +59,7 @@ class MetricSamples(NamedTuple):
 
 
 #: Codes in place of a rank: a series of no rank, of all ranks of its node, of several ranks of one GPU.
-NOBODY, OF_NODE, SEVERAL = -1, -2, -3
+NO_RANK, OF_NODE, SEVERAL = -1, -2, -3
 #: Up to this many names are numbered in 16 bits: numpy radix-sorts int16, and merges wider integers, which takes
 #: longer.
 _SHORT = 1 << 15
@@ -148,7 +148,7 @@ class Metrics:
         """[L] the rank that series of these labels are of, or what stands for one."""
         of_gpu = {gpu: ranks[0] if len(ranks) == 1 else SEVERAL for gpu, ranks in self._of_gpu.items()}
         whose = map(_owner, self.labels)
-        return np.array([of_gpu.get(one, NOBODY) if isinstance(one, str) else one for one in whose], np.int64)
+        return np.array([of_gpu.get(one, NO_RANK) if isinstance(one, str) else one for one in whose], np.int64)
 
 
 #: Metrics that were read, by their run's id for as long as that lives: a run of arrays has no hash.
@@ -164,7 +164,7 @@ def _owner(text: str) -> int | str:
     labels = _labels(text)
     if "rank" in labels:
         name = labels["rank"]
-        return int(name) if name.isdigit() and len(name) <= _DIGITS else NOBODY
+        return int(name) if name.isdigit() and len(name) <= _DIGITS else NO_RANK
     return labels.get("gpu_uuid", OF_NODE)
 
 

@@ -33,10 +33,6 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
-#: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
-#: share of what they are longer by.
-QUEUED = 0.5
-
 
 @register()
 def verdicts(case: Case) -> list[Verdict]:
@@ -138,7 +134,7 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
         shown = min(
             shown, pipeline_replay.saved_by_transfers(blocks.pipeline, group.rows, klass, usual / (usual + excess))
         )
-    if cpu_wait.queued_in_transfers(blocks, np.array(group.rows), *steps) >= QUEUED * excess:
+    if cpu_wait.explains_transfers(blocks, np.array(group.rows), *steps, excess):
         return None
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect.episodes import pieces, stretch
-from hindmost_judge.detect.slow_link import QUEUED, lengthened, others
+from hindmost_judge.detect.slow_link import lengthened, others
 from hindmost_judge.detector import register
 from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.model import Past
@@ -61,17 +61,17 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
         return None
     still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
     found = still or _began(run, blocks, settings)
-    if found is None or _somebody_is_late(blocks, found, named):
+    if found is None or _rank_is_late(blocks, found, named):
         return None
-    queued = cpu_wait.queued_in_transfers(blocks, np.arange(len(blocks.ranks)), found.first, found.stop)
-    return found if queued < QUEUED * (found.took - found.usual) else None
+    everywhere, longer = np.arange(len(blocks.ranks)), found.took - found.usual
+    return None if cpu_wait.explains_transfers(blocks, everywhere, found.first, found.stop, longer) else found
 
 
 #: If one rank's delay is this share of the cost of slow transfers, something besides the network is involved.
 _LATE = 0.5
 
 
-def _somebody_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]) -> bool:
+def _rank_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]) -> bool:
     """Whether some rank is late in these steps by so much that it, or what makes it late, may be what holds all up.
 
     Too unsure for a name as it may be: CPUs that others use make ranks late and transfers slow alike.

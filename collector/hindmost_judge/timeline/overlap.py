@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, peers_median, spread
-from hindmost_judge.timeline import matching
 from hindmost_judge.timeline.matching import QUEUED_NS
 
 if TYPE_CHECKING:
@@ -281,7 +280,7 @@ def overlapped_delay(late: Floats, own: Floats, starts: Ints) -> Floats:
     if np.isnan(gaps[1:]).all():
         where = np.argmax(typical >= np.maximum(typical.max(axis=1, keepdims=True), 0.0) / 2, axis=1)
         return _at(late, _of_the_latest(where, typical, _late_anywhere(typical)), starts)
-    free = np.nan_to_num(gaps, nan=np.inf) > matching.QUEUED_NS
+    free = np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS
     who, typical = _late_anywhere(typical), np.where(free, typical, -np.inf)
     where = _of_the_latest(np.argmax(typical, axis=1), typical, who)
     return _seen(late, own, _at(late, where, starts), where, who, starts)
@@ -312,7 +311,7 @@ def _columns(where: Ints, starts: Ints, count: int) -> Ints:
 def _is_free(own: Floats) -> Array:
     """[K] whether the typical rank computed before a collective, and did not queue behind the one before."""
     gaps = median(own[:: max(len(own) // _SAMPLED_RANKS, 1)], axis=0)
-    return np.asarray(np.nan_to_num(gaps, nan=np.inf) > matching.QUEUED_NS)
+    return np.asarray(np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS)
 
 
 def _late_anywhere(typical: Floats) -> Array:

@@ -169,8 +169,8 @@ def _verdict(
     if one.most and rest.overlapped:
         saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
-    nobodys = settings.min_share_of_waste * (shown + waste(as_seen(rest)))
-    if worth < settings.min_effect * average(rest.period) or shown < nobodys:
+    without_owner = settings.min_share_of_waste * (shown + waste(as_seen(rest)))
+    if worth < settings.min_effect * average(rest.period) or shown < without_owner:
         return None
     span = np.arange(_began(one.stalled), len(rest.steps))
     gain = float(saved[span].mean())

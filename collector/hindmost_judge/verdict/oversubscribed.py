@@ -219,7 +219,7 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
     return _late_words(queued, unknown)
 
 
-def nobody(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
+def no_rank_named(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
     """The verdict without a name: inconclusive if ranks wait for an unknown reason, since none can be cleared; else how
     even the ranks are."""
     row, columns = wording.waited_for_most(blocks), np.arange(len(blocks.steps))
