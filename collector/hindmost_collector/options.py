@@ -56,6 +56,8 @@ class Options:
     retention_gib: float = _setting(0.0, "delete the oldest recordings above this size (default: never)", "GIB")
     remote_write: str = _setting("", "also send metrics to this Prometheus remote-write URL", "URL")
     relay_to: str = _setting("", "be a relay: forward all agents to this collector", "HOST:PORT")
+    on_verdict: str = _setting("", "run this, or post JSON there, when a verdict opens, changes or closes", "CMD|URL")
+    print_verdicts: bool = _setting(default=False, meaning="print these events on stdout too, a JSON line each")
     log_format: str = _setting("text", "format of the log on stderr", choices=("text", "json"))
 
     @property
@@ -189,6 +191,10 @@ def _check(options: Options, named: Named) -> None:
         from hindmost_collector.store.remote_write.http import Receiver  # noqa: PLC0415 - where used
 
         Receiver(options.remote_write, named("remote_write"))  # raises when it is none
+    if options.on_verdict:
+        from hindmost_collector.live.notification import destination  # noqa: PLC0415 - where used
+
+        destination(options.on_verdict, named("on_verdict"))  # raises when it is none
     _check_relay(options, named)
     for one in fields(Options):
         choices = one.metadata["choices"]
@@ -222,7 +228,7 @@ def _check_relay(options: Options, named: Named) -> None:
     for target in options.relay_to.split(","):
         if not address(target.strip(), named("relay_to"))[1]:
             raise UsageError(f"{named('relay_to')} {target!r}: port 0 is not valid")
-    for name in ("out", "store", "job_id", "exit_when_stdin_closes", "remote_write"):
+    for name in ("out", "store", "job_id", "exit_when_stdin_closes", "remote_write", "on_verdict", "print_verdicts"):
         if getattr(options, name):
             raise UsageError(f"{named(name)} is for the collector: a relay (--relay-to) stores and judges nothing")
 

@@ -15,6 +15,7 @@ from hindmost_collector.ingest.inbox import Parking
 from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
+from hindmost_collector.live.notification import Lines, Outlet, destination
 from hindmost_collector.process import Lag, ShieldedTasks
 from hindmost_collector.serve.metrics import NodeMetrics
 from hindmost_collector.store.recorder import Recorder
@@ -63,6 +64,8 @@ class Parts:
         self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
         self.lag = Lag(self.cores_are_full)
         self.shielded = ShieldedTasks()
+        targets = [destination(options.on_verdict)] if options.on_verdict else []
+        self.outlets = [Outlet(one) for one in (*targets, *([Lines()] if options.print_verdicts else []))]
         self.remote: RemoteWrite | None = None
         self.upkeep_seconds: float = 0.0
         self.ready = False

@@ -207,8 +207,10 @@ class Collector(Parts):
         unwritten = None
         for job in list(self.jobs.values()):
             report = await seal(self, job, self.flush)
+            self.watch.ended(job)
             if job.id == self.options.job_id or not self.options.job_id:
                 unwritten = report
+        await asyncio.gather(*(asyncio.to_thread(outlet.close) for outlet in self.outlets))
         if self._page:
             self._page.close()
         if self.remote:

@@ -41,4 +41,4 @@ def page() -> str:
 def _typed(one: dataclasses.Field[object]) -> str:
     """The flag with the form of its value."""
     form = one.metadata["form"] or ",".join(one.metadata["choices"])
-    return f"{flag(one.name)} {form}".strip()
+    return f"{flag(one.name)} {form}".strip().replace("|", "\\|")

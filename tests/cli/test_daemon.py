@@ -64,6 +64,20 @@ def test_what_a_daemon_said_counts_however_it_ends(tmp_path: Path, ending: str, 
         started.kill()
 
 
+def test_what_a_daemon_says_while_the_job_runs_is_heard_and_its_last_words_are_kept(tmp_path: Path) -> None:
+    """Verdicts go to who follows them; the report that comes at the end does not get lost among them."""
+    program = """import sys, time
+print('{"grpc": "here:1"}', '{"verdict": {"text": "SLOW"}}', flush=True, sep='\\n')
+sys.stdin.read()
+print('{"verdict": {"text": "over"}}', '{"report": 1}', sep='\\n')"""
+    heard: list[str] = []
+    started = daemon(tmp_path, program)
+    started.ready("grpc")
+    started.follow("verdict", lambda event: heard.append(event["text"]))
+    assert started.finish(10.0) == ('{"report": 1}\n', "")
+    assert heard == ["SLOW", "over"]
+
+
 def test_a_daemon_that_only_prints_noise_has_not_started(tmp_path: Path) -> None:
     """One that ends without the word is an error with its last words, not a wait."""
     program = "import sys; print('{}'); sys.exit('hindmost collector: no port is free')"

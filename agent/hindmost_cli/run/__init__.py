@@ -14,10 +14,11 @@ from hindmost.errors import HindmostError, UsageError
 from hindmost_proto.address import parse
 
 from hindmost_cli import arguments, launchers, streams
-from hindmost_cli.run import foreground
+from hindmost_cli.run import foreground, lines
 from hindmost_cli.run.session import RunRequest, Session
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 #: Columns of a summary that goes to a file or a pipe.
@@ -51,6 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--listen", metavar="[HOST]:PORT", help="serve the page and /metrics here; :PORT is every address"
     )
+    parser.add_argument(
+        "--on-verdict", metavar="CMD|URL", help="run this, or post JSON there, when a verdict opens, changes or closes"
+    )
+    verdicts = parser.add_mutually_exclusive_group()
+    verdicts.add_argument("--quiet", action="store_true", help="print no verdicts while the job runs")
+    verdicts.add_argument("--log-verdicts", action="store_true", help="print them also where stderr is no terminal")
     arguments.add_thresholds(parser, config=False)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it without hindmost"
@@ -69,14 +76,19 @@ def run(args: argparse.Namespace) -> int:
     except HindmostError as error:
         _say(f"the job runs unobserved: {error}")
         return foreground.exit_like(foreground.run(request.command, environ))
-    return foreground.exit_like(_observed(session))
+    wanted = not args.quiet and (args.log_verdicts or sys.stderr.isatty())
+    return foreground.exit_like(_observed(session, lines.say if wanted else lines.none))
 
 
-def _observed(session: Session) -> int:
+def _observed(session: Session, tell: Callable[[dict[str, Any]], None]) -> int:
     if session.page:
         _say(f"page http://{session.page}/  metrics http://{session.page}/metrics  run {_short(session.directory)}")
+        if tunnel := lines.tunnel(session.page, session.environ):
+            _say(f"from your own machine: {tunnel}")
     try:
-        returncode = foreground.run(session.argv, session.environ, session.heard)
+        returncode = foreground.run(
+            session.argv, session.environ, session.heard, lambda: session.collector.follow("verdict", tell)
+        )
     except HindmostError:
         session.abandon()
         raise
@@ -84,6 +96,7 @@ def _observed(session: Session) -> int:
         said = session.finish(returncode, _say)
         with contextlib.suppress(OSError):  # the terminal is gone; report.json has the verdict
             show(session.directory, said)
+            _say_files(session.directory)
     except KeyboardInterrupt:
         session.abandon()
         _say(f"interrupted before the report was ready; print it with: hindmost report {_short(session.directory)}")
@@ -98,11 +111,23 @@ def _request(args: argparse.Namespace) -> RunRequest:
         raise UsageError("--listen and --no-live contradict each other: drop one")
     try:
         arguments.thresholds(args.set)
+        if args.on_verdict:
+            from hindmost_collector.live.notification import destination
+
+            destination(args.on_verdict)
     except UsageError:
         raise
     except HindmostError:
         pass  # no collector here: the session says so, and the job runs
-    return RunRequest(tuple(command), args.out, args.job_id, args.live, _endpoint(args.listen), tuple(args.set or ()))
+    return RunRequest(
+        tuple(command),
+        args.out,
+        args.job_id,
+        args.live,
+        _endpoint(args.listen),
+        args.on_verdict,
+        tuple(args.set or ()),
+    )
 
 
 def _endpoint(text: str | None) -> str | None:
@@ -139,6 +164,16 @@ def show(directory: Path, said: str) -> None:
     width = streams.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
     more = f"hindmost report {shlex.quote(str(directory))} --explain"
     streams.say(text.render(report, width, streams.colored(sys.stderr), more=more).rstrip("\n") + "\n")
+
+
+def _say_files(directory: Path) -> None:
+    """Say where the page of the report is, and event traces where there are some."""
+    if (directory / "report.html").exists():
+        _say(f"report {_short(directory / 'report.html')}")
+    traces = sorted(directory.glob("stacks/*-trace-*.json"))
+    if traces:
+        more = f" and {len(traces) - 1} more" if traces[1:] else ""
+        _say(f"event trace {_short(traces[0])}{more}: open it in https://ui.perfetto.dev")
 
 
 def _written(directory: Path) -> dict[str, Any] | None:

@@ -40,17 +40,22 @@ class CommandError(HindmostError):
 
 
 def run(
-    argv: Sequence[str], environ: Mapping[str, str], heard: Callable[[signal.Signals], None] = lambda _: None
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    heard: Callable[[signal.Signals], None] = lambda _: None,
+    started: Callable[[], None] = lambda: None,
 ) -> int:
     """Run ``argv`` to its end; return its exit code, or minus the number of the signal that ended it.
 
-    ``heard`` is called with each signal that we got, from any sender. Raises ``CommandError`` where the command cannot
-    be started. Should we be killed, it gets SIGTERM.
+    ``heard`` is called with each signal that we got, from any sender, ``started`` once the command runs: threads
+    that it starts get no signals. Raises ``CommandError`` where the command cannot be started. Should we be killed, it
+    gets SIGTERM.
     """
     watched = {number for number in FORWARDED if signal.getsignal(number) != signal.SIG_IGN} | {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         process = _start(argv, environ, before)
+        started()
         while process.poll() is None:
             info = signal.sigwaitinfo(watched)
             _pass_on(process, info)
@@ -90,7 +95,7 @@ def find(name: str, environ: Mapping[str, str]) -> str:
 
 def _start(argv: Sequence[str], environ: Mapping[str, str], mask: set[signal.Signals | int]) -> subprocess.Popen[bytes]:
     path, setup = find(argv[0], environ), _child_setup(mask)
-    try:  # preexec_fn is safe: hindmost run has no other thread
+    try:  # preexec_fn is safe: hindmost run has no other thread yet
         return subprocess.Popen(list(argv), executable=path, env=dict(environ), preexec_fn=setup)  # noqa: PLW1509
     except OSError as error:
         if error.errno == errno.ENOENT:

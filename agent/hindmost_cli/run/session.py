@@ -9,6 +9,7 @@ import select
 import shlex
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 #: Seconds for a daemon to say that it is ready; importing its libraries from a cold network disk takes most of it.
 READY_SECONDS = 30.0
+#: … and for what it printed last to be read, where a process of its own keeps its stdout open.
+_LAST_LINES_S = 2.0
 
 
 class Daemon:
@@ -55,6 +58,7 @@ class Daemon:
         except OSError as error:
             raise HindmostError(f"cannot start the {name}: {error}") from error
         self._output = b""
+        self._reader: threading.Thread | None = None
 
     @property
     def running(self) -> bool:
@@ -73,6 +77,21 @@ class Daemon:
         self.kill()
         raise HindmostError(f"the {self.name} did not start: {self.last_words() or 'it printed no message'}")
 
+    def follow(self, key: str, take: Callable[[dict[str, Any]], None]) -> None:
+        """From now on give ``take`` what stands under ``key`` in each JSON line that has it, in a thread of its own."""
+        self._reader = threading.Thread(target=self._follow, args=(key, take), daemon=True, name=self.name)
+        self._reader.start()
+
+    def _follow(self, key: str, take: Callable[[dict[str, Any]], None]) -> None:
+        rest = b""
+        while line := self._line(float("inf")):
+            said = _object(line).get(key)
+            if isinstance(said, dict):
+                take(said)
+            else:
+                rest += line
+        self._output = rest
+
     def tell(self, message: Mapping[str, Any]) -> None:
         """Send one JSON line; a daemon that has gone hears nothing, and ``finish`` says so."""
         pipe = self._process.stdin
@@ -88,13 +107,24 @@ class Daemon:
         """
         wrong = ""
         try:
-            rest, _ = self._process.communicate(timeout=seconds)
+            rest = self._rest(seconds)
             if self._process.returncode:
                 wrong = f"the {self.name} ended early: {self.last_words() or self._process.returncode}"
         except subprocess.TimeoutExpired as error:
             self.kill()
             rest, wrong = error.output or b"", f"the {self.name} did not finish within {seconds:.0f} s and was stopped"
         return (self._output + rest).decode(errors="replace"), wrong
+
+    def _rest(self, seconds: float) -> bytes:
+        """Close its stdin, and wait for its end and what else it says."""
+        if self._reader is None:
+            return self._process.communicate(timeout=seconds)[0]
+        assert self._process.stdin is not None  # noqa: S101 - we asked for a pipe
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.wait(seconds)
+        self._reader.join(_LAST_LINES_S)
+        return b""
 
     def kill(self) -> None:
         """End it now; nothing is left of it afterwards."""
@@ -118,7 +148,7 @@ class Daemon:
         fd = self._process.stdout.fileno()
         while b"\n" not in self._output:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([fd], [], [], left)[0]:
+            if left <= 0 or not select.select([fd], [], [], None if left == float("inf") else left)[0]:
                 break
             block = os.read(fd, 65536)
             if not block:
@@ -151,6 +181,8 @@ class RunRequest:
     job_id: str | None = None
     live: bool = True
     listen: str | None = None
+    #: A command or URL that is notified of verdicts.
+    on_verdict: str | None = None
     #: Thresholds of the judge, ``NAME=VALUE`` each.
     thresholds: tuple[str, ...] = ()
 
@@ -269,6 +301,9 @@ def _collector(
     arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
     arguments += ["--command", shlex.join(request.command), "--launcher", launcher.NAME]
     arguments += [f"--set={one}" for one in request.thresholds]
+    arguments += ["--print-verdicts"]
+    if request.on_verdict:
+        arguments += [f"--on-verdict={_from_here(request.on_verdict)}"]
     if request.live:
         arguments += ["--http", request.listen or f"{environment.LOOPBACK}:0"]
     daemon = Daemon(
@@ -276,6 +311,13 @@ def _collector(
     )
     started.append(daemon)
     return daemon, daemon.ready("grpc")
+
+
+def _from_here(on_verdict: str) -> str:
+    """The command of ``--on-verdict`` as it works in the user's directory, for the collector works in ``/``."""
+    if on_verdict.startswith(("http://", "https://")):
+        return on_verdict
+    return shlex.join(["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(Path.cwd()), *shlex.split(on_verdict)])
 
 
 def _agent(

@@ -94,6 +94,22 @@ class VerdictLog:
             if place not in told:
                 yield from self._left_out(one, now_ns, last_step, named=named)
 
+    def ended(self, verdicts: list[dict[str, Any]], now_ns: int) -> Iterator[dict[str, Any]]:
+        """The events of a job's end, by the report on all of it: what is new is opened, and all is closed."""
+        present = once([one for one in verdicts if one["kind"] not in QUIET])
+        opened, self._open = self._open, []
+        pairs = paired([one.newest for one in opened], present)
+        newest = {place: present[at] for at, place in pairs.items()}
+        for place, one in enumerate(opened):
+            yield {**self._closed(one, newest.get(place, one.newest), now_ns), "ended": True}
+        known = {trouble(one.newest) for one in opened} | self._past.keys()
+        for at, verdict in enumerate(present):
+            if at not in pairs and trouble(verdict) not in known:
+                self._opened += 1
+                new = _Open(f"{now_ns // 10**9}-{self._opened}", verdict, verdict, None)
+                yield _event("opened", now_ns, new.id, verdict)
+                yield {**self._closed(new, verdict, now_ns), "ended": True}
+
     @property
     def doubtful(self) -> bool:
         """Whether something seems to be over, and one more report is to bear that out."""

@@ -6,10 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.live.judging import EVERY_S
+from hindmost_collector.live.notification import Notification
 from hindmost_collector.live.verdicts import VerdictLog, line, zoom
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from hindmost_proto import telemetry_pb2 as wire
 
@@ -125,6 +126,7 @@ class Watch:
         told = list(log.update(report["verdicts"], parts.clock.now(), **steps))
         report["verdicts"] = log.standing(report["verdicts"])
         job.judged = self._confirmed(job, seen, told=bool(told))
+        self._notify(job.id, told, report)
         if told and parts.recorder.store:
             parts.shielded.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]
@@ -145,6 +147,18 @@ class Watch:
         looked = self._looked.get(job.id, seen) if self._judging.settled(job.id) else seen
         known = [seen, looked] if told or not job.judged else [seen, looked, job.judged]
         return max(known, key=lambda one: one["time_ns"])
+
+    def _notify(self, job: str, events: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> None:
+        for event in events if self._parts.outlets else ():
+            one = Notification.of(job, event, report)
+            for outlet in self._parts.outlets:
+                outlet.put(one)
+
+    def ended(self, job: LiveJob) -> None:
+        """Notify of a job that is over and judged as a whole: its verdicts are closed."""
+        log = self._verdicts.pop(job.id, None) or VerdictLog()
+        if self._parts.outlets and job.report is not None:
+            self._notify(job.id, log.ended(job.report["verdicts"], self._parts.clock.now()), job.report)
 
     def _ask(self, job: str, question: wire.Zoom | None) -> None:
         if question is not None:
@@ -174,6 +188,6 @@ class Watch:
     async def _seal(self, job: LiveJob) -> None:
         """Judge, once and whole, a job that is over, and forget it."""
         await self._end_of(job)
-        self._verdicts.pop(job.id, None)
+        self.ended(job)
         self._looked.pop(job.id, None)
         self._judging.forget(job.id)

@@ -101,6 +101,16 @@ OF_COLLECTOR: Mapping[Metric, Callable[[Parts], float]] = {
         "hindmost_collector_detector_failures_total",
         "Times that a detector failed; the log names it, and so do the report's notes.",
     ): lambda _: failures.total(),
+    counter(
+        "hindmost_collector_notifications_total", "Notifications of verdicts that the command or webhook took."
+    ): lambda own: sum(one.sent for one in own.outlets),
+    counter(
+        "hindmost_collector_notification_failures_total", "Attempts to notify that failed; the log has the first."
+    ): lambda own: sum(one.failures for one in own.outlets),
+    counter(
+        "hindmost_collector_dropped_notifications_total",
+        "Notifications of verdicts that were given up, or found no room in the queue.",
+    ): lambda own: sum(one.dropped for one in own.outlets),
     counter("hindmost_collector_upkeep_seconds_total", "CPU time of compaction and retention."): lambda own: (
         own.upkeep_seconds
     ),

@@ -27,6 +27,7 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
         recorder=SimpleNamespace(store=None, writing=False),
         ingest=SimpleNamespace(ask=lambda job, question: None),
         options=SimpleNamespace(exit_when_stdin_closes=True),
+        outlets=(),
         cores_are_full=lambda: False,
     )
 

@@ -35,7 +35,7 @@ def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
             name: SimpleNamespace(id=name, heard_ns=heard, over=True)
             for name, heard in (("a", 0), ("b", 0), ("c", 10**12))
         }
-        collector = SimpleNamespace(jobs=jobs, clock=SimpleNamespace(now=lambda: 10**12))
+        collector = SimpleNamespace(jobs=jobs, outlets=(), clock=SimpleNamespace(now=lambda: 10**12))
         watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
         for _ in range(3):
             watch._seal_finished()
@@ -177,6 +177,7 @@ class Costly:
             clock=SimpleNamespace(now=lambda: self.now),
             decoder=SimpleNamespace(words=None),
             recorder=SimpleNamespace(store=None),
+            outlets=(),
         )
         return Watch(collector, judging or self.judging(), never_ends)
 

@@ -1,11 +1,14 @@
-"""Posting to a remote write receiver: headers, and which answers are worth another try."""
+"""Posting to a receiver of samples or notifications: in bounded time, and which answers are worth another try."""
 
 from __future__ import annotations
 
 import base64
+import contextlib
 import http.client
 import re
+import socket
 import ssl
+import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
@@ -21,7 +24,6 @@ TIMEOUT_S = 30.0
 HEADERS: Mapping[str, str] = {
     "Content-Encoding": "snappy",
     "Content-Type": "application/x-protobuf",
-    "User-Agent": f"hindmost/{__version__}",
     "X-Prometheus-Remote-Write-Version": "0.1.0",
 }
 
@@ -45,43 +47,58 @@ class Answer:
         return self.status in {0, 429} or self.status >= 500
 
 
-def _split(url: str, what: str) -> tuple[SplitResult, int | None]:
+def _split(url: str, what: str, example: str) -> tuple[SplitResult, int | None]:
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:  # a port of letters or above 65535, a bracket left open
-        raise _no_receiver(url, what) from None
+        raise _no_receiver(url, what, example) from None
     return parts, port
 
 
-def _no_receiver(url: str, what: str) -> UsageError:
+def _no_receiver(url: str, what: str, example: str) -> UsageError:
     shown = re.sub(r"//[^/]*@", "//…@", url)  # what stands there may be a password
-    return UsageError(f"{what} {shown!r}: give http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write")
+    return UsageError(f"{what} {shown!r}: give {example}")
 
 
 class Receiver:
-    """One receiver, over one connection that is kept open. Raises UsageError, naming ``what``, for no URL."""
+    """One receiver, over one connection that is kept open. Raises UsageError, naming ``what``, for no URL.
 
-    def __init__(self, url: str, what: str = "--remote-write", timeout_s: float = TIMEOUT_S) -> None:
-        parts, port = _split(url, what)
+    An answer takes at most ``timeout_s`` after the request was sent, however slowly it comes.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        what: str = "--remote-write",
+        timeout_s: float = TIMEOUT_S,
+        headers: Mapping[str, str] = HEADERS,
+        example: str = "http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write",
+    ) -> None:
+        parts, port = _split(url, what, example)
         if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
-            raise _no_receiver(url, what)
+            raise _no_receiver(url, what, example)
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        self._headers = dict(HEADERS)
+        self._headers = {"User-Agent": f"hindmost/{__version__}", **headers}
         if parts.username:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = "Basic " + base64.b64encode(secret).decode()
         self._timeout_s = timeout_s
         self._connection: http.client.HTTPConnection | None = None
 
-    def post(self, body: bytes) -> Answer:
-        """Send one compressed request; never raises."""
+    def post(self, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+        """Send one request, with more ``headers``; never raises."""
         connection = self._connection or self._connect()
         try:
-            connection.request("POST", self._path, body, self._headers)
-            response = connection.getresponse()
-            said = response.read(4096).decode("utf-8", "replace").strip()
+            connection.request("POST", self._path, body, {**self._headers, **(headers or {})})
+            bound = threading.Timer(self._timeout_s, _hang_up, (connection.sock,))
+            bound.start()
+            try:
+                response = connection.getresponse()
+                said = response.read(4096).decode("utf-8", "replace").strip()
+            finally:
+                bound.cancel()
         except (OSError, http.client.HTTPException) as error:
             connection.close()
             self._connection = None
@@ -100,3 +117,9 @@ class Receiver:
         """Let the connection go."""
         if self._connection:
             self._connection.close()
+
+
+def _hang_up(connection: socket.socket) -> None:
+    """End what another thread reads."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)  # that of TLS would take its state from the reader

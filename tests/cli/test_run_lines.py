@@ -1,0 +1,74 @@
+"""What `hindmost run` says of verdicts while the job writes to the same terminal."""
+
+from __future__ import annotations
+
+import pyte
+import pytest
+from hindmost_cli.run import lines
+
+EVENT = {
+    "event": "opened",
+    "time_ns": 1_795_454_503_000_000_000,
+    "text": "SLOW rank 2 on vm: computing",
+    "ended": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("before", "rows"),
+    [
+        ("step 100\r\n", ["step 100", "hindmost: ", "step 200"]),
+        ("step 100", ["step 100", "hindmost: ", "step 200"]),
+        ("\r 12%|# |\r 13%|# |", [" 13%|# |", "hindmost: ", "step 200"]),
+        ("x" * 80, ["x" * 80, "hindmost: ", "step 200"]),
+        ("", ["hindmost: ", "step 200"]),
+    ],
+)
+def test_a_verdict_has_a_line_of_its_own_on_a_terminal(before: str, rows: list[str]) -> None:
+    """Wherever the job's cursor was, and without an empty line where that was the first column."""
+    screen = pyte.Screen(80, 6)
+    stream = pyte.Stream(screen)
+    stream.feed(before)
+    stream.feed(lines.line(EVENT, 80, color=True).replace("\n", "\r\n"))  # as a terminal's driver does
+    stream.feed("step 200")
+    shown = [line.rstrip() for line in screen.display]
+    assert [line[: len(row)] for line, row in zip(shown, rows, strict=False)] == rows
+    assert shown[rows.index("hindmost: ")].endswith("SLOW rank 2 on vm: computing")
+    assert not any(shown[len(rows) :])
+
+
+def test_a_log_has_one_plain_line_with_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No blanks, no escape sequences."""
+    found = lines.line(EVENT)
+    assert found.startswith("hindmost: 2026-11-2")
+    assert found.endswith(" SLOW rank 2 on vm: computing\n")
+    assert found[:-1].isprintable()
+
+
+def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """The report follows."""
+    lines.say({**EVENT, "event": "closed", "ended": True})
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("page", "connection", "expected"),
+    [
+        (
+            "127.0.0.1:4012",
+            "10.0.0.7 50000 10.0.0.9 22",
+            "ssh -N -L 4012:127.0.0.1:4012 ada@10.0.0.9  then http://127.0.0.1:4012/",
+        ),
+        (
+            "0.0.0.0:80",
+            "10.0.0.7 50000 fd00::9 2222",
+            "ssh -N -p 2222 -L 80:127.0.0.1:80 ada@fd00::9  then http://127.0.0.1:80/",
+        ),
+        ("[fd00::1]:9461", "a 1 login 22", "ssh -N -L '9461:[fd00::1]:9461' ada@login  then http://127.0.0.1:9461/"),
+        ("127.0.0.1:4012", "", ""),
+        ("127.0.0.1:4012", "nonsense", ""),
+    ],
+)
+def test_over_ssh_the_tunnel_is_a_command_to_copy(page: str, connection: str, expected: str) -> None:
+    """Of the address and port by which the user came here."""
+    assert lines.tunnel(page, {"SSH_CONNECTION": connection, "USER": "ada"}) == expected

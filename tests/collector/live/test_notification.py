@@ -1,0 +1,234 @@
+"""Verdicts reach a webhook or a command once each, whatever the receiver does, and hold up nothing."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.live.notification import QUEUE, Command, Notification, Outlet, Webhook, destination
+from hindmost_collector.live.verdicts import VerdictLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+REPORT: Mapping[str, Any] = {"ranks": [{"rank": 2, "node": "n0"}]}
+HOSTILE = "<!channel> $(touch owned) `touch owned`\x1b[2J"
+
+
+def verdict(cost: float = 3.9, **more: Any) -> dict[str, Any]:
+    """Rank 2 computes for longer than the others, since step 40."""
+    known = {"kind": "straggler", "ranks": [2], "victims": [], "cause": "compute", "confidence": 0.99, "evidence": []}
+    return {**known, "since_step": 40, "cost_ms_per_step": cost, "cost_ratio": cost / 10, **more}
+
+
+def notification(event: str = "opened", which: str = "1", job: str = "train") -> Notification:
+    return Notification.of(job, {"event": event, "id": which, "time_ns": 1, "verdict": verdict()}, REPORT)
+
+
+class Receiver:
+    """A real HTTP server on loopback; each request is answered by the next of ``behaviours``, the last for ever."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str] = []
+        self.behaviours: list[Callable[[BaseHTTPRequestHandler], None]] = [answers(200)]
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                receiver.keys.append(self.headers["Idempotency-Key"])
+                behave = receiver.behaviours.pop(0) if receiver.behaviours[1:] else receiver.behaviours[0]
+                behave(self)
+
+            def log_message(self, *_: object) -> None:
+                """Tests are quiet."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}/services/secret"
+        threading.Thread(target=self.server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def die(self) -> None:
+        """Answer no more; the port is closed."""
+        self.server.shutdown()
+        self.server.server_close()
+
+    @property
+    def events(self) -> list[str]:
+        return [body["event"] for body in self.bodies]
+
+
+def answers(status: int) -> Callable[[BaseHTTPRequestHandler], None]:
+    """A receiver that answers at once."""
+
+    def behave(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(status)
+        handler.send_header("Content-Length", "0")
+        handler.end_headers()
+
+    return behave
+
+
+def trickles(handler: BaseHTTPRequestHandler) -> None:
+    """Answers for ever, a byte at a time: each within any time limit of one read."""
+    try:
+        while True:
+            handler.wfile.write(b"H")
+            time.sleep(0.02)
+    except OSError:
+        handler.close_connection = True
+
+
+def breaks_off(handler: BaseHTTPRequestHandler) -> None:
+    """Takes the request and closes the connection."""
+    handler.connection.shutdown(socket.SHUT_RDWR)
+    handler.close_connection = True
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.die()
+
+
+def outlet(receiver: Receiver) -> Outlet:
+    return Outlet(Webhook(receiver.url, attempt_s=0.2), pause_s=0.01)
+
+
+def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver) -> None:
+    """One body serves both."""
+    out = outlet(receiver)
+    out.put(notification())
+    out.close()
+    (body,) = receiver.bodies
+    said = "SLOW rank 2 on n0: computing, since step 40; costs 3.9 of 10.0 ms per step since then (39 %)"
+    assert body["text"] == f"hindmost: job train: {said}"
+    assert (body["event"], body["job"], body["id"], body["verdict"]["ranks"]) == ("opened", "train", "1", [2])
+
+
+def test_a_name_cannot_call_a_channel(receiver: Receiver) -> None:
+    """Slack's markup begins with < and is escaped; control characters are spelled out."""
+    out = outlet(receiver)
+    out.put(notification(job=HOSTILE))
+    out.close()
+    assert "&lt;!channel&gt;" in receiver.bodies[0]["text"]
+    assert "\x1b" not in receiver.bodies[0]["text"]
+
+
+@pytest.mark.parametrize("trouble", [answers(503), answers(429), breaks_off, trickles])
+def test_a_receiver_that_recovers_gets_the_same_event_again(receiver: Receiver, trouble: Any) -> None:
+    """With the same key, so that it can tell; the events after it come in their order, once each."""
+    receiver.behaviours = [trouble, answers(200)]
+    out = outlet(receiver)
+    out.put(notification("opened"))
+    out.put(notification("closed"))
+    out.close()
+    assert receiver.events == ["opened", "opened", "closed"]
+    assert receiver.keys[0] == receiver.keys[1] != receiver.keys[2]
+    assert (out.sent, out.failures, out.dropped) == (2, 1, 0)
+
+
+def test_what_a_receiver_refuses_is_not_sent_again(receiver: Receiver) -> None:
+    """A wrong URL stays wrong."""
+    receiver.behaviours = [answers(404)]
+    out = outlet(receiver)
+    out.put(notification())
+    out.close()
+    assert (receiver.events, out.failures, out.dropped) == (["opened"], 1, 1)
+
+
+def test_a_receiver_that_died_holds_up_neither_judging_nor_the_end(
+    receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Thousands of events take no time, and no memory beyond the queue; one line in the log, without a secret."""
+    receiver.die()
+    out = outlet(receiver)
+    begun = time.monotonic()
+    for which in range(QUEUE * 4):
+        out.put(notification(which=str(which)))
+    assert time.monotonic() - begun < 5.0
+    out.close(0.2)
+    assert time.monotonic() - begun < 10.0
+    assert out.sent == 0
+    assert out.failures > 0
+    assert out.dropped >= QUEUE * 4 - 1
+    assert len(caplog.records) == 1
+    assert "does not take notifications" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
+    """A receiver that is away for an hour gets the newest state and not the history of a cost."""
+    gate = threading.Event()
+    receiver.behaviours = [lambda handler: (gate.wait(5), answers(200)(handler))[1], answers(200)]
+    out = Outlet(Webhook(receiver.url, attempt_s=5.0))
+    out.put(notification("opened", "1"))
+    while not receiver.bodies:
+        time.sleep(0.001)
+    for _ in range(5):
+        out.put(notification("changed", "1"))
+    out.put(notification("opened", "2"))
+    out.put(notification("changed", "2"))
+    gate.set()
+    out.close()
+    assert [(body["event"], body["id"]) for body in receiver.bodies] == [
+        ("opened", "1"),
+        ("changed", "1"),
+        ("opened", "2"),
+    ]
+
+
+def test_a_command_gets_the_verdict_on_stdin_and_in_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shell reads it: names of jobs and hosts are data."""
+    monkeypatch.chdir(tmp_path)
+    program = "import json,os,sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
+    out = Outlet(Command(f'{sys.executable} -c "{program}" out.json'))
+    out.put(notification(job=HOSTILE))
+    out.close(30.0)
+    body, environ = json.loads((tmp_path / "out.json").read_text())
+    assert body["job"] == HOSTILE
+    assert environ["HINDMOST_VERDICT_JOB"] == HOSTILE.replace("\x1b", "\\x1b")
+    assert (environ["HINDMOST_VERDICT_RANKS"], environ["HINDMOST_VERDICT_CAUSE"]) == ("2", "compute")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+
+
+@pytest.mark.parametrize("command", ["sh -c 'sleep 60 & wait'", "sh -c 'cat >/dev/null; exit 3'", "true"])
+def test_a_command_ends_in_bounded_time_and_is_not_repeated(command: str) -> None:
+    """One that hangs is stopped with its children; one that reads nothing is none that failed."""
+    out = Outlet(Command(command, attempt_s=0.3))
+    out.put(notification())
+    begun = time.monotonic()
+    out.close(20.0)
+    assert time.monotonic() - begun < 10.0
+    assert (out.sent, out.failures, out.dropped) == ((1, 0, 0) if command == "true" else (0, 1, 1))
+
+
+@pytest.mark.parametrize("text", ["", "no-such-program-here --x", "'open", "http://", "https://host:99999/"])
+def test_what_is_neither_command_nor_url_is_refused_at_once(text: str) -> None:
+    """Before the job starts, by the name of the option."""
+    with pytest.raises(UsageError, match="--on-verdict"):
+        destination(text)
+
+
+def test_the_end_of_a_job_closes_what_is_open_and_tells_what_was_found_last() -> None:
+    """Once each: a job that was too short to be judged live has its verdict notified all the same."""
+    log = VerdictLog()
+    list(log.update([verdict()], 1, last_step=100, first_step=0))
+    other = verdict(ranks=[5], since_step=300)
+    events = list(log.ended([verdict(4.0), other], 2))
+    assert [(one["event"], one["verdict"]["ranks"], one.get("ended", False)) for one in events] == [
+        ("closed", [2], True),
+        ("opened", [5], False),
+        ("closed", [5], True),
+    ]
+    assert list(log.ended([], 3)) == []
