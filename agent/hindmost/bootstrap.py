@@ -19,7 +19,7 @@ from hindmost.complaint import complain
 from hindmost.recorder import MARK, Recorder
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import ModuleType, TracebackType
 
     from hindmost.identity import Identity
     from hindmost.ring import Writer
@@ -175,9 +175,14 @@ def _wait_for_a_rank() -> None:
 
     Lightning, and many a script, start their ranks so, with nothing in the environment that every launcher sets.
     """
-    from hindmost.probes import ImportWatch, torch_place
+    from hindmost.probes import ImportWatch
 
-    ImportWatch({"torch": lambda torch: torch_place.install(torch, place)}, lambda *_: None).install()
+    def imported(torch: ModuleType) -> None:
+        from hindmost.probes import torch_collectives
+
+        torch_collectives.watch_process_group(torch, place)
+
+    ImportWatch(lambda *_: None, {"torch": imported}).install()
 
 
 def _leave_trace(directory: str) -> None:

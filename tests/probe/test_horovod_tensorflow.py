@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
-from hindmost.probes import guard, horovod_cycles, horovod_tensorflow, keras
+from hindmost.probes import guard, horovod, horovod_cycles, keras
 from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module.recorder = Recorder(writer, clock=lambda: module.now)
     stepping.attach(module.recorder)
     assert module.recorder.training_thread()
-    horovod_tensorflow.install(module, module.recorder)  # type: ignore[arg-type]
+    horovod.install_tensorflow(module, module.recorder)  # type: ignore[arg-type]
     yield module
     bootstrap.stop()
     guard.remove_all()

@@ -1,8 +1,13 @@
-"""One file a framework: how its steps and phases are seen. Nothing is imported before the training job imports it."""
+"""One file a framework: how its steps and phases are seen. Nothing is imported before the training job imports it.
+
+A probe's file has its package's name, and is imported when the training job imports that package. A function in it that
+:func:`on_import` registers is called once the module that it names has been imported.
+"""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
@@ -18,39 +23,39 @@ if TYPE_CHECKING:
     from hindmost.recorder import Recorder
 
     Action = Callable[[ModuleType], None]
+    Hook = Callable[[ModuleType, Recorder], None]
 
-#: Module of the training job -> the probe (``hindmost.probes.NAME``) whose ``install(module, recorder)``, or whose
-#: function ``NAME.FUNCTION``, is called once that module has been imported.
-WATCHED = {
-    "horovod.tensorflow": "horovod_tensorflow",
-    "horovod.torch": "horovod",
-    "keras.src.callbacks": "keras",
-    "keras.src.callbacks.callback_list": "keras",
-    **{
-        f"{package}.loops.{loop}_loop": "lightning"
-        for package in ("lightning.pytorch", "pytorch_lightning")
-        for loop in ("evaluation", "prediction")
-    },
-    "mpi4py.MPI": "mpi4py",
-    "torch": "torch",
-    "torch.distributed.checkpoint.state_dict_saver": "torch.watch_checkpoints",
-    "tf_keras.src.callbacks": "keras",
-    "torch._dynamo.trace_rules": "torch.keep_tracer_out",
-}
+#: Packages that are another one's under a second name.
+SECOND_NAMES = {"pytorch_lightning": "lightning", "tf_keras": "keras"}
+#: Module of the training job -> what is called once that has been imported.
+REGISTRY: dict[str, Hook] = {}
+
+
+def on_import(*modules: str) -> Callable[[Hook], Hook]:
+    """Have a function of a probe called with each of these modules, once it has been imported, and the recorder."""
+
+    def register(hook: Hook) -> Hook:
+        REGISTRY.update(dict.fromkeys(modules, hook))
+        return hook
+
+    return register
 
 
 def install(recorder: Recorder) -> None:
     """Wait for the frameworks that probes know, and record what needs no framework."""
 
-    def act(module: ModuleType) -> None:
-        probe, _, function = WATCHED[module.__name__].partition(".")
-        getattr(importlib.import_module(f"hindmost.probes.{probe}"), function or "install")(module, recorder)
+    def actions_of(package: str) -> dict[str, Action]:
+        importlib.import_module(f"{__name__}.{probes[package]}")
+        ours = [module for module in REGISTRY if module.partition(".")[0] == package]
+        return dict.fromkeys(ours, lambda module: REGISTRY[module.__name__](module, recorder))
 
     def failed(name: str, error: Exception) -> None:
         complain(f"{name} cannot be observed ({error!r})")
 
+    files = (name.partition(".")[0] for name in os.listdir(__path__[0]))  # noqa: PTH208 - pathlib is slow to import
+    probes = {name: name for name in files} | SECOND_NAMES
     record_pauses(recorder)
-    watch = ImportWatch(dict.fromkeys(WATCHED, act), failed)
+    watch = ImportWatch(failed, packages=dict.fromkeys(probes, actions_of))
     watch.install()
     undo.append(watch.remove)
 
@@ -60,15 +65,24 @@ class ImportWatch(MetaPathFinder):
 
     It is a finder that finds nothing itself: it lets the others find the module and acts once its body has run.
 
-    Any other import costs one dictionary look-up. ``failed(name, error)`` hears of an action that raised.
+    ``actions`` are called with a module; ``packages`` with a package's name, before it is imported, and return actions
+    for its modules. Any other import costs two look-ups. ``failed(name, error)`` hears of one that raised.
     """
 
-    def __init__(self, actions: Mapping[str, Action], failed: Callable[[str, Exception], None]) -> None:
-        self._actions = dict(actions)
+    def __init__(
+        self,
+        failed: Callable[[str, Exception], None],
+        actions: Mapping[str, Action] | None = None,
+        packages: Mapping[str, Callable[[str], Mapping[str, Action]]] | None = None,
+    ) -> None:
         self._failed = failed
+        self._actions = dict(actions or {})
+        self._packages = dict(packages or {})
 
     def install(self) -> None:
         """Watch from now on. Modules already imported are acted on at once."""
+        for package in [package for package in self._packages if package in sys.modules]:
+            self._prepare(package)
         for name in [name for name in self._actions if name in sys.modules]:
             self._act(name, sys.modules[name])
         sys.meta_path.insert(0, self)
@@ -82,6 +96,8 @@ class ImportWatch(MetaPathFinder):
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """What the other finders find, with a loader that calls us; ``None`` for a module that is not watched."""
+        if fullname in self._packages:
+            self._prepare(fullname)
         if fullname not in self._actions:
             return None
         for finder in list(sys.meta_path):
@@ -91,6 +107,12 @@ class ImportWatch(MetaPathFinder):
                 self._listen(fullname, spec.loader)
                 return spec
         return None
+
+    def _prepare(self, package: str) -> None:
+        try:
+            self._actions.update(self._packages.pop(package)(package))
+        except Exception as error:
+            self._failed(package, error)
 
     def _listen(self, name: str, loader: Any) -> None:
         """Have ``exec_module`` of this one loader call the action; afterwards the loader is as it was."""

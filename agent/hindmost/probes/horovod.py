@@ -1,10 +1,15 @@
-"""Horovod with PyTorch: how long each rank waits for the others' gradients, and for collectives called by hand.
+"""Horovod: how long each rank waits for the others' gradients, and for collectives called by hand.
 
-Horovod's own thread reduces gradients while backward runs; the training thread meets the others in
+With PyTorch, Horovod's own thread reduces gradients while backward runs; the training thread meets the others in
 ``DistributedOptimizer.synchronize``, after all its own gradients have been handed over. Steps and the other phases are
 ``torch.py``'s business. Horovod's coordination over MPI happens every few ms, with or without training, and says
 nothing about ranks: a PMPI shim in this process is switched off. In an elastic job a rank whose number has changed
 goes on in a new ring.
+
+With TensorFlow and Keras 2, gradients are reduced inside TensorFlow's compiled step, where Python does not come by.
+The PMPI shim sees when TensorFlow hands a tensor over and gets it back (``native/tensorflow_calls.c``): as a step
+ends, which Keras's callbacks or the loop's own marks tell, the last of these say what the rank waited. Without the
+shim only calls by hand are seen.
 """
 
 from __future__ import annotations
@@ -13,7 +18,7 @@ import ctypes
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from hindmost.probes import horovod_cycles
+from hindmost.probes import horovod_cycles, on_import
 from hindmost.probes.guard import around
 from hindmost.probes.torch_ddp import COLLECTIVE, NONE16, communicator_id
 from hindmost.recorder import MARK
@@ -21,6 +26,7 @@ from hindmost.recorder import MARK
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from hindmost.probes.horovod_cycles import Cycles
     from hindmost.recorder import Recorder
 
 SLOT = 11  # of the open table
@@ -113,11 +119,11 @@ class Calls:
         if phase:
             self._recorder.phase("sync", start, now)
 
-    def negotiation(self, cycles: horovod_cycles.Cycles, start: int) -> int:
+    def negotiation(self, cycles: Cycles, start: int) -> int:
         """Of a wait that began then and has just ended."""
         return cycles.waited(start)
 
-    def _cycle(self, cycles: horovod_cycles.Cycles, start: int) -> None:
+    def _cycle(self, cycles: Cycles, start: int) -> None:
         """Write how much of a wait was negotiation, and now and then what cycles take."""
         negotiation = self.negotiation(cycles, start)
         if negotiation >= 0:
@@ -203,6 +209,7 @@ class Calls:
                 self.watch(name, op)
 
 
+@on_import("horovod.torch")
 def install(horovod: ModuleType, recorder: Recorder) -> None:
     """Hook horovod.torch, which has just been imported."""
     module: Any = horovod
@@ -210,6 +217,47 @@ def install(horovod: ModuleType, recorder: Recorder) -> None:
     calls.watch_all()
     calls.watch_handles()
     calls.watch_optimizer(module.optimizer._DistributedOptimizer)
+
+
+class TensorFlowCalls(Calls):
+    """Writes what a step waited for as one collective, and what is called eagerly as the others."""
+
+    def __init__(self, horovod: Any, recorder: Recorder) -> None:
+        super().__init__(horovod, recorder)
+        self._tensorflow = horovod.tf
+        self._handed = 0
+
+    def begins(self, op: str, process_set: Any = None) -> tuple[int, int] | None:
+        """As for torch; what is called while a function is traced happens later."""
+        return super().begins(op, process_set) if self._tensorflow.executing_eagerly() else None
+
+    def ends(self, op: str, token: tuple[int, int], phase: bool) -> None:
+        """As for torch; no step that is under way has anything to do with it."""
+        super().ends(op, token, phase)
+        if self.cycles is not None:
+            self._handed = self.cycles.handed
+
+    def negotiation(self, cycles: Cycles, start: int) -> int:
+        """Of a wait that began then, until the last tensor came back."""
+        return cycles.negotiation(start, max(start, cycles.reduced_ns))
+
+    def step_ends(self, start: int, end: int) -> None:
+        """What the step reduced, if anything: from when the last tensor was handed over until all were back."""
+        cycles = self.cycles
+        if cycles is None or cycles.handed == self._handed:
+            return
+        self._handed = cycles.handed
+        ready, back = cycles.handed_ns, cycles.reduced_ns
+        if start <= ready <= back <= end:
+            self.write("all_reduce", ready, self.communicator(), back, phase=True)
+
+
+@on_import("horovod.tensorflow")
+def install_tensorflow(horovod: ModuleType, recorder: Recorder) -> None:
+    """Hook horovod.tensorflow, which has just been imported; its Keras front ends come after it."""
+    calls = TensorFlowCalls(horovod, recorder)
+    calls.watch_all()
+    recorder.on_end.append(calls.step_ends)
 
 
 def _quieten_shim() -> None:

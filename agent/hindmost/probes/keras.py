@@ -11,6 +11,7 @@ import ctypes
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from hindmost.probes import on_import
 from hindmost.probes.guard import around, as_phase
 from hindmost.probes.horovod_cycles import FETCHED, FETCHING_US, SAMPLES, words_at
 
@@ -62,6 +63,7 @@ class Batches:
                 self._recorder.defer(begins)
 
 
+@on_import("keras.src.callbacks", "keras.src.callbacks.callback_list", "tf_keras.src.callbacks")
 def install(module: ModuleType, recorder: Recorder) -> None:
     """Hook Keras's list of callbacks, which has just been imported, and its optimizers.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from hindmost.probes import on_import
 from hindmost.probes.guard import around
 
 if TYPE_CHECKING:
@@ -12,6 +13,12 @@ if TYPE_CHECKING:
     from hindmost.recorder import Recorder
 
 
+@on_import(
+    "lightning.pytorch.loops.evaluation_loop",
+    "lightning.pytorch.loops.prediction_loop",
+    "pytorch_lightning.loops.evaluation_loop",
+    "pytorch_lightning.loops.prediction_loop",
+)
 def install(loops: ModuleType, recorder: Recorder) -> None:
     """Hook the loop of a module that has just been imported: ``_EvaluationLoop`` or ``_PredictionLoop``."""
 

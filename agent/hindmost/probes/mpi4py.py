@@ -12,6 +12,7 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hindmost.probes import on_import
 from hindmost.probes.guard import undo
 
 if TYPE_CHECKING:
@@ -256,6 +257,7 @@ def _add_deriving(cls: Any, base: Any, method: str) -> None:
     setattr(cls, method, call)
 
 
+@on_import("mpi4py.MPI")
 def install(mpi: ModuleType, recorder: Recorder) -> None:
     """Name the framework; where the PMPI shim is missing, replace the communicators that a program starts from."""
     recorder.name_framework("mpi4py")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from hindmost.probes import torch_collectives, torch_ddp, torch_place
+from hindmost.probes import on_import, torch_collectives, torch_ddp
 from hindmost.probes.guard import around, as_phase, undo
 from hindmost.probes.stretches import Stretches
 from hindmost.probes.torch_cuda import GpuPhases
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hindmost.recorder import Recorder
 
 
+@on_import("torch")
 def install(torch: ModuleType, recorder: Recorder) -> None:
     """Hook torch, which has just been imported. What this build of torch does not have is not hooked."""
     t: Any = torch
@@ -35,7 +36,7 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     backward = hooks.surround(t.autograd, "backward", "backward")
     as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
-    torch_place.install(torch, recorder.join_group)
+    torch_collectives.watch_process_group(torch, recorder.join_group)
     stretches = Stretches(recorder)
     torch_ddp.install(t, recorder, stretches, backward)
     torch_collectives.install(t, recorder, stretches)
@@ -58,6 +59,7 @@ def _hook_optimizers(torch: Any, hooks: Hooks | NativeHooks) -> None:
         )
 
 
+@on_import("torch.distributed.checkpoint.state_dict_saver")
 def watch_checkpoints(saver: ModuleType, recorder: Recorder) -> None:
     """Distributed checkpoints as phase ``checkpoint``: hook ``saver`` before its package hands its functions on.
 
@@ -68,6 +70,7 @@ def watch_checkpoints(saver: ModuleType, recorder: Recorder) -> None:
             as_phase(saver, name, "checkpoint", recorder)
 
 
+@on_import("torch._dynamo.trace_rules")
 def keep_tracer_out(rules: ModuleType, _recorder: Recorder) -> None:
     """Have ``torch.compile``'s tracer skip this package's files, as it skips torch's own."""
     skip: Any = getattr(rules, "add", None)

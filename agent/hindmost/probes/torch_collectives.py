@@ -16,6 +16,7 @@ from hindmost.probes.torch_ddp import BLOCKING, COLLECTIVE, NONE16, communicator
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import ModuleType
 
     from hindmost.probes.stretches import Stretches
     from hindmost.recorder import Recorder
@@ -217,3 +218,20 @@ def _bytes(value: Any) -> int:
         return sum(map(_bytes, value))
     size = getattr(value, "nbytes", 0)
     return size if isinstance(size, int) else 0
+
+
+def watch_process_group(torch: ModuleType, place: Callable[[int, int], None]) -> None:
+    """Have ``init_process_group`` of torch, which has just been imported, call ``place(rank, world_size)``.
+
+    It alone says which rank a process is that no launcher named: ``torch.multiprocessing.spawn``, or a script that is
+    given its rank by an argument.
+    """
+    t: Any = torch
+    if not t.distributed.is_available():
+        return
+
+    def met(*_: Any) -> None:
+        place(t.distributed.get_rank(), t.distributed.get_world_size())
+
+    for module in (t.distributed, t.distributed.distributed_c10d):
+        around(module, "init_process_group", lambda *_: 0, met)
