@@ -44,8 +44,8 @@ def run(args: argparse.Namespace) -> int:
 
 def compared(a: Path | str, b: Path | str, settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
-    from hindmost_collector import recordings
     from hindmost_collector.comparison import compare
+    from hindmost_collector.formats import recordings
     from hindmost_judge.settings import DEFAULT
 
     return compare(recordings.load(a), recordings.load(b), settings or DEFAULT)

@@ -80,7 +80,7 @@ def again(path: Path | str, args: argparse.Namespace) -> str:
 
 def _recordings(path: Path | str, kind: str) -> list[Path | str]:
     """What to report on: all that a folder holds one after the other, where the format can hold several."""
-    from hindmost_collector.recordings import recordings_in
+    from hindmost_collector.formats.recordings import recordings_in
 
     found = recordings_in(path)
     if len(found) > 1 and kind != "text":
@@ -105,14 +105,13 @@ def judged(path: Path | str, given: Mapping[str, float] | None = None, others: t
     """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
     given. ``others`` are run directories of the same job that other collectors wrote.
     """
-    from hindmost_collector import recordings as sources
-    from hindmost_collector.formats import hindmost_run
+    from hindmost_collector.formats import hindmost_run, recordings
     from hindmost_collector.options import with_thresholds
     from hindmost_judge.judge import judge
 
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
-    run = hindmost_run.load_together([Path(path), *others]) if others else sources.load(path)
+    run = hindmost_run.load_together([Path(path), *others]) if others else recordings.load(path)
     return judge(run, with_thresholds(dict(run.job.thresholds), given or {})).to_dict()
 
 

@@ -1,4 +1,4 @@
-"""The guide's examples are followed to the letter: new files, a line at most, and everything knows them."""
+"""The guide's examples are followed to the letter: new files, a panel's lines, and everything knows them."""
 
 from __future__ import annotations
 
@@ -45,10 +45,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert not (copy / path).exists()
         (copy / path).parent.mkdir(parents=True, exist_ok=True)
         (copy / path).write_text(code, encoding="utf-8")
-    put(copy / "agent/hindmost/probes/__init__.py", "WATCHED = {\n", excerpt('"drill": '))
-    recordings = copy / "collector/hindmost_collector/recordings.py"
-    put(recordings, "from hindmost_collector.formats import (\n", excerpt("call_log,"))
-    put(recordings, "FORMATS: tuple[Format, ...] = (\n", excerpt("call_log,"))
     gpus = copy / "dashboards/gpus.py"
     links = gpus.read_text(encoding="utf-8").partition("def links()")[2]
     put(gpus, links.partition("    return [\n")[0] + "    return [\n", excerpt("    _lowest("))
@@ -122,7 +118,7 @@ print(Exposition("n").render(runner.latest.values()).decode())
 
 def test_the_new_format_is_named_among_those_that_are_read(tree: Path) -> None:
     """The error for a folder of unknown files lists it."""
-    program = "from hindmost_collector.recordings import FORMATS; print([one.NAME for one in FORMATS])"
+    program = "from hindmost_collector.formats import registry; print([one.NAME for one in registry()])"
     assert "call log (calls.RANK.csv)" in python(tree, "-c", program)
 
 

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import replace
 
 import pytest
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 from hindmost_judge.judge import judge
 
 from tests.recordings import OURS, STUDY, judged, recorded, recording

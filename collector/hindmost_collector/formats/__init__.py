@@ -1,1 +1,51 @@
-"""Readers of recordings, one file a format: ``FORMATS`` in ``recordings.py`` lists them."""
+"""Recordings of other tools, one file a format.
+
+A format is a module here with
+
+``NAME``
+    its common name;
+``PRECEDENCE``
+    of two formats that show the same, the one of the lower number is believed;
+``recognises(sample)``
+    whether the content of a file is of this format;
+``load(files)``
+    the files' data; everything else is not measured.
+
+Files are found by being here; ``recordings.py`` asks them.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from typing import TYPE_CHECKING, Protocol, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from hindmost_judge.model import Run
+
+    from hindmost_collector.formats.files import Sample
+
+
+class Format(Protocol):
+    """What a module here offers."""
+
+    NAME: str
+    PRECEDENCE: int
+
+    def recognises(self, sample: Sample) -> bool:
+        """Whether a file is of this format, by its first bytes."""
+
+    def load(self, files: Sequence[Path]) -> Run:
+        """The data of the files."""
+
+
+@functools.cache
+def registry() -> tuple[Format, ...]:
+    """Every format, in the order in which they are believed."""
+    modules = [importlib.import_module(f"{__name__}.{module.name}") for module in pkgutil.iter_modules(__path__)]
+    found = [cast("Format", module) for module in modules if hasattr(module, "recognises")]
+    return tuple(sorted(found, key=lambda form: (form.PRECEDENCE, form.NAME)))

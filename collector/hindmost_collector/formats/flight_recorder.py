@@ -116,6 +116,7 @@ def _count(status: dict[str, Any], key: str) -> int:
 
 
 NAME = "PyTorch Flight Recorder dumps"
+PRECEDENCE = 60
 
 #: A dump is a ring of 2,000 to 20,000 entries of about 200 bytes to 2 KiB.
 MAX_DUMP_BYTES = 64 * 1024 * 1024

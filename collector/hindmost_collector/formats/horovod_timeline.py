@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from hindmost_collector.formats.files import Sample
 
 NAME = "Horovod timelines"
+PRECEDENCE = 50
 
 MAX_OPERATIONS = 2_000_000
 _NEGOTIATE = "NEGOTIATE_"

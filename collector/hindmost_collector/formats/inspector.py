@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from hindmost_collector.formats.files import Sample
 
 NAME = "NCCL Inspector JSON lines"
+PRECEDENCE = 30
 
 _BLOCK_BYTES = 8 << 20
 _BYTES_A_LINE = 400

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
 
 NAME = "PyTorch profiler (Kineto) Chrome traces"
+PRECEDENCE = 20
 
 #: NCCL kernels, and launches, kept of one rank.
 MAX_EVENTS = 2_000_000

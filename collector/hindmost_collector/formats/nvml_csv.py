@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from hindmost_collector.formats.files import Sample
 
 NAME = "GPU samples (nvml.csv)"
+PRECEDENCE = 80
 
 #: Column of the file to metric and the factor to its base unit.
 _METRICS = {

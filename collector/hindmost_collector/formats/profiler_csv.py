@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     Columns = Mapping[str, np.ndarray[Any, Any]]
 
 NAME = "NCCL profiler CSV (prof.PID.csv)"
+PRECEDENCE = 10
 
 _BYTES_A_LINE, _BLOCK = 150, 4 << 20
 _ASCII = bytes(range(128)) + b"?" * 128

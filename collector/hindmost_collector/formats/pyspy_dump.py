@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from hindmost_collector.formats.files import Sample
 
 NAME = "py-spy stack dumps"
+PRECEDENCE = 90
 
 MAX_STACK_BYTES = 64 * 1024
 _PROCESS = re.compile(rb"^Process (\d+): ")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from hindmost_collector.formats.files import Sample
 
 NAME = "step times (steps.RANK.jsonl)"
+PRECEDENCE = 70
 
 #: Steps kept a rank; a rank that made more is read to here and the rest is said to be left out.
 MAX_STEPS = 400_000

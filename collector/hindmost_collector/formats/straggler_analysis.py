@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from hindmost_collector.formats.files import Sample
 
 NAME = "Parquet of the OSDI'25 straggler study"
+PRECEDENCE = 40
 
 _COLUMNS = ("dp_rank", "stage", "rank", "step", "optype", "start_ts", "duration", "seq_id", "mc", "mb_id")
 #: The operations that are a worker's own work.

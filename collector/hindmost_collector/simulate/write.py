@@ -99,7 +99,7 @@ _SAMPLED = {
 
 def trace_folder(run: Run, folder: Path) -> None:
     """``prof.PID.csv`` and ``steps.RANK.jsonl`` of every rank, ``nvml.csv`` of their GPUs; of a job that stopped the
-    Flight Recorder's dumps. All of it is what :mod:`hindmost_collector.recordings` reads.
+    Flight Recorder's dumps. All of it is what :mod:`hindmost_collector.formats.recordings` reads.
     """
     size = rows(run.ranks)
     if size > MAX_RANKS:

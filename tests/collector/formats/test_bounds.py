@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector import recordings
-from hindmost_collector.formats import files, processes, profiler_csv
-from hindmost_collector.recordings import load
+from hindmost_collector.formats import files, processes, profiler_csv, recordings
+from hindmost_collector.formats.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 

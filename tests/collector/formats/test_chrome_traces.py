@@ -10,7 +10,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.formats import files
 from hindmost_collector.formats.json_stream import MAX_VALUE_CHARACTERS, events
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, PROFILED
 

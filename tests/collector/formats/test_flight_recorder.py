@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 from hindmost_collector.report.rendered import of_verdict
 from hindmost_judge.judge import judge
 

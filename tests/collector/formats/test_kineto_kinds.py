@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.formats.processes import rank_in_name
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, rows
 

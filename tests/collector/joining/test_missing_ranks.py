@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_collector.formats.columns import select
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write

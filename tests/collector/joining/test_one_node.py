@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.formats.processes import GUESSED, world_ranks
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 
 if TYPE_CHECKING:
     from pathlib import Path

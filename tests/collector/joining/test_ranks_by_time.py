@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from hindmost_collector.formats.processes import GUESSED
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 
 if TYPE_CHECKING:
     from pathlib import Path

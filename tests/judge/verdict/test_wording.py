@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.recordings import load
+from hindmost_collector.formats.recordings import load
 from hindmost_collector.report import text
 from hindmost_collector.report.rendered import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate

@@ -1,8 +1,4 @@
-"""Readers of recordings, one file a format; :func:`load` finds out which it is.
-
-A format is a module with ``NAME`` (its common name), ``recognises(sample) -> bool`` (whether the content of a file
-is of this format) and ``load(files) -> Run`` (the files' data; everything else is not measured).
-"""
+"""Recordings of any format: :func:`load` finds out which it is, and joins what several files say."""
 
 from __future__ import annotations
 
@@ -10,22 +6,11 @@ import re
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
 
-from hindmost_collector.formats import (
-    flight_recorder,
-    hindmost_run,
-    horovod_timeline,
-    inspector,
-    kineto,
-    nvml_csv,
-    profiler_csv,
-    pyspy_dump,
-    steps_jsonl,
-    straggler_analysis,
-)
+from hindmost_collector.formats import hindmost_run, registry, steps_jsonl, straggler_analysis
 from hindmost_collector.formats.files import UNREAD, Sample, is_archive, read_undamaged, sample, unpacked, walk
 from hindmost_collector.joining.combine import combine
 from hindmost_collector.store.clickhouse.client import is_url
@@ -34,32 +19,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_judge.model import Run
-
-
-class Format(Protocol):
-    """What a module of ``formats`` provides."""
-
-    NAME: str
-
-    def recognises(self, sample: Sample) -> bool:
-        """Whether a file is of this format, by its first bytes."""
-
-    def load(self, files: Sequence[Path]) -> Run:
-        """The data of the files."""
-
-
-#: In the order in which they are believed: an earlier one's table wins over a later one's.
-FORMATS: tuple[Format, ...] = (
-    profiler_csv,
-    kineto,
-    inspector,
-    straggler_analysis,
-    horovod_timeline,
-    flight_recorder,
-    steps_jsonl,
-    nvml_csv,
-    pyspy_dump,
-)
 
 
 def load(path: Path | str) -> Run:
@@ -87,11 +46,12 @@ def _load(path: Path, folder: Path) -> Run:
     if (runs := several_runs(folder)) is not None:
         raise UsageError(runs)
     files = walk(folder)
-    found: dict[str, list[Path]] = {form.NAME: [] for form in FORMATS}
+    formats = registry()
+    found: dict[str, list[Path]] = {form.NAME: [] for form in formats}
     strangers: list[Sample] = []
     for file in files:
         head = sample(file)
-        owner = next((form.NAME for form in FORMATS if form.recognises(head)), None)
+        owner = next((form.NAME for form in formats if form.recognises(head)), None)
         if owner is None:
             strangers.append(head)
         else:
@@ -100,7 +60,7 @@ def _load(path: Path, folder: Path) -> Run:
         if (only := only_archive(files)) is not None:
             return load(only)
         raise UsageError(several_archives(path, files) or _nothing_understood(path, strangers))
-    met = [form for form in FORMATS if found[form.NAME]]
+    met = [form for form in formats if found[form.NAME]]
     views, damage = read_undamaged(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)
     odd = _left_out(strangers, [file for held in found.values() for file in held])
@@ -126,7 +86,7 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     for one in strangers:
         if (lacking := steps_jsonl.lacks(one)) is not None:
             return f"{path if path.name == one.path.name else path / one.path.name}: {lacking}"
-    understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in FORMATS)])
+    understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in registry())])
     if not strangers and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; hindmost reads {understood}"
     if not strangers and path.is_dir() and not any(path.iterdir()):
