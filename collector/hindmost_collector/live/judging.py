@@ -121,8 +121,9 @@ SHORT, LONGER = 0.5, 1.25
 #: next turn, or the delays would add up.
 WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank: the first waits for so long, and those that follow may
-#: take this share of a core, at least and at most so many seconds apart. A job that stands still is judged as ever.
-FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 10.0, 0.005, 10.0, 60.0
+#: take this share of a core, at least and at most so many seconds apart. A job that stands still, or computes without
+#: a word, is judged after so many seconds of that, and again whenever it has lasted twice as long.
+FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S, STILL_S = 10.0, 0.005, 10.0, 60.0, 3.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
 STARTING_S = 2.0
 
@@ -202,13 +203,12 @@ class Judging:
         """Whether a window is being judged, in whichever thread."""
         return self._judged_now > 0
 
-    def due(self, job: str, *, moves: bool = False) -> bool:
-        """Whether it is time to judge a job again; of one that ``moves``, whether it can wait for free cores."""
-        if moves and self._can_wait(job):
-            return False
-        return self._clock() >= self.turn(job) and self._looks.pays()
+    def due(self, job: str, still_s: float = 0.0) -> bool:
+        """Whether it is time to judge a job again, of which nothing new was heard for ``still_s``."""
+        return not self._can_wait(job, still_s) and self._clock() >= self.turn(job) and self._looks.pays()
 
-    def _can_wait(self, job: str) -> bool:
+    def _can_wait(self, job: str, still_s: float) -> bool:
+        """Whether a job can wait for free cores."""
         if self._cores_are_full is None:
             return False
         now, full = self._clock(), self._cores_are_full()
@@ -217,6 +217,8 @@ class Judging:
             apart_s = FULL_FIRST_S if full else STARTING_S
         else:
             apart_s = min(max(turn.took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S) if full else 0.0
+        if still_s >= STILL_S:
+            apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
 
     def overdue(self, job: str) -> bool:

@@ -24,8 +24,6 @@ LOOK_S, HASTE_S = 0.25, 0.05
 ANSWER_S = 0.5
 #: The first of them while cores are full.
 FULL_LOOK_S = 1.0
-#: A job of which something new was heard within this time moves.
-MOVES_NS = 3_000_000_000
 #: A job without data for this long is over; if all ranks are gone, a tenth of it is enough.
 SILENCE_NS = 300_000_000_000
 
@@ -73,7 +71,7 @@ class Watch:
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
-            due = self._judging.due(job.id, moves=job.window.quiet_ns < MOVES_NS)
+            due = self._judging.due(job.id, job.window.quiet_ns / 1e9)
             due = due and (not self._parts.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)
             if due or ripe:

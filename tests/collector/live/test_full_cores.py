@@ -1,4 +1,4 @@
-"""While ranks use every core, a job is judged less often; one that stalls is judged as usual."""
+"""While ranks use every core, a job is judged less often; one that stands still is judged soon."""
 
 from __future__ import annotations
 
@@ -43,12 +43,23 @@ def test_a_verdict_is_a_minute_old_at_most_while_cores_are_full() -> None:
     assert max(after - before for before, after in itertools.pairwise(judged)) < 63.0
 
 
-def test_a_job_that_stands_still_is_judged_as_ever() -> None:
-    """It may hang, and no rank works that could lose time."""
+def test_a_job_that_stands_still_is_judged_soon() -> None:
+    """It may hang."""
     paced = Paced(cores_are_full=lambda: True)
     for job in paced.jobs.values():
         job.window.quiet_ns = 4_000_000_000
     assert times(paced, 6.0)[0] < 3.0
+
+
+def test_a_job_that_stays_still_is_judged_each_time_that_lasted_twice_as_long() -> None:
+    """Ranks that compute for long without a word look the same, and lose what judging takes."""
+    paced = Paced(cores_are_full=lambda: True, whole_s=0.2)
+    judged = []
+    for second in range(1, 61):
+        paced.jobs["j"].window.quiet_ns = second * 1_000_000_000
+        judged += times(paced, float(second))
+    assert len(judged) <= 6
+    assert all(after >= 1.8 * before for before, after in itertools.pairwise(judged))
 
 
 def test_it_is_judged_as_ever_once_a_core_is_free() -> None:
