@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import socket
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_cli import main, top
+from hindmost_cli import main
+from hindmost_cli.top import source
 from hindmost_judge.judge import judge
 
 from tests.scenarios import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 REPORT = judge(loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))).to_dict()
 
@@ -104,19 +107,42 @@ def test_a_host_that_is_none_is_called_that(
     )
 
 
+def test_without_textual_the_error_is_one_line_with_the_command(
+    collector: tuple[str, dict[str, Any]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a terminal needs it: piped, and with --once, the report is printed all the same."""
+    address, answers = collector
+    answers["/api/report"] = REPORT
+    for name in [name for name in sys.modules if name.startswith("textual") or name == "hindmost_cli.top.app"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "textual", None)
+    assert main(["top", address, "--once"]) == 0
+    for stream in (sys.stdin, sys.stdout):
+        monkeypatch.setattr(stream, "isatty", lambda: True)
+    capsys.readouterr()
+    assert main(["top", address]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("hindmost top: ")
+    assert "textual" in said
+    assert "pip install" in said
+    assert said.count("\n") == 1
+
+
+def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Also one that is still being recorded, and has no report yet."""
+    assert main(["simulate", str(tmp_path / "run"), "--ranks", "4", "--steps", "30", "--fault", "compute:2:30%"]) == 0
+    assert main(["top", str(tmp_path / "run")]) == 0
+    assert "SLOW   rank 2" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("address", ["http://h:80/", "h:80", "http://h:80/metrics?x=1"])
 def test_whatever_was_pasted_leads_to_the_page(address: str) -> None:
     """The address as `hindmost run` prints it, or parts of it."""
-    assert top.place(address) == "http://h:80"
+    assert source.place(address) == "http://h:80"
 
 
 @pytest.mark.parametrize("address", ["h:x", "ftp://h:1", "http://"])
 def test_what_is_no_address(address: str) -> None:
     """Named, with what to write."""
     with pytest.raises(UsageError, match="give HOST:PORT from the first line"):
-        top.place(address)
-
-
-def test_a_page_is_cut_to_the_terminal() -> None:
-    """The verdict stays in sight, whatever the number of ranks."""
-    assert top.fitting("a\nb\nc\n", 2) == "a\nb\n"
+        source.place(address)

@@ -187,6 +187,9 @@ class RelayPage:
         """A relay knows of none."""
         return []
 
+    def newest(self, _: str | None) -> None:
+        """A relay measures nothing."""
+
     def report(self, _: str | None) -> None:
         """A relay judges nothing."""
 

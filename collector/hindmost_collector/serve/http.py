@@ -24,6 +24,8 @@ class Scrape(Protocol):
 
     def report(self, name: str | None, /) -> dict[str, Any] | None: ...
 
+    def newest(self, name: str | None, /) -> dict[str, Any] | None: ...
+
     def jobs(self) -> list[dict[str, Any]]: ...
 
     def ready(self) -> str | None: ...
@@ -81,6 +83,13 @@ def _report(scrape: Scrape, query: dict[str, str]) -> Answer:
     return HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode()
 
 
+def _newest(scrape: Scrape, query: dict[str, str]) -> Answer:
+    found = scrape.newest(query.get("job"))
+    if found is None:
+        return HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}'
+    return HTTPStatus.OK, _JSON, json.dumps(found).encode()
+
+
 def _jobs(scrape: Scrape, _: dict[str, str]) -> Answer:
     return HTTPStatus.OK, _JSON, json.dumps(scrape.jobs()).encode()
 
@@ -109,6 +118,7 @@ ROUTES: dict[str, Callable[[Scrape, dict[str, str]], Answer]] = {
     "/metrics": _metrics,
     "/api/report": _report,
     "/api/jobs": _jobs,
+    "/api/newest": _newest,
     "/healthz": _healthy,
     "/readyz": _ready,
 }

@@ -224,6 +224,10 @@ class NodeMetrics:
         """The schemas of which there is a value."""
         return {origin.schema for origin in self._newest}
 
+    def newest(self) -> Mapping[Origin, MetricRows]:
+        """The newest block of each schema of each node, at this moment."""
+        return dict(self._newest)
+
     def expire(self, older_than_ns: int) -> None:
         """Drop what was last seen before job time ``older_than_ns``: an agent that is gone has no value."""
         for key in [key for key, newest in self._newest.items() if newest.last_ns < older_than_ns]:

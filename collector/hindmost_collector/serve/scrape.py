@@ -10,6 +10,7 @@ from hindmost.errors import HindmostError
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from hindmost_collector.serve.metrics import JobPage
+from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ class Scrape:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._jobs = JobPage()
+        self._newest = Newest(parts)
         self._registry = CollectorRegistry()
         self._registry.register(OwnMetrics(parts))
         self._registry.register(parts.lag.histogram)
@@ -59,6 +61,10 @@ class Scrape:
             {"id": job.id, "command": job.command, "world_size": job.world_size, "last_step": job.window.last_step}
             for job in list(self._parts.jobs.values())
         ]
+
+    def newest(self, name: str | None) -> dict[str, Any] | None:
+        """What ``hindmost top`` shows of a job, or of the only one."""
+        return self._newest.picture(name)
 
     def report(self, name: str | None) -> dict[str, Any] | None:
         """The newest report of a job, or of the only one; the stored one of a job that is over; None when none is."""

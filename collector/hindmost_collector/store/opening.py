@@ -89,6 +89,9 @@ class Awaiting:
         """None: no agent was let in."""
         return []
 
+    def newest(self, _: str | None) -> None:
+        """None is known."""
+
     def report(self, _: str | None) -> None:
         """None is known."""
 

@@ -1,0 +1,74 @@
+"""``hindmost top``: the verdicts of a job, and its ranks, nodes and GPUs, in the terminal."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hindmost.errors import UsageError
+
+from hindmost_cli import streams
+from hindmost_cli.top.source import Collector, RunDirectory
+
+if TYPE_CHECKING:
+    import argparse
+
+EPILOG = """\
+examples:
+  hindmost top 127.0.0.1:40123
+  hindmost top hindmost-runs/JOB
+  hindmost top head-node:9461 --job train-7 --once
+
+`hindmost run` prints ADDRESS when it starts. For a collector it is the value of --http. `?` shows the keys."""
+#: Where a collector serves its page by default.
+USUAL = "127.0.0.1:9461"
+#: The longest pause between two updates.
+LONGEST = 86_400.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument(
+        "address",
+        metavar="ADDRESS",
+        nargs="?",
+        default=USUAL,
+        help=f"HOST:PORT of the page, or a run directory (default: {USUAL})",
+    )
+    parser.add_argument("--job", metavar="ID", help="the job to show, if the collector has several")
+    parser.add_argument(
+        "--interval", type=float, default=2.0, metavar="SECONDS", help="time between updates (default: 2)"
+    )
+    parser.add_argument(
+        "--once", action="store_true", help="print the report once and exit (always, if stdout is no terminal)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show until the user leaves."""
+    if not 0 < args.interval <= LONGEST:
+        raise UsageError(f"--interval {args.interval:g}: use a number of seconds above 0, at most {LONGEST:g}")
+    path = Path(args.address)
+    source = RunDirectory(path) if path.is_dir() else Collector(args.address)
+    if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+        sys.stdout.write(printed(source, args.job))
+        return 0
+    from hindmost_cli.top.app import Top
+
+    first = source.picture(args.job)  # what is wrong with ADDRESS is one line, before the screen changes
+    top = Top(source, first, args.job, args.interval)
+    top.run()
+    sys.stdout.write(top.summary())
+    return top.return_code or 0
+
+
+def printed(source: Collector | RunDirectory, job: str | None) -> str:
+    """The current report as text. Raises HindmostError where the source does not answer or does not know the job."""
+    report = source.report(job)
+    if report is None:
+        return f"hindmost · {', '.join(source.jobs()) or 'no job yet'} · no verdict yet\n"
+    from hindmost_collector.report import text
+
+    return text.render(report, streams.width(), streams.colored(sys.stdout), more="on the page")

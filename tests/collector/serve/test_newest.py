@@ -1,0 +1,130 @@
+"""The newest state of ranks, nodes and GPUs: rates of counters, sums over devices and workers, nothing made up."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.ingest.columns import MetricRows
+from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.serve.metrics import NodeMetrics
+from hindmost_collector.serve.newest import Newest, cell
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SECOND = 1_000_000_000
+RANK = '{"job":"j","rank":"2"}'
+CPU = "hindmost_process_cpu_seconds_total"
+
+
+class Node:
+    """A collector that heard of one node, whose schema 1 has these series: ``(name, labels, counter)``."""
+
+    def __init__(self, *series: tuple[str, str, bool]) -> None:
+        self.definitions = Definitions()
+        self.nodes = NodeMetrics(self.definitions)
+        self.defined(1, *series)
+        ranks = {name: np.array(values) for name, values in (("rank", [2]), ("node", ["n0"]), ("gpu_uuid", [""]))}
+        job: Any = SimpleNamespace(
+            id="j",
+            heard_ns=0,
+            over=False,
+            report=None,
+            world_size=4,
+            window=SimpleNamespace(ranks=lambda: ranks, last_step=7),
+            counters=lambda: [("last_step", np.array([np.nan, np.nan, 7.0]))],
+        )
+        parts: Any = SimpleNamespace(
+            jobs={"j": job}, nodes=self.nodes, definitions=self.definitions, clock=SimpleNamespace(now=lambda: SECOND)
+        )
+        self._newest = Newest(parts)
+
+    def defined(self, ref: int, *series: tuple[str, str, bool]) -> None:
+        self.definitions.schemas[ref] = Schema(Series(name, counter, "", labels) for name, labels, counter in series)
+
+    def heard(self, second: float, values: Sequence[float], ref: int = 1) -> None:
+        times = np.array([int(second * SECOND)])
+        self.nodes.add([MetricRows.of("n0", ref, times, np.array([values], float))])
+
+    def table(self, name: str) -> dict[str, list[Any]]:
+        shown = self._newest.picture("j")
+        assert shown is not None
+        found: dict[str, list[Any]] = shown["tables"][name]
+        return found
+
+
+def test_a_counter_is_a_rate_once_it_was_heard_twice() -> None:
+    """Between the two samples themselves, not between two questions."""
+    node = Node((CPU, RANK, True), ("hindmost_process_resident_memory_bytes", RANK, False))
+    node.heard(10, [100.0, 5e6])
+    assert node.table("ranks").get("cpu", [None]) == [None]
+    assert node.table("ranks")["memory"] == [5e6]
+    node.heard(14, [102.0, 6e6])
+    assert node.table("ranks")["cpu"] == [0.5]
+    assert node.table("ranks")["cpu"] == [0.5]  # asked again before there is anything new
+    assert node.table("ranks")["step"] == [7.0]
+
+
+def test_a_counter_that_began_anew_has_no_rate() -> None:
+    """A process was restarted: its time is no negative one."""
+    node = Node((CPU, RANK, True))
+    node.heard(10, [100.0])
+    node.table("ranks")
+    node.heard(12, [1.0])
+    assert node.table("ranks").get("cpu", [None]) == [None]
+
+
+def test_workers_count_for_their_rank_and_devices_for_their_node() -> None:
+    """Without the loopback device, bonds, which count their members again, and idle CPU time."""
+    node = Node(
+        ("hindmost_process_read_bytes_total", RANK, True),
+        ("hindmost_process_children_read_bytes_total", RANK, True),
+        ("hindmost_node_network_receive_bytes_total", '{"device":"eth0"}', True),
+        ("hindmost_node_network_transmit_bytes_total", '{"device":"eth1"}', True),
+        ("hindmost_node_infiniband_receive_bytes_total", '{"device":"mlx5_0","port":"1"}', True),
+        ("hindmost_node_network_receive_bytes_total", '{"device":"lo"}', True),
+        ("hindmost_node_network_receive_bytes_total", '{"device":"bond0"}', True),
+        ("hindmost_node_cpu_seconds_total", '{"mode":"user"}', True),
+        ("hindmost_node_cpu_seconds_total", '{"mode":"idle"}', True),
+    )
+    node.heard(1, [0] * 9)
+    node.table("ranks")
+    node.heard(2, [1, 20, 300, 4000, 50000, 6e9, 6e9, 3, 60])
+    assert node.table("ranks")["read"] == [21.0]
+    assert node.table("ranks")["node_net"] == [54300.0]
+    nodes = node.table("nodes")
+    assert (nodes["received"], nodes["sent"], nodes["cpu"]) == ([50300.0], [4000.0], [3.0])
+
+
+def test_a_rank_has_its_gpu_by_what_the_driver_says() -> None:
+    """Utilisation and temperature stand in the rank's row."""
+    gpu = '{"gpu_uuid":"GPU-1"}'
+    node = Node(
+        ("hindmost_gpu_rank_info", '{"gpu_uuid":"GPU-1","job":"j","rank":"2"}', False),
+        ("hindmost_gpu_utilization_ratio", gpu, False),
+        ("hindmost_gpu_temperature_celsius", gpu, False),
+    )
+    node.heard(1, [1.0, 0.5, np.nan])
+    ranks = node.table("ranks")
+    assert (ranks["gpu"], ranks["gpu_busy"]) == (["GPU-1"], [0.5])
+    assert "gpu_temperature" not in ranks  # it does not answer: nothing is made up
+    assert node.table("gpus")["ranks"] == [[2]]
+
+
+def test_an_agent_that_started_anew_is_not_counted_twice() -> None:
+    """Two schemas have the same series: that which came last is shown."""
+    memory = ("hindmost_node_memory_used_bytes", "{}", False)
+    node = Node(memory)
+    node.heard(1, [100.0])
+    node.defined(2, memory)
+    node.heard(5, [70.0], ref=2)
+    assert node.table("nodes")["memory"] == [70.0]
+
+
+@pytest.mark.parametrize("labels", ["{}", '{"job":"j","rank":"x"}', '{"job":"j","rank":"-1"}'])
+def test_a_series_of_no_rank_is_left_out(labels: str) -> None:
+    """Whatever an agent sends."""
+    assert cell("n0", CPU, labels) is None
