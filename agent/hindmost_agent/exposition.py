@@ -9,7 +9,7 @@ import socket
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost.errors import HindmostError
-from hindmost_proto.exposition import CONTENT_TYPE, head, labelled
+from hindmost_proto.exposition import CONTENT_TYPE, JOB_LABEL, head, labelled
 
 from hindmost_agent.metric import Kind
 
@@ -79,7 +79,7 @@ class Exposition:
         ]
 
     def _prefix(self, one: Series) -> str:
-        labels = zip(one.metric.labels, one.values, strict=True)
+        labels = zip((JOB_LABEL if name == "job" else name for name in one.metric.labels), one.values, strict=True)
         return labelled(one.metric.name, {"node": self._node, **dict(labels)})
 
 

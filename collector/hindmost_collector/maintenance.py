@@ -74,7 +74,7 @@ def _prune(parts: Parts) -> None:
     """Forget agents and jobs without news for long, and share the memory for windows among the remaining jobs."""
     now = parts.clock.now()
     parts.definitions.used(parts.nodes.schemas(), now)
-    parts.nodes.expire(now - STALE_NS)
+    parts.nodes.expire(now - STALE_NS, now)
     limit = window_limit(len(parts.jobs))
     for job in parts.jobs.values():
         job.window.bound(limit)

@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import UsageError
 from hindmost_judge.settings import Settings
 from hindmost_proto.address import parse
+from hindmost_proto.exposition import JOB_LABEL
+
+from hindmost_collector.serve.levels import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,6 +61,11 @@ class Options:
     relay_to: str = _setting("", "be a relay: forward all agents to this collector", "HOST:PORT")
     on_verdict: str = _setting("", "run this, or post JSON there, when a verdict opens, changes or closes", "CMD|URL")
     print_verdicts: bool = _setting(default=False, meaning="print these events on stdout too, a JSON line each")
+    metrics_level: str = _setting("core", "finest series on /metrics; each level has those before it", choices=LEVELS)
+    metrics_series: int = _setting(500_000, "series on /metrics at most; beyond, the finest levels are left out", "COUNT")
+    job_label: str = _setting(
+        JOB_LABEL, "label of a job on /metrics; `job`, as in 0.1, needs honor_labels", choices=(JOB_LABEL, "job")
+    )
     log_format: str = _setting("text", "format of the log on stderr", choices=("text", "json"))
 
     @property
@@ -205,6 +213,8 @@ def _check(options: Options, named: Named) -> None:
     for name in ("retention_days", "retention_gib"):
         if getattr(options, name) < 0:
             raise UsageError(f"{named(name)} is {getattr(options, name)}: zero for no limit, or more")
+    if options.metrics_series < 1:
+        raise UsageError(f"{named('metrics_series')} is {options.metrics_series}: at least 1")
     for name in ("flush_seconds", "judge_seconds"):
         if not 0 <= getattr(options, name) <= 3600:
             raise UsageError(f"{named(name)} is {getattr(options, name)}: between 0 and 3600")

@@ -17,7 +17,7 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.live.notification import Lines, Outlet, destination
 from hindmost_collector.process import Lag, ShieldedTasks
-from hindmost_collector.serve.metrics import NodeMetrics
+from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ def _never() -> bool:
 class Parts:
     """The parts of one collector. ``remote`` is None where nothing is written to a remote; ``ready`` while it serves.
 
-    ``upkeep_seconds`` counts the CPU time of compaction and retention.
+    ``upkeep_seconds`` counts the CPU time of compaction and retention; ``withheld_series`` were too many for the last
+    scrape.
     """
 
     def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
@@ -68,6 +69,7 @@ class Parts:
         self.outlets = [Outlet(one) for one in (*targets, *([Lines()] if options.print_verdicts else []))]
         self.remote: RemoteWrite | None = None
         self.upkeep_seconds: float = 0.0
+        self.withheld_series = 0
         self.ready = False
 
     def job(self, name: str) -> LiveJob:

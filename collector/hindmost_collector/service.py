@@ -63,7 +63,8 @@ class Collector(Parts):
         if not self.options.remote_write:
             return None
         receiver = Receiver(self.options.remote_write)
-        return RemoteWrite(receiver, self.definitions, self.scrape.jobs_text, now_ns=self.clock.now)
+        label, page = self.options.job_label, self.scrape.jobs_text
+        return RemoteWrite(receiver, self.definitions, page, job_label=label, now_ns=self.clock.now)
 
     async def start(self, page: Page | None = None) -> dict[str, str | None]:
         """Bind both ports; ``{"grpc": "HOST:PORT", "http": "HOST:PORT" or None}``. Raises HindmostError.

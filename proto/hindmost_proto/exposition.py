@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+#: The label of a job on Prometheus' pages, which agents name ``job``: Prometheus calls what it scrapes so.
+JOB_LABEL = "job_id"
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 

@@ -140,6 +140,9 @@ SET = {
     "relay_to": ("c:9460", '"c:9460"'),
     "on_verdict": ("http://hooks/1", '"http://hooks/1"'),
     "print_verdicts": ("true", "true"),
+    "metrics_level": ("rank", '"rank"'),
+    "metrics_series": ("1000", "1000"),
+    "job_label": ("job", '"job"'),
     "log_format": ("json", '"json"'),
 }
 

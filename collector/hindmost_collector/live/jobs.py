@@ -78,14 +78,18 @@ class LiveJob:
         """Whether every rank that was heard of is gone."""
         return bool(self._lives) and all(life != RUNNING for life in self._lives.values())
 
-    def step_quantiles(self) -> dict[str, float]:
-        """Median and 99th percentile of step time over the window, seconds; empty before the first step."""
-        seconds = self.window.step_seconds()
-        if not seconds.size:
-            inferred = ((self.report or {}).get("job") or {}).get("step_ms") or {}
-            known = {"0.5": inferred.get("p50"), "0.99": inferred.get("p99")}
-            return {quantile: value / 1e3 for quantile, value in known.items() if value is not None}
-        return dict(zip(("0.5", "0.99"), np.quantile(seconds, (0.5, 0.99)).tolist(), strict=True))
+    def step_seconds(self) -> dict[str, float]:
+        """``median`` and ``p99`` of step time over the window, and the ``ideal`` of the newest report: seconds, as far
+        as they are known."""
+        report = self.report or {}
+        inferred = (report.get("job") or {}).get("step_ms") or {}
+        known = {"median": inferred.get("p50"), "p99": inferred.get("p99")}
+        known["ideal"] = (report.get("what_if") or {}).get("ideal_step_ms")
+        found = {name: value / 1e3 for name, value in known.items() if value is not None}
+        measured = self.window.step_seconds()
+        if measured.size:
+            found |= zip(("median", "p99"), np.quantile(measured, (0.5, 0.99)).tolist(), strict=True)
+        return found
 
     def counters(self) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         """``(name, values by rank)`` of every counter, steps inferred where none are marked."""

@@ -281,6 +281,9 @@ class RankTotals:
         rest = unnamed({name: steps[f"{name}_ns"] for name in PHASES}, steps["duration_ns"])
         if rest is not None and (known := ~np.isnan(rest)).any():
             self._count(f"phase:{OTHER}", rank[known], rest[known] / 1e9)
+        counted = steps["work"] > 0
+        if counted.any():
+            self._count("work_total", rank[counted], steps["work"][counted])
         np.fmax.at(self.column("last_step"), rank, steps["step"].astype(float))
         for name in ("phase:self_cpu", "phase:self_runqueue", "phase:self_blocked", "covered_seconds"):
             self._columns.pop(name, None)  # steps are marked after all: their own phases say it better

@@ -251,6 +251,11 @@ class Window:
         durations = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
         return durations[durations >= 0] / 1e9
 
+    def began_ns(self, step: int) -> int | None:
+        """When the first rank began a step, where that step is held."""
+        found = (part["start_ns"][part["step"] == step] for part in self._parts["steps"].tables())
+        return min((int(one.min()) for one in found if len(one)), default=None)
+
     def ranks(self) -> Table:
         """Every rank that has said what it is, by number."""
         return self._ranks.table()

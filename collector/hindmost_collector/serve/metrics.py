@@ -1,38 +1,73 @@
-"""Metrics of jobs, ranks and verdicts; and those of nodes, processes and GPUs as their agents name them."""
+"""Metrics of jobs, ranks and verdicts."""
 
 from __future__ import annotations
 
-import json
-from collections import defaultdict
-from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_proto.exposition import escaped, labelled
+from hindmost_judge.verdict.schema import STOPS, UNSURE
+from hindmost_proto.exposition import labelled
 
-from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge, number
+from hindmost_collector.live.state import ENDED, LOST, STATES
+from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
+from hindmost_collector.serve.levels import RANK
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from hindmost_collector.ingest.columns import MetricRows, Origin
-    from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_judge.model import Table
+
     from hindmost_collector.live.jobs import LiveJob
+    from hindmost_collector.live.state import Contact
 
-JOB_INFO = gauge("hindmost_job_info", "1 for each job that the collector knows.", "job", "command", "world_size")
-STEP_SECONDS = gauge(
-    "hindmost_job_step_seconds",
-    "Step duration over the live window, all ranks; quantile 0.5 and 0.99.",
-    "job",
-    "quantile",
+Array = np.ndarray[Any, Any]
+
+JOB_INFO = gauge("hindmost_job_info", "1 for each job that the collector knows.", "job_id", "command", "world_size")
+JOB_STATE = gauge(
+    "hindmost_job_state",
+    "1 for the state of the job, 0 for the others: `running`; `hung`; `ended`: all ranks are gone; `lost`: no agent of "
+    "it is heard. One that ended or is lost has no other series but these two.",
+    "job_id",
+    "state",
 )
+_OF_JOB = ("job_id",)
+#: Metrics that a job has once, and their values; None is missing.
+JOB_VALUES: Mapping[Metric, Callable[[LiveJob], float | None]] = {
+    gauge(
+        "hindmost_job_start_time_seconds", "When the collector first heard of the job, s since 1970.", *_OF_JOB
+    ): lambda job: job.started_ns / 1e9,
+    gauge("hindmost_job_ranks", "Ranks that report.", *_OF_JOB): lambda job: len(job.window.ranks()["rank"]),
+    gauge(
+        "hindmost_job_devices", "GPUs that the ranks compute on; the ranks, where no GPU is known.", *_OF_JOB
+    ): lambda job: _devices(job.window.ranks()),
+    gauge(
+        "hindmost_job_wasted_ratio", "Share of the job's time that this would save, by the newest report.", *_OF_JOB
+    ): lambda job: ((job.report or {}).get("what_if") or {}).get("wasted_ratio"),
+    counter("hindmost_job_steps_total", "Steps finished, of the rank with most.", *_OF_JOB): lambda job: _of_all(
+        job, "steps_total", np.nanmax
+    ),
+    counter(
+        "hindmost_job_work_total",
+        "Samples or tokens of all ranks' steps; ranks that share a batch each count it.",
+        *_OF_JOB,
+    ): lambda job: _of_all(job, "work_total", np.nansum),
+}
+#: What ``LiveJob.step_seconds`` knows to its metric.
+STEP_SECONDS: Mapping[str, Metric] = {
+    "median": gauge("hindmost_job_step_median_seconds", "Median step of all ranks over the live window.", *_OF_JOB),
+    "p99": gauge("hindmost_job_step_p99_seconds", "99th percentile of the same steps.", *_OF_JOB),
+    "ideal": gauge(
+        "hindmost_job_step_ideal_seconds", "Mean step if no rank made others wait, by the newest report.", *_OF_JOB
+    ),
+}
+LOST_NODES = gauge("hindmost_job_lost_nodes", "Nodes of the job from which no agent is heard.", *_OF_JOB)
 RANK_INFO = gauge(
     "hindmost_rank_info",
-    "1, with where the rank runs; join other series with it on job and rank.",
-    *("job", "rank", "local_rank", "node", "gpu_uuid", "pid"),
+    "1, with where the rank runs; join other series with it on job_id and rank.",
+    *("job_id", "rank", "local_rank", "node", "gpu_uuid", "pid"),
 )
 
-_OF_RANK = ("job", "rank")
+_OF_RANK = ("job_id", "rank")
 #: Counter in ``RankTotals`` to its metric.
 RANK_METRICS: Mapping[str, Metric] = {
     "steps_total": counter(
@@ -41,6 +76,11 @@ RANK_METRICS: Mapping[str, Metric] = {
         *_OF_RANK,
     ),
     "step_seconds_total": counter("hindmost_rank_step_seconds_total", "Time in steps.", *_OF_RANK),
+    "work_total": counter(
+        "hindmost_rank_work_total",
+        "Samples or tokens of the steps finished, where the job or its framework counts them.",
+        *_OF_RANK,
+    ),
     "collectives_total": counter("hindmost_rank_collectives_total", "Collective calls finished.", *_OF_RANK),
     "wait_seconds_total": counter(
         "hindmost_rank_wait_seconds_total",
@@ -79,25 +119,43 @@ PHASE_SECONDS = counter(
 
 
 class JobPage:
-    """Text of one job's families; rank prefixes are cached by job."""
+    """Text of the jobs' families; rank prefixes are cached by job, and when a verdict's first step was."""
 
     def __init__(self) -> None:
         self._prefixes: dict[tuple[str, str], list[str]] = {}
+        self._onsets: dict[tuple[str, int], float] = {}
+        self._ended: set[str] = set()
 
-    def text(self, jobs: Iterable[LiveJob]) -> str:
-        """All families over all jobs."""
-        shown = list(jobs)
-        return "".join((*self._info(shown), *self._ranks(shown), *_verdicts(shown)))
+    def text(self, jobs: Iterable[LiveJob], contact: Contact, level: int = RANK) -> str:
+        """All families over all jobs.
 
-    def _info(self, jobs: list[LiveJob]) -> Iterator[str]:
-        yield family(JOB_INFO, (((job.id, job.command or "", job.world_size or ""), 1) for job in jobs))
-        yield family(RANK_INFO, ((labels, 1) for job in jobs for labels in _rank_labels(job)))
-        yield family(
-            STEP_SECONDS,
-            (((job.id, quantile), seconds) for job in jobs for quantile, seconds in job.step_quantiles().items()),
+        A job that has ended is shown in full once more, so that no count is lost, and then by its state alone, as one
+        that is lost is at once.
+        """
+        states = [(job, contact.state(job)) for job in jobs]
+        shown = [job for job, state in states if state != LOST and not (state == ENDED and job.id in self._ended)]
+        self._ended = {job.id for job, state in states if state == ENDED}
+        return "".join(
+            (*_states(states), *self._info(shown, contact), *self._ranks(shown, level), *self._verdicts(shown))
         )
 
-    def _ranks(self, jobs: list[LiveJob]) -> Iterator[str]:
+    def count(self, jobs: Iterable[LiveJob]) -> int:
+        """How many series there are of ranks."""
+        return sum(len(job.window.ranks()["rank"]) + sum(len(values) for _, values in job.counters()) for job in jobs)
+
+    def _info(self, jobs: list[LiveJob], contact: Contact) -> Iterator[str]:
+        for metric, value in JOB_VALUES.items():
+            known = ((job.id, value(job)) for job in jobs)
+            yield family(metric, (((job,), found) for job, found in known if found is not None))
+        steps = [(job.id, job.step_seconds()) for job in jobs]
+        for name, metric in STEP_SECONDS.items():
+            yield family(metric, (((job,), known[name]) for job, known in steps if name in known))
+        yield family(LOST_NODES, (((job.id,), len(contact.lost_of(job))) for job in jobs))
+
+    def _ranks(self, jobs: list[LiveJob], level: int) -> Iterator[str]:
+        if level < RANK:
+            return
+        yield family(RANK_INFO, ((labels, 1) for job in jobs for labels in _rank_labels(job)))
         columns: dict[str, list[tuple[str, Any]]] = {}
         for job in jobs:
             for name, values in job.counters():
@@ -113,15 +171,56 @@ class JobPage:
             cached = self._prefixes.setdefault((job, name), [])
             phase = {"phase": name.partition(":")[2]} if ":" in name else {}
             for rank in range(len(cached), len(column)):
-                cached.append(labelled(made.name, {"job": job, "rank": rank, **phase}))
+                cached.append(labelled(made.name, {"job_id": job, "rank": rank, **phase}))
             made.prefixes += cached[: len(column)]
             values += column.tolist()
         return made.lines(values)
+
+    def _verdicts(self, jobs: list[LiveJob]) -> Iterator[str]:
+        opened = [(job, verdict) for job in jobs for verdict in job.verdicts()]
+        yield family(
+            VERDICT_INFO,
+            (((*_verdict_labels(job, verdict), _shown(verdict.get("since_step"))), 1) for job, verdict in opened),
+        )
+        for name, (metric, factor) in VERDICT_VALUES.items():
+            yield family(metric, ((labels, value * factor) for labels, value in _values(opened, name)))
+        yield family(URGENCY, _urgencies(opened))
+        onsets = {_worded(job, verdict): self._onset(job, verdict) for job, verdict in opened}
+        yield family(ONSET, ((labels, at) for labels, at in onsets.items() if at is not None))
+
+    def _onset(self, job: LiveJob, verdict: Mapping[str, Any]) -> float | None:
+        """When the verdict's first step began; it is remembered, since the window moves on."""
+        step = verdict.get("since_step")
+        if step is None or verdict["kind"] == "balanced":
+            return None
+        if (job.id, step) not in self._onsets:
+            began = job.window.began_ns(step)
+            if began is None:
+                return None
+            self._onsets[job.id, step] = began / 1e9
+        return self._onsets[job.id, step]
 
     def forget(self, job: str) -> None:
         """Drop what is kept for a job that is over."""
         for key in [key for key in self._prefixes if key[0] == job]:
             del self._prefixes[key]
+        for at in [at for at in self._onsets if at[0] == job]:
+            del self._onsets[at]
+
+
+def _states(states: list[tuple[LiveJob, str]]) -> Iterator[str]:
+    yield family(JOB_INFO, (((job.id, job.command or "", job.world_size or ""), 1) for job, _ in states))
+    yield family(JOB_STATE, (((job.id, one), float(one == state)) for job, state in states for one in STATES))
+
+
+def _devices(ranks: Table) -> int:
+    return len(set(ranks["gpu_uuid"].tolist()) - {""}) or len(ranks["rank"])
+
+
+def _of_all(job: LiveJob, name: str, reduced: Callable[[Array], Any]) -> float | None:
+    """A rank's counter over all ranks; None where no rank has it."""
+    column = dict(job.counters()).get(name)
+    return None if column is None or np.isnan(column).all() else float(reduced(column))
 
 
 def _rank_labels(job: LiveJob) -> Iterator[Sequence[object]]:
@@ -130,7 +229,7 @@ def _rank_labels(job: LiveJob) -> Iterator[Sequence[object]]:
         yield job.id, *row
 
 
-_OF_VERDICT = ("job", "kind", "cause", "ranks")
+_OF_VERDICT = ("job_id", "kind", "cause", "ranks")
 VERDICT_INFO = gauge("hindmost_verdict_info", "1 for each open verdict, `balanced` too.", *_OF_VERDICT, "since_step")
 #: Field of a verdict to ``(metric, factor to base units)``.
 VERDICT_VALUES: Mapping[str, tuple[Metric, float]] = {
@@ -144,16 +243,56 @@ VERDICT_VALUES: Mapping[str, tuple[Metric, float]] = {
         1,
     ),
 }
+#: Urgencies of a job that stands still, of one without trouble, and of one of which that is not known.
+STOPPED, WELL, UNKNOWN = 2.0, 0.0, -1.0
+URGENCY = gauge(
+    "hindmost_verdict_urgency",
+    "What to look at first. 2: the job stands still. 0 to 1: the share of its time that this costs. 0: balanced. "
+    "-1: not enough data, or a rank is suspected and not proven. `verdict` is the verdict in words.",
+    *_OF_VERDICT,
+    "verdict",
+)
+ONSET = gauge(
+    "hindmost_verdict_onset_time_seconds",
+    "When the verdict's first step began, s since 1970; missing where that step is not known.",
+    *_OF_VERDICT,
+    "verdict",
+)
 
 
-def _verdicts(jobs: list[LiveJob]) -> Iterator[str]:
-    opened = [(job, verdict) for job in jobs for verdict in job.verdicts()]
-    yield family(
-        VERDICT_INFO,
-        (((*_verdict_labels(job, verdict), _shown(verdict.get("since_step"))), 1) for job, verdict in opened),
-    )
-    for name, (metric, factor) in VERDICT_VALUES.items():
-        yield family(metric, ((labels, value * factor) for labels, value in _values(opened, name)))
+def _urgencies(opened: list[tuple[LiveJob, Mapping[str, Any]]]) -> Iterator[tuple[Sequence[object], float]]:
+    costs = {tuple(labels): value for labels, value in _values(opened, "cost_ratio")}
+    found: dict[tuple[object, ...], float] = {}
+    for job, verdict in opened:
+        cost = costs[_verdict_labels(job, verdict)]
+        urgency = (
+            STOPPED if verdict["kind"] in STOPS else UNKNOWN if _unsure(verdict) else np.nan_to_num(cost, nan=WELL)
+        )
+        labels = _worded(job, verdict)
+        found[labels] = max(found.get(labels, UNKNOWN), urgency)
+    yield from found.items()
+
+
+def _unsure(verdict: Mapping[str, Any]) -> bool:
+    """Whether a verdict clears no rank and blames none."""
+    kind, sure = verdict["kind"], verdict.get("confidence")
+    return kind == "insufficient_data" or bool(kind == "balanced" and sure is not None and sure <= UNSURE)
+
+
+def _worded(job: LiveJob, verdict: Mapping[str, Any]) -> tuple[object, ...]:
+    return (*_verdict_labels(job, verdict), in_words(verdict))
+
+
+def in_words(verdict: Mapping[str, Any]) -> str:
+    """``straggler: rank 3, compute``, ``hang: rank 5``, ``balanced``, ``unsure: no rank proven`` and the like."""
+    if verdict["kind"] == "insufficient_data":
+        return "not enough data"
+    if _unsure(verdict):
+        return "unsure: no rank proven"
+    ranks, cause = ranks_label(verdict.get("ranks") or []), verdict.get("cause")
+    named = f"rank{'' if ranks.isdigit() else 's'} {ranks}" if ranks and not ranks.endswith("ranks") else ranks
+    about = ", ".join(filter(None, (named, cause and cause.replace("_", " "))))
+    return f"{verdict['kind'].replace('_', ' ')}{about and f': {about}'}"
 
 
 def _values(opened: list[tuple[LiveJob, Mapping[str, Any]]], name: str) -> Iterator[tuple[Sequence[object], float]]:
@@ -185,111 +324,14 @@ def _shown(value: object) -> object:
     return "" if value is None else value
 
 
-OF_JOBS = (JOB_INFO, STEP_SECONDS, RANK_INFO, *RANK_METRICS.values(), PHASE_SECONDS)
-OF_VERDICTS = (VERDICT_INFO, *(metric for metric, _ in VERDICT_VALUES.values()))
-
-
-Array = np.ndarray[Any, Any]
-
-_ORIGIN = attrgetter("origin")
-
-
-class _Newest(NamedTuple):
-    """The newest row of one schema of one node."""
-
-    time_ns: int
-    schema: Schema
-    values: Array
-
-
-class NodeMetrics:
-    """The newest value of every series. Adding a block costs next to nothing; text is made only for a scrape."""
-
-    def __init__(self, definitions: Definitions) -> None:
-        self._definitions = definitions
-        self._newest: dict[Origin, MetricRows] = {}
-
-    def add(self, blocks: Sequence[MetricRows], *, in_order: bool = False) -> None:
-        """Take blocks, but those that were replayed from a spool; ``in_order``: there are none of those."""
-        newest = self._newest
-        if in_order:
-            newest.update(zip(map(_ORIGIN, blocks), blocks, strict=True))
-            return
-        for block in blocks:
-            before = newest.get(block.origin)
-            if before is None or block.last_ns >= before.last_ns:
-                newest[block.origin] = block
-
-    def schemas(self) -> set[int]:
-        """The schemas of which there is a value."""
-        return {origin.schema for origin in self._newest}
-
-    def newest(self) -> Mapping[Origin, MetricRows]:
-        """The newest block of each schema of each node, at this moment."""
-        return dict(self._newest)
-
-    def expire(self, older_than_ns: int) -> None:
-        """Drop what was last seen before job time ``older_than_ns``: an agent that is gone has no value."""
-        for key in [key for key, newest in self._newest.items() if newest.last_ns < older_than_ns]:
-            del self._newest[key]
-
-    def _held(self) -> dict[str, dict[int, _Newest]]:
-        """Node and schema to the newest row."""
-        nodes: dict[str, dict[int, _Newest]] = defaultdict(dict)
-        for one, block in list(self._newest.items()):
-            schema = self._definitions.schemas.get(one.schema)
-            if schema is not None:
-                nodes[one.node][one.schema] = _Newest(block.last_ns, schema, block.values[-1])
-        return nodes
-
-    def text(self) -> str:
-        """All families; a series that two schemas of a node have is shown once, as it was last."""
-        nodes = self._held()
-        alike: dict[frozenset[int], list[str]] = defaultdict(list)
-        for node, held in nodes.items():
-            alike[frozenset(held)].append(node)
-        families: dict[str, tuple[str, list[str]]] = {}
-        for refs, members in alike.items():
-            shared = _shared({ref: nodes[members[0]][ref].schema for ref in refs})
-            for ref in refs:
-                held_here = [nodes[node][ref] for node in members]
-                values = np.stack([one.values for one in held_here])
-                for other, mine in shared.get(ref, {}).items():
-                    newer = [nodes[node][other].time_ns > nodes[node][ref].time_ns for node in members]
-                    values[np.ix_(newer, mine)] = np.nan
-                for name, head, lines in _lines(held_here[0].schema, members, values):
-                    families.setdefault(name, (head, []))[1].extend(lines)
-        return "".join(head + "".join(lines) for head, lines in families.values() if lines)
-
-
-def _shared(schemas: dict[int, Schema]) -> dict[int, dict[int, list[int]]]:
-    """For each schema and each other one: its places of the series that both have."""
-    places: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
-    for ref, schema in schemas.items():
-        for index, series in enumerate(schema.series):
-            places[series.name, series.labels].append((ref, index))
-    found: dict[int, dict[int, list[int]]] = defaultdict(dict)
-    for several in places.values():
-        for ref, index in several if len(several) > 1 else ():
-            for other, _ in several:
-                if other != ref:
-                    found[ref].setdefault(other, []).append(index)
-    return found
-
-
-def _lines(schema: Schema, nodes: list[str], values: Array) -> Iterator[tuple[str, str, list[str]]]:
-    """``(name, head of the family, lines)`` of each series of a schema, for all nodes that have it."""
-    starts = [escaped(node) for node in nodes]
-    for index, series in enumerate(schema.series):
-        kind = "counter" if series.counter else "gauge"
-        family = Family(series.name, kind, series.help or "As reported by the agent.")
-        labels = "".join(f',{key}="{escaped(value)}"' for key, value in json.loads(series.labels).items())
-        yield (
-            series.name,
-            family.head,
-            [
-                f'{series.name}{{node="{node}"{labels}}} {number(value)}\n'
-                for node, value in zip(starts, values[:, index].tolist(), strict=True)
-                if value == value  # noqa: PLR0124 - false for NaN only, and far cheaper than isnan
-            ],
-        )
+OF_JOBS = (
+    JOB_INFO,
+    JOB_STATE,
+    *JOB_VALUES,
+    *STEP_SECONDS.values(),
+    LOST_NODES,
+    RANK_INFO,
+    *RANK_METRICS.values(),
+    PHASE_SECONDS,
+)
+OF_VERDICTS = (VERDICT_INFO, *(metric for metric, _ in VERDICT_VALUES.values()), URGENCY, ONSET)

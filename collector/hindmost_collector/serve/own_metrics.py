@@ -111,6 +111,10 @@ OF_COLLECTOR: Mapping[Metric, Callable[[Parts], float]] = {
         "hindmost_collector_dropped_notifications_total",
         "Notifications of verdicts that were given up, or found no room in the queue.",
     ): lambda own: sum(one.dropped for one in own.outlets),
+    gauge(
+        "hindmost_collector_withheld_series",
+        "Series left out of `/metrics`, because with them there would be more than `metrics_series`.",
+    ): lambda own: own.withheld_series,
     counter("hindmost_collector_upkeep_seconds_total", "CPU time of compaction and retention."): lambda own: (
         own.upkeep_seconds
     ),

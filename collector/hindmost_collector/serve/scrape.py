@@ -7,13 +7,17 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError
+from hindmost_proto.exposition import JOB_LABEL
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
+from hindmost_collector.live.state import HUNG, RUNNING, Contact
+from hindmost_collector.serve.levels import CORE, JOB, LEVELS, RANK, fitting
 from hindmost_collector.serve.metrics import JobPage
 from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
 if TYPE_CHECKING:
+    from hindmost_collector.live.jobs import LiveJob
     from hindmost_collector.parts import Parts
 
 
@@ -22,7 +26,7 @@ class Scrape:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._jobs = JobPage()
+        self._jobs, self._remote_jobs = JobPage(), JobPage()
         self._newest = Newest(parts)
         self._registry = CollectorRegistry()
         self._registry.register(OwnMetrics(parts))
@@ -33,27 +37,42 @@ class Scrape:
 
     def metrics(self) -> bytes:
         """The whole ``/metrics`` page."""
+        parts = self._parts
         with self._one_at_a_time:
-            return b"".join(
-                (
-                    self._jobs_text().encode(),
-                    self._parts.nodes.text().encode(),
-                    generate_latest(self._registry),
-                )
-            )
+            jobs, contact = self._jobs_now()
+            ranks = self._jobs.count(jobs)
+            counts = parts.nodes.counts()
+            counts = (*counts[:RANK], counts[RANK] + ranks, counts[CORE])
+            wanted = LEVELS.index(parts.options.metrics_level)
+            level = fitting(wanted, counts, parts.options.metrics_series)
+            parts.withheld_series = sum(counts[level + 1 : wanted + 1])
+            over = {job.id for job in jobs if contact.state(job) not in {RUNNING, HUNG}}
+            told = [self._jobs.text(jobs, contact, level), of_agents(parts)]
+            if level > JOB:
+                told.append(parts.nodes.text(level, contact.lost, over))
+            return self._labelled("".join(told)).encode() + generate_latest(self._registry)
 
     def jobs_text(self) -> str:
         """The part of the page that is about jobs, ranks, verdicts and agents."""
         with self._one_at_a_time:
-            return self._jobs_text()
+            return self._labelled(self._remote_jobs.text(*self._jobs_now()) + of_agents(self._parts))
 
-    def _jobs_text(self) -> str:
-        return self._jobs.text(list(self._parts.jobs.values())) + of_agents(self._parts)
+    def _jobs_now(self) -> tuple[list[LiveJob], Contact]:
+        parts = self._parts
+        return list(parts.jobs.values()), Contact(list(parts.ingest.agents.values()), parts.clock.now())
+
+    def _labelled(self, text: str) -> str:
+        """The text with the label of jobs that is set; within a value a quote is escaped, so none is taken for one."""
+        label = self._parts.options.job_label
+        if label == JOB_LABEL:
+            return text
+        return text.replace(f'{{{JOB_LABEL}="', f'{{{label}="').replace(f',{JOB_LABEL}="', f',{label}="')
 
     def forget(self, job: str) -> None:
         """A job is over: stop showing it."""
         with self._one_at_a_time:
             self._jobs.forget(job)
+            self._remote_jobs.forget(job)
 
     def jobs(self) -> list[dict[str, Any]]:
         """What ``/api/jobs`` lists."""

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.state import Contact
 from hindmost_collector.live.window import Window
 from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.serve.metrics import JobPage
@@ -46,7 +47,7 @@ def test_a_job_that_is_well_again_is_served_as_balanced(over: dict[str, Any]) ->
     """An alert tells "well again" from "gone": one series says balanced, since the step at which the verdict ended."""
     assert [one["kind"] for one in over["verdicts"]] == ["straggler"]
     until = over["verdicts"][0]["until_step"]
-    text = JobPage().text([live(over, STEPS - 1)])
+    text = JobPage().text([live(over, STEPS - 1)], Contact([], 0))
     (line,) = [one for one in text.splitlines() if one.startswith("hindmost_verdict_info{")]
     assert 'kind="balanced"' in line
     assert f'since_step="{until}"' in line

@@ -12,8 +12,10 @@ from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.packed import packed
+from hindmost_collector.live.state import Contact
 from hindmost_collector.serve import metrics as page
-from hindmost_collector.serve.metrics import NodeMetrics
+from hindmost_collector.serve.levels import CORE, JOB, NODE, RANK, fitting
+from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -84,11 +86,182 @@ def test_silent_nodes_have_no_values(definitions):
     assert metrics.text() == ""
 
 
+def test_what_is_sent_seldom_keeps_its_value_between(definitions):
+    """A sampler that is read every five minutes is not silent in between; one that stops is, some periods later."""
+    metrics, minute = NodeMetrics(definitions), 60 * 10**9
+    for at in (0, 5, 10):
+        metrics.add([MetricRows.of("n0", 1, np.array([at * minute]), np.array([[1.0, 2.0]]))])
+        metrics.expire((at - 2) * minute, at * minute)
+    metrics.expire(20 * minute, 22 * minute)
+    assert shown(metrics)
+    metrics.expire(21 * minute, 23 * minute)
+    assert shown(metrics) == []
+
+
+@pytest.fixture
+def fine():
+    """A node's metrics with a series of each level that agents have."""
+    made = Definitions()
+    labels = ["{}", '{"job":"j","rank":"0"}', '{"cpu":"0"}']
+    made.schemas = {
+        1: Schema([Series(f"hindmost_{name}", False, "", one) for name, one in zip("abc", labels, strict=True)])
+    }
+    metrics = NodeMetrics(made)
+    metrics.add([MetricRows.of(node, 1, np.array([5]), np.array([[1.0, 2.0, 3.0]])) for node in ("n0", "n1")])
+    return metrics
+
+
+@pytest.mark.parametrize(("level", "names"), [(JOB, ""), (NODE, "a"), (RANK, "ab"), (CORE, "abc")])
+def test_each_level_adds_finer_series(fine, level, names):
+    """Ranks come after nodes, and cores after ranks; the counts are those of the page."""
+    text = fine.text(level)
+    assert [name for name in "abc" if f"hindmost_{name}{{" in text] == list(names)
+    assert sum(fine.counts()[: level + 1]) == 2 * len(names)
+
+
+def test_levels_give_way_until_the_page_is_small_enough():
+    """With more series than are allowed the finest level goes first; what says how jobs are always stays."""
+    counts = (0, 100, 1000, 10_000)
+    assert [fitting(CORE, counts, most) for most in (20_000, 11_099, 1100, 1099, 1)] == [CORE, RANK, RANK, NODE, JOB]
+
+
+def test_a_job_has_a_label_of_its_own(fine):
+    """Prometheus calls what it scrapes ``job``: a label of that name would be renamed."""
+    assert 'hindmost_b{node="n0",job_id="j",rank="0"} 2' in fine.text()
+
+
+def test_nodes_and_jobs_that_are_gone_have_no_series(fine):
+    """A node that is lost has no values, a job that is over has none on any node."""
+    assert 'node="n0"' not in fine.text(gone={"n0"})
+    assert "hindmost_b" not in fine.text(over={"j"})
+
+
+@pytest.fixture
+def job():
+    """A job of two ranks that makes 100 steps of work, with a verdict to fill in."""
+    ranks = {"rank": np.arange(2), "local_rank": np.arange(2), "node": np.array(["n0", "n1"])}
+    ranks |= {"gpu_uuid": np.array(["", ""]), "pid": np.arange(2)}
+    window = SimpleNamespace(ranks=lambda: ranks, began_ns={7: 2_000_000_000}.get)
+    columns = {"steps_total": np.array([99.0, 100.0]), "work_total": np.array([990.0, 1000.0])}
+    made = SimpleNamespace(id="j", command="c", world_size=2, window=window, report=None, over=False, sealed=False)
+    made.counters, made.step_seconds, made.started_ns = columns.items, lambda: {"median": 0.5}, 0
+    made.verdicts = list
+    return made
+
+
+def agent(**facts):
+    """An agent of every job that is connected and was heard of at 100 s."""
+    return SimpleNamespace(
+        **{"node": "n0", "job": "", "outbox": 1, "departed": False, "last_heard_ns": 100 * S} | facts
+    )
+
+
+S = 10**9
+
+
+def values(text, name):
+    """The values of a metric, by its labels but ``job_id``."""
+    return {
+        tuple(value for key, value in sample.labels.items() if key != "job_id"): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == name
+    }
+
+
+def state(job, *agents, at=101):
+    """The state that the page shows."""
+    found = values(page.JobPage().text([job], Contact(agents, at * S)), "hindmost_job_state")
+    return [name for (name,), value in found.items() if value]
+
+
+@pytest.mark.parametrize(
+    ("of_n1", "expected"),
+    [({}, "running"), ({"last_heard_ns": 0}, "running"), ({"node": "n0"}, "running")],
+)
+def test_a_job_runs_while_one_of_its_nodes_is_heard(job, of_n1, expected):
+    """A node without an agent of its own is not lost, and one lost node does not lose the job."""
+    assert state(job, agent(), agent(**{"node": "n1", **of_n1})) == [expected]
+
+
+@pytest.mark.parametrize(
+    ("facts", "at"), [({"outbox": None}, 105), ({}, 115), ({"departed": True}, 101)], ids=("broken", "silent", "left")
+)
+def test_a_job_is_lost_when_no_agent_of_it_is_heard(job, facts, at):
+    """Its stream broke off 5 s ago, it is silent for 15 s, or it signed off while ranks run."""
+    both = [agent(**facts), agent(**{**facts, "node": "n1"})]
+    assert state(job, *both, at=at) == ["lost"]
+    assert state(job, *both, at=100) == ["lost" if "departed" in facts else "running"]
+
+
+def test_a_lost_job_has_no_values_and_an_ended_one_has_them_once_more(job):
+    """What is last known of a job is no news of it; of one that ended, a scrape still gets the last counts."""
+    shown, there = page.JobPage(), Contact([], 0)
+    assert 'steps_total{job_id="j",rank="1"} 100' in shown.text([job], there)
+    gone = Contact([agent(node="n0"), agent(node="n1")], 200 * S)
+    assert {line.split("{")[0] for line in shown.text([job], gone).splitlines() if line[0] != "#"} == {
+        "hindmost_job_info",
+        "hindmost_job_state",
+    }
+    job.over = True
+    assert ["hindmost_rank_steps_total" in shown.text([job], there) for _ in range(3)] == [True, False, False]
+
+
+def test_a_job_counts_steps_and_work(job):
+    """Steps are those of the rank with most, work is that of all ranks."""
+    text = page.JobPage().text([job], Contact([], 0), JOB)
+    found = [values(text, f"hindmost_job_{name}")[()] for name in ("steps_total", "work_total", "devices")]
+    assert found == [100, 1990, 2]
+    assert "hindmost_rank_" not in text
+
+
+def verdict(kind, **facts):
+    """An open verdict."""
+    return {"kind": kind, "cause": None, "ranks": [], "since_step": 7, "confidence": 0.9, "cost_ratio": None} | facts
+
+
+SLOW = verdict("straggler", cause="gpu_throttle", ranks=[3], cost_ratio=0.4)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "first", "urgency"),
+    [
+        ([SLOW, verdict("hang", ranks=[5])], "hang: rank 5", 2),
+        ([SLOW, verdict("desync", ranks=[5, 6])], "desync: ranks 5,6", 2),
+        ([SLOW], "straggler: rank 3, gpu throttle", 0.4),
+        ([verdict("balanced")], "balanced", 0),
+        ([verdict("balanced", confidence=0.5)], "unsure: no rank proven", -1),
+        ([verdict("insufficient_data")], "not enough data", -1),
+        ([verdict("uneven_workload", cost_ratio=0.1)], "uneven workload", 0.1),
+        ([verdict("slow_link", ranks=range(0, 64, 2), cost_ratio=0.1)], "slow link: 32 ranks", 0.1),
+    ],
+)
+def test_the_most_urgent_verdict_is_what_a_person_looks_at_first(job, verdicts, first, urgency):
+    """A stop comes before any cost; what is not known is not taken for health; a balanced job names no rank."""
+    job.verdicts = lambda: verdicts
+    found = values(page.JobPage().text([job], Contact([], 0)), "hindmost_verdict_urgency")
+    labels, highest = max(found.items(), key=lambda one: one[1])
+    assert (labels[-1], highest) == (first, urgency)
+
+
+def test_the_onset_of_a_verdict_outlives_the_window(job):
+    """Once its first step has left the window, the time of it is still known."""
+    job.verdicts, shown = lambda: [SLOW], page.JobPage()
+    for _ in range(2):
+        text = shown.text([job], Contact([], 0))
+        assert list(values(text, "hindmost_verdict_onset_time_seconds").values()) == [2]
+        job.window.began_ns = lambda _: None
+
+
 def test_two_slowdowns_of_one_rank_are_one_series():
     """A rank that is slow throughout and more so since later, for one cause, costs what both do: a scrape knows one."""
     one = {"kind": "straggler", "cause": "input", "ranks": [2], "cost_ms_per_step": 4.0, "confidence": 0.9}
-    job = SimpleNamespace(id="j", verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}])
-    told = "".join(page._verdicts([job]))
+    job = SimpleNamespace(
+        id="j",
+        window=SimpleNamespace(began_ns=lambda _: None),
+        verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}],
+    )
+    told = "".join(page.JobPage()._verdicts([job]))
     (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
     (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)

@@ -88,7 +88,9 @@ def test_read_back_equal(server, collecting, fake_agent, tmp_path):
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{server}/internal/force_flush", timeout=20):  # noqa: S310
         pass  # VictoriaMetrics shows what it has a few seconds later otherwise; Prometheus knows no such page
     assert until(lambda: raw(server, f'{name}{{node="n0",mode="user"}}'), stored) == stored
-    last = until(lambda: [one[1] for one in raw(server, 'hindmost_rank_steps_total{job="j",rank="1"}')][-1:], [STEPS])
+    last = until(
+        lambda: [one[1] for one in raw(server, 'hindmost_rank_steps_total{job_id="j",rank="1"}')][-1:], [STEPS]
+    )
     assert last == [STEPS]
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hindmost_proto.exposition import JOB_LABEL
 
 from hindmost_collector.ingest.packed import varint
 
@@ -77,7 +78,8 @@ class _Template:
 class Encoder:
     """Encodes blocks of metrics. Templates are kept by schema, length of the node's name, series present, and ticks."""
 
-    def __init__(self) -> None:
+    def __init__(self, job_label: str = JOB_LABEL) -> None:
+        self._job_label = job_label
         self._templates: OrderedDict[tuple[int, int, bytes, int], _Template] = OrderedDict()
 
     def block(self, node: str, ref: int, schema: Schema, times_ms: Array, values: Array) -> bytes:
@@ -88,7 +90,9 @@ class Encoder:
         parts = [self._whole(node, ref, schema, times_ms, values, whole)] if whole.any() else []
         for column in np.flatnonzero(some & ~missing.all(axis=0)).tolist():
             kept = ~missing[:, column]
-            parts.append(one_series(_labels(schema, column, node), times_ms[kept], values[kept, column]))
+            parts.append(
+                one_series(_labels(schema, column, node, self._job_label), times_ms[kept], values[kept, column])
+            )
         return b"".join(parts)
 
     def _whole(self, node: str, ref: int, schema: Schema, times_ms: Array, values: Array, whole: Array) -> bytes:
@@ -96,7 +100,8 @@ class Encoder:
         key = ref, len(name), np.packbits(whole).tobytes(), len(times_ms)
         template = self._templates.get(key)
         if template is None:
-            template = self._templates[key] = _template(schema, np.flatnonzero(whole).tolist(), node, len(times_ms))
+            columns = np.flatnonzero(whole).tolist()
+            template = self._templates[key] = _template(schema, columns, node, len(times_ms), self._job_label)
             if len(self._templates) > _TEMPLATES:
                 self._templates.popitem(last=False)
         out = template.content.copy()
@@ -107,17 +112,20 @@ class Encoder:
         return bytes(out.data)
 
 
-def _labels(schema: Schema, column: int, node: str) -> bytes:
-    return labels({"__name__": schema.head.names[column], "node": node, **json.loads(schema.labels(column))})
+def _labels(schema: Schema, column: int, node: str, job_label: str) -> bytes:
+    own = json.loads(schema.labels(column))
+    if "job" in own:
+        own[job_label] = own.pop("job")
+    return labels({"__name__": schema.head.names[column], "node": node, **own})
 
 
-def _template(schema: Schema, columns: Sequence[int], node: str, ticks: int) -> _Template:
+def _template(schema: Schema, columns: Sequence[int], node: str, ticks: int, job_label: str) -> _Template:
     """Everything of a message but node and samples, and where those go."""
     room = bytes(ticks * SAMPLE_BYTES)
     mark = _field(0x0A, _field(0x0A, b"node") + _field(0x12, node.encode()))
     out, nodes, places = bytearray(), [], []
     for column in columns:
-        told = _labels(schema, column, node)
+        told = _labels(schema, column, node, job_label)
         head = b"\x0a" + varint(len(told) + len(room))
         if node:
             nodes.append(len(out) + len(head) + told.index(mark) + len(mark) - len(node.encode()))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from hindmost.errors import MissingError
 from hindmost_proto import retry
+from hindmost_proto.exposition import JOB_LABEL
 
 from hindmost_collector.serve.exposition import collected, counter, gauge
 from hindmost_collector.store.remote_write.encoding import EARLIEST_MS, LATEST_MS, STALE, Encoder, PageEncoder
@@ -76,6 +77,7 @@ class RemoteWrite:
         definitions: Definitions,
         page: Callable[[], str] = str,
         *,
+        job_label: str = JOB_LABEL,
         now_ns: Callable[[], int] = time.time_ns,
         jitter: Callable[[], float] = random.random,
     ) -> None:
@@ -86,7 +88,7 @@ class RemoteWrite:
             raise MissingError(error, "remote-write") from error
         self._receiver, self._definitions, self._page, self._now_ns = receiver, definitions, page, now_ns
         self._jitter = jitter
-        self._encoder, self._pages = Encoder(), PageEncoder()
+        self._encoder, self._pages = Encoder(job_label), PageEncoder()
         self._waiting: deque[_Waiting] = deque()
         self._waiting_bytes = self._sending_bytes = 0
         self._lock, self._leaving = threading.Lock(), threading.Event()
