@@ -1,8 +1,8 @@
-"""Put sections of panels together into a dashboard with variables, links and stable panel ids."""
+"""Put sections of panels together into a dashboard with variables, links, annotations and stable panel ids."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import (
@@ -16,7 +16,7 @@ from grafana_foundation_sdk.models.dashboard import (
 from dashboards.panels import SOURCE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from grafana_foundation_sdk.cog.builder import Builder
     from grafana_foundation_sdk.models import dashboard as model
@@ -27,27 +27,72 @@ if TYPE_CHECKING:
 TAG = "hindmost"
 
 
+class Section(NamedTuple):
+    """A row of a board and its panels; one that is ``folded`` asks nothing of Prometheus until it is opened."""
+
+    heading: str
+    panels: Panels
+    folded: bool = False
+
+
+class Annotation(NamedTuple):
+    """What is drawn across the time series: a region as long as ``expression`` is above 0, or marks.
+
+    ``at_value``: the value is the time of the mark, ms since 1970.
+    """
+
+    name: str
+    expression: str
+    title: str
+    colour: str
+    at_value: bool = False
+
+
+#: Fields of an annotation that Prometheus' data source reads and Grafana's schema does not list.
+OF_PROMETHEUS = ("step", "titleFormat", "textFormat", "useValueForTime")
+
+
 def assemble(
-    uid: str, title: str, description: str, variables: Variables, sections: Mapping[str, Panels]
+    uid: str,
+    description: str,
+    variables: Variables,
+    sections: Sequence[Section],
+    annotations: Sequence[Annotation] = (),
 ) -> model.Dashboard:
-    """A dashboard whose rows are ``sections``, read-only in Grafana because this code is where it is changed."""
+    """A dashboard with these rows, read-only in Grafana because this code is where it is changed."""
+    title = f"hindmost / {uid.removeprefix('hindmost-')}"
     board = dashboard.Dashboard(title).uid(uid).description(description).tags([TAG]).readonly()
     board.refresh("10s").time("now-30m", "now").timezone("browser").tooltip(DashboardCursorSync.CROSSHAIR)
     board.link(
         dashboard.DashboardLink("hindmost")
         .type(DashboardLinkType.DASHBOARDS)
         .tags([TAG])
+        .as_dropdown(True)
         .include_vars(True)
         .keep_time(True)
     )
     board.with_variable(dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"))
     for variable in variables:
         board.with_variable(variable)
-    for heading, panels in sections.items():
-        board.with_row(dashboard.Row(heading))
-        for panel in panels:
+    for one in annotations:
+        made = dashboard.AnnotationQuery().name(one.name).datasource(SOURCE).enable(True).expr(one.expression)
+        board.annotation(made.icon_color(one.colour))
+    for section in sections:
+        row = dashboard.Row(section.heading)
+        for panel in section.panels if section.folded else ():
+            row.with_panel(panel)
+        board.with_row(row)
+        for panel in () if section.folded else section.panels:
             board.with_panel(panel)
     return _numbered(board.build())
+
+
+def completed(written: dict[str, Any], annotations: Sequence[Annotation]) -> dict[str, Any]:
+    """The board's JSON with what Prometheus' data source reads of its annotations."""
+    for found, one in zip(written["annotations"]["list"] if annotations else (), annotations, strict=True):
+        more = ("10s", one.title, "{{job_id}}", one.at_value)
+        found.update(zip(OF_PROMETHEUS, more, strict=True))
+    return written
 
 
 def one(name: str, label: str, query: str) -> dashboard.QueryVariable:
@@ -66,7 +111,28 @@ def _variable(name: str, label: str, query: str) -> dashboard.QueryVariable:
     return built.query({"query": query, "refId": name}).refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
 
 
+def of_a_job() -> Variables:
+    """The job, and where its collector's page is."""
+    return [
+        one("job_id", "job", "label_values(hindmost_job_info, job_id)"),
+        one("page", "page at", 'label_values(hindmost_job_info{job_id="$job_id"}, instance)'),
+    ]
+
+
+def of_ranks() -> Variables:
+    """The job, and any of its nodes and ranks."""
+    return [
+        *of_a_job(),
+        several("node", "node", 'label_values(hindmost_rank_info{job_id="$job_id"}, node)'),
+        several("rank", "rank", 'label_values(hindmost_rank_info{job_id="$job_id",node=~"$node"}, rank)'),
+    ]
+
+
 def _numbered(built: model.Dashboard) -> model.Dashboard:
-    for number, panel in enumerate(built.panels or [], start=1):
-        panel.id_val = number
+    """Rows first, then panels, so that folding one changes no panel's number."""
+    number = 0
+    for panel in built.panels or []:
+        for each in (panel, *(getattr(panel, "panels", None) or ())):
+            number += 1
+            each.id_val = number
     return built

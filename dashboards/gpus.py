@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dashboards import board
-from dashboards.panels import Column, lines, rows
-from dashboards.promql import LINES, ROWS, of_ranks, over_range, per_second
+from dashboards.board import Section
+from dashboards.panels import TO_NODE, Column, lines, rows
+from dashboards.promql import LINES, OWNER, ROWS, over_range, per_second
+from dashboards.thresholds import limits
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import timeseries
@@ -14,8 +16,9 @@ if TYPE_CHECKING:
 
     from dashboards.board import Panels
 
-OWNERS = 'hindmost_gpu_rank_info{job="$job",node=~"$node",rank=~"$rank"}'
-PER_GPU = "rank {{rank}} · {{node}}"
+#: A GPU that no rank computes on has no job: a choice of all jobs matches that, too.
+OWNERS = f'{OWNER}{{job_id=~"$job_id",node=~"$node",gpu=~"$gpu"}}'
+PER_GPU = "{{node}} GPU {{gpu}} · rank {{rank}}"
 
 #: Of the reasons for a clock, those that are no problem: an idle GPU, and a clock that a user set.
 HARMLESS = 'reason!~"gpu_idle|applications_clocks|sync_boost|display_clocks"'
@@ -23,7 +26,11 @@ HARMLESS = 'reason!~"gpu_idle|applications_clocks|sync_boost|display_clocks"'
 
 CLOCK = "hindmost_gpu_sm_clock_hertz / on (node, gpu_uuid) hindmost_gpu_sm_clock_max_hertz"
 MEMORY = "hindmost_gpu_memory_used_bytes / on (node, gpu_uuid) hindmost_gpu_memory_total_bytes"
-HELD = per_second(f"hindmost_gpu_clocks_event_seconds_total{{{HARMLESS}}}")
+#: NVIDIA's GPUs count the seconds, AMD's have the share of each reading.
+HELD = (
+    f"{per_second(f'hindmost_gpu_clocks_event_seconds_total{{{HARMLESS}}}')} "
+    f"or hindmost_gpu_clocks_event_ratio{{{HARMLESS}}}"
+)
 HELD_BACK = f"sum by (node, gpu_uuid) ({HELD})"
 #: NVIDIA's GPUs tell errors by kind, AMD's what was sent again.
 PCIE_TROUBLE = " or ".join(
@@ -33,47 +40,48 @@ OWNED = f"and on (node, gpu_uuid) {OWNERS}"
 
 
 def dashboard() -> model.Dashboard:
-    """The whole dashboard, with the variables ``job``, ``node`` and ``rank``."""
+    """The whole board, with the variables ``job_id``, ``node`` and ``gpu``; all GPUs, also those without a job."""
     variables = [
-        board.one("job", "job", "label_values(hindmost_gpu_rank_info, job)"),
-        board.several("node", "node", 'label_values(hindmost_gpu_rank_info{job="$job"}, node)'),
-        board.several("rank", "rank", 'label_values(hindmost_gpu_rank_info{job="$job",node=~"$node"}, rank)'),
+        board.several("job_id", "job", f"label_values({OWNER}, job_id)"),
+        board.several("node", "node", f"label_values({OWNER}, node)"),
+        board.several("gpu", "GPU", f'label_values({OWNER}{{node=~"$node"}}, gpu)'),
     ]
-    sections = {
-        "GPUs of the ranks": overview(),
-        "Clocks and heat": clocks(),
-        "Work": work(),
-        "Links and errors": links(),
-    }
-    about = "What the GPUs of one job do: whether a slow rank's GPU is throttled, shared, idle or faulty."
-    return board.assemble("hindmost-gpus", "hindmost / GPUs", about, variables, sections)
+    sections = [
+        Section("GPUs", overview()),
+        Section("Clocks and heat", clocks()),
+        Section("Work", work()),
+        Section("Links and errors", links()),
+    ]
+    about = "What GPUs do, in a job or not: whether one is throttled, shared, idle or faulty."
+    return board.assemble("hindmost-gpus", about, variables, sections)
 
 
 def overview() -> Panels:
-    """A row a rank, the one that others wait for on top."""
-    caused = over_range(of_ranks("hindmost_rank_caused_wait_seconds_total"))
-    worst = f"topk({ROWS}, sum by (rank, node) (({caused}) * on (job, rank) group_left (node) {OWNERS}))"
+    """A row a GPU, those held back most on top."""
+    shown = f"topk({ROWS}, max by (node, gpu, job_id, rank) ({of_gpus(HELD_BACK)}))"
 
-    def of_worst(expression: str) -> str:
-        return f"max by (rank, node) ({of_gpus(expression)}) and on (rank) {worst}"
+    def of_shown(expression: str) -> str:
+        return f"max by (node, gpu, job_id, rank) ({of_gpus(expression)}) and on (node, gpu) {shown}"
 
     return [
         rows(
-            f"The {ROWS} ranks that cause most wait, and their GPUs",
-            "Compare the first row with the others. A lower clock or a clock limit: power or heat. Less memory "
-            "free: another process on the GPU. Lower activity at the same clock: its host launches work too "
-            "slowly.",
-            {"rank": "rank", "node": "node"},
+            f"{ROWS} GPUs, those held back most first",
+            "A lower clock than its peers: power or heat. More memory than its rank uses: another process on the GPU. "
+            "Lower utilisation at the same clock: its host launches work too slowly.",
+            {"node": "node", "gpu": "GPU", "job_id": "job", "rank": "rank"},
             [
-                Column("caused wait", worst, "s"),
-                Column("clock of its maximum", of_worst(CLOCK), "percentunit"),
-                Column("held back", of_worst(HELD_BACK), "percentunit", 0.01, 0.1),
-                Column("utilisation", of_worst("hindmost_gpu_utilization_ratio"), "percentunit"),
-                Column("memory used", of_worst(MEMORY), "percentunit"),
-                Column("power", of_worst("hindmost_gpu_power_watts"), "watt"),
-                Column("temperature", of_worst("hindmost_gpu_temperature_celsius"), "celsius", 83, 90),
+                Column("held back", shown, "percentunit", limits("gpu_held_back")),
+                Column("clock of its maximum", of_shown(CLOCK), "percentunit"),
+                Column("utilisation", of_shown("hindmost_gpu_utilization_ratio"), "percentunit"),
+                Column("memory used", of_shown(MEMORY), "percentunit"),
+                Column("power", of_shown("hindmost_gpu_power_watts"), "watt"),
+                Column(
+                    "temperature", of_shown("hindmost_gpu_temperature_celsius"), "celsius", limits("gpu_temperature")
+                ),
+                Column("answers", of_shown("hindmost_gpu_up"), "bool_yes_no"),
             ],
             height=12,
+            links={"node": [TO_NODE]},
         ),
     ]
 
@@ -89,7 +97,7 @@ def clocks() -> Panels:
         ),
         lines(
             "Held back, by reason",
-            "GPUs of the job that are held back at any time, added up. sw_power_cap: at the power limit; the "
+            "Chosen GPUs that are held back at any time, added up. sw_power_cap: at the power limit; the "
             "thermal "
             "reasons: cooling; hw_power_brake: the power supply.",
             "none",
@@ -160,15 +168,15 @@ def links() -> Panels:
 
 
 def of_gpus(expression: str) -> str:
-    """A value of each GPU, given to each chosen rank that computes on it."""
+    """A value of each chosen GPU, with the rank that computes on it."""
     return f"{OWNERS} * on (node, gpu_uuid) group_left () ({expression})"
 
 
 def _highest(title: str, description: str, unit: str, expression: str) -> timeseries.Panel:
     query = f"topk({LINES}, {of_gpus(expression)})"
-    return lines(f"{title}, the {LINES} highest", description, unit, (query, PER_GPU))
+    return lines(f"{title}, the {LINES} highest", description, unit, (query, PER_GPU), links=[TO_NODE])
 
 
 def _lowest(title: str, description: str, unit: str, expression: str) -> timeseries.Panel:
     query = f"bottomk({LINES}, {of_gpus(expression)})"
-    return lines(f"{title}, the {LINES} lowest", description, unit, (query, PER_GPU))
+    return lines(f"{title}, the {LINES} lowest", description, unit, (query, PER_GPU), links=[TO_NODE])

@@ -1,11 +1,23 @@
-"""What the ranks' processes, their nodes and hindmost itself use."""
+"""What the ranks' processes and nodes use, and how well a job is seen."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dashboards.panels import PER_RANK, lines
-from dashboards.promql import LINES, busiest, highest, of_ranks, per_second, with_node
+from dashboards.panels import OF_NODE, OF_RANK, PER_RANK, lines
+from dashboards.promql import (
+    LINES,
+    LOST_EVENTS,
+    NODE_BUSY,
+    PROCESS_CPU,
+    PROCESS_MEMORY,
+    PROCESS_READ,
+    PROCESS_RUNQUEUE,
+    busiest,
+    highest,
+    of_ranks,
+    per_second,
+)
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import timeseries
@@ -15,43 +27,41 @@ if TYPE_CHECKING:
 
 
 def processes() -> Panels:
-    """CPU, memory, run queue and file bytes of the ranks' processes."""
+    """CPU, run queue, memory and file bytes of the ranks' processes with their workers."""
     return [
         _process(
             "CPU",
-            "Cores that a rank's process and its workers use. The culprit high and the others low: it computes "
-            "while "
+            "Cores that a rank's process and its workers use. The culprit high and the others low: it computes while "
             "they sleep in the collective. All at the number of their threads: they spin while they wait.",
             "none",
-            per_second(of_ranks("hindmost_process_cpu_seconds_total")),
+            PROCESS_CPU,
         ),
         _process(
             "Waiting for a CPU",
-            "Share of time that a rank was ready to run and had no CPU: other processes, too many threads, or "
-            "a cgroup's limit.",
-            "percentunit",
-            per_second(of_ranks("hindmost_process_runqueue_seconds_total")),
+            "Threads of a rank and its workers that were ready to run and had no CPU: other processes, too many "
+            "threads, or a cgroup's limit.",
+            "none",
+            PROCESS_RUNQUEUE,
         ),
         _process(
             "Resident memory",
-            "One rank that grows alone leaks; a node whose ranks together near its memory will swap or kill.",
+            "One rank that grows alone leaks; a node whose ranks together near its memory will swap or kill. Pages "
+            "that workers share count in each.",
             "bytes",
-            of_ranks("hindmost_process_resident_memory_bytes"),
+            PROCESS_MEMORY,
         ),
         _process(
             "Read from files",
-            "Bytes that reached storage. Zero with a slow input phase: the data comes from the page cache or is "
-            "generated; low with a slow input phase: the storage is slow.",
+            "Bytes that a rank and its workers fetched from storage. Zero with a slow input phase: the data comes from "
+            "the page cache or is generated; low with a slow input phase: the storage is slow.",
             "Bps",
-            per_second(of_ranks("hindmost_process_read_bytes_total")),
+            PROCESS_READ,
         ),
     ]
 
 
 def nodes() -> Panels:
     """CPU, memory, disk, network and pressure of the nodes that hold the selected ranks."""
-    busy = 'sum by (node) (rate(hindmost_node_cpu_seconds_total{mode!~"idle|iowait"}[$__rate_interval]))'
-    every = "sum by (node) (rate(hindmost_node_cpu_seconds_total[$__rate_interval]))"
     available = "hindmost_node_memory_available_bytes / hindmost_node_memory_total_bytes"
     stalled = "hindmost_node_pressure_waiting_seconds_total"
     return [
@@ -59,7 +69,7 @@ def nodes() -> Panels:
             "CPU in use",
             "Share of the node's CPU time. A node far above the others runs other work too.",
             "percentunit",
-            (busiest(f"{busy} / {every}"), "{{node}}"),
+            (busiest(NODE_BUSY), "{{node}}"),
         ),
         _node(
             "Memory in use",
@@ -90,58 +100,36 @@ def nodes() -> Panels:
     ]
 
 
-def hindmost() -> Panels:
-    """Whether what the other panels show is complete, and what it costs to know it."""
-    lost = with_node(per_second(of_ranks("hindmost_rank_events_lost_total")))
-    agent = per_second("hindmost_agent_cpu_seconds_total")
+def seen() -> Panels:
+    """Whether what the other panels show is complete."""
     return [
         lines(
             f"Events lost a second, the {LINES} highest nodes",
-            "Events that probes wrote and no agent read in time. What is lost is missing from waits and phases; "
-            "raise "
+            "Events that probes wrote and no agent read in time. What is lost is missing from waits and phases; raise "
             "HINDMOST_RING_CAPACITY or give the agent CPU.",
             "none",
-            (f"topk({LINES}, sum by (node) ({lost}))", "{{node}}"),
-            width=6,
+            (f"topk({LINES}, sum by (node) ({of_ranks(LOST_EVENTS)}))", "{{node}}"),
+            links=OF_NODE,
         ),
-        _own(
-            "Since the agent's last message",
-            "Time since the last message of a node's agent. Above a few seconds the node, its network or its "
-            "agent is down.",
+        lines(
+            f"Since the agent's last message, the {LINES} highest nodes",
+            "Time since the last message of a node's agent. Above a few seconds the node, its network or its agent is "
+            "down.",
             "s",
-            "hindmost_collector_agent_silence_seconds",
-        ),
-        _own(
-            "Spool of the agent",
-            "Data that the agent keeps until the collector has stored it. If it grows, the collector is slow or "
-            "unreachable.",
-            "bytes",
-            "hindmost_agent_spool_bytes",
-        ),
-        _own(
-            "CPU of the agent",
-            "Cost of the agent on its node, as a share of one core.",
-            "percentunit",
-            agent,
+            (busiest("max by (node) (hindmost_collector_agent_silence_seconds)"), "{{node}}"),
+            links=OF_NODE,
         ),
     ]
 
 
-def _process(title: str, description: str, unit: str, expression: str) -> timeseries.Panel:
-    """One panel of the ranks' processes; a rank's processes count together."""
-    of_rank = f"sum by (job, rank) ({expression})"
-    return lines(f"{title}, the {LINES} highest ranks", description, unit, (highest(of_rank), PER_RANK))
+def _process(title: str, description: str, unit: str, record: str) -> timeseries.Panel:
+    query = highest(of_ranks(record))
+    return lines(f"{title}, the {LINES} highest ranks", description, unit, (query, PER_RANK), links=OF_RANK)
 
 
 def _node(title: str, description: str, unit: str, *queries: Query) -> timeseries.Panel:
-    return lines(f"{title}, the {LINES} highest nodes", description, unit, *queries, width=8)
+    return lines(f"{title}, the {LINES} highest nodes", description, unit, *queries, width=8, links=OF_NODE)
 
 
 def _of_devices(metric: str, matchers: str = "") -> str:
     return f"sum by (node) ({per_second(f'{metric}{{{matchers}}}' if matchers else metric)})"
-
-
-def _own(title: str, description: str, unit: str, expression: str) -> timeseries.Panel:
-    """One panel of the agents on the ranks' nodes."""
-    of_node = f"max by (node) ({expression})"
-    return lines(f"{title}, the {LINES} highest nodes", description, unit, (busiest(of_node), "{{node}}"), width=6)

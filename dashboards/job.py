@@ -1,127 +1,184 @@
-"""The job dashboard: read from the top, it goes from the verdict to what explains it."""
+"""The board of one job: read from the top, it goes from the verdict to what explains it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from dashboards import board, hosts
-from dashboards.panels import PER_RANK, Column, bars, lines, name, number, rows
+from dashboards.board import Annotation, Section
+from dashboards.panels import (
+    OF_RANK,
+    PER_RANK,
+    TO_NODE,
+    TO_PAGE,
+    TO_PAGE_OF_RANK,
+    TO_RANK,
+    Column,
+    bars,
+    heat,
+    lines,
+    name,
+    number,
+    rows,
+    timeline,
+    verdict,
+)
 from dashboards.promql import (
+    CAUSED,
+    EXCLUSIVE,
+    HEAT,
+    LAST,
     LINES,
+    PHASES,
+    PROCESS_CPU,
+    PROCESS_MEMORY,
     ROWS,
-    highest,
+    STEP_SECONDS,
+    STEPS,
+    VERDICT,
+    WAIT,
+    WORK,
     of_job,
     of_ranks,
     over_range,
-    per_second,
-    per_step,
-    top,
-    with_node,
+    worst,
 )
+from dashboards.thresholds import Limits, limits
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.models import dashboard as model
 
     from dashboards.board import Panels
 
-STEPS = of_ranks("hindmost_rank_steps_total")
-STEP_SECONDS = of_ranks("hindmost_rank_step_seconds_total")
-PHASES = of_ranks("hindmost_rank_phase_seconds_total")
-#: These add up to a step; CPU, run queue and the GPU's own phases overlap them.
-EXCLUSIVE_PHASES = of_ranks("hindmost_rank_phase_seconds_total", 'phase!~"cpu|runqueue|negotiation|gpu_.*"')
-WAIT = of_ranks("hindmost_rank_wait_seconds_total")
-CAUSED = of_ranks("hindmost_rank_caused_wait_seconds_total")
-LAST = of_ranks("hindmost_rank_last_arrivals_total")
-COLLECTIVES = of_ranks("hindmost_rank_collectives_total")
-
-#: Share of the job's time: from the first on a verdict deserves attention, from the second on action.
-COST_WARN, COST_BAD = 0.02, 0.10
+_URGENCY = of_job("hindmost_verdict_urgency")
+ANNOTATIONS = (
+    Annotation("verdicts", f"max by (job_id, verdict) ({_URGENCY}) > 0", "{{verdict}}", "orange"),
+    Annotation(
+        "onsets",
+        f"max by (job_id, verdict) ({of_job('hindmost_verdict_onset_time_seconds')}) * 1000",
+        "onset of {{verdict}}",
+        "red",
+        at_value=True,
+    ),
+)
 
 
 def dashboard() -> model.Dashboard:
-    """The whole dashboard, with the variables ``job``, ``node`` and ``rank``."""
-    variables = [
-        board.one("job", "job", "label_values(hindmost_job_info, job)"),
-        board.several("node", "node", 'label_values(hindmost_rank_info{job="$job"}, node)'),
-        board.several("rank", "rank", 'label_values(hindmost_rank_info{job="$job",node=~"$node"}, rank)'),
+    """The whole board, with the variables ``job_id``, ``node`` and ``rank``."""
+    sections = [
+        Section("Verdict", verdicts()),
+        Section("Steps", steps()),
+        Section("Waiting", waiting()),
+        Section("The culprit and its peers", culprit()),
+        Section("Ranks", ranks()),
+        Section("Processes of the ranks", hosts.processes(), folded=True),
+        Section("Nodes of the ranks", hosts.nodes(), folded=True),
+        Section("What is seen of this job", hosts.seen(), folded=True),
     ]
-    sections = {
-        "Verdict": verdict(),
-        "Steps": steps(),
-        "Waiting": waiting(),
-        "Phases": phases(),
-        "Ranks": ranks(),
-        "Processes of the ranks": hosts.processes(),
-        "Nodes of the ranks": hosts.nodes(),
-        "hindmost itself": hosts.hindmost(),
-    }
     about = "Which rank everyone else is waiting for, why, since when, and what it costs."
-    return board.assemble("hindmost-job", "hindmost / job", about, variables, sections)
+    return board.assemble("hindmost-job", about, board.of_ranks(), sections, ANNOTATIONS)
 
 
-def verdict() -> Panels:
+def verdicts() -> Panels:
     """What holds the job back, and whether all of the job is seen."""
-    by = "kind, cause, ranks"
-    cost = of_job("hindmost_verdict_cost_ratio")
-    opened = of_job("hindmost_verdict_info")
+    cost, by = of_job("hindmost_verdict_cost_ratio"), "kind, cause, ranks"
     return [
-        name(
+        verdict(
             "Verdict",
-            "The most costly verdict now; balanced: no cause costs time. The table below has "
-            "all, the panels further down what explains them.",
-            (f"topk(1, {cost} or on (job, {by}) 0 * {opened})", "{{kind}}, rank {{ranks}}, {{cause}}"),
-            width=9,
+            "What to look at first: a lost contact, then a hang, then the most costly verdict. Grey: not known, or "
+            "not yet.",
+            (f"topk(1, {of_job(VERDICT)})", "{{verdict}}"),
+            width=8,
         ),
         number(
             "Cost of the worst verdict",
             "Share of the job's time that the most costly verdict takes.",
             "percentunit",
             (f"max({cost})", "cost"),
-            warn=COST_WARN,
-            bad=COST_BAD,
+            limits("cost"),
         ).no_value("none"),
+        number(
+            "Steps a second",
+            "Of the rank with most steps.",
+            "none",
+            (f"rate({of_job('hindmost_job_steps_total')}[$__rate_interval])", "steps"),
+            Limits(1e9, 1e9),
+        ),
         number(
             "Ranks that report",
             "Fewer than the world size: a node has no agent, or ranks have not started. Run hindmost doctor there.",
             "none",
-            (f"count(group by (rank) ({of_job('hindmost_rank_info')}))", "ranks"),
-            warn=1,
-            bad=0,
+            (f"max({of_job('hindmost_job_ranks')})", "ranks"),
+            Limits(1, 0),
+            width=3,
+        ),
+        number(
+            "Nodes lost",
+            "Nodes of the job from which no agent is heard: their ranks are missing from verdicts.",
+            "none",
+            (f"max({of_job('hindmost_job_lost_nodes')})", "nodes"),
+            Limits(1, 1),
+            width=2,
         ),
         name(
             "Job",
             "Command and world size.",
             (of_job("hindmost_job_info"), "{{command}}, {{world_size}} ranks"),
-            width=7,
+            width=3,
+        ),
+        timeline(
+            "Verdicts over time",
+            "A row a verdict, from when it was found to when it ended. Purple hangs or is lost, red and orange cost "
+            "time, green is balanced, grey is not known.",
+            (of_job(VERDICT), "{{verdict}}"),
+            links=[TO_PAGE],
         ),
         rows(
             "All verdicts",
-            "What holds the job back now, the most costly first. Cost is the share of the job's time that "
-            "repairing "
-            "this one thing would save. For evidence and advice: hindmost report RUN.",
+            "What holds the job back now, the most urgent first. Cost is the share of the job's time that repairing "
+            "this one thing would save. For evidence and advice: the page, or hindmost report RUN.",
             {"kind": "kind", "cause": "cause", "ranks": "ranks", "since_step": "since step"},
             [
-                Column("cost", f"max by ({by}) ({cost})", "percentunit", COST_WARN, COST_BAD),
+                Column("urgency", f"max by ({by}) ({_URGENCY})", "none", limits("cost")),
+                Column("cost", f"max by ({by}) ({cost})", "percentunit", limits("cost")),
                 Column("cost a step", f"max by ({by}) ({of_job('hindmost_verdict_cost_seconds_per_step')})", "s"),
                 Column("confidence", f"max by ({by}) ({of_job('hindmost_verdict_confidence_ratio')})", "percentunit"),
-                Column("open", f"max by ({by}, since_step) ({opened})", "bool_yes_no"),
+                Column("open", f"max by ({by}, since_step) ({of_job('hindmost_verdict_info')})", "bool_yes_no"),
             ],
-            height=7,
+            height=6,
+            links={"ranks": [TO_PAGE]},
         ),
     ]
 
 
 def steps() -> Panels:
-    """How long steps take, and how far each rank has come."""
-    seconds = f"{per_second(STEP_SECONDS)} / on (job, rank) {per_second(STEPS)}"
-    reached = of_ranks("hindmost_rank_last_step")
+    """How long steps take, and what the job gets done."""
+    seconds, reached = of_ranks(STEP_SECONDS), of_job("hindmost_rank_last_step")
     return [
         lines(
             "Step time of the job",
-            "Median and 99th percentile of the job's recent steps. A p99 far above p50 is an intermittent "
-            "slowdown; if both rise, it is a persistent one.",
+            "Median and 99th percentile of the job's recent steps, and the step if no rank made others wait. A p99 far "
+            "above the median is an intermittent slowdown; if both rise, it is a persistent one.",
             "s",
-            (f"max by (quantile) ({of_job('hindmost_job_step_seconds')})", "p{{quantile}}"),
+            *((f"max({of_job(f'hindmost_job_step_{one}_seconds')})", one) for one in ("median", "p99", "ideal")),
+            width=8,
+        ),
+        lines(
+            "Steps a second, of ranks",
+            "The fastest and the slowest rank. In a synchronous job they are the same.",
+            "none",
+            (f"max({of_ranks(STEPS)})", "fastest"),
+            (f"min({of_ranks(STEPS)})", "slowest"),
+            width=8,
+        ),
+        lines(
+            "Samples or tokens a second",
+            "Of all ranks together, and of the rank with least and with most. Empty where neither the job nor its "
+            "framework counts them: hindmost.step(work=tokens) does.",
+            "none",
+            (f"sum({of_ranks(WORK)})", "all ranks"),
+            (f"max({of_ranks(WORK)})", "most of a rank"),
+            (f"min({of_ranks(WORK)})", "least of a rank"),
             width=8,
         ),
         lines(
@@ -129,8 +186,8 @@ def steps() -> Panels:
             "In a synchronous job all ranks have nearly the same step time, the culprit too: look at waiting and "
             "phases for the difference. Lines apart mean that ranks are not synchronised each step.",
             "s",
-            (top(seconds, CAUSED), PER_RANK),
-            width=8,
+            (worst(seconds), PER_RANK),
+            links=OF_RANK,
         ),
         lines(
             "Step reached",
@@ -139,98 +196,111 @@ def steps() -> Panels:
             "none",
             (f"max({reached})", "furthest"),
             (f"min({reached})", "hindmost"),
-            width=8,
         ),
     ]
 
 
 def waiting() -> Panels:
     """Who waits, and who is waited for."""
-    share = f"{over_range(LAST)} / on (job, rank) ({over_range(COLLECTIVES)} > 0)"
-    waits = with_node(per_second(WAIT))
+    caused, waits = of_ranks(CAUSED), of_ranks(WAIT)
     return [
+        heat(
+            f"Wait caused to others, the {HEAT} worst ranks",
+            "Seconds that other ranks wait for this one, per second. One dark row is a straggler; dark columns are "
+            "moments in which all ranks were slow in turn.",
+            "none",
+            (worst(caused, HEAT), "{{rank}}"),
+            links=[TO_RANK, TO_PAGE_OF_RANK],
+        ),
         bars(
             f"Wait caused to others, the {LINES} worst ranks",
-            "Over the time range: for how long all other ranks together waited for this one. One bar that stands "
-            "out "
+            "Over the time range: for how long all other ranks together waited for this one. One bar that stands out "
             "is the straggler; bars of similar length mean load imbalance or no problem.",
-            "s",
-            (f"sort_desc({highest(over_range(CAUSED))})", PER_RANK),
+            "none",
+            (f"sort_desc(topk({LINES}, avg_over_time({caused}[$__range])))", PER_RANK),
+            width=8,
+            links=OF_RANK,
         ),
         bars(
             f"Last into a collective, the {LINES} worst ranks",
             "Share of its collectives into which this rank came last. With N ranks and no straggler each has about "
             "1/N.",
             "percentunit",
-            (f"sort_desc({highest(share)})", PER_RANK),
-        ),
-        lines(
-            f"Wait caused to others, the {LINES} worst ranks",
-            "Seconds that other ranks wait, per second. The cause began when this began.",
-            "none",
-            (top(per_second(CAUSED), CAUSED), PER_RANK),
+            (f"sort_desc(topk({LINES}, avg_over_time({of_ranks(LAST)}[$__range])))", PER_RANK),
+            width=8,
+            links=OF_RANK,
         ),
         lines(
             "Own wait across ranks",
-            "Share of time that ranks wait in collectives. The rank that waits least is the one that the others "
-            "wait "
+            "Share of time that ranks wait in collectives. The rank that waits least is the one that the others wait "
             "for: the minimum far below the median is a straggler, all high is the network.",
             "percentunit",
             (f"max({waits})", "maximum"),
             (f"quantile(0.5, {waits})", "median"),
             (f"min({waits})", "minimum"),
+            width=8,
         ),
     ]
 
 
-def phases() -> Panels:
-    """Where the time of a step goes."""
-    each = with_node(per_step(PHASES))
-    exclusive = with_node(per_step(EXCLUSIVE_PHASES))
+def culprit() -> Panels:
+    """Where the time of a step goes, on the rank that others wait for and on the median rank."""
+    exclusive = of_ranks(PHASES, EXCLUSIVE)
+    each = of_ranks(PHASES)
     return [
         lines(
-            "Phases of a step",
-            "Mean over the selected ranks, stacked. Select the culprit alone, then another rank, to see what differs.",
+            "Phases of the rank that causes most wait",
+            "Stacked, of a step. Compare with the median rank on its right.",
             "s",
-            (f"avg by (phase) ({exclusive})", "{{phase}}"),
+            (worst(exclusive, 1), "{{phase}} · rank {{rank}}"),
             stacked=True,
+            width=8,
+            links=OF_RANK,
+        ),
+        lines(
+            "Phases of the median rank",
+            "Stacked, of a step: the median of each phase over the selected ranks.",
+            "s",
+            (f"quantile by (phase) (0.5, {exclusive})", "{{phase}}"),
+            stacked=True,
+            width=8,
         ),
         lines(
             "Phase spread over ranks",
-            "For each phase, how much longer the slowest rank takes than the median rank. The phase that stands "
-            "out "
+            "For each phase, how much longer the slowest rank takes than the median rank. The phase that stands out "
             "is the cause: input is data loading, forward and backward are compute, sync is waiting.",
             "s",
             (f"max by (phase) ({each}) - quantile by (phase) (0.5, {each})", "{{phase}}"),
+            width=8,
         ),
     ]
 
 
 def ranks() -> Panels:
     """The ranks that matter most, a row each."""
-    chosen = f"topk({ROWS}, sum by (rank, node) ({with_node(over_range(CAUSED))}))"
+    chosen = f"topk({ROWS}, avg_over_time({of_ranks(CAUSED)}[$__range]))"
 
     def of_chosen(expression: str) -> str:
-        return f"sum by (rank, node) ({with_node(expression)}) and on (rank) {chosen}"
+        return f"sum by (rank, node) ({expression}) and on (rank) {chosen}"
 
-    cores = f"sum by (job, rank) ({per_second(of_ranks('hindmost_process_cpu_seconds_total'))})"
-    resident = f"sum by (job, rank) ({of_ranks('hindmost_process_resident_memory_bytes')})"
     return [
         rows(
             f"The {ROWS} ranks that cause most wait",
-            "Over the time range. Compare the first row with the others: more CPU or a longer step of its own "
-            "points "
-            "at the process, the same rank order on one node points at the node.",
+            "Compare the first row with the others: more CPU or a longer step of its own points at the process, the "
+            "same rank order on one node points at the node. CPU and memory are those of the process and its workers.",
             {"rank": "rank", "node": "node"},
             [
-                Column("caused wait", chosen, "s"),
-                Column("own wait", of_chosen(over_range(WAIT)), "s"),
-                Column("last in", of_chosen(over_range(LAST)), "none"),
-                Column("collectives", of_chosen(over_range(COLLECTIVES)), "none"),
-                Column("step reached", of_chosen(of_ranks("hindmost_rank_last_step")), "none"),
-                Column("CPU cores", of_chosen(cores), "none"),
-                Column("resident memory", of_chosen(resident), "bytes"),
+                Column("caused wait", f"sum by (rank, node) ({chosen})", "none"),
+                Column("own wait", of_chosen(of_ranks(WAIT)), "percentunit"),
+                Column("last in", of_chosen(of_ranks(LAST)), "percentunit"),
+                Column("step", of_chosen(of_ranks(STEP_SECONDS)), "s"),
+                Column("CPU cores", of_chosen(of_ranks(PROCESS_CPU)), "none"),
+                Column("resident memory", of_chosen(of_ranks(PROCESS_MEMORY)), "bytes"),
+                Column(
+                    "lost events", f"sum by (rank) ({over_range(of_job('hindmost_rank_events_lost_total'))})", "none"
+                ),
             ],
             height=12,
+            links={"rank": [TO_RANK, TO_PAGE_OF_RANK], "node": [TO_NODE]},
         ),
     ]

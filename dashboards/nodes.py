@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from dashboards import board
-from dashboards.panels import Column, lines, rows
-from dashboards.promql import ROWS, per_second
+from dashboards.board import Section
+from dashboards.panels import OF_NODE, TO_GPUS, Column, lines, rows
+from dashboards.promql import NODE_BUSY, ROWS, of_nodes, per_second
+from dashboards.thresholds import limits
 
 if TYPE_CHECKING:
     from grafana_foundation_sdk.builders import timeseries
@@ -24,19 +26,11 @@ NOT_LOOPBACK = 'device!="lo"'
 RESOURCE_CPU = 'resource="cpu"'
 
 
-def of(metric: str, matcher: str = "") -> str:
-    """The chosen nodes' series of ``metric``."""
-    return f'{metric}{{node=~"$node"{"," + matcher if matcher else ""}}}'
-
-
-CORES = of("hindmost_node_cpus")
-RUNNABLE = f"{of('hindmost_node_processes_running')} / {CORES}"
-MEMORY = f"1 - {of('hindmost_node_memory_available_bytes')} / {of('hindmost_node_memory_total_bytes')}"
-CPU_TIME = of("hindmost_node_cpu_seconds_total")
-IDLE_TIME = of("hindmost_node_cpu_seconds_total", 'mode=~"idle|iowait"')
-BUSY = f"1 - sum by (node) ({per_second(IDLE_TIME)}) / sum by (node) ({per_second(CPU_TIME)})"
+CORES = of_nodes("hindmost_node_cpus")
+RUNNABLE = f"{of_nodes('hindmost_node_processes_running')} / {CORES}"
+MEMORY = f"1 - {of_nodes('hindmost_node_memory_available_bytes')} / {of_nodes('hindmost_node_memory_total_bytes')}"
 LOST = " + ".join(
-    per_second(of(f"hindmost_node_network_{way}_{what}_total"))
+    per_second(of_nodes(f"hindmost_node_network_{way}_{what}_total"))
     for way in ("receive", "transmit")
     for what in ("errors", "drops")
 )
@@ -45,23 +39,25 @@ LOST = " + ".join(
 def dashboard() -> model.Dashboard:
     """The whole dashboard, with the variable ``node``."""
     variables = [board.several("node", "node", "label_values(hindmost_node_cpus, node)")]
-    sections = {
-        "All chosen nodes": overview(),
-        "CPU and memory": host(),
-        "Disk and network": devices(),
-    }
+    sections = [
+        Section("All chosen nodes", overview()),
+        Section("CPU and memory", host()),
+        Section("Disk and network", devices()),
+        Section("RDMA", rdma(), folded=True),
+        Section("Kernel and hardware", hardware(), folded=True),
+    ]
     about = "What the nodes of the cluster do, job or no job: where a straggler's host differs from its neighbours."
-    return board.assemble("hindmost-nodes", "hindmost / nodes", about, variables, sections)
+    return board.assemble("hindmost-nodes", about, variables, sections)
 
 
 def overview() -> Panels:
     """A row a node, the busiest on top."""
-    busiest = f"topk({ROWS}, {BUSY})"
+    busiest = f"topk({ROWS}, max by (node) ({of_nodes(NODE_BUSY)}))"
 
     def of_busiest(expression: str) -> str:
         return f"max by (node) ({expression}) and on (node) {busiest}"
 
-    pressure = per_second(of("hindmost_node_pressure_waiting_seconds_total", RESOURCE_CPU))
+    pressure = per_second(of_nodes("hindmost_node_pressure_waiting_seconds_total", RESOURCE_CPU))
     return [
         rows(
             f"The {ROWS} busiest nodes",
@@ -69,13 +65,14 @@ def overview() -> Panels:
             "CPU pressure on one node alone explains a slow rank there.",
             {"node": "node"},
             [
-                Column("CPU in use", busiest, "percentunit", 0.9, 0.98),
+                Column("CPU in use", busiest, "percentunit", limits("cpu_busy")),
                 Column("runnable threads a core", of_busiest(RUNNABLE), "none"),
-                Column("memory in use", of_busiest(MEMORY), "percentunit", 0.9, 0.97),
-                Column("CPU pressure", of_busiest(pressure), "percentunit", 0.1, 0.4),
+                Column("memory in use", of_busiest(MEMORY), "percentunit", limits("memory_used")),
+                Column("CPU pressure", of_busiest(pressure), "percentunit", limits("cpu_pressure")),
                 Column("cores", of_busiest(CORES), "none"),
             ],
             height=10,
+            links={"node": [TO_GPUS]},
         ),
     ]
 
@@ -88,14 +85,14 @@ def host() -> Panels:
             "Cores' worth of time of the chosen nodes together. Much system time: interrupts, page faults, file I/O. "
             "Much iowait: storage. Steal: another virtual machine on the same host.",
             "none",
-            (f"sum by (mode) ({per_second(of('hindmost_node_cpu_seconds_total', NOT_IDLE))})", "{{mode}}"),
+            (f"sum by (mode) ({per_second(of_nodes('hindmost_node_cpu_seconds_total', NOT_IDLE))})", "{{mode}}"),
             stacked=True,
         ),
         _highest(
             "Pressure",
             "Share of time in which some task waited for the resource.",
             "percentunit",
-            (per_second(of("hindmost_node_pressure_waiting_seconds_total")), "{{node}} {{resource}}"),
+            (per_second(of_nodes("hindmost_node_pressure_waiting_seconds_total")), "{{node}} {{resource}}"),
         ),
         _highest(
             "Runnable threads a core",
@@ -107,14 +104,14 @@ def host() -> Panels:
             "Context switches",
             "A step up without a new job: something wakes up often, such as spinning threads on too few cores.",
             "cps",
-            (per_second(of("hindmost_node_context_switches_total")), "{{node}}"),
+            (per_second(of_nodes("hindmost_node_context_switches_total")), "{{node}}"),
         ),
         _highest("Memory in use", "Share that is not available.", "percentunit", (MEMORY, "{{node}}")),
         _highest(
             "Major page faults",
             "Pages that had to be read from disk: memory is short, or a program starts.",
             "cps",
-            (per_second(of("hindmost_node_major_page_faults_total")), "{{node}}"),
+            (per_second(of_nodes("hindmost_node_major_page_faults_total")), "{{node}}"),
         ),
     ]
 
@@ -126,22 +123,28 @@ def devices() -> Panels:
             "Disk bytes",
             "Read and written, by device.",
             "Bps",
-            (per_second(of("hindmost_node_disk_read_bytes_total")), "{{node}} {{device}} read"),
-            (per_second(of("hindmost_node_disk_written_bytes_total")), "{{node}} {{device}} written"),
+            (per_second(of_nodes("hindmost_node_disk_read_bytes_total")), "{{node}} {{device}} read"),
+            (per_second(of_nodes("hindmost_node_disk_written_bytes_total")), "{{node}} {{device}} written"),
         ),
         _highest(
             "Disk busy",
             "Share of time with a request in flight. Near 1 with few bytes: a device at its limit of operations, or "
             "ill.",
             "percentunit",
-            (per_second(of("hindmost_node_disk_busy_seconds_total")), "{{node}} {{device}}"),
+            (per_second(of_nodes("hindmost_node_disk_busy_seconds_total")), "{{node}} {{device}}"),
         ),
         _highest(
             "Network bytes",
             "Received and sent, by interface. RDMA does not pass here.",
             "Bps",
-            (per_second(of("hindmost_node_network_receive_bytes_total", NOT_LOOPBACK)), "{{node}} {{device}} received"),
-            (per_second(of("hindmost_node_network_transmit_bytes_total", NOT_LOOPBACK)), "{{node}} {{device}} sent"),
+            (
+                per_second(of_nodes("hindmost_node_network_receive_bytes_total", NOT_LOOPBACK)),
+                "{{node}} {{device}} received",
+            ),
+            (
+                per_second(of_nodes("hindmost_node_network_transmit_bytes_total", NOT_LOOPBACK)),
+                "{{node}} {{device}} sent",
+            ),
         ),
         _highest(
             "Network errors and drops",
@@ -152,5 +155,56 @@ def devices() -> Panels:
     ]
 
 
+def rdma() -> Panels:
+    """Bytes and trouble of InfiniBand and RoCE ports."""
+    return [
+        _highest(
+            "RDMA bytes",
+            "Received and sent, by port. A port far below its peers in a job that uses all: it is slow or down.",
+            "Bps",
+            (
+                per_second(of_nodes("hindmost_node_infiniband_receive_bytes_total")),
+                "{{node}} {{device}}/{{port}} received",
+            ),
+            (
+                per_second(of_nodes("hindmost_node_infiniband_transmit_bytes_total")),
+                "{{node}} {{device}}/{{port}} sent",
+            ),
+        ),
+        _highest(
+            "RDMA errors",
+            "Packets out of sequence: some were lost, by congestion as a rule. Links that went down: a bad cable.",
+            "cps",
+            (
+                per_second(of_nodes("hindmost_node_infiniband_out_of_sequence_total")),
+                "{{node}} {{device}} out of order",
+            ),
+            (per_second(of_nodes("hindmost_node_infiniband_link_downed_total")), "{{node}} {{device}} went down"),
+        ),
+    ]
+
+
+def hardware() -> Panels:
+    """What the kernel reports, memory errors, heat."""
+    return [
+        _highest(
+            "Kernel messages about faults",
+            "Hardware errors, killed processes, lost links and the like, over the time range.",
+            "none",
+            (
+                f"sum by (node, event) (increase({of_nodes('hindmost_node_all_kernel_events_total')}[$__range]))",
+                "{{node}} {{event}}",
+            ),
+        ),
+        _highest(
+            "Temperature",
+            "The hottest sensor of each node.",
+            "celsius",
+            (f"max by (node) ({of_nodes('hindmost_node_temperature_celsius')})", "{{node}}"),
+        ),
+    ]
+
+
 def _highest(title: str, description: str, unit: str, *queries: Query) -> timeseries.Panel:
-    return lines(title, description, unit, *((f"topk({LINES}, {query})", legend) for query, legend in queries))
+    shown = ((f"topk({LINES}, {query})", legend) for query, legend in queries)
+    return lines(title, description, unit, *shown, links=OF_NODE)

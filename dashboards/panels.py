@@ -8,8 +8,10 @@ from grafana_foundation_sdk.builders import (
     bargauge,
     common,
     dashboard,
+    heatmap,
     prometheus,
     stat,
+    statetimeline,
     table,
     timeseries,
 )
@@ -18,6 +20,7 @@ from grafana_foundation_sdk.models.common import (
     BigValueColorMode,
     BigValueGraphMode,
     BigValueTextMode,
+    HeatmapCellLayout,
     LegendDisplayMode,
     LegendPlacement,
     SortOrder,
@@ -27,6 +30,7 @@ from grafana_foundation_sdk.models.common import (
     VizOrientation,
 )
 from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
     DataSourceRef,
     DataTransformerConfig,
     DynamicConfigValue,
@@ -34,7 +38,10 @@ from grafana_foundation_sdk.models.dashboard import (
     Threshold,
     ThresholdsMode,
 )
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from dashboards.thresholds import Limits, limits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -45,23 +52,47 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 Query = tuple[str, str]
 
 
+#: Where a click leads: a board, or the page of the job's collector.
+_HERE = "var-datasource=${datasource}&${__url_time_range}"
+_PAGE = "http://${page}/?job=${job_id}"
+
+
+class Link(NamedTuple):
+    """What a click on a series, or on a row of a table, opens."""
+
+    title: str
+    url: str
+
+    def of_rows(self) -> str:
+        """The same for a table, where labels are columns."""
+        return self.url.replace("${__field.labels.", "${__data.fields.")
+
+
+TO_JOB = Link("job", f"/d/hindmost-job?var-job_id=${{__field.labels.job_id}}&{_HERE}")
+TO_RANK = Link("rank", f"/d/hindmost-rank?var-job_id=${{job_id}}&var-rank=${{__field.labels.rank}}&{_HERE}")
+TO_NODE = Link("node", f"/d/hindmost-nodes?var-node=${{__field.labels.node}}&{_HERE}")
+TO_GPUS = Link("GPUs of the node", f"/d/hindmost-gpus?var-node=${{__field.labels.node}}&{_HERE}")
+TO_PAGE = Link("page of the job", _PAGE)
+TO_PAGE_OF_RANK = Link("page of the rank", f"{_PAGE}&rank=${{__field.labels.rank}}")
+OF_RANK, OF_NODE = (TO_RANK, TO_NODE, TO_PAGE_OF_RANK), (TO_NODE, TO_GPUS)
+
+
 class Column(NamedTuple):
-    """One value column of a table; from ``warn`` on it is orange, from ``bad`` on red."""
+    """One value column of a table, coloured by its limits."""
 
     title: str
     expression: str
     unit: str
-    warn: float | None = None
-    bad: float | None = None
+    limits: Limits | None = None
 
     def properties(self) -> list[DynamicConfigValue]:
         """How Grafana shows this column."""
         unit = DynamicConfigValue(id_val="unit", value=self.unit)
-        if self.warn is None or self.bad is None:
+        if self.limits is None:
             return [unit]
         return [
             unit,
-            DynamicConfigValue(id_val="thresholds", value=_thresholds(self.warn, self.bad, "text").build()),
+            DynamicConfigValue(id_val="thresholds", value=_thresholds(self.limits, "text").build()),
             DynamicConfigValue(id_val="color", value={"mode": FieldColorModeId.THRESHOLDS}),
             DynamicConfigValue(id_val="custom.cellOptions", value={"type": "color-text"}),
         ]
@@ -70,14 +101,20 @@ class Column(NamedTuple):
 #: The legend that names a rank and where it runs.
 PER_RANK = "rank {{rank}} · {{node}}"
 
-P = TypeVar("P", timeseries.Panel, stat.Panel, table.Panel, bargauge.Panel)
+P = TypeVar("P", timeseries.Panel, stat.Panel, table.Panel, bargauge.Panel, statetimeline.Panel, heatmap.Panel)
 
 
 def lines(
-    title: str, description: str, unit: str, *queries: Query, width: int = 12, stacked: bool = False
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    width: int = 12,
+    stacked: bool = False,
+    links: Sequence[Link] = (),
 ) -> timeseries.Panel:
     """Time series, the highest last value first in the legend."""
-    panel = _framed(timeseries.Panel(), title, description, unit, width=width, height=8)
+    panel = _framed(timeseries.Panel(), title, description, unit, width=width, height=8, links=links)
     for number, (expression, legend) in enumerate(queries):
         panel.with_target(_ranged(number, expression, legend))
     panel.legend(
@@ -97,14 +134,14 @@ def lines(
 
 
 def number(
-    title: str, description: str, unit: str, query: Query, *, warn: float, bad: float, width: int = 4, height: int = 4
+    title: str, description: str, unit: str, query: Query, bounds: Limits, *, width: int = 4, height: int = 4
 ) -> stat.Panel:
-    """One number with its recent course behind it: orange from ``warn`` on, red from ``bad`` on.
+    """One number with its recent course behind it: orange from ``bounds.warn`` on, red from ``bounds.bad`` on.
 
-    Where a low value is the bad one, ``bad`` is the lower bound of the two.
+    Where a low value is the bad one, ``bad`` is the lower of the two.
     """
     panel = _framed(stat.Panel(), title, description, unit, width=width, height=height)
-    panel.with_target(_ranged(0, *query)).thresholds(_thresholds(warn, bad))
+    panel.with_target(_ranged(0, *query)).thresholds(_thresholds(bounds))
     panel.graph_mode(BigValueGraphMode.AREA).color_mode(BigValueColorMode.VALUE)
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields(""))
 
@@ -117,9 +154,36 @@ def name(title: str, description: str, query: Query, *, width: int = 4, height: 
     return panel.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]).fields(""))
 
 
-def bars(title: str, description: str, unit: str, query: Query, *, width: int = 12) -> bargauge.Panel:
+def verdict(title: str, description: str, query: Query, *, width: int = 4, height: int = 4) -> stat.Panel:
+    """The verdict in words, in the colour of its urgency."""
+    panel = name(title, description, query, width=width, height=height)
+    return panel.color_mode(BigValueColorMode.BACKGROUND).thresholds(urgency())
+
+
+def timeline(
+    title: str, description: str, query: Query, *, height: int = 7, links: Sequence[Link] = ()
+) -> statetimeline.Panel:
+    """A row a series, in the colour of its urgency, empty while it has no value."""
+    panel = _framed(statetimeline.Panel(), title, description, "none", width=24, height=height, links=links)
+    panel.with_target(_ranged(0, *query)).thresholds(urgency()).merge_values(True)
+    panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.THRESHOLDS))
+    return panel.show_value(VisibilityMode.NEVER).row_height(0.85)
+
+
+def heat(title: str, description: str, unit: str, query: Query, *, links: Sequence[Link] = ()) -> heatmap.Panel:
+    """A row a series and a column a moment, darker where the value is higher."""
+    panel = _framed(heatmap.Panel(), title, description, unit, width=24, height=12, links=links)
+    panel.with_target(_ranged(0, *query)).calculate(False).cell_gap(0)
+    panel.color(heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64))
+    panel.cell_values(heatmap.CellValues().unit(unit)).y_axis(heatmap.YAxisConfig().unit("none"))
+    return panel.rows_frame(heatmap.RowsHeatmapOptions().layout(HeatmapCellLayout.AUTO))
+
+
+def bars(
+    title: str, description: str, unit: str, query: Query, *, width: int = 12, links: Sequence[Link] = ()
+) -> bargauge.Panel:
     """One horizontal bar a series, in the query's order."""
-    panel = _framed(bargauge.Panel(), title, description, unit, width=width, height=9)
+    panel = _framed(bargauge.Panel(), title, description, unit, width=width, height=9, links=links)
     panel.with_target(_instant(0, *query)).min(0)
     panel.color_scheme(dashboard.FieldColor().mode(FieldColorModeId.FIXED).fixed_color("blue"))
     panel.display_mode(BarGaugeDisplayMode.BASIC).orientation(VizOrientation.HORIZONTAL)
@@ -134,23 +198,41 @@ def rows(
     *,
     height: int = 9,
     width: int = 24,
+    links: Mapping[str, Sequence[Link]] | None = None,
 ) -> table.Panel:
     """A table of several queries joined by their labels, the highest of the first column on top.
 
     ``labels`` maps the label names that are shown to their column titles, in order; other labels are dropped.
+    ``links`` are those of a label's column.
     """
     panel = _framed(table.Panel(), title, description, "short", width=width, height=height)
     for number_, column in enumerate(columns):
         panel.with_target(_instant(number_, column.expression, "").format(PromQueryFormat.TABLE))
         panel.override_by_name(column.title, column.properties())
+    for label, leads_to in (links or {}).items():
+        told = [{"title": link.title, "url": link.of_rows()} for link in leads_to]
+        panel.override_by_name(labels[label], [DynamicConfigValue(id_val="links", value=told)])
     titles = {**labels, **{f"Value #{_letter(number_)}": column.title for number_, column in enumerate(columns)}}
     for transformation in _joined(titles):
         panel.with_transformation(transformation)
     return panel.sort_by([common.TableSortByFieldState().display_name(columns[0].title).desc(True)])
 
 
-def _framed(panel: P, title: str, description: str, unit: str, *, width: int, height: int) -> P:
+def urgency() -> dashboard.ThresholdsConfig:
+    """Grey: not known. Green: balanced. Then by cost, and purple where the job stands still."""
+    cost = limits("cost")
+    steps = (("#808080", None), ("green", 0.0), ("orange", cost.warn), ("red", cost.bad), ("purple", 2.0))
+    made = [Threshold(color=colour, value=value) for colour, value in steps]
+    return dashboard.ThresholdsConfig().mode(ThresholdsMode.ABSOLUTE).steps(made)
+
+
+def _framed(
+    panel: P, title: str, description: str, unit: str, *, width: int, height: int, links: Sequence[Link] = ()
+) -> P:
     framed = panel.title(title).description(description).unit(unit).datasource(SOURCE)
+    if links:
+        made = [dashboard.DashboardLink(one.title).type(DashboardLinkType.LINK).url(one.url) for one in links]
+        framed.data_links(list(made))
     return framed.span(width).height(height)
 
 
@@ -166,7 +248,8 @@ def _letter(number_: int) -> str:
     return chr(ord("A") + number_)
 
 
-def _thresholds(warn: float, bad: float, good: str = "green") -> dashboard.ThresholdsConfig:
+def _thresholds(bounds: Limits, good: str = "green") -> dashboard.ThresholdsConfig:
+    warn, bad = bounds
     low, middle, high = (good, "orange", "red") if warn <= bad else ("red", "orange", good)
     first, second = sorted((warn, bad))
     steps = [Threshold(color=low), Threshold(value=first, color=middle), Threshold(value=second, color=high)]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 #: The Debian packages of each program; Ubuntu calls them alike.
 PACKAGES = {
+    "amtool": "prometheus-alertmanager",
     "cc": "gcc libc6-dev",
     "chromedriver": "chromium-driver",
     "chromium": "chromium",
@@ -31,6 +32,7 @@ PACKAGES = {
     "mpirun.openmpi": "openmpi-bin",
     "nm": "binutils",
     "prometheus": "prometheus",
+    "prometheus-alertmanager": "prometheus-alertmanager",
     "promtool": "prometheus",
     "slurmd": "slurm-wlm slurm-wlm-basic-plugins",
     "systemd-analyze": "systemd",

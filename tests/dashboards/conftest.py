@@ -1,81 +1,95 @@
-"""A real Prometheus server of the test's own: temporary data, loopback, a free port, gone when the test ends."""
+"""Boards and rules over given series, as promtool evaluates them: no server, and time is a number."""
 
 from __future__ import annotations
 
 import json
 import subprocess
-import urllib.error
-import urllib.parse
-import urllib.request
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-
-from tests.servers import free_port, until_it_answers
+import yaml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).parents[2]
-MINUTES = 5
+RULES = [ROOT / "dashboards" / name for name in ("recording.yml", "alerts.yml")]
+INTERVAL_S, TICKS = 15, 40
 
 #: What Grafana puts in place of its variables: all nodes and ranks, and the intervals of a fresh short job.
-VARIABLES = {"$node": ".*", "$rank": ".*", "$__rate_interval": "60s", "$__range": "5m"}
+VARIABLES = {"$node": ".*", "$gpu": ".*", "$__rate_interval": "60s", "$__range": "5m"}
 
 
-class Prometheus:
-    """A running server and its query API."""
+class Target(NamedTuple):
+    """One query of a panel."""
 
-    def __init__(self, base: str) -> None:
-        self.base = base
+    board: str
+    title: str
+    kind: str
+    ref: str
+    expression: str
 
-    def get(self, path: str, **parameters: str) -> Any:
-        """The ``data`` of one API call; a refused query fails the test with Prometheus' own words."""
-        url = f"{self.base}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
-        try:
-            with urllib.request.urlopen(url, timeout=20) as answer:  # noqa: S310 - loopback
-                return json.load(answer)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{parameters}: {error.read().decode()}") from error
-
-    def show(self, target: dict[str, Any], job: str, end: float, step_s: int = 5) -> list[dict[str, Any]]:
-        """The series that Grafana would draw for a panel's target at ``end``, its variables substituted."""
-        expression = target["expr"]
-        for variable, value in {"$job": job, **VARIABLES}.items():
+    def filled(self, **variables: str) -> str:
+        """The query as Grafana sends it."""
+        expression = self.expression
+        chosen = {"$rank": ".*", **VARIABLES, **{f"${name}": value for name, value in variables.items()}}
+        for variable, value in chosen.items():
             expression = expression.replace(variable, value)
-        if target.get("instant"):
-            return list(self.get("query", query=expression, time=f"{end}")["result"])
-        start = f"{end - MINUTES * 60}"
-        return list(self.get("query_range", query=expression, start=start, end=f"{end}", step=f"{step_s}")["result"])
+        return expression
+
+
+def panels(board: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The panels of a parsed board that show data, those of folded rows too."""
+    for panel in board["panels"]:
+        if panel["type"] != "row":
+            yield panel
+        yield from panel.get("panels") or ()
+
+
+def targets(name: str) -> list[Target]:
+    """The queries of a board's file."""
+    board = json.loads((ROOT / "dashboards" / f"hindmost-{name}.json").read_text(encoding="utf-8"))
+    return [
+        Target(name, panel["title"], panel["type"], target["refId"], target["expr"])
+        for panel in panels(board)
+        for target in panel["targets"]
+    ]
+
+
+class Case(NamedTuple):
+    """Series in promtool's notation, and what expressions must be at their ends: value by labels."""
+
+    series: Mapping[str, str]
+    expected: list[tuple[str, float, dict[str, float]]]
 
 
 @pytest.fixture
-def serve(tmp_path: Path) -> Iterator[Callable[[Path, Path], Prometheus]]:
-    """Start a server on a configuration file and a data directory."""
-    running: list[subprocess.Popen[bytes]] = []
+def evaluate(tmp_path: Path) -> Callable[[Iterable[Case]], None]:
+    """Let promtool evaluate rules and expressions; what differs fails the test in promtool's own words."""
 
-    def start(config: Path, data: Path) -> Prometheus:
-        base, log = f"127.0.0.1:{free_port()}", tmp_path / "prometheus.log"
-        command = ["prometheus", f"--config.file={config}", f"--storage.tsdb.path={data}"]
-        command += [f"--web.listen-address={base}", "--log.level=warn", "--storage.tsdb.retention.time=10y"]
-        with log.open("wb") as written:
-            running.append(subprocess.Popen(command, stdout=written, stderr=written, cwd=tmp_path))
-        until_it_answers(running[-1], f"http://{base}/-/ready", log)
-        return Prometheus(f"http://{base}")
+    def run(cases: Iterable[Case]) -> None:
+        tests = [
+            {
+                "interval": f"{INTERVAL_S}s",
+                "input_series": [{"series": name, "values": values} for name, values in case.series.items()],
+                "promql_expr_test": [
+                    {
+                        "expr": expression,
+                        "eval_time": f"{at:g}s",
+                        "exp_samples": [{"labels": labels, "value": value} for labels, value in samples.items()],
+                    }
+                    for expression, at, samples in case.expected
+                ],
+            }
+            for case in cases
+        ]
+        written = {"rule_files": [str(path) for path in RULES], "evaluation_interval": f"{INTERVAL_S}s", "tests": tests}
+        path = tmp_path / "cases.yml"
+        path.write_text(yaml.dump(written, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)), encoding="utf-8")
+        told = subprocess.run(
+            ["promtool", "test", "rules", path], check=False, capture_output=True, text=True, timeout=60
+        )
+        assert told.returncode == 0, told.stdout + told.stderr
 
-    yield start
-    for process in running:
-        process.terminate()
-        process.wait(20)
-
-
-@pytest.fixture(scope="session")
-def panels() -> Callable[[str], list[dict[str, Any]]]:
-    """The panels of a dashboard file that show data."""
-
-    def read(name: str) -> list[dict[str, Any]]:
-        board = json.loads((ROOT / "dashboards" / name).read_text(encoding="utf-8"))
-        return [panel for panel in board["panels"] if panel["type"] != "row"]
-
-    return read
+    return run

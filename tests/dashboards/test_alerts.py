@@ -1,44 +1,298 @@
-"""The alert rules, as Prometheus itself reads and evaluates them."""
+"""The alert rules, as Prometheus itself reads and evaluates them: each fires, and is quiet before and after."""
 
 from __future__ import annotations
 
 import re
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 import yaml
 
+from tests.dashboards.conftest import INTERVAL_S, RULES, Case
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
 ROOT = Path(__file__).parents[2]
-RULES = ROOT / "dashboards" / "alerts.yml"
-CASES = Path(__file__).with_name("alerts_test.yml")
-
-pytestmark = pytest.mark.needs("promtool")
-
-
-def promtool(verb: str, rules: Path) -> subprocess.CompletedProcess[str]:
-    """Run ``promtool VERB rules FILE``."""
-    command = ["promtool", verb, "rules", str(rules)]
-    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+#: For how many ticks a series is well, ill and well again in what follows.
+BEFORE, ILL, AFTER = 8, 30, 60
+#: When the alert must be quiet, fire, and be quiet again.
+QUIET, FIRES, RESOLVED = (INTERVAL_S * tick for tick in (BEFORE - 1, BEFORE + ILL - 1, BEFORE + ILL + AFTER - 1))
 
 
+def gauge(well: float, ill: float) -> str:
+    """A value that is well, ill, and well again."""
+    return f"{well}x{BEFORE} {ill}x{ILL} {well}x{AFTER}"
+
+
+def growing(at_first: float, a_tick: float) -> str:
+    """A counter that stands, grows by so much a tick, and stands again."""
+    top = at_first + a_tick * ILL
+    return f"{at_first}x{BEFORE} {at_first}+{a_tick}x{ILL} {top}x{AFTER}"
+
+
+def there(before: bool, ill: bool) -> str:
+    """A series that exists with the value 1, or not."""
+    return " ".join(
+        f"1x{ticks}" if seen else f"_x{ticks}" for seen, ticks in ((before, BEFORE), (ill, ILL), (before, AFTER))
+    )
+
+
+ALWAYS = f"1x{BEFORE + ILL + AFTER + 2}"
+SLOW = 'hindmost_verdict_cost_ratio{job_id="j",instance="c:1",kind="straggler",cause="compute",ranks="2"}'
+HANG = 'hindmost_verdict_info{job_id="j",instance="c:1",kind="hang",cause="unknown",ranks="3",since_step="4"}'
+STOPS = f"0+9x{BEFORE} {9 * BEFORE}x{ILL} {9 * BEFORE}+9x{AFTER}"
+CONNECTED = 'hindmost_collector_agent_connected{instance="c:1",node="%s"}'
+OLD, YOUNG = "-1800", "0"
+
+
+class Alert(NamedTuple):
+    """Series with which an alert fires, and the labels by which it is grouped; ``more``: of others that fire, too."""
+
+    name: str
+    labels: dict[str, str]
+    series: dict[str, str]
+    more: tuple[dict[str, str], ...] = ()
+
+
+def started(at: str) -> dict[str, str]:
+    """When job ``j`` began: time is 0 at the first tick."""
+    return {'hindmost_job_start_time_seconds{job_id="j",instance="c:1"}': f"{at}x{BEFORE + ILL + AFTER + 2}"}
+
+
+def of_k(series: dict[str, str]) -> dict[str, str]:
+    """The same of job ``k``."""
+    return {name.replace('job_id="j"', 'job_id="k"'): values for name, values in series.items()}
+
+
+VERDICT = {"job_id": "j", "kind": "straggler", "cause": "compute", "ranks": "2"}
+ALERTS = [
+    Alert(
+        "HindmostJobHangs",
+        {"job_id": "j", "kind": "hang", "cause": "unknown", "ranks": "3"},
+        {HANG: there(False, True)},
+    ),
+    Alert(
+        "HindmostJobLost", {"job_id": "j"}, {'hindmost_job_state{job_id="j",instance="c:1",state="lost"}': gauge(0, 1)}
+    ),
+    Alert("HindmostNodesLost", {"job_id": "j"}, {'hindmost_job_lost_nodes{job_id="j",instance="c:1"}': gauge(0, 16)}),
+    Alert("HindmostStraggler", VERDICT, {SLOW: gauge(0.09, 0.4), **started(OLD)}, more=({**VERDICT, "job_id": "k"},)),
+    Alert("HindmostStragglerEarly", {**VERDICT, "job_id": "k"}, of_k({SLOW: gauge(0.09, 0.4), **started(YOUNG)})),
+    Alert("HindmostGpuDown", {"node": "n", "gpu_uuid": "D"}, {'hindmost_gpu_up{node="n",gpu_uuid="D"}': gauge(1, 0)}),
+    Alert(
+        "HindmostGpusUnread",
+        {"node": "n", "sampler": "nvidia"},
+        {'hindmost_agent_sampler_success{node="n",sampler="nvidia"}': gauge(1, 0)},
+    ),
+    Alert(
+        "HindmostGpuVanished",
+        {"node": "n"},
+        {
+            'hindmost_gpu_up{node="n",gpu_uuid="G"}': there(True, False).replace("_x", "stale _x", 1),
+            CONNECTED % "n": ALWAYS,
+        },
+    ),
+    Alert(
+        "HindmostGpuXid",
+        {"node": "n", "gpu_uuid": "G"},
+        {'hindmost_gpu_all_xid_errors_total{node="n",gpu_uuid="G"}': growing(0, 1)},
+    ),
+    Alert(
+        "HindmostGpuEcc",
+        {"node": "n", "gpu_uuid": "G"},
+        {
+            'hindmost_gpu_ecc_errors_total{node="n",gpu_uuid="G",corrected="no"}': growing(0, 1),
+            'hindmost_gpu_ecc_errors_total{node="m",gpu_uuid="H",corrected="yes"}': growing(0, 1),
+        },
+    ),
+    Alert(
+        "HindmostGpuThrottled",
+        {"node": "n", "gpu_uuid": "G"},
+        {
+            'hindmost_gpu_clocks_event_seconds_total{node="n",gpu_uuid="G",reason="sw_thermal_slowdown"}': growing(
+                0, 9
+            ),
+            'hindmost_gpu_clocks_event_seconds_total{node="m",gpu_uuid="H",reason="gpu_idle"}': growing(0, 15),
+        },
+    ),
+    Alert(
+        "HindmostCollectorDown",
+        {"instance": "c:2", "job": "hindmost"},
+        {'up{job="hindmost",instance="c:2"}': gauge(1, 0)},
+    ),
+    Alert("HindmostAgentsSilent", {"instance": "c:1"}, {CONNECTED % f"n{number}": gauge(1, 0) for number in range(16)}),
+    Alert(
+        "HindmostRanksUnmeasured",
+        {"node": "n"},
+        {
+            'hindmost_agent_rings{node="n",instance="c:1"}': ALWAYS,
+            'hindmost_agent_ring_events_total{node="n",instance="c:1"}': STOPS,
+        },
+    ),
+    Alert(
+        "HindmostEventsLost", {"job_id": "j"}, {'hindmost_rank_events_lost_total{job_id="j",rank="0"}': growing(0, 3)}
+    ),
+    Alert(
+        "HindmostSpoolFills",
+        {"node": "n"},
+        {
+            'hindmost_agent_spool_bytes{node="n",instance="c:1"}': gauge(10, 90),
+            'hindmost_agent_spool_limit_bytes{node="n",instance="c:1"}': gauge(100, 100),
+        },
+    ),
+    Alert(
+        "HindmostSamplesDropped",
+        {"node": "n", "reason": "spool_full"},
+        {'hindmost_agent_dropped_samples_total{node="n",reason="spool_full"}': growing(0, 3)},
+    ),
+    Alert(
+        "HindmostDetectorFails",
+        {"instance": "c:1"},
+        {'hindmost_collector_detector_failures_total{instance="c:1"}': growing(0, 1)},
+    ),
+    Alert(
+        "HindmostLate",
+        {"instance": "c:1"},
+        {
+            'hindmost_collector_loop_lag_seconds_bucket{instance="c:1",le="0.1"}': STOPS,
+            'hindmost_collector_loop_lag_seconds_bucket{instance="c:1",le="5"}': f"0+9x{BEFORE + ILL + AFTER}",
+            'hindmost_collector_loop_lag_seconds_bucket{instance="c:1",le="+Inf"}': f"0+9x{BEFORE + ILL + AFTER}",
+        },
+    ),
+    Alert(
+        "HindmostSeriesWithheld",
+        {"instance": "c:1"},
+        {'hindmost_collector_withheld_series{instance="c:1"}': gauge(0, 7)},
+    ),
+    Alert(
+        "HindmostSegmentTorn", {"instance": "c:1"}, {'hindmost_collector_torn_segments{instance="c:1"}': gauge(0, 2)}
+    ),
+    Alert("HindmostStoreFails", {"instance": "c:1"}, {'hindmost_collector_store_failing{instance="c:1"}': gauge(0, 1)}),
+]
+UP = {'up{job="hindmost",instance="c:1"}': ALWAYS}
+
+
+def rules() -> list[dict[str, Any]]:
+    """The rules of ``alerts.yml``."""
+    found: list[dict[str, Any]] = yaml.safe_load(RULES[1].read_text(encoding="utf-8"))["groups"]
+    return [rule for group in found for rule in group["rules"]]
+
+
+@pytest.mark.needs("promtool")
 def test_promtool_accepts_the_rules() -> None:
-    """Prometheus would load the file."""
-    checked = promtool("check", RULES)
+    """Prometheus would load both files."""
+    checked = subprocess.run(
+        ["promtool", "check", "rules", *RULES], check=False, capture_output=True, text=True, timeout=60
+    )
     assert checked.returncode == 0, checked.stderr
 
 
-def test_alerts_fire_where_they_must_and_stay_quiet_otherwise(tmp_path: Path) -> None:
-    """The written cases hold, labels and texts included."""
-    cases = tmp_path / "alerts_test.yml"
-    cases.write_text(CASES.read_text().replace("RULES", str(RULES), 1))
-    tested = promtool("test", cases)
+@pytest.mark.needs("promtool")
+def test_each_alert_fires_once_where_it_must_and_is_quiet_before_and_after(
+    evaluate: Callable[[Iterable[Case]], None],
+) -> None:
+    """16 silent agents are one alert, a verdict is one of its job; before all goes wrong and after it nothing fires."""
+    firing = {}
+    for alert in ALERTS:
+        severity = next(rule["labels"]["severity"] for rule in rules() if rule["alert"] == alert.name)
+        for labels in (alert.labels, *alert.more):
+            told = {
+                "__name__": "ALERTS",
+                "alertname": alert.name,
+                "alertstate": "firing",
+                "severity": severity,
+                **labels,
+            }
+            firing["{" + ",".join(f'{name}="{value}"' for name, value in told.items()) + "}"] = 1.0
+    series = {name: values for alert in ALERTS for name, values in alert.series.items()}
+    found = 'ALERTS{alertname!="HindmostWatchdog",alertstate="firing"}'
+    expected = [(found, float(at), firing if at == FIRES else {}) for at in (QUIET, FIRES, RESOLVED)]
+    evaluate([Case({**UP, **series}, expected)])
+
+
+@pytest.mark.needs("promtool")
+def test_the_watchdog_always_fires_and_a_missing_collector_is_told(evaluate: Callable[[Iterable[Case]], None]) -> None:
+    """The dead man's switch needs no series; that no collector is scraped at all is an alert."""
+    firing = 'count by (alertname) (ALERTS{alertstate="firing"})'
+    found = {'{alertname="HindmostWatchdog"}': 1.0, '{alertname="HindmostCollectorDown"}': 1.0}
+    evaluate([Case({"other": ALWAYS}, [(firing, float(FIRES), found)])])
+
+
+@pytest.mark.needs("promtool")
+def test_a_short_job_is_told_at_once_and_an_old_one_when_it_lasts(evaluate: Callable[[Iterable[Case]], None]) -> None:
+    """Half a minute after its onset a straggler of a young job fires; that of an old one does after five minutes."""
+    soon, lasts = (BEFORE + 2.0) * INTERVAL_S, (BEFORE + 22.0) * INTERVAL_S
+    firing = 'count by (alertname) (ALERTS{alertname=~"HindmostStraggler.*",alertstate="firing"})'
+    early, late = {'{alertname="HindmostStragglerEarly"}': 1.0}, {'{alertname="HindmostStraggler"}': 1.0}
+    cases = [({**UP, SLOW: gauge(0, 0.4), **started(YOUNG)}, [(firing, soon, early), (firing, lasts, early | late)])]
+    cases.append(({**UP, SLOW: gauge(0, 0.4), **started(OLD)}, [(firing, soon, {}), (firing, lasts, late)]))
+    evaluate([Case(*case) for case in cases])
+
+
+@pytest.mark.needs("promtool")
+def test_a_hang_explains_that_ranks_write_no_events(evaluate: Callable[[Iterable[Case]], None]) -> None:
+    """Where a job hangs its ranks are silent: that is one alert and not two."""
+    (silent,) = [alert.series for alert in ALERTS if alert.name == "HindmostRanksUnmeasured"]
+    info = {
+        'hindmost_rank_info{job_id="j",rank="3",node="n"}': ALWAYS,
+        'hindmost_process_cpu_seconds_total{node="n"}': ALWAYS,
+    }
+    (hangs,) = [alert.series for alert in ALERTS if alert.name == "HindmostJobHangs"]
+    firing = 'count by (alertname) (ALERTS{alertname!="HindmostWatchdog",alertstate="firing"})'
+    evaluate(
+        [Case({**UP, **silent, **info, **hangs}, [(firing, float(FIRES), {'{alertname="HindmostJobHangs"}': 1.0})])]
+    )
+
+
+@pytest.mark.needs("promtool")
+def test_texts_name_what_is_ill(tmp_path: Path) -> None:
+    """Summaries and descriptions are filled in, with the nodes and the XIDs that a query finds."""
+    series = {
+        CONNECTED % "n7": gauge(1, 0),
+        'hindmost_gpu_all_xid_errors_total{node="n",gpu_uuid="G"}': growing(0, 1),
+        'hindmost_gpu_xid_errors_total{node="n",gpu_uuid="G",xid="79"}': growing(0, 1),
+    }
+    texts = {rule["alert"]: rule["annotations"] for rule in rules()}
+    filled = {
+        "HindmostAgentsSilent": ({"instance": "c:1"}, {"{{ $value }}": "1", "{{ $labels.instance }}": "c:1"}, "n7 "),
+        "HindmostGpuXid": (
+            {"node": "n", "gpu_uuid": "G"},
+            {"{{ $labels.gpu_uuid }}": "G", "{{ $labels.node }}": "n"},
+            "79 ",
+        ),
+    }
+    expected = []
+    for name, (labels, words, listed) in filled.items():
+        annotations = {}
+        for key, text in texts[name].items():
+            annotations[key] = re.sub(r"\{\{ range.*\{\{ end \}\}", listed, text)
+            for word, value in words.items():
+                annotations[key] = annotations[key].replace(word, value)
+        alerts = [{"exp_labels": {"severity": "warning", **labels}, "exp_annotations": annotations}]
+        expected.append({"eval_time": f"{FIRES}s", "alertname": name, "exp_alerts": alerts})
+    made = [{"series": name, "values": values} for name, values in series.items()]
+    tests = [{"interval": f"{INTERVAL_S}s", "input_series": made, "alert_rule_test": expected}]
+    path = tmp_path / "texts.yml"
+    path.write_text(
+        yaml.safe_dump({"rule_files": [str(RULES[1])], "evaluation_interval": f"{INTERVAL_S}s", "tests": tests})
+    )
+    tested = subprocess.run(
+        ["promtool", "test", "rules", path], check=False, capture_output=True, text=True, timeout=60
+    )
     assert tested.returncode == 0, tested.stdout + tested.stderr
 
 
-def test_every_alert_has_a_case_and_says_what_to_do() -> None:
-    """No alert is untested, and none pages without a description."""
-    rules = [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
-    tested = set(re.findall(r"alertname: (\w+)", CASES.read_text()))
-    assert {rule["alert"] for rule in rules} == tested
-    assert all(len(rule["annotations"]["description"].split()) > 15 for rule in rules)
+def test_every_alert_has_a_case_a_severity_and_a_page_that_says_what_to_do() -> None:
+    """No alert is untested, none pages without a description, and each has its runbook; no runbook is left over."""
+    tested = {alert.name for alert in ALERTS} | {"HindmostWatchdog"}
+    assert {rule["alert"] for rule in rules()} == tested
+    for rule in rules():
+        assert rule["labels"]["severity"] in {"critical", "warning", "none"}
+        assert len(rule["annotations"]["description"].split()) > 15, rule["alert"]
+        assert rule["annotations"]["runbook_url"] == f"docs/runbooks/{rule['alert']}.md"
+        page = (ROOT / rule["annotations"]["runbook_url"]).read_text(encoding="utf-8")
+        assert page.startswith(f"# {rule['alert']}\n")
+        assert all(f"## {part}\n" in page for part in ("Meaning", "Look", "Do"))
+    assert {path.stem for path in (ROOT / "docs/runbooks").glob("Hindmost*.md")} == tested

@@ -1,4 +1,4 @@
-"""The checked-in dashboards: fresh, understood by Grafana's own types, and laid out for a reader."""
+"""The checked-in boards: fresh, understood by Grafana's own types, and by the rules of its dashboard-linter."""
 
 from __future__ import annotations
 
@@ -17,9 +17,13 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
 from dashboards.__main__ import DASHBOARDS, main
+from dashboards.board import OF_PROMETHEUS
+from tests.dashboards.conftest import panels, targets
 
 ROOT = Path(__file__).parents[2]
 FILES = sorted(DASHBOARDS)
+#: The largest object that Kubernetes stores, with room for its own fields.
+MOST_BYTES = 900_000
 
 
 def board(name: str) -> dict[str, Any]:
@@ -28,25 +32,33 @@ def board(name: str) -> dict[str, Any]:
     return parsed
 
 
-def data_panels(name: str) -> list[dict[str, Any]]:
-    """Its panels, without the headings."""
-    return [panel for panel in board(name)["panels"] if panel["type"] != "row"]
-
-
-def test_checked_in_json_is_what_the_code_writes() -> None:
-    """The JSON is not edited by hand, and always renewed."""
+def test_checked_in_files_are_what_the_code_writes() -> None:
+    """No board or rule is edited by hand, and all are renewed."""
     assert main(["--check"]) == 0
 
 
-def test_every_dashboard_file_has_its_code() -> None:
-    """A JSON file that no code writes would rot."""
-    assert {path.name for path in (ROOT / "dashboards").glob("*.json")} == set(DASHBOARDS)
+def test_every_dashboard_file_has_its_code_and_its_place() -> None:
+    """A JSON file that no code writes would rot; one that Kubernetes or a wheel does not get would be missed there."""
+    files = {path.name for path in (ROOT / "dashboards").glob("*.json")}
+    assert files == set(DASHBOARDS)
+    kept = (ROOT / "dashboards" / "kustomization.yaml").read_text(encoding="utf-8")
+    packed = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    for name in files:
+        assert f"files: [{name}]" in kept
+        assert f"hindmost_collector/dashboards/{name}" in packed
+        assert (ROOT / "dashboards" / name).stat().st_size < MOST_BYTES
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_grafanas_own_types_read_the_file_without_loss(name: str) -> None:
-    """Grafana's published schema types parse the file and write the same JSON back: no unknown or misplaced field."""
+    """Grafana's published schema types parse the file and write the same JSON back: no unknown or misplaced field.
+
+    The schema leaves what a data source reads of an annotation to that data source.
+    """
     parsed = board(name)
+    for one in parsed.get("annotations", {}).get("list", ()):
+        for field in OF_PROMETHEUS:
+            del one[field]
     again = json.loads(json.dumps(Dashboard.from_json(parsed), cls=JSONEncoder))
     assert again == parsed
 
@@ -54,39 +66,76 @@ def test_grafanas_own_types_read_the_file_without_loss(name: str) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_panels_do_not_overlap_and_fit_the_grid(name: str) -> None:
     """Each panel has its own place in the 24 columns, and its own id."""
-    taken: set[tuple[int, int]] = set()
-    for panel in board(name)["panels"]:
-        place = panel["gridPos"]
-        x, y = place.get("x", 0), place.get("y", 0)
-        cells = {(column, line) for column in range(x, x + place["w"]) for line in range(y, y + place["h"])}
-        assert max(column for column, _ in cells) < 24, panel["title"]
-        assert not cells & taken, panel["title"]
-        taken |= cells
-    identities = [panel["id"] for panel in board(name)["panels"]]
+    found = board(name)["panels"]
+    identities = [panel["id"] for row in found for panel in (row, *(row.get("panels") or ()))]
     assert len(identities) == len(set(identities))
+    for shown in (found, *(row["panels"] for row in found if row.get("panels"))):
+        taken: set[tuple[int, int]] = set()
+        for panel in shown:
+            place = panel["gridPos"]
+            x, y = place.get("x", 0), place.get("y", 0)
+            cells = {(column, line) for column in range(x, x + place["w"]) for line in range(y, y + place["h"])}
+            assert max(column for column, _ in cells) < 24, panel["title"]
+            assert not cells & taken, panel["title"]
+            taken |= cells
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_each_panel_says_what_it_shows_in_which_unit(name: str) -> None:
-    """A reader at night finds a title, a description of at least a sentence, and a unit."""
-    for panel in data_panels(name):
+    """A reader at night finds a title, a description of at least a sentence, a unit and a query."""
+    for panel in panels(board(name)):
         assert panel["title"], panel["id"]
         assert panel["description"].endswith("."), panel["title"]
         assert panel["fieldConfig"]["defaults"]["unit"], panel["title"]
+        assert panel["targets"], panel["title"]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_query_goes_to_the_chosen_data_source(name: str) -> None:
-    """The dashboard works on any Prometheus: no data source's identity is built in."""
-    sources = {panel["datasource"]["uid"] for panel in data_panels(name)}
-    assert sources == {"${datasource}"}
+    """The board works on any Prometheus: no data source's identity is built in, and it is the first choice."""
+    parsed = board(name)
+    asked = [*panels(parsed), *parsed.get("annotations", {}).get("list", ())]
+    asked += [one for one in parsed["templating"]["list"] if one["type"] == "query"]
+    assert {one["datasource"]["uid"] for one in asked} == {"${datasource}"}
+    first = parsed["templating"]["list"][0]
+    assert (first["name"], first["type"], first["query"]) == ("datasource", "datasource", "prometheus")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_choices_are_renewed_and_boards_cannot_be_edited(name: str) -> None:
+    """Choices follow the time range, so that a job of yesterday is found; a change in Grafana would be lost."""
+    parsed = board(name)
+    assert parsed["editable"] is False
+    for variable in parsed["templating"]["list"]:
+        if variable["type"] == "query":
+            assert variable["refresh"] == 2, variable["name"]
 
 
 @pytest.mark.parametrize("name", FILES)
 def test_queries_use_only_variables_that_exist(name: str) -> None:
-    """A misspelt variable would be sent to Prometheus as text and find nothing."""
-    known = {variable["name"] for variable in board(name)["templating"]["list"]}
-    for panel in data_panels(name):
-        for target in panel["targets"]:
-            used = set(re.findall(r"\$(\w+)", target["expr"]))
-            assert used <= known | {"__rate_interval", "__range"}, panel["title"]
+    """A misspelt variable would be sent to Prometheus as text and find nothing; links use the same."""
+    parsed = board(name)
+    known = {variable["name"] for variable in parsed["templating"]["list"]} | {"__rate_interval", "__range"}
+    for target in targets(name.removeprefix("hindmost-").removesuffix(".json")):
+        assert set(re.findall(r"\$(\w+)", target.expression)) <= known, target.title
+    for panel in panels(parsed):
+        for link in re.findall(r'"url": "([^"]+)"', json.dumps(panel)):
+            own = {one for one in re.findall(r"\$\{(\w+)\}", link) if not one.startswith("__")}
+            assert own <= known, (panel["title"], link)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_links_lead_to_boards_that_exist(name: str) -> None:
+    """A click on a rank, a node or a job opens its board with a variable that this board has."""
+    for place, variable in re.findall(r"/d/([\w-]+)\?var-(\w+)=", (ROOT / "dashboards" / name).read_text()):
+        assert variable in {one["name"] for one in board(f"{place}.json")["templating"]["list"]}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_counters_are_rates_over_intervals_that_follow_the_zoom(name: str) -> None:
+    """A counter is never drawn as it is, and no rate has an interval of its own."""
+    for target in targets(name.removeprefix("hindmost-").removesuffix(".json")):
+        spans = re.findall(r"(?:rate|increase)\([^\[]*\[([^\]]+)\]", target.expression)
+        assert set(spans) <= {"$__rate_interval", "$__range"}, target.title
+        bare = re.sub(r"(?:rate|increase)\([^\[]*\[[^\]]+\]\)", "", target.expression)
+        assert not re.search(r"\w+_(?:total|bucket)\b", bare), target.title

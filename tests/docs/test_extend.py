@@ -48,7 +48,6 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gpus = copy / "dashboards/gpus.py"
     links = gpus.read_text(encoding="utf-8").partition("def links()")[2]
     put(gpus, links.partition("    return [\n")[0] + "    return [\n", excerpt("    _lowest("))
-    put(copy / "tests/dashboards/test_scale.py", "GPU_GAUGES = {\n", excerpt('"hindmost_gpu_nvlink_links_active": '))
     return copy
 
 
