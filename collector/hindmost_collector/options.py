@@ -62,7 +62,9 @@ class Options:
     on_verdict: str = _setting("", "run this, or post JSON there, when a verdict opens, changes or closes", "CMD|URL")
     print_verdicts: bool = _setting(default=False, meaning="print these events on stdout too, a JSON line each")
     metrics_level: str = _setting("core", "finest series on /metrics; each level has those before it", choices=LEVELS)
-    metrics_series: int = _setting(500_000, "series on /metrics at most; beyond, the finest levels are left out", "COUNT")
+    metrics_series: int = _setting(
+        500_000, "series on /metrics at most; beyond, the finest levels are left out", "COUNT"
+    )
     job_label: str = _setting(
         JOB_LABEL, "label of a job on /metrics; `job`, as in 0.1, needs honor_labels", choices=(JOB_LABEL, "job")
     )
