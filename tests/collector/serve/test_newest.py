@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
-from hindmost_collector.serve.metrics import NodeMetrics
 from hindmost_collector.serve.newest import Newest, cell
+from hindmost_collector.serve.node_metrics import NodeMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
