@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import itertools
 import json
 import os
+import shutil
 import sys
 import threading
 from concurrent.futures import Future
+from decimal import Decimal
+from types import NoneType
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hindmost.errors import UsageError
+from hindmost.errors import UsageError, printable
 
+from hindmost_cli import streams
 from hindmost_cli.report import place
 
 if TYPE_CHECKING:
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 EXAMPLE = "select rank, op, count(*), avg(duration_ns) from collectives group by rank, op"
 #: How long an engine may take to stop after Ctrl-C.
 _GIVEN_UP_S = 5.0
+#: Rows on a terminal.
+_MOST_ROWS = 1000
 _NOT_KEPT = "the run has recorded no row of it yet"
 #: Why a table is empty that people expect to be filled.
 UNRECORDED = {
@@ -70,7 +77,8 @@ def run(args: argparse.Namespace) -> int:
     reasons = _UNRECORDED_NATIVE if empty and _native(recording) else UNRECORDED
     for table in empty:
         sys.stderr.write(f"hindmost query: {table} is empty: {reasons.get(table, _NOT_KEPT)}\n")
-    {"csv": _csv, "json": _json, "text": _text}[args.format](result.column_names, _rows(result), sys.stdout)
+    text = _screen if sys.stdout.isatty() else _text
+    {"csv": _csv, "json": _json, "text": text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0
 
 
@@ -126,6 +134,26 @@ def _text(names: list[str], rows: Iterator[tuple[Any, ...]], out: TextIO) -> Non
     widths = [max(map(len, column)) for column in zip(*shown, strict=True)]
     for row in shown:
         out.write("  ".join(one.rjust(width) for one, width in zip(row, widths, strict=True)) + "\n")
+
+
+def _screen(names: list[str], rows: Iterator[tuple[Any, ...]], out: TextIO) -> None:
+    """For a terminal: long values are folded in their column, and a page is no millions of rows."""
+    from hindmost_collector.report.text import console, written
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    shown = [*itertools.islice(rows, _MOST_ROWS)]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
+    for name, values in itertools.zip_longest(names, zip(*shown, strict=True), fillvalue=()):
+        numbers = all(isinstance(one, (int, float, Decimal, NoneType)) for one in values)
+        table.add_column(printable(str(name)), justify="right" if numbers else "left", overflow="fold")
+    for row in shown:
+        table.add_row(*(printable(_cell(one), keep="\n") for one in row))
+    page = console(shutil.get_terminal_size().columns, streams.colored(out))
+    page.print(table)
+    out.write(written(page))
+    if left := sum(1 for _ in rows):
+        out.write(f"{left:,} more rows: --format csv prints all\n")
 
 
 def _cell(value: Any) -> str:
