@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import sys
 import time
@@ -13,6 +14,7 @@ import pytest
 from hindmost import priority
 from hypothesis import HealthCheck, settings
 
+from tests import recordings
 from tests.needs import CONDITIONS, FETCHED_PYTHON, need
 from tests.programs import PACKAGES
 
@@ -22,8 +24,13 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[1]
 #: What marks may name; mpirun comes with the virtual environment.
 KNOWN = PACKAGES.keys() | CONDITIONS.keys() | {"mpirun"}
+#: Folders whose files take long, and the share of the run by which the last of them begins.
+WHOLE_SYSTEMS, BEGUN = {"browser", "cluster", "dashboards", "docs", "native", "scenarios"}, 0.8
 #: The slowest tests of the last run.
 SLOWEST = ROOT / ".cache" / "slowest-tests.txt"
+
+# Ten thousand tests are found, and none of them is garbage before the run ends.
+gc.disable()
 
 # A machine that is busy with much else is no failure: how long an example takes is not what any test says.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -45,6 +52,13 @@ def priority_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent or collector inside of a test would lower this process for good, and all that later tests start."""
     monkeypatch.setattr(priority, "lower", lambda *_, **__: None)
     monkeypatch.setattr(priority, "weigh", lambda *_, **__: None)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def reports_are_shared(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Among the workers of this run, each of which has a folder of its own in one of the run's."""
+    mine = tmp_path_factory.getbasetemp()
+    recordings.shared[:] = [mine.parent if mine.name.startswith("popen-") else mine]
 
 
 @pytest.fixture
@@ -75,7 +89,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the files of each folder of ``tests/`` evenly over the run: some wait for processes, others compute.
 
-    Together they leave no core idle.
+    Together they leave no core idle. Those of whole systems take longest, and begin before the rest runs out.
     """
     unknown = {name for item in items for name in names(item, "needs", "uses")} - KNOWN
     if unknown:
@@ -86,8 +100,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     folders: dict[tuple[str, ...], list[Path]] = defaultdict(list)
     for path in dict.fromkeys(item.path for item in items):
         folders[path.relative_to(ROOT).parts[:2]].append(path)
-    place = {path: (at + 0.5) / len(files) for files in folders.values() for at, path in enumerate(files)}
+    place = {
+        path: (BEGUN if folder[-1] in WHOLE_SYSTEMS else 1.0) * (at + 0.5) / len(files)
+        for folder, files in folders.items()
+        for at, path in enumerate(files)
+    }
     items.sort(key=lambda item: place[item.path])  # stable: where folders tie, and within a file, nothing is moved
+
+
+def pytest_collection_finish() -> None:
+    """What is here now stays: no later garbage collection looks through it."""
+    gc.freeze()
+    gc.enable()
 
 
 class ClosingLine:

@@ -5,7 +5,9 @@ The whole set is sought in ``HINDMOST_CORPUS``, the published traces in ``HINDMO
 
 from __future__ import annotations
 
+import fcntl
 import os
+import pickle
 import tarfile
 from functools import cache, lru_cache
 from pathlib import Path
@@ -43,10 +45,21 @@ def unpacked(name: str, to: Path, kept: Callable[[str], bool] = bool) -> Path:
     return to / name
 
 
+#: Where the workers of this run of the tests keep reports for each other: conftest.py names a folder of the run's own.
+shared: list[Path] = []
+
+
 @cache
 def judged(path: Path) -> Report:
-    """Its report, which several tests may read."""
-    return judge(load(path))
+    """Its report, which several tests may read: made by the first worker of this run that asks for it."""
+    with (shared[0] / f"{path.parent.name}-{path.name}.report").open("a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        if not file.read(1):
+            pickle.dump(judge(load(path)), file)
+        file.seek(0)
+        report: Report = pickle.load(file)  # noqa: S301 - written above, by us
+    return report
 
 
 @lru_cache(maxsize=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import graphlib
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -23,14 +24,20 @@ BELOW = {
 STARTS = {("__main__.py", "hindmost_cli")}
 
 
+@cache
+def imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
+    """The imports of a module, wherever in it."""
+    every = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in every if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
 @pytest.mark.parametrize("package", BELOW)
 def test_a_package_imports_only_those_below_it(package: str) -> None:
     """No module imports one of a package above its own."""
     found = set()
     for path in (ROOT / package).rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for node in imports(path):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             tops = {name.partition(".")[0] for name in names}
             found |= {(path.name, top) for top in tops if top.startswith("hindmost") and top != Path(package).name}
     assert not {one for one in found if one[1] not in BELOW[package]} - STARTS
@@ -44,7 +51,7 @@ def test_modules_of_a_package_import_each_other_in_one_direction(package: str) -
     modules = {".".join(name.parts).removesuffix(".__init__"): path for name, path in paths.items()}
     graph = {}
     for module, path in modules.items():
-        nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
+        nodes = imports(path)
         named = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         for node in nodes:
             if isinstance(node, ast.ImportFrom):

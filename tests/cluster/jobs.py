@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[2]
 TRAIN_MPI = str(ROOT / "examples" / "train_mpi.py")
 HINDMOST = [sys.executable, "-m", "hindmost"]
 MPIRUN = ["mpirun", "--bind-to", "none", "-np", "4", sys.executable]
+#: Where two ranks show as much: four wait on as many cores as there are.
+OF_TWO = ["mpirun", "--bind-to", "none", "-np", "2", sys.executable]
 
 #: For a job of a few seconds: the machine may be busy with much else, and how fast it is is not what is tested.
 PATIENCE_S = 200.0
@@ -33,6 +35,10 @@ MPI_ENVIRON = {
     "OMPI_MCA_mpi_yield_when_idle": "1",
     "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe",
 }
+
+
+#: A stop is reported after 2 s instead of 5: ranks that wait in MPI keep the cores busy meanwhile.
+SOON = {"HINDMOST_JUDGE_HANG_SECONDS": "2"}
 
 
 def environ(**more: str) -> dict[str, str]:

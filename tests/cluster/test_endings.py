@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, PATIENCE_S, TRAIN_MPI, environ, job_of, observe, wait_until_gone
+from tests.cluster.jobs import HINDMOST, OF_TWO, PATIENCE_S, TRAIN_MPI, environ, job_of, observe, wait_until_gone
 
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(300)]
 
@@ -38,7 +38,7 @@ def script(tmp_path: Path, fault: str) -> str:
 
 def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
     """An exception's exit code is kept, its traceback shown, and the run reported."""
-    run = observe(out, *MPIRUN, script(tmp_path, "if comm.rank == 1: comm.Abort(41)"))
+    run = observe(out, *OF_TWO, script(tmp_path, "if comm.rank == 1: comm.Abort(41)"))
     assert run.returncode == 41
     assert run.report["schema"] == "hindmost.report/1"
 
@@ -48,8 +48,8 @@ def test_a_rank_that_dies_at_step_3(out: Path, tmp_path: Path, name: str) -> Non
     """It takes the job with it, as without us, and is named as the first that died; the signal is said with it where
     the agent saw it end, else with the job's exit code."""
     job = script(tmp_path, f"if comm.rank == 1: import os, signal; os.kill(os.getpid(), signal.{name})")
-    alone = subprocess.run([*MPIRUN, job], env=environ(), capture_output=True, timeout=PATIENCE_S, check=False)
-    run = observe(out, *MPIRUN, job)
+    alone = subprocess.run([*OF_TWO, job], env=environ(), capture_output=True, timeout=PATIENCE_S, check=False)
+    run = observe(out, *OF_TWO, job)
     assert run.returncode == alone.returncode != 0
     assert re.search(r"rank 1 on \S+ died first", run.report["job"]["ended"])
     assert f"({name})" in run.report["job"]["ended"]
@@ -58,7 +58,7 @@ def test_a_rank_that_dies_at_step_3(out: Path, tmp_path: Path, name: str) -> Non
 def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
     """Killing hindmost ends the job, the agent and the collector, and no ring stays in shared memory."""
     job = job_of(out)
-    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *MPIRUN, TRAIN_MPI, "--steps", "100000"]
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *OF_TWO, TRAIN_MPI, "--steps", "100000"]
     with subprocess.Popen(argv, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert b"step" in process.stdout.readline()
@@ -71,7 +71,7 @@ def test_kill_9_of_hindmost_leaves_nothing(out: Path) -> None:
 @pytest.mark.parametrize("presses", [1, 2])
 def test_ctrl_c_reaches_the_job_first(out: Path, presses: int) -> None:
     """Ctrl-C in a terminal ends the job as it does alone; once or twice, the summary still comes, and nothing stays."""
-    job, command = job_of(out), [*MPIRUN, TRAIN_MPI, "--steps", "100000"]
+    job, command = job_of(out), [*OF_TWO, TRAIN_MPI, "--steps", "100000"]
     alone = _interrupted(command, presses)
     assert alone != 0
     assert _interrupted([*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *command], presses) == alone
@@ -82,7 +82,7 @@ def test_ctrl_c_reaches_the_job_first(out: Path, presses: int) -> None:
 def test_sigterm_to_hindmost_ends_the_job(out: Path) -> None:
     """A batch system's SIGTERM goes to the job, whose ending is then reported."""
     job = job_of(out)
-    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *MPIRUN, TRAIN_MPI, "--steps", "100000"]
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job, "--", *OF_TWO, TRAIN_MPI, "--steps", "100000"]
     with subprocess.Popen(argv, env=environ(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert "step" in process.stdout.readline()

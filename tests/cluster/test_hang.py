@@ -14,25 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, environ, job_of, wait_until_gone
+from tests.cluster.jobs import HINDMOST, MPIRUN, SOON, environ, job_of, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(500)]
 
-PROGRAM = Path(__file__).with_name("hanging.py")
+PROGRAM = Path(__file__).with_name("waiting.py")
 #: Generous: the machine may be busy with much else. A quiet one needs about ten seconds.
 PATIENCE_S = 150.0
-STANDS = re.compile(r"rank 2 is at hanging\.py:(\d+), in read_shard")
+STANDS = re.compile(r"rank 2 is at waiting\.py:(\d+), in read_shard")
 
 
 @contextmanager
 def hanging(out: Path) -> Iterator[subprocess.Popen[str]]:
     """The job under ``hindmost run``; gone afterwards, however the test ends."""
-    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *MPIRUN, str(PROGRAM)]
+    argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *MPIRUN, str(PROGRAM), "reduce"]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(argv, env=environ(), text=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
+    process = subprocess.Popen(argv, env=environ(**SOON), text=True, start_new_session=True, **pipes)  # type: ignore[call-overload]
     try:
         yield process
     finally:
@@ -74,8 +74,8 @@ def test_a_hang_is_seen_live_with_the_line_that_causes_it(out: Path) -> None:
     assert [part[0] for part in ranks] == ["0", "1", "2", "3"]
     pending = [re.findall(r"waits for [\d.]+ s in all_reduce number (\d+)", part) for part in ranks]
     assert pending == [["40"], ["40"], [], ["40"]]
-    assert "read_shard (hanging.py:" in ranks[2]
-    assert ["main (hanging.py:" in (out / f"stacks/{rank}.txt").read_text() for rank in range(4)] == [True] * 4
+    assert "read_shard (waiting.py:" in ranks[2]
+    assert ["main (waiting.py:" in (out / f"stacks/{rank}.txt").read_text() for rank in range(4)] == [True] * 4
     verdict = json.loads((out / "report.json").read_text())["verdicts"][0]
     assert (verdict["kind"], verdict["ranks"]) == ("hang", [2])
     assert STANDS.search("\n".join(verdict["evidence"]))

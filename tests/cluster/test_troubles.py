@@ -14,7 +14,7 @@ from hindmost_collector.simulate.write import run_directory
 
 from tests.cluster.jobs import (
     HINDMOST,
-    MPIRUN,
+    OF_TWO,
     PATIENCE_S,
     TRAIN_MPI,
     environ,
@@ -76,10 +76,10 @@ def test_a_full_directory(tmp_path: Path) -> None:
 def test_a_directory_that_fills_up(tmp_path: Path) -> None:
     """When the disk fills while the job runs, the job goes on; a verdict from memory follows."""
     with mounted(tmp_path / "small", "size=2m") as where:
-        job = f'{sys.executable} -c "$FILL" {where}/filler; exec {" ".join(MPIRUN)} {TRAIN_MPI} --steps 300'
+        job = f'{sys.executable} -c "$FILL" {where}/filler; exec {" ".join(OF_TWO)} {TRAIN_MPI} --steps 120'
         run = observe(where / "run", "bash", "-c", job, FILL=FILL)
         assert run.returncode == 0
-        assert "step   200  loss" in run.stdout
+        assert "step   100  loss" in run.stdout
         assert "ms per step" in run.stderr, run.stderr
         assert "rank" in run.stderr
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.cluster.jobs import HINDMOST, MPIRUN, environ, job_of, wait_until_gone
+from tests.cluster.jobs import HINDMOST, MPIRUN, SOON, environ, job_of, wait_until_gone
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ def stop_of(out: Path, how: str, wanted: str) -> dict[str, Any]:
     """The first live verdict on the stop of which a line has ``wanted``; then the job is ended."""
     argv = [*HINDMOST, "run", "--out", str(out), "--job-id", job_of(out), "--", *MPIRUN, PROGRAM, how]
     pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    process = subprocess.Popen(argv, env=environ(), start_new_session=True, **pipes)  # type: ignore[call-overload]
+    process = subprocess.Popen(argv, env=environ(**SOON), start_new_session=True, **pipes)  # type: ignore[call-overload]
     try:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline and process.poll() is None:

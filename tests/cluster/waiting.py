@@ -1,9 +1,16 @@
-"""MPI jobs of four ranks that stop at step 40 in messages: python waiting.py ring|deadlock|raise|parted."""
+"""MPI jobs of four ranks that stop at step 40: python waiting.py reduce|ring|deadlock|raise|parted.
+
+Open MPI waits by asking again and again. From that step on the ranks give way to whatever else runs on this machine:
+in their session, and where the kernel shares the CPU among sessions (autogroup), their session to the others.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 from mpi4py import MPI
@@ -12,6 +19,20 @@ from mpi4py import MPI
 def read_shard() -> None:
     """A file system that does not answer."""
     time.sleep(600)
+
+
+def give_way() -> None:
+    """Take what nothing else wants."""
+    os.nice(19)
+    with suppress(OSError):
+        Path("/proc/self/autogroup").write_text("10")
+
+
+def reduce(world: MPI.Intracomm, step: int) -> None:
+    """Rank 2 does not come to a collective."""
+    if step == 40 and world.rank == 2:
+        read_shard()
+    world.Allreduce(np.ones(1024), np.empty(1024))
 
 
 def ring(world: MPI.Intracomm, step: int) -> None:
@@ -50,9 +71,11 @@ def parted(world: MPI.Intracomm, step: int) -> None:
 
 def main() -> None:
     """Step after step."""
-    act = {"ring": ring, "deadlock": deadlock, "raise": raising, "parted": parted}[sys.argv[1]]
+    act = {"reduce": reduce, "ring": ring, "deadlock": deadlock, "raise": raising, "parted": parted}[sys.argv[1]]
     for step in range(100_000):
         time.sleep(0.002)
+        if step == 40:
+            give_way()
         act(MPI.COMM_WORLD, step)
 
 

@@ -125,7 +125,7 @@ def values(text: str) -> dict[str, float]:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrapes]:
+def job(tmp_path_factory: pytest.TempPathFactory) -> Scrapes:
     """A job whose steps are known, and two pages of its collector."""
     tmp_path = tmp_path_factory.mktemp("job")
     address, said = f"127.0.0.1:{free_port()}", tmp_path / "job.log"
@@ -158,7 +158,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scrapes]:
         until_it_answers(running, f"http://{address}/metrics", said, says="hindmost_rank_steps_total{")
         first, began = page(address), time.monotonic()
         time.sleep(BETWEEN_S)
-        yield Scrapes(first, page(address), time.monotonic() - began)
+        return Scrapes(first, page(address), time.monotonic() - began)
     finally:
         os.killpg(running.pid, signal.SIGINT)
         running.wait(60)

@@ -93,7 +93,7 @@ def test_a_hang_is_reported_with_the_culprit_s_line() -> None:
 
 def test_a_rank_that_raised_is_reported_with_its_exception() -> None:
     """The others wait in a pickled all-reduce, and it in MPI_Finalize, for ever."""
-    evidence = judge(load(OURS / "mpi-observed-raised-rank2.tar.xz")).verdicts[0].evidence
+    evidence = judged(OURS / "mpi-observed-raised-rank2.tar.xz").verdicts[0].evidence
     assert evidence[0] == "rank 2 raised ValueError at lower.py:14"
 
 
@@ -107,20 +107,20 @@ def test_ranks_without_launch_times_are_judged_without_a_warning() -> None:
 
 def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
     """Its launcher ended the others 0.3 s later, and the agent saw all of them gone at once."""
-    job = judge(load(OURS / "mpi-observed-died-rank1.tar.xz")).to_dict()["job"]
+    job = judged(OURS / "mpi-observed-died-rank1.tar.xz").to_dict()["job"]
     assert job["ended"].endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
     assert job["to_do"] == "read the last output of rank 1"
 
 
 def test_a_rank_that_was_killed_is_reported_before_the_one_that_lost_its_peer() -> None:
     """That one raised 15 ms before the agent saw the process gone, and left 0.3 s later."""
-    ended = judge(load(OURS / "gloo-observed-killed-rank1.tar.xz")).to_dict()["job"]["ended"]
+    ended = judged(OURS / "gloo-observed-killed-rank1.tar.xz").to_dict()["job"]["ended"]
     assert "rank 1 on vm died first after step 53 (SIGKILL)" in ended
 
 
 def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:
     """A job without a fault whose hosts launched late: slow and stalling ranks are reported for their CPU's work."""
-    verdicts = judge(recorded(OURS / "ddp-observed-late-hosts.tar.xz")).verdicts
+    verdicts = judged(OURS / "ddp-observed-late-hosts.tar.xz").verdicts
     (named,) = (one for one in verdicts if one.kind == "straggler")
     assert "on its CPU" in named.evidence[0]
     assert {"host_bound", "intermittent"} <= {one.kind for one in verdicts}
@@ -184,14 +184,14 @@ def test_a_backward_that_is_slower_in_kernels_of_its_own_costs_what_it_takes_bef
 
 def test_a_rank_that_needs_far_more_cpu_time_is_not_cleared() -> None:
     """Of two threads of one core healthy ranks differ by 30 %: one that needs 41 % more cannot be named surely."""
-    (verdict,) = judge(load(OURS / "mpi-observed-unsure-rank2.tar.xz")).verdicts
+    (verdict,) = judged(OURS / "mpi-observed-unsure-rank2.tar.xz").verdicts
     assert (verdict.kind, verdict.confidence) == ("balanced", 0.5)
     assert "rank 2" in verdict.evidence[0]
 
 
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:
     """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on; it ends soon after the sixth turn began."""
-    verdicts = judge(load(OURS / "ddp-observed-slow-in-turn.tar.xz")).verdicts
+    verdicts = judged(OURS / "ddp-observed-slow-in-turn.tar.xz").verdicts
     assert {one.ranks for one in verdicts} == {(2,), (3,)}
     for one in verdicts:
         first = (one.since_step or 0) - 181 - 80 * (one.ranks[0] - 2)

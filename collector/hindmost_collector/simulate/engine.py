@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -92,8 +93,7 @@ def _wandering(random: np.random.Generator, steps: int, ranks: int, size: float,
 SEND_SHARE = 0.001
 
 
-@dataclass(frozen=True)
-class PointToPoint:
+class PointToPoint(NamedTuple):
     """One transfer in every replica: who, with whom, when. ``ranks``, ``peers``, ``start``, ``end`` are [D]."""
 
     step: int
@@ -113,15 +113,11 @@ def schedule(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]
     return order + [("backward", m) for m in range(microbatches - ahead, microbatches)]
 
 
-def through_pipeline(scenario: Scenario, ready: Array, work: Array, step: int) -> tuple[Array, list[PointToPoint]]:
-    """[R] when each rank's last backward ends, and the transfers. ``work`` [R, K] begins with the micro-batches'."""
-    stages, micro = scenario.pipeline, scenario.microbatches
-    ranks = np.arange(scenario.ranks).reshape(stages, -1)
-    free = ready.reshape(stages, -1).copy()
-    took = work[:, : 2 * micro].reshape(stages, ranks.shape[1], 2, micro)
-    done: dict[tuple[str, int, int], Array] = {}
-    transfers: list[PointToPoint] = []
-    waiting = [schedule(stage, stages, micro) for stage in range(stages)]
+@cache
+def turns(stages: int, microbatches: int) -> list[tuple[int, str, int, int | None]]:
+    """Each forward and backward of a step when its input is there: stage, which, micro-batch, stage of the input."""
+    waiting = [schedule(stage, stages, microbatches) for stage in range(stages)]
+    done, found = set[tuple[str, int, int]](), []
     while any(waiting):
         for stage in range(stages):
             while waiting[stage]:
@@ -131,16 +127,29 @@ def through_pipeline(scenario: Scenario, ready: Array, work: Array, step: int) -
                 if inside and (kind, source, m) not in done:
                     break
                 waiting[stage].pop(0)
-                if inside:
-                    sent = done[kind, source, m]
-                    there = sent + SEND_SHARE * scenario.step_ms * 1e6
-                    came = np.maximum(there, free[stage])
-                    transfers.append(PointToPoint(step, "recv", ranks[stage], ranks[source], free[stage].copy(), came))
-                    transfers.append(PointToPoint(step, "send", ranks[source], ranks[stage], sent, there))
-                    free[stage] = came
-                free[stage] = free[stage] + took[stage, :, 0 if kind == "forward" else 1, m]
-                done[kind, stage, m] = free[stage].copy()
-    return free.reshape(-1), transfers
+                done.add((kind, stage, m))
+                found.append((stage, kind, m, source if inside else None))
+    return found
+
+
+def through_pipeline(scenario: Scenario, ready: Array, work: Array, step: int) -> tuple[Array, list[PointToPoint]]:
+    """[R] when each rank's last backward ends, and the transfers. ``work`` [R, K] begins with the micro-batches'."""
+    stages, micro = scenario.pipeline, scenario.microbatches
+    ranks = np.arange(scenario.ranks).reshape(stages, -1)
+    free = list(ready.reshape(stages, -1))
+    took = work[:, : 2 * micro].reshape(stages, ranks.shape[1], 2, micro).transpose(0, 2, 3, 1)
+    done: dict[tuple[str, int, int], Array] = {}
+    transfers: list[PointToPoint] = []
+    for stage, kind, m, source in turns(stages, micro):
+        if source is not None:
+            sent = done[kind, source, m]
+            there = sent + SEND_SHARE * scenario.step_ms * 1e6
+            came = np.maximum(there, free[stage])
+            transfers.append(PointToPoint(step, "recv", ranks[stage], ranks[source], free[stage], came))
+            transfers.append(PointToPoint(step, "send", ranks[source], ranks[stage], sent, there))
+            free[stage] = came
+        free[stage] = done[kind, stage, m] = free[stage] + took[stage, 0 if kind == "forward" else 1, m]
+    return np.concatenate(free), transfers
 
 
 #: How much longer the first steps take: allocation, autotuning, file caches.
@@ -336,6 +345,8 @@ def _through_program(
 
 def _slow_links(plan: Plan, faults: Sequence[Fault], step: int) -> dict[str, Array]:
     """Kind of group to [R] ns that each operation of a rank's group takes longer."""
+    if not any(fault.cause == "network" for fault in faults):
+        return {}
     name = "data" if "data" in plan.groups else "world"
     count = sum(isinstance(item, Collective) and item.groups == name for item in plan.items)
     extra = np.zeros(plan.scenario.ranks)
