@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost_judge.verdict.schema import UNSURE
@@ -52,8 +52,15 @@ class RenderedVerdict:
 
 
 def rendered(report: Mapping[str, Any]) -> list[RenderedVerdict]:
-    """Each verdict of a report (``Report.to_dict()`` or a parsed report.json), in words, in its order."""
-    return [_verdict(report, one) for one in report["verdicts"]]
+    """Each verdict of a report (``Report.to_dict()`` or a parsed report.json), in words, in its order.
+
+    What to do is said once: a rank that was slow three times is to be looked at once.
+    """
+    shown: list[RenderedVerdict] = []
+    for one in (_verdict(report, one) for one in report["verdicts"]):
+        said = {text for before in shown for text in before.do}
+        shown.append(replace(one, do=tuple(text for text in one.do if text not in said)))
+    return shown
 
 
 def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hindmost_collector.report import columns, text
+from hindmost_collector.report import columns, rendered, text
 
 
 def report(**row: Any) -> dict[str, Any]:
@@ -47,3 +47,11 @@ def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
     late = report(step_ms=2.0) | {"verdicts": [{"kind": "straggler", "since_step": 27, "cost_ms_per_step": 0.5}]}
     shown = columns.caption(["rank", "step"], late)
     assert shown == "ms per step, medians of all steps after warm-up, also those before step 27 (means: COST)"
+
+
+def test_advice_is_given_once() -> None:
+    """A rank that was slow in two stretches is to be looked at once; what another verdict advises stays."""
+    slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "advice": ["look at rank 1"]}
+    other = slow | {"ranks": [0], "advice": ["look at rank 1", "look at rank 0"]}
+    found = rendered.rendered(report() | {"verdicts": [slow, {**slow, "since_step": 40}, other]})
+    assert [one.do for one in found] == [("look at rank 1",), (), ("look at rank 0",)]
