@@ -66,7 +66,7 @@ def headline(
     return rows(
         ("simulated jobs with a fault of 5 % or more, judged right", f"{named} of {slow}", "`bench/accuracy`"),
         (
-            "jobs of a second simulator, also small faults, few ranks: exactly the right ranks",
+            "jobs of a second simulator, with small faults and few ranks too: exactly the right ranks named",
             f"{exact} of {all_lanes}",
             "`bench/accuracy --suite lanes`",
         ),
@@ -76,7 +76,7 @@ def headline(
             "`bench/gpu`",
         ),
         (
-            f"DDP step of {step_ms:.0f} ms on two H200s, with all of hindmost",
+            f"DDP step of {step_ms:.0f} ms on two H200s, with agent, probe and collector",
             f"{longer['percent']:.2f} % longer (95 % interval {low:.2f} to {high:.2f})",
             "`bench/gpu/guest_parts.py`",
         ),

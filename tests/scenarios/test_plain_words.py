@@ -120,7 +120,8 @@ def test_a_named_rank_has_a_cost_or_a_hang_a_reason_and_something_to_do(
         assert one.head in ("SLOW", "HUNG", "DESYNC", "UNEVEN", "LIMITED BY", "OK", "UNSURE")
         assert one.why
         if verdict["ranks"]:
-            assert one.do
+            assert set(verdict["advice"][:1]) <= {text for said in rendered(found) for text in said.do}
+            assert verdict["advice"]
             assert one.sure
             assert one.cost or one.head in ("HUNG", "DESYNC")
 

@@ -224,7 +224,7 @@ def number(value: float | None) -> str:
 _EXPLAINED = {
     "self time": "work between collectives",
     "CPU forward": "the CPU's part, launching kernels",
-    "GPU backward": "includes waits for slower ranks",
+    "GPU backward": "as all GPU phases, includes waits for slower ranks",
     "sync": "waiting for gradients of all ranks",
     "other": "in no phase (logging, metrics)",
     "CPU queue": "ready to run, no free CPU",

@@ -48,7 +48,7 @@ def render(report: Mapping[str, Any]) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document."""
     title = escape(columns.title(report))
     verdicts = rendered(report)
-    overlapping = f'<p class="note">{overlap(verdicts)}</p>' if overlap(verdicts) else ""
+    overlapping = f'<p class="note">{overlap(report)}</p>' if overlap(report) else ""
     body = _ended(report) + "".join(map(_verdict, verdicts)) + overlapping + _figures(report) + _lines(report)
     body += _ranks(report) + _notes(report)
     return (

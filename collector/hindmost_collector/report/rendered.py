@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hindmost_judge.verdict.schema import UNSURE
@@ -16,7 +18,7 @@ from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: Lines of advice of one verdict that are shown.
 _ADVICE = 3
@@ -32,6 +34,8 @@ _NODES = 2
 class RenderedVerdict:
     """A verdict in words. ``why`` has the evidence that decided first; ``sure``, ``cost`` and ``where`` may be empty.
 
+    ``also`` has other steps in which the same held, and what it cost in these.
+
     The kind of a balanced job that stopped for a while is ``stalled``, of one that became slower on all ranks
     ``slowed``.
     """
@@ -44,6 +48,7 @@ class RenderedVerdict:
     why: tuple[str, ...]
     where: str
     do: tuple[str, ...]
+    also: str = ""
 
     @property
     def sentence(self) -> str:
@@ -63,6 +68,26 @@ def rendered(report: Mapping[str, Any]) -> list[RenderedVerdict]:
     return shown
 
 
+def in_short(report: Mapping[str, Any]) -> list[RenderedVerdict]:
+    """The same, with the periods in which the same ranks were slow for the same reason in one verdict, the first."""
+    again: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    first: dict[tuple[Any, ...], RenderedVerdict] = {}
+    for at, (one, words) in enumerate(zip(report["verdicts"], rendered(report), strict=True)):
+        key = (one["kind"], *one["ranks"], one.get("cause")) if one["kind"] in _OF_SOME and one["ranks"] else (at,)
+        if key in first:
+            again.setdefault(key, []).append(one)
+        else:
+            first[key] = words
+    return [replace(words, also=_periods(again.get(key, ()))) for key, words in first.items()]
+
+
+def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
+    in_order = sorted(verdicts, key=lambda one: one.get("since_step") or 0)
+    return "; ".join(
+        _interval(one).removeprefix(", ") + f": {_cost(one).partition(' per step')[0]}" for one in in_order
+    )
+
+
 def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:
     """A verdict without its report in words: ranks without their nodes."""
     return _verdict({"job": {}, "ranks": (), "verdicts": (one,)}, one)
@@ -73,12 +98,18 @@ def with_rendered(report: Mapping[str, Any]) -> dict[str, Any]:
     bound = "; ".join(filter(None, (columns.bound(report), columns.on_bound(report))))
     words = {"title": columns.title(report), "bound": bound, "waste": columns.waste(report)}
     shown = [*_over(report), *rendered(report)]
-    return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(shown)}
+    return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
 
 
-def overlap(shown: Sequence[RenderedVerdict]) -> str:
-    """What is said below several costs; empty where there is one."""
-    return "the costs overlap: do not add them" if sum(bool(one.cost) for one in shown) > 1 else ""
+def overlap(report: Mapping[str, Any]) -> str:
+    """What is said below several costs of the same steps; empty where there are none."""
+    ends = sorted(
+        (one.get("since_step") or 0, one["until_step"] if one.get("until_step") is not None else math.inf)
+        for one in report["verdicts"]
+        if one.get("cost_ms_per_step") is not None
+    )
+    same = any(after[0] < before[1] for before, after in pairwise(ends))
+    return "the costs overlap: do not add them" if same else ""
 
 
 def _over(report: Mapping[str, Any]) -> list[RenderedVerdict]:

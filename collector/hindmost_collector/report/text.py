@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns
-from hindmost_collector.report.rendered import overlap, rendered
+from hindmost_collector.report.rendered import in_short, overlap, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -60,14 +60,14 @@ def render(
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):
         page.print(labelled("DO", report["job"]["to_do"]))
-    verdicts, notes = rendered(report), list(report.get("notes") or ())
+    verdicts, notes = (rendered if explain else in_short)(report), list(report.get("notes") or ())
     stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
     for one in shown:
         aside = one.head == "OK" and report["job"].get("ended") and not explain  # how the job ended is the news
         said = "; ".join((one.what, *one.why[:1]))
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
-    if overlapping := overlap(shown):
+    if overlapping := overlap(report):
         page.print(labelled("NOTE", overlapping, "dim"))
     if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
         limited = "otherwise limited by" if any(one.cost for one in shown) else "by"
@@ -81,7 +81,7 @@ def render(
     told = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
     for note in told:
         page.print(labelled("NOTE", note, "dim"))
-    hidden = sum(len(one.why[1:]) for one in shown) + len(verdicts) - len(shown)
+    hidden = sum(len(one.why[1:]) for one in shown) + len(report["verdicts"]) - len(shown)
     if not explain and (hidden or waste or len(notes) > len(told)):
         page.print(Text(f"all evidence: {more}", "dim"), soft_wrap=True)
     if explain and any(one.cost for one in shown):
@@ -141,6 +141,7 @@ def _unbroken(command: re.Match[str]) -> str:
 def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
     lines = [_head(one, width)]
     lines += [labelled("COST", one.cost)] if one.cost else []
+    lines += [labelled("ALSO", one.also)] if one.also else []
     why = one.why if explain else one.why[:1]
     lines += [labelled("" if at else "WHY", text) for at, text in enumerate(why)]
     lines += [labelled("WHERE", one.where)] if one.where and explain else []

@@ -139,9 +139,9 @@ HOST_WORK = "work of its CPU per step"
 _ON_HOST = {
     "input": "waiting for input",
     "device_copy": "copying to the GPU",
-    "forward": "forward on its CPU",
-    "backward": "backward on its CPU",
-    "optimizer": "optimizer on its CPU",
+    "forward": "CPU forward",
+    "backward": "CPU backward",
+    "optimizer": "CPU optimizer",
     "between": "time between steps",
     OTHER: "time in no phase (logging, metrics, .item())",
 }
@@ -176,7 +176,7 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
             part = np.nan_to_num(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
             mine, theirs = (float(median(part[some, span])) for some in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
-                found.append((what, mine, theirs))
+                found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs))
     return sorted(found, key=lambda one: one[2] - one[1])[:1]
 
 

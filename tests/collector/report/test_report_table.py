@@ -50,8 +50,20 @@ def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
 
 
 def test_advice_is_given_once() -> None:
-    """A rank that was slow in two stretches is to be looked at once; what another verdict advises stays."""
+    """A rank that was slow in two periods is to be looked at once; what another verdict advises stays."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "advice": ["look at rank 1"]}
     other = slow | {"ranks": [0], "advice": ["look at rank 1", "look at rank 0"]}
     found = rendered.rendered(report() | {"verdicts": [slow, {**slow, "since_step": 40}, other]})
     assert [one.do for one in found] == [("look at rank 1",), (), ("look at rank 0",)]
+
+
+def test_a_fault_that_comes_again_is_one_verdict() -> None:
+    """Its other steps and their costs stand with it; costs of different steps may be added."""
+    slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ms_per_step": 4.0, "cost_ratio": 0.4}
+    since = [{"since_step": 60, "until_step": None}, {"since_step": 20, "until_step": 40}]
+    found = report() | {"verdicts": [slow | steps for steps in since]}
+    (one,) = rendered.in_short(found)
+    assert one.what == "rank 1 on n: computing, since step 60"
+    assert one.also == "steps 20 to 40: 4.0 of 10.0 ms"
+    assert not rendered.overlap(found)
+    assert rendered.overlap(report() | {"verdicts": [slow | since[0], slow | since[0] | {"ranks": [0]}]})
