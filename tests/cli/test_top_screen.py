@@ -14,6 +14,7 @@ from hindmost_cli.top import rows as top_rows
 from hindmost_cli.top.app import Table, Top
 from hindmost_collector.serve.newest import added_up, cell, picture
 from hindmost_judge.judge import judge
+from textual import events
 
 from tests.scenarios import loads
 
@@ -162,7 +163,9 @@ def test_what_others_wait_for_orders_the_rest() -> None:
 
 def test_a_job_without_gpus_has_no_columns_of_them() -> None:
     """Nor a row in the view of GPUs: that is not zero GPUs at 0 %."""
-    titles, _ = table(screen(job(4, gpus=False), LARGE))
+    shown = job(4, gpus=False)
+    assert any("no GPUs were measured" in line for line in screen(shown, SMALL, "3"))
+    titles, _ = table(screen(shown, LARGE))
     assert not [title for title in titles if "GPU" in title or "clock" in title]
 
 
@@ -201,6 +204,22 @@ def test_keys_sort_and_filter() -> None:
         return found
 
     assert asyncio.run(seen()) == [first for _, first in steps]
+
+
+def test_a_filter_may_be_typed_faster_than_the_screen_is_drawn() -> None:
+    """What follows the slash at once is the filter, as in a pasted line."""
+
+    async def seen() -> list[list[str]]:
+        shown = job(20, verdict(3))
+        app = Top(Held(shown), shown, None, 3600.0)
+        async with app.run_test(size=SMALL) as pilot:
+            for key, character in (("slash", "/"), ("1", "1"), ("minus", "-"), ("2", "2")):
+                app.post_message(events.Key(key, character))
+            await pilot.pause(0.2)
+            await pilot.press("enter")
+            return table(text(app))[1]
+
+    assert [row[0] for row in asyncio.run(seen())] == ["2", "1"]
 
 
 def test_more_columns_are_a_key_away() -> None:

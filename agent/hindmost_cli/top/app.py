@@ -51,6 +51,7 @@ node net  traffic of the rank's node, in and out"""
 _VERDICT_SHARE, _VERDICT_LINES = 4, 3
 #: Seconds without data after which a job's age is shown.
 _STALE_S = 5.0
+_NAMES = {"ranks": "ranks", "nodes": "nodes", "gpus": "GPUs", "jobs": "jobs"}
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 
 
@@ -80,6 +81,8 @@ class Table(ScrollView, can_focus=True):
         Binding("home", "move(-1000000000)"),
         Binding("end", "move(1000000000)"),
         Binding("enter", "choose"),
+        Binding("left", "app.columns(-1)"),
+        Binding("right", "app.columns(1)"),
     ]
 
     class Chosen(Message):
@@ -144,11 +147,9 @@ class Top(App[None]):
         Binding("s", "sort(1)"),
         Binding("S", "sort(-1)"),
         Binding("r", "turn"),
-        Binding("slash", "filter"),
+        Binding("slash", "filter", priority=True),  # before the next key, which is typed into it
         Binding("space", "hold"),
         Binding("escape", "unfilter"),
-        Binding("left", "columns(-1)", priority=True),
-        Binding("right", "columns(1)", priority=True),
         Binding("tab", "view('')", priority=True),
         *(Binding(str(at + 1), f"view('{name}')") for at, name in enumerate(rows.VIEWS)),
     ]
@@ -252,7 +253,7 @@ class Top(App[None]):
         text = Text(no_wrap=True)
         for at, name in enumerate(rows.VIEWS):
             style = "reverse" if name == self._view else ""
-            text.append(f"{at + 1} {'GPUs' if name == 'gpus' else name}", style).append(" ")
+            text.append(f"{at + 1} {_NAMES[name]}", style).append(" ")
         order = f"by {self._sorted_by.replace(chr(10), ' ')}" if self._sorted_by else "culprits first"
         hidden = columns - len(self._layout)
         known = [order + (", turned" if self._turned else ""), count(len(self._shown), "row")]
@@ -287,6 +288,8 @@ class Top(App[None]):
             (rows.line(self._layout, at, marked=culprit), "bold red" if culprit else "")
             for at, culprit in zip(order, marked, strict=True)
         ]
+        if not lines:
+            lines = [(f" no {_NAMES[self._view]} {'match the filter' if self._filter else 'were measured'}", "")]
         table.fill(lines, self._marks.index(chosen) if chosen in self._marks else 0)
         return len(columns)
 
@@ -347,9 +350,12 @@ class Top(App[None]):
     def action_filter(self) -> None:
         """Ask for a filter."""
         box = self.query_one(Input)
+        if box.has_focus:
+            box.insert_text_at_cursor("/")
+            return
         box.display = True
         box.value = self._filter
-        box.focus()
+        self.set_focus(box)  # at once: the next keys are already on their way
 
     def action_unfilter(self) -> None:
         """Take the filter back."""
@@ -368,7 +374,7 @@ class Top(App[None]):
 
     def _leave_filter(self) -> None:
         self.query_one(Input).display = False
-        self.query_one(Table).focus()
+        self.set_focus(self.query_one(Table))
         self.show()
 
     def on_click(self, event: Click) -> None:

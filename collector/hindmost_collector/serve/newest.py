@@ -157,7 +157,8 @@ def picture(
     for row in rows:
         for where in (row["node"], (row["node"], row["gpu"])):
             ranks_on.setdefault(where, []).append(row["rank"])
-    nodes = [{"node": node, "ranks": ranks_on.get(node), **row} for node, row in sorted(cells["nodes"].items())]
+    known_nodes = sorted({*cells["nodes"], *places["node"]})
+    nodes = [{"node": node, "ranks": ranks_on.get(node), **cells["nodes"].get(node, {})} for node in known_nodes]
     gpus = [
         {"node": key[0], "gpu": key[1], "ranks": ranks_on.get(key), **row} for key, row in sorted(cells["gpus"].items())
     ]
