@@ -18,7 +18,7 @@ RUNNING, HUNG, ENDED, LOST = STATES = ("running", "hung", "ended", "lost")
 #: A connected agent sends every 4 s or more often; three of its messages may be late.
 _SILENT_NS = 15_000_000_000
 #: An agent whose stream broke off tries again at once, and then with longer and longer pauses.
-_RETURNS_NS = 5_000_000_000
+_RETURNS_NS = 8_000_000_000
 
 
 class Contact:

@@ -13,9 +13,12 @@ from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.packed import packed
 from hindmost_collector.live.state import Contact
+from hindmost_collector.options import Options
+from hindmost_collector.parts import Parts
 from hindmost_collector.serve import metrics as page
 from hindmost_collector.serve.levels import CORE, JOB, NODE, RANK, fitting
 from hindmost_collector.serve.node_metrics import NodeMetrics
+from hindmost_collector.serve.scrape import Scrape
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -185,10 +188,10 @@ def test_a_job_runs_while_one_of_its_nodes_is_heard(job, of_n1, expected):
 
 
 @pytest.mark.parametrize(
-    ("facts", "at"), [({"outbox": None}, 105), ({}, 115), ({"departed": True}, 101)], ids=("broken", "silent", "left")
+    ("facts", "at"), [({"outbox": None}, 108), ({}, 115), ({"departed": True}, 101)], ids=("broken", "silent", "left")
 )
 def test_a_job_is_lost_when_no_agent_of_it_is_heard(job, facts, at):
-    """Its stream broke off 5 s ago, it is silent for 15 s, or it signed off while ranks run."""
+    """It broke off and was last heard 8 s ago, it is silent for 15 s, or it signed off while ranks run."""
     both = [agent(**facts), agent(**{**facts, "node": "n1"})]
     assert state(job, *both, at=at) == ["lost"]
     assert state(job, *both, at=100) == ["lost" if "departed" in facts else "running"]
@@ -266,3 +269,47 @@ def test_two_slowdowns_of_one_rank_are_one_series():
     (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)
     assert float(sure.split()[-1]) == pytest.approx(0.8)
+
+
+@pytest.fixture
+def scraped(job):
+    """A function: the page of a collector with these settings, that has a job of two ranks and one node with cores."""
+
+    def scrape(**options):
+        parts = Parts(Options(**options), None)
+        parts.jobs["j"] = job
+        labels = ["{}", '{"job":"j","rank":"0"}', '{"cpu":"0"}']
+        series = [Series(f"hindmost_{name}", False, "", one) for name, one in zip("abc", labels, strict=True)]
+        parts.definitions.schemas = {1: Schema(series)}
+        parts.nodes.add([MetricRows.of("n0", 1, np.array([5]), np.array([[1.0, 2.0, 3.0]]))])
+        scrape = Scrape(parts)
+        scrape.metrics()  # the own metrics of the next one know what this one left out
+        return scrape.metrics().decode()
+
+    return scrape
+
+
+@pytest.mark.parametrize(("most", "withheld"), [(500_000, 0), (8, 1), (7, 8), (0, 9)])
+def test_the_page_is_bounded_and_says_what_it_leaves_out(scraped, most, withheld):
+    """Of one node's series, seven of ranks and one of a core, the finest go first; jobs' and own series always stay."""
+    text = scraped(metrics_series=most)
+    assert values(text, "hindmost_collector_withheld_series")[()] == withheld
+    kept = [name for name in ("a", "b", "c", "job_info") if f"hindmost_{name}{{" in text]
+    assert kept == [name for name, goes in (("a", 9), ("b", 8), ("c", 1), ("job_info", 10)) if withheld < goes]
+
+
+def test_series_that_are_not_wanted_are_not_withheld(scraped):
+    """A lower level is a choice and no loss."""
+    text = scraped(metrics_level="job")
+    assert values(text, "hindmost_collector_withheld_series")[()] == 0
+    assert "hindmost_rank_" not in text
+
+
+@pytest.mark.parametrize("label", ["job_id", "job"])
+def test_each_series_of_a_job_has_the_label_that_is_set_and_no_other(scraped, label):
+    """The old name is there for those who need it, in place of the new one: no series is there twice."""
+    text = scraped(job_label=label)
+    other = {"job_id": "job", "job": "job_id"}[label]
+    assert f'hindmost_rank_steps_total{{{label}="j",rank="1"}}' in text
+    assert f'hindmost_b{{node="n0",{label}="j",rank="0"}}' in text
+    assert f'{other}="' not in text
