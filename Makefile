@@ -75,6 +75,7 @@ mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (F
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
 
 test: $(VENV)/.dev ## all tests but those of test-all's suites; JOBS=4 of them at a time
+	@$(BIN)/python -m compileall -q -j $(JOBS) agent bench collector proto # else each worker compiles all of it
 	$(PYTEST) -m '$(BARE)'
 
 test-deps: ## install the programs that tests use where they are (Debian, Ubuntu)
