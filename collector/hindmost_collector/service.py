@@ -208,7 +208,8 @@ class Collector(Parts):
         unwritten = None
         for job in list(self.jobs.values()):
             report = await seal(self, job, self.flush)
-            self.watch.ended(job)
+            if job.over or self.options.exit_when_stdin_closes:  # others go on without this collector
+                self.watch.ended(job)
             if job.id == self.options.job_id or not self.options.job_id:
                 unwritten = report
         await asyncio.gather(*(asyncio.to_thread(outlet.close) for outlet in self.outlets))

@@ -40,6 +40,8 @@ QUEUE = 256
 ATTEMPT_S, PAUSE_S, LONGEST_PAUSE_S, GIVE_UP_S = 10.0, 1.0, 60.0, 300.0
 #: Seconds that a receiver has for what still waits when the collector stops.
 FAREWELL_S = 5.0
+#: Where notifications are printed; not ``sys.stdout``, whose lock a reader that does not read would keep.
+STDOUT = 1
 _BEFORE = {"opened": "", "changed": "changed: ", "closed": "over: "}
 
 
@@ -147,12 +149,12 @@ class Command:
 
 
 class Lines:
-    """Writes each notification as one JSON line to a file descriptor: for the process that started the collector."""
+    """Prints each notification as one JSON line, for the process that started the collector."""
 
     name = "stdout"
 
-    def __init__(self, fd: int = 1) -> None:
-        self._fd = fd
+    def __init__(self) -> None:
+        self._fd = STDOUT
 
     def send(self, one: Notification) -> Answer:
         event = {"event": one.event, "job": one.job, "time_ns": one.time_ns, "ended": one.ended, "text": one.text}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import socket
 import sys
 import threading
@@ -12,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.live import notification
 from hindmost_collector.live.notification import QUEUE, Command, Notification, Outlet, Webhook, destination
 from hindmost_collector.live.verdicts import VerdictLog
 
@@ -29,7 +32,7 @@ def verdict(cost: float = 3.9, **more: Any) -> dict[str, Any]:
     return {**known, "since_step": 40, "cost_ms_per_step": cost, "cost_ratio": cost / 10, **more}
 
 
-def notification(event: str = "opened", which: str = "1", job: str = "train") -> Notification:
+def event_of(event: str = "opened", which: str = "1", job: str = "train") -> Notification:
     return Notification.of(job, {"event": event, "id": which, "time_ns": 1, "verdict": verdict()}, REPORT)
 
 
@@ -108,7 +111,7 @@ def outlet(receiver: Receiver) -> Outlet:
 def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver) -> None:
     """One body serves both."""
     out = outlet(receiver)
-    out.put(notification())
+    out.put(event_of())
     out.close()
     (body,) = receiver.bodies
     said = "SLOW rank 2 on n0: computing, since step 40; costs 3.9 of 10.0 ms per step since then (39 %)"
@@ -119,7 +122,7 @@ def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver
 def test_a_name_cannot_call_a_channel(receiver: Receiver) -> None:
     """Slack's markup begins with < and is escaped; control characters are spelled out."""
     out = outlet(receiver)
-    out.put(notification(job=HOSTILE))
+    out.put(event_of(job=HOSTILE))
     out.close()
     assert "&lt;!channel&gt;" in receiver.bodies[0]["text"]
     assert "\x1b" not in receiver.bodies[0]["text"]
@@ -130,8 +133,8 @@ def test_a_receiver_that_recovers_gets_the_same_event_again(receiver: Receiver, 
     """With the same key, so that it can tell; the events after it come in their order, once each."""
     receiver.behaviours = [trouble, answers(200)]
     out = outlet(receiver)
-    out.put(notification("opened"))
-    out.put(notification("closed"))
+    out.put(event_of("opened"))
+    out.put(event_of("closed"))
     out.close()
     assert receiver.events == ["opened", "opened", "closed"]
     assert receiver.keys[0] == receiver.keys[1] != receiver.keys[2]
@@ -142,7 +145,7 @@ def test_what_a_receiver_refuses_is_not_sent_again(receiver: Receiver) -> None:
     """A wrong URL stays wrong."""
     receiver.behaviours = [answers(404)]
     out = outlet(receiver)
-    out.put(notification())
+    out.put(event_of())
     out.close()
     assert (receiver.events, out.failures, out.dropped) == (["opened"], 1, 1)
 
@@ -155,7 +158,7 @@ def test_a_receiver_that_died_holds_up_neither_judging_nor_the_end(
     out = outlet(receiver)
     begun = time.monotonic()
     for which in range(QUEUE * 4):
-        out.put(notification(which=str(which)))
+        out.put(event_of(which=str(which)))
     assert time.monotonic() - begun < 5.0
     out.close(0.2)
     assert time.monotonic() - begun < 10.0
@@ -172,13 +175,13 @@ def test_changes_that_were_not_sent_yet_are_one(receiver: Receiver) -> None:
     gate = threading.Event()
     receiver.behaviours = [lambda handler: (gate.wait(5), answers(200)(handler))[1], answers(200)]
     out = Outlet(Webhook(receiver.url, attempt_s=5.0))
-    out.put(notification("opened", "1"))
+    out.put(event_of("opened", "1"))
     while not receiver.bodies:
         time.sleep(0.001)
     for _ in range(5):
-        out.put(notification("changed", "1"))
-    out.put(notification("opened", "2"))
-    out.put(notification("changed", "2"))
+        out.put(event_of("changed", "1"))
+    out.put(event_of("opened", "2"))
+    out.put(event_of("changed", "2"))
     gate.set()
     out.close()
     assert [(body["event"], body["id"]) for body in receiver.bodies] == [
@@ -193,7 +196,7 @@ def test_a_command_gets_the_verdict_on_stdin_and_in_variables(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     program = "import json,os,sys; json.dump([json.load(sys.stdin), dict(os.environ)], open(sys.argv[1], 'w'))"
     out = Outlet(Command(f'{sys.executable} -c "{program}" out.json'))
-    out.put(notification(job=HOSTILE))
+    out.put(event_of(job=HOSTILE))
     out.close(30.0)
     body, environ = json.loads((tmp_path / "out.json").read_text())
     assert body["job"] == HOSTILE
@@ -206,7 +209,7 @@ def test_a_command_gets_the_verdict_on_stdin_and_in_variables(tmp_path: Path, mo
 def test_a_command_ends_in_bounded_time_and_is_not_repeated(command: str) -> None:
     """One that hangs is stopped with its children; one that reads nothing is none that failed."""
     out = Outlet(Command(command, attempt_s=0.3))
-    out.put(notification())
+    out.put(event_of())
     begun = time.monotonic()
     out.close(20.0)
     assert time.monotonic() - begun < 10.0
@@ -218,6 +221,36 @@ def test_what_is_neither_command_nor_url_is_refused_at_once(text: str) -> None:
     """Before the job starts, by the name of the option."""
     with pytest.raises(UsageError, match="--on-verdict"):
         destination(text)
+
+
+def test_a_collector_notifies_of_a_job_that_it_judges(
+    receiver: Receiver, collecting: Any, fake_agent: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The webhook, and a line on stdout for the process that started it, have the same events: opened, and closed when
+    the job is over."""
+    read, write = os.pipe()
+    monkeypatch.setattr(notification, "STDOUT", write)
+
+    async def scenario() -> None:
+        options = {"on_verdict": receiver.url, "print_verdicts": True, "exit_when_stdin_closes": True, "http": "none"}
+        async with collecting(**options, job_id="j") as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            began = agent.now()
+            await agent.connect()
+            for step in range(40):
+                agent.now = lambda at=began + step * 150_000: at
+                await agent.send(agent.batch(step, slow_rank=1))
+            await agent.round_trip()
+            await agent.close()
+
+    asyncio.run(scenario())
+    os.close(write)
+    with open(read) as lines:  # noqa: PTH123 - a file descriptor
+        printed = [json.loads(line)["verdict"] for line in lines]
+    assert [one["event"] for one in printed] == receiver.events == ["opened", "closed"]
+    assert {tuple(body["verdict"]["ranks"]) for body in receiver.bodies} == {(1,)}
+    assert printed[0]["text"].startswith("SLOW rank 1 on n0: computing")
+    assert (printed[1]["ended"], receiver.bodies[1]["ended"]) == (True, True)
 
 
 def test_the_end_of_a_job_closes_what_is_open_and_tells_what_was_found_last() -> None:
