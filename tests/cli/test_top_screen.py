@@ -265,6 +265,8 @@ def test_help_fits_the_smallest_screen_and_all_evidence_is_a_key_away() -> None:
         ({}, None, "live"),
         ({"over": True}, None, "ended"),
         ({"age_s": 42.0}, None, "no data for 42 s"),
+        ({"lost": ["n7"]}, None, "lost contact with n7"),
+        ({"lost": ["n7", "n8"]}, None, "lost contact with 2 nodes"),
         ({}, (None, "no answer from http://h:1 (Connection refused): is the job still running?"), "NO CONTACT since"),
     ],
 )
@@ -275,6 +277,22 @@ def test_the_state_of_the_data_is_in_sight(more: dict[str, Any], then: Any, said
     assert table(lines)[1][0][0] == "*"
     if then:
         assert any("no answer from http://h:1" in line for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        ([verdict(2), verdict(5, kind="hang", cause=None, victims=[0, 1])], "HUNG   in step 0: rank 5 on node0 did not arrive"),
+        ([{**verdict(2), "kind": "balanced", "ranks": [], "cost_ms_per_step": None}], "OK     no rank is slow"),
+        ([{**verdict(2), "kind": "insufficient_data", "ranks": []}], "UNSURE cannot say whether a rank is slow"),
+        ([verdict(2, until_step=90)], "no rank is slow now"),
+    ],
+)
+def test_a_job_shows_as_what_it_is(verdicts: list[dict[str, Any]], said: str) -> None:
+    """A hang before any cost; too little data is no health."""
+    lines = screen(job(8, *verdicts))
+    first = next(line for line in lines if not line.startswith("hindmost") and re.match("[A-Z]{2,}|no ", line))
+    assert first.startswith(said)
 
 
 def test_a_hostile_name_cannot_write_to_the_terminal() -> None:

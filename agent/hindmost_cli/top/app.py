@@ -221,7 +221,10 @@ class Top(App[None]):
             return "held"
         if self._picture.get("over"):
             return "ended"
-        return f"no data for {age:.0f} s" if age > _STALE_S else "live"
+        if age > _STALE_S:
+            return f"no data for {age:.0f} s"
+        lost = self._picture.get("lost") or ()
+        return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}" if lost else "live"
 
     def _verdicts(self, width: int) -> Text:
         """The verdicts in as many lines as leave the table most of the screen; of a single one its cost, too."""

@@ -13,6 +13,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from hindmost_judge.verdict.schema import STOPS
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.rendered import of_verdict, rendered
@@ -168,6 +169,7 @@ def picture(
         for words, one in zip(verdicts, (report or {}).get("verdicts") or (), strict=True)
         if one.get("until_step") is None
     ]
+    shown.sort(key=lambda one: one["kind"] not in STOPS)  # a job that stands still has no other cost
     tables = {"ranks": rows, "nodes": nodes, "gpus": gpus, "jobs": more.pop("jobs", [])}
     return {
         **more,
@@ -220,9 +222,15 @@ class Newest:
         places = {key: column.tolist() for key, column in job.window.ranks().items()}
         counters = dict(job.counters())
         steps = counters.get("last_step", counters.get("steps_total", np.empty(0))).tolist()
-        age = (now - job.heard_ns) / 1e9
-        more = {"over": job.over, "age_s": age, "jobs": shown, "time_ns": now}
+        more = {"over": job.over, "jobs": shown, "time_ns": now, **self._contact(job, set(places["node"]), now)}
         return picture(job.report, places, steps, cells, job=job.id, **more)
+
+    def _contact(self, job: LiveJob, nodes: set[str], now_ns: int) -> dict[str, Any]:
+        """For how long no agent of a job's nodes was heard, and the nodes whose agents have no stream."""
+        agents = [agent for agent in list(self._parts.ingest.agents.values()) if agent.node in nodes]
+        connected = {agent.node for agent in agents if agent.outbox is not None}
+        heard_ns = max([job.heard_ns, *(agent.last_heard_ns for agent in agents)])
+        return {"age_s": (now_ns - heard_ns) / 1e9, "lost": sorted(nodes - connected)}
 
     def _values(self) -> Iterable[tuple[Cell, float]]:
         """The value of each series that has a cell: of two schemas with one series, that which came last."""

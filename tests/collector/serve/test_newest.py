@@ -38,9 +38,13 @@ class Node:
             counters=lambda: [("last_step", np.array([np.nan, np.nan, 7.0]))],
         )
         parts: Any = SimpleNamespace(
-            jobs={"j": job}, nodes=self.nodes, definitions=self.definitions, clock=SimpleNamespace(now=lambda: SECOND)
+            jobs={"j": job},
+            nodes=self.nodes,
+            definitions=self.definitions,
+            clock=SimpleNamespace(now=lambda: 20 * SECOND),
+            ingest=SimpleNamespace(agents={}),
         )
-        self._newest = Newest(parts)
+        self.agents, self.newest = parts.ingest.agents, Newest(parts)
 
     def defined(self, ref: int, *series: tuple[str, str, bool]) -> None:
         self.definitions.schemas[ref] = Schema(Series(name, counter, "", labels) for name, labels, counter in series)
@@ -50,7 +54,7 @@ class Node:
         self.nodes.add([MetricRows.of("n0", ref, times, np.array([values], float))])
 
     def table(self, name: str) -> dict[str, list[Any]]:
-        shown = self._newest.picture("j")
+        shown = self.newest.picture("j")
         assert shown is not None
         found: dict[str, list[Any]] = shown["tables"][name]
         return found
@@ -122,6 +126,19 @@ def test_an_agent_that_started_anew_is_not_counted_twice() -> None:
     node.defined(2, memory)
     node.heard(5, [70.0], ref=2)
     assert node.table("nodes")["memory"] == [70.0]
+
+
+@pytest.mark.parametrize(
+    ("outbox", "heard", "age_s", "lost"), [(object(), 19, 1.0, []), (None, 12, 8.0, ["n0"]), (object(), 5, 15.0, [])]
+)
+def test_lost_contact_is_that_of_the_agents(outbox: Any, heard: int, age_s: float, lost: list[str]) -> None:
+    """A hung job makes no steps, and its agents are heard all the same."""
+    node = Node((CPU, RANK, True))
+    node.agents["a"] = SimpleNamespace(node="n0", outbox=outbox, last_heard_ns=heard * SECOND)
+    node.agents["b"] = SimpleNamespace(node="another", outbox=None, last_heard_ns=20 * SECOND)
+    shown = node.newest.picture("j")
+    assert shown is not None
+    assert (shown["age_s"], shown["lost"]) == (age_s, lost)
 
 
 @pytest.mark.parametrize("labels", ["{}", '{"job":"j","rank":"x"}', '{"job":"j","rank":"-1"}'])
