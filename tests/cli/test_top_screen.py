@@ -282,7 +282,10 @@ def test_the_state_of_the_data_is_in_sight(more: dict[str, Any], then: Any, said
 @pytest.mark.parametrize(
     ("verdicts", "said"),
     [
-        ([verdict(2), verdict(5, kind="hang", cause=None, victims=[0, 1])], "HUNG   in step 0: rank 5 on node0 did not arrive"),
+        (
+            [verdict(2), verdict(5, kind="hang", cause=None, victims=[0, 1])],
+            "HUNG   in step 0: rank 5 on node0 did not arrive",
+        ),
         ([{**verdict(2), "kind": "balanced", "ranks": [], "cost_ms_per_step": None}], "OK     no rank is slow"),
         ([{**verdict(2), "kind": "insufficient_data", "ranks": []}], "UNSURE cannot say whether a rank is slow"),
         ([verdict(2, until_step=90)], "no rank is slow now"),

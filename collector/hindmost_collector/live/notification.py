@@ -24,9 +24,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from hindmost.errors import UsageError, one_line
+from hindmost_judge.verdict.schema import STOPS
 from hindmost_proto import retry
 
-from hindmost_collector.report.rendered import rendered
+from hindmost_collector.report.rendered import RenderedVerdict, rendered
 from hindmost_collector.store.remote_write.http import Answer, Receiver
 
 if TYPE_CHECKING:
@@ -63,8 +64,7 @@ class Notification:
         verdict, ended = event["verdict"], bool(event.get("ended"))
         (words,) = rendered({"job": {}, "ranks": report["ranks"], "verdicts": [verdict]})
         before = "job over: " if ended else _BEFORE[event["event"]]
-        cost = f"; costs {words.cost.partition(';')[0]}" if words.cost and event["event"] != "closed" else ""
-        text = one_line(f"{before}{words.sentence}{cost}")
+        text = one_line(f"{before}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, event)}")
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended)
 
     @property
@@ -91,6 +91,13 @@ class Notification:
             "HINDMOST_VERDICT_COST_MS_PER_STEP": verdict.get("cost_ms_per_step"),
         }
         return {name: "" if one is None else one_line(str(one)) for name, one in values.items()}
+
+
+def _detail(words: RenderedVerdict, event: Mapping[str, Any]) -> str:
+    """What a verdict costs; of a hang who waits, and once that is known where the rank is that does not come."""
+    if words.kind in STOPS and words.why:
+        return f"; {words.why[min(event['event'] == 'changed', len(words.why) - 1)]}"
+    return f"; costs {words.cost.partition(';')[0].replace(' since then', '')}" if words.cost else ""
 
 
 class Destination(Protocol):

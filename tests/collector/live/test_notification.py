@@ -114,9 +114,21 @@ def test_slack_shows_the_text_and_a_program_reads_the_verdict(receiver: Receiver
     out.put(event_of())
     out.close()
     (body,) = receiver.bodies
-    said = "SLOW rank 2 on n0: computing, since step 40; costs 3.9 of 10.0 ms per step since then (39 %)"
+    said = "SLOW rank 2 on n0: computing, since step 40; costs 3.9 of 10.0 ms per step (39 %)"
     assert body["text"] == f"hindmost: job train: {said}"
     assert (body["event"], body["job"], body["id"], body["verdict"]["ranks"]) == ("opened", "train", "1", [2])
+
+
+def test_a_hang_says_who_waits_and_then_where_the_missing_rank_is() -> None:
+    """A change of a hang is that its stack has come."""
+    evidence = ["3 ranks have waited up to 5.0 s in all_reduce", "rank 2 is at train.py:7"]
+    hang = verdict(kind="hang", cause=None, victims=[0, 1, 3], evidence=evidence, cost_ms_per_step=None)
+    texts = [
+        Notification.of("j", {"event": event, "id": "1", "time_ns": 1, "verdict": hang}, REPORT).text
+        for event in ("opened", "changed", "closed")
+    ]
+    said = "HUNG in step 40: rank 2 on n0 did not arrive"
+    assert texts == [f"{said}; {evidence[0]}", f"changed: {said}; {evidence[1]}", f"over: {said}"]
 
 
 def test_a_name_cannot_call_a_channel(receiver: Receiver) -> None:
