@@ -222,7 +222,7 @@ class Top(App[None]):
         if self._picture.get("over"):
             return "ended"
         if age > _STALE_S:
-            return f"no data for {age:.0f} s"
+            return f"no data for {rows.age(age)}"
         lost = self._picture.get("lost") or ()
         return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}" if lost else "live"
 

@@ -57,8 +57,11 @@ def _name(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2 - 1]}…{text[-_LONGEST // 2 :]}"
 
 
-def _age(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+def age(seconds: float) -> str:
+    """For how long, in one unit."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:,.0f} h"
 
 
 def _ranks(ranks: Sequence[int]) -> str:
@@ -140,7 +143,7 @@ COLUMNS: Mapping[str, Sequence[Column]] = {
         Column("ranks", _of("size"), _whole),
         Column("step", _of("step"), _whole),
         Column("step\nms", _of("step_ms"), _number),
-        Column("last\nheard", _of("age_s"), _age),
+        Column("last\nheard", _of("age_s"), age),
         Column("verdict", _of("verdict"), one_line, left=True, falling=False),
     ),
 }

@@ -94,7 +94,7 @@ class RunDirectory:
     def picture(self, _: str | None) -> dict[str, Any]:
         from hindmost_collector.serve.newest import recorded
 
-        return recorded(self._path, self.report(None))
+        return recorded(self._path, self.report(None), time.time_ns())
 
     def report(self, _: str | None) -> dict[str, Any] | None:
         """The report that was written at the end; until then one that is made every ten seconds."""

@@ -312,7 +312,7 @@ from (
 """
 
 
-def recorded(path: Path, report: Mapping[str, Any] | None) -> dict[str, Any]:
+def recorded(path: Path, report: Mapping[str, Any] | None, now_ns: int) -> dict[str, Any]:
     """The same of a run directory, as its newest rows have it, also while it is written. Raises as ``open`` does."""
     from hindmost_collector.recording_api import Recording  # noqa: PLC0415 - loads DuckDB
 
@@ -333,7 +333,9 @@ def recorded(path: Path, report: Mapping[str, Any] | None) -> dict[str, Any]:
     newest = dict(_rows(run.sql("select rank, max(step) from steps group by rank")))
     steps = [float(newest.get(rank, np.nan)) for rank in range(max(ranks, default=-1) + 1)]
     over = run.meta.get("ended_ns") is not None
-    return picture(report, places, steps, added_up(values), job=job, over=over)
+    ((newest_ns,),) = _rows(run.sql("select max(time_ns) from metrics"))
+    age = {} if newest_ns is None else {"age_s": max(now_ns - newest_ns, 0) / 1e9}
+    return picture(report, places, steps, added_up(values), job=job, over=over, **age)
 
 
 def _rows(table: Any) -> Iterable[tuple[Any, ...]]:

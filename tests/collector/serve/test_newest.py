@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -9,11 +10,15 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
-from hindmost_collector.serve.newest import Newest, cell
+from hindmost_collector.recording_api import Recording
+from hindmost_collector.serve.newest import Newest, cell, recorded
 from hindmost_collector.serve.node_metrics import NodeMetrics
+from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate.write import simulated
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 SECOND = 1_000_000_000
 RANK = '{"job":"j","rank":"2"}'
@@ -145,3 +150,19 @@ def test_lost_contact_is_that_of_the_agents(outbox: Any, heard: int, age_s: floa
 def test_a_series_of_no_rank_is_left_out(labels: str) -> None:
     """Whatever an agent sends."""
     assert cell("n0", CPU, labels) is None
+
+
+@pytest.mark.parametrize(("ended_ns", "over"), [(None, False), (5, True)])
+def test_a_run_directory_has_the_same_tables(tmp_path: Path, ended_ns: int | None, over: bool) -> None:
+    """Of its newest samples; one that is no longer written says for how long."""
+    path = tmp_path / "run"
+    simulated(Scenario(ranks=16, steps=30, seed=1, faults=(Fault("gpu_throttle", (13,), 0.2),)), path)
+    newest_ns = int(Recording(path).sql("select max(time_ns) from metrics").column(0)[0].as_py())
+    if ended_ns:
+        meta = path / "meta.json"
+        meta.write_text(json.dumps({**json.loads(meta.read_text()), "ended_ns": ended_ns}))
+    shown = recorded(path, None, newest_ns + 42 * SECOND)
+    ranks = shown["tables"]["ranks"]
+    slow, other = (ranks["gpu_clock"][ranks["rank"].index(rank)] for rank in (13, 2))
+    assert slow < 0.9 * other
+    assert (len(ranks["rank"]), shown["age_s"], shown["over"]) == (16, 42.0, over)
