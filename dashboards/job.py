@@ -157,9 +157,10 @@ def steps() -> Panels:
     return [
         lines(
             "Step time of the job",
-            "Median and 99th percentile of the job's recent steps, and the step if no rank made others wait. A p99 far "
-            "above the median is an intermittent slowdown; if both rise, it is a persistent one.",
+            "The last minute; median and 99th percentile of the last five; and the step if no rank made others wait. A "
+            "p99 far above the median is an intermittent slowdown; if both rise, it is a persistent one.",
             "s",
+            (f"quantile(0.5, {seconds})", "last minute"),
             *((f"max({of_job(f'hindmost_job_step_{one}_seconds')})", one) for one in ("median", "p99", "ideal")),
             width=8,
         ),

@@ -54,7 +54,7 @@ Query = tuple[str, str]
 
 #: Where a click leads: a board, or the page of the job's collector.
 _HERE = "var-datasource=${datasource}&${__url_time_range}"
-_PAGE = "http://${page}/?job=${job_id}"
+_PAGE = "http://${page:raw}/?job=${job_id}"
 
 
 class Link(NamedTuple):

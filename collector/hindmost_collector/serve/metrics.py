@@ -291,6 +291,8 @@ def in_words(verdict: Mapping[str, Any]) -> str:
         return "unsure: no rank proven"
     ranks, cause = ranks_label(verdict.get("ranks") or []), verdict.get("cause")
     named = f"rank{'' if ranks.isdigit() else 's'} {ranks}" if ranks and not ranks.endswith("ranks") else ranks
+    if cause == "unknown":
+        cause = "" if verdict["kind"] in STOPS else "cause unknown"
     about = ", ".join(filter(None, (named, cause and cause.replace("_", " "))))
     return f"{verdict['kind'].replace('_', ' ')}{about and f': {about}'}"
 

@@ -229,7 +229,8 @@ SLOW = verdict("straggler", cause="gpu_throttle", ranks=[3], cost_ratio=0.4)
 @pytest.mark.parametrize(
     ("verdicts", "first", "urgency"),
     [
-        ([SLOW, verdict("hang", ranks=[5])], "hang: rank 5", 2),
+        ([SLOW, verdict("hang", cause="unknown", ranks=[5])], "hang: rank 5", 2),
+        ([verdict("straggler", cause="unknown", ranks=[1], cost_ratio=0.2)], "straggler: rank 1, cause unknown", 0.2),
         ([SLOW, verdict("desync", ranks=[5, 6])], "desync: ranks 5,6", 2),
         ([SLOW], "straggler: rank 3, gpu throttle", 0.4),
         ([verdict("balanced")], "balanced", 0),
