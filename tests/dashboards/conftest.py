@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "dashboards" / name for name in ("recording.yml", "alerts.yml")]
-INTERVAL_S, TICKS = 15, 40
+INTERVAL_S, TICKS = 15, 24
 
 #: What Grafana puts in place of its variables: all nodes and ranks, and the intervals of a fresh short job.
 VARIABLES = {"$node": ".*", "$gpu": ".*", "$__rate_interval": "60s", "$__range": "5m"}

@@ -1,4 +1,4 @@
-"""What boards show: of jobs that hang, are balanced, unsure or lost, and of a job of 192 ranks."""
+"""What boards show: of jobs that hang, are balanced, unsure or lost, and of a job of 96 ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.needs("promtool")
 
 END = INTERVAL_S * TICKS
 #: promtool loads 10,000 samples for one query at most.
-RANKS, PER_NODE, CULPRIT = 192, 8, 117
+RANKS, PER_NODE, CULPRIT = 96, 8, 57
 
 #: No panel may draw more lines than a person can tell apart, no table may have more rows than one scrolls.
 MOST = {"table": 50, "heatmap": 32, "statetimeline": 20}
@@ -145,7 +145,7 @@ def test_a_large_job_stays_readable_with_its_culprit_on_top(evaluate: Evaluate) 
 
 
 def big() -> Iterable[tuple[str, str]]:
-    """Series of a job of 192 ranks on 24 nodes, one of which is slow by a fifth of a step."""
+    """Series of a job of 96 ranks on 12 nodes, one of which is slow by a fifth of a step."""
     for rank in range(RANKS):
         slow, labels = rank == CULPRIT, f'job_id="big",rank="{rank}"'
         yield f'hindmost_rank_info{{{labels},node="n{rank // PER_NODE}",pid="{rank + 2}"}}', f"1x{TICKS}"

@@ -316,12 +316,12 @@ def test_metrics_page(collecting, fake_agent, tmp_path):
         for family in text_string_to_metric_families(metrics.decode())
         for sample in family.samples
     }
-    assert found["hindmost_rank_wait_seconds_total", ("job", "j"), ("rank", "0")] == pytest.approx(0.04)
-    assert found["hindmost_rank_wait_seconds_total", ("job", "j"), ("rank", "2")] == 0
-    assert found["hindmost_rank_caused_wait_seconds_total", ("job", "j"), ("rank", "2")] == pytest.approx(0.12)
-    assert found["hindmost_rank_last_arrivals_total", ("job", "j"), ("rank", "2")] == 10
+    assert found["hindmost_rank_wait_seconds_total", ("job_id", "j"), ("rank", "0")] == pytest.approx(0.04)
+    assert found["hindmost_rank_wait_seconds_total", ("job_id", "j"), ("rank", "2")] == 0
+    assert found["hindmost_rank_caused_wait_seconds_total", ("job_id", "j"), ("rank", "2")] == pytest.approx(0.12)
+    assert found["hindmost_rank_last_arrivals_total", ("job_id", "j"), ("rank", "2")] == 10
     assert found["hindmost_node_cpu_seconds_total", ("mode", "user"), ("node", "n0")] == 9
-    assert ("hindmost_rank_phase_seconds_total", ("job", "j"), ("phase", "input"), ("rank", "0")) not in found
+    assert ("hindmost_rank_phase_seconds_total", ("job_id", "j"), ("phase", "input"), ("rank", "0")) not in found
     assert json.loads(jobs)[0]["last_step"] == 9
     assert b"hindmost" in page
     assert ready == b"ready\n"
