@@ -50,8 +50,8 @@ def run(args: argparse.Namespace) -> int:
     """Show until the user leaves."""
     if not 0 < args.interval <= LONGEST:
         raise UsageError(f"--interval {args.interval:g}: use a number of seconds above 0, at most {LONGEST:g}")
-    path = Path(args.address)
-    source = RunDirectory(path) if path.is_dir() else Collector(args.address)
+    recorded = bool(args.address) and Path(args.address).is_dir()
+    source = RunDirectory(Path(args.address)) if recorded else Collector(args.address)
     if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         sys.stdout.write(printed(source, args.job))
         return 0
