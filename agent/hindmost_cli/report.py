@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
 
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
+
 FORMATS = ("text", "json", "html", "csv")
 #: A range of more is a slip of the keyboard.
 _MOST_RANKS = 1 << 20
@@ -58,15 +61,21 @@ def run(args: argparse.Namespace) -> int:
     given = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
     recordings_in = [args.path] if others else _recordings(args.path, args.format)
-    reports = [judged(one, given, others) for one in recordings_in]
+    found = [_judged(one, given, others) for one in recordings_in]
+    reports = [report.to_dict() for _, report in found]
     if chosen is not None:
         for report in reports:
             _refuse_unknown(args.ranks, chosen, report)
     more = [again(one, args) for one in recordings_in]
-    pages = [
-        render(report, args.format, chosen, color, args.explain, command)
-        for report, command in zip(reports, more, strict=True)
-    ]
+    if args.format == "html":
+        from hindmost_collector.report import html
+
+        pages = [html.render(told, run, report.overview) for told, (run, report) in zip(reports, found, strict=True)]
+    else:
+        pages = [
+            render(report, args.format, chosen, color, args.explain, command)
+            for report, command in zip(reports, more, strict=True)
+        ]
     write("\n".join(pages), args.output)
     return 0
 
@@ -105,6 +114,10 @@ def judged(path: Path | str, given: Mapping[str, float] | None = None, others: t
     """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
     given. ``others`` are run directories of the same job that other collectors wrote.
     """
+    return _judged(path, given, others)[1].to_dict()
+
+
+def _judged(path: Path | str, given: Mapping[str, float] | None, others: tuple[Path, ...]) -> tuple[Run, Report]:
     from hindmost_collector.formats import hindmost_run, recordings
     from hindmost_collector.options import with_thresholds
     from hindmost_judge.judge import judge
@@ -112,7 +125,7 @@ def judged(path: Path | str, given: Mapping[str, float] | None = None, others: t
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
     run = hindmost_run.load_together([Path(path), *others]) if others else recordings.load(path)
-    return judge(run, with_thresholds(dict(run.job.thresholds), given or {})).to_dict()
+    return run, judge(run, with_thresholds(dict(run.job.thresholds), given or {}))
 
 
 def parse_ranks(text: str) -> list[int]:

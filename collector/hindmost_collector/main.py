@@ -144,8 +144,8 @@ def abandon(collector: Collector) -> NoReturn:
     log.error("%s: stopping with unwritten data; agents keep it and send it again", trouble)
     job = collector.jobs.get(collector.options.job_id)
     if job is not None:
-        report = collector.judging.at_the_end(lambda: from_memory(collector, job, f"recording stopped ({trouble})"))
-        _say({"report": report or job.report})
+        judged = collector.judging.at_the_end(lambda: from_memory(collector, job, f"recording stopped ({trouble})"))
+        _say({"report": judged[1].to_dict() if judged else job.report})
     logging.shutdown()
     os._exit(1)
 

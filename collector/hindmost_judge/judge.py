@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import detect, detector
+from hindmost_judge import detect, detector, overview
 from hindmost_judge.causes import cpu_sharing, horovod_cycles, launch_bound, loading, slow_input, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, small_cohorts, straggler, uneven
 from hindmost_judge.graph import host_lanes
@@ -87,7 +87,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
 
 def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     """The report on ranks that all meet, and are the same from the first step to the last."""
-    blocks, aside, notes = _compared(run, settings)
+    blocks, aside, notes, seen = _compared(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     stop = hang.find(run, p99, settings)
     if stop is not None and not stop.seen and endings.first_to_die(run)[0]:  # what ended the job was no hang
@@ -118,7 +118,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if run.look:
-        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks))
+        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks), overview=seen)
     notes += stopped.note(run, found, stalls)
     what_if = summary.what_if(run, blocks, found)
     return Report(
@@ -128,18 +128,23 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),
         notes=tuple(notes),
         counted=last_counted(run, blocks, settings),
+        overview=seen,
     )
 
 
-def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.Planned], list[str]]:
-    """The run as blocks by which ranks are compared, what was set aside of them as planned, and notes on that."""
-    blocks = build_blocks.build(run, settings)
-    if blocks is None:
-        return None, [], []
+def _compared(
+    run: Run, settings: Settings
+) -> tuple[Blocks | None, list[waste.Planned], list[str], overview.Overview | None]:
+    """The run as blocks by which ranks are compared, what was set aside of them as planned, notes on that, and the
+    run as it is shown."""
+    blocks = built = build_blocks.build(run, settings)
+    if blocks is None or built is None:
+        return None, [], [], None
     by_work = host_lanes.by_work(blocks)
     by_work = by_work if by_work.lanes is not None else launch_bound.late_by_hosts(blocks, run)
     blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
-    return small_cohorts.set_apart(uneven.in_full(blocks, settings), settings), aside, notes
+    blocks = small_cohorts.set_apart(uneven.in_full(blocks, settings), settings)
+    return blocks, aside, notes, overview.of(built, blocks.excess)
 
 
 def _still_matter(found: list[Verdict]) -> list[Verdict]:
@@ -214,6 +219,7 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
         ranks=tuple(row for one in reports for row in one.ranks),
         what_if=replace(first.what_if, waste_by_rank_ms=by_rank, waste_by_node_ms=by_node),
         notes=tuple(dict.fromkeys([groups_note(groups), *(note for one in reports for note in one.notes)])),
+        overview=overview.together(seen) if (seen := [one.overview for one in reports if one.overview]) else None,
     )
 
 

@@ -1,6 +1,6 @@
-"""``make picture``: runs the demo and photographs its HTML report, docs/images/report.png. Needs chromium.
+"""``make picture``: photographs reports, docs/images: that of a demo run, and the page of a recording. Needs chromium.
 
-python -m docs.generate.picture RUN     # the report of a run directory instead
+python -m docs.generate.picture RUN     # the report of a run directory instead of the demo
 """
 
 from __future__ import annotations
@@ -17,14 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ROOT = Path(__file__).parents[2]
-PICTURE = ROOT / "docs" / "images" / "report.png"
+IMAGES = ROOT / "docs" / "images"
+RECORDING = ROOT / "tests/fixtures/recordings/ddp-observed-late-hosts.tar.xz"
+#: Pictures of the recording's page: the part of its address that says what is shown, width and height, dark or not.
+PAGES = {"page.png": ("", 1280, 1000, False), "page-rank.png": ("rank=0", 1400, 940, True)}
 WIDTH = 1100
 JOB = "mpirun --bind-to none -np 4 python examples/train_mpi.py --slow-rank 2 --slow-ms 4".split()
 QUIET = "--headless --no-sandbox --disable-gpu --hide-scrollbars --disable-background-networking".split()
-#: Asks a page where its table of ranks ends, which goes into its title: notes and folds are left out.
-MEASURE = """<script>addEventListener('load', () => {
-  document.title = Math.ceil(document.querySelector('table').getBoundingClientRect().bottom) + 2;
-})</script>"""
+#: Time that a page has to draw, ms of the browser's own clock.
+DRAWS = "--virtual-time-budget=4000"
+#: Asks a page where its card of ranks ends, which goes into its title: notes and folds are left out.
+MEASURE = """<script>setTimeout(() => {
+  document.title = Math.ceil(document.querySelector('#panel').getBoundingClientRect().bottom) + 8;
+}, 1500)</script>"""
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -38,12 +43,19 @@ def main(arguments: Sequence[str]) -> int:
         if not arguments:
             subprocess.run(["hindmost", "run", "--no-live", "--out", run, "--", *JOB], cwd=ROOT, check=True)
         subprocess.run(["hindmost", "report", run, "--format", "html", "-o", str(page)], check=True)
-        browser = [chromium, *QUIET, f"--user-data-dir={folder}/profile"]
-        height = _height(browser, page)
-        PICTURE.parent.mkdir(exist_ok=True)
-        shot = [f"--screenshot={PICTURE}", f"--window-size={WIDTH},{height}", page.as_uri()]
-        subprocess.run([*browser, *shot], check=True, capture_output=True)
+        browser = [chromium, *QUIET, DRAWS, f"--user-data-dir={folder}/profile"]
+        IMAGES.mkdir(exist_ok=True)
+        _photograph(browser, page.as_uri(), "report.png", WIDTH, _height(browser, page))
+        subprocess.run(["hindmost", "report", RECORDING, "--format", "html", "-o", str(page)], check=True)
+        for name, (address, width, height, dark) in PAGES.items():
+            colours = ["--force-dark-mode", "--blink-settings=preferredColorScheme=0"] if dark else []
+            _photograph([*browser, *colours], f"{page.as_uri()}#{address}", name, width, height)
     return 0
+
+
+def _photograph(browser: list[str], address: str, name: str, width: int, height: int) -> None:
+    shot = [f"--screenshot={IMAGES / name}", f"--window-size={width},{height}", address]
+    subprocess.run([*browser, *shot], check=True, capture_output=True)
 
 
 def _height(browser: list[str], page: Path) -> int:

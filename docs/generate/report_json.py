@@ -168,7 +168,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
     ),
 }
 #: Fields that no report has: they are for the judge's next evaluation of a running job.
-INSIDE = frozenset({"past", "shown_ms", "causes", "counted"})
+INSIDE = frozenset({"past", "shown_ms", "causes", "counted", "overview"})
 _RANKS_SHOWN = 1
 #: An object or an array with none inside, as ``json`` writes it over several lines.
 _LEAF, _WIDE = re.compile(r"[\[{][^\[\]{}]*[\]}]"), 110

@@ -7,15 +7,19 @@ import subprocess
 import tempfile
 import time
 import urllib.request
-from typing import TYPE_CHECKING, Any, cast
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from hindmost_collector.page.history import StepHistory
+from hindmost_collector.serve import http
 from hindmost_collector.serve.http import Page
+from hindmost_collector.serve.live_page import Condition, LivePage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from hindmost_collector.serve.scrape import Scrape
+    from hindmost_judge.overview import Overview
 
 #: Without the background-networking flags Chromium calls home at every start.
 FLAGS = (
@@ -51,7 +55,7 @@ class Browser:
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": []})
 
     def until(self, script: str) -> Any:
-        """The value of ``script`` once it is true; the page polls every two seconds."""
+        """The value of ``script`` once it is true; the page hears of news each second."""
         deadline = time.monotonic() + WAIT_S
         while not (value := self.run(f"return {script}")):
             assert time.monotonic() < deadline, f"never true in the page: {script}"
@@ -84,19 +88,48 @@ class Browser:
             return json.load(answer)["value"]
 
 
-class Told:
-    """Stands where the collector's state stands: one job with one report."""
+class Shown:
+    """Stands where the collector's state stands: one running job with one report, or none."""
 
-    def __init__(self, report: dict[str, Any] | None) -> None:
-        self.shown = report
+    def __init__(self, report: dict[str, Any] | None, seen: Overview | None = None) -> None:
+        self.condition = Condition("running", "", 10**9)
+        self.stack: str | None = None
+        history = StepHistory()
+        if seen is not None:
+            history.add(seen)
+        ranks = [row["rank"] for row in (report or {}).get("ranks", ())]
+        self.job = SimpleNamespace(
+            id=(report or {"job": {"id": None}})["job"]["id"],
+            command=(report or {"job": {}})["job"].get("command"),
+            report=report,
+            reported=1,
+            history=history,
+            events=[],
+            world_size=len(ranks) or None,
+            started_ns=0,
+            verdicts=lambda: (report or {}).get("verdicts", []),
+            window=SimpleNamespace(
+                last_step=-1,
+                nodes=1,
+                ranks=lambda: {"rank": ranks},
+                nodes_of=lambda: {row["rank"]: row["node"] or "" for row in (report or {}).get("ranks", ())},
+                stack=lambda _: self.stack,
+            ),
+        )
+        parts: Any = SimpleNamespace(
+            jobs={self.job.id: self.job} if report else {},
+            recorder=SimpleNamespace(store=None, trouble=None),
+        )
+        self.live = LivePage(parts, lambda _: self.condition)
 
-    def report(self, job: str | None) -> dict[str, Any] | None:
+    def report(self, _: str | None) -> dict[str, Any] | None:
         """The report, whichever job is asked for."""
-        return self.shown
+        found: dict[str, Any] | None = self.job.report
+        return found
 
     def jobs(self) -> list[dict[str, Any]]:
         """The one job."""
-        return [{"id": self.shown["job"]["id"]}] if self.shown else []
+        return self.live.jobs()
 
     def metrics(self) -> bytes:
         """None of them."""
@@ -105,6 +138,10 @@ class Told:
     def ready(self) -> str | None:
         """Always."""
         return None
+
+    def damage(self) -> list[str]:
+        """None."""
+        return []
 
 
 @pytest.fixture(scope="session")
@@ -122,18 +159,21 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def show(browser: Browser) -> Iterator[Callable[[dict[str, Any] | None], Told]]:
+def show(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Shown]]:
     """Serve a report on the collector's page and open it."""
     pages: list[Page] = []
+    monkeypatch.setattr(http, "STATE_S", 0.1)
 
-    def serve(report: dict[str, Any] | None) -> Told:
-        told = Told(report)
-        pages.append(Page(("127.0.0.1", 0), cast("Scrape", told)))
+    def serve(report: dict[str, Any] | None, seen: Overview | None = None, query: str = "") -> Shown:
+        shown = Shown(report, seen)
+        pages.append(Page(("127.0.0.1", 0), shown))
+        shown.close = pages[-1].close  # type: ignore[attr-defined]
         browser.width(1280)
-        browser.open(f"http://{pages[-1].address}/")
-        return told
+        browser.open(f"http://{pages[-1].address}/{query}")
+        return shown
 
     yield serve
+    browser.open("about:blank")
     for page in pages:
         page.close()
 

@@ -2,133 +2,293 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
-from hindmost_collector.report import text
-from hindmost_collector.report.rendered import rendered
+from hindmost_collector.page import data, document
+from hindmost_collector.page.history import StepHistory
+from hindmost_collector.serve.live_page import Condition
+from hindmost_judge.overview import Overview
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 pytestmark = pytest.mark.needs("chromium", "chromedriver")
 
+ROWS = "document.querySelectorAll('tr.rank').length"
+MS = 1e6
+
 
 def test_the_verdict_is_what_a_reader_sees_first(browser: Any, show: Callable[..., Any]) -> None:
-    """Who, what it costs, why, since when, and what to do stand in the page's first card."""
+    """Who, what it costs, why, since when, and what to do with a command to copy stand in the page's first card."""
     show(report())
     browser.until("document.querySelector('.verdict h2').innerText.includes('rank 2')")
     card = browser.text(".verdict")
-    assert "SLOW rank 2" in card
-    assert ": computing, since step 20" in card
+    assert " ".join(card.split()).startswith("SLOW rank 2 on n0: computing, since step 20 99 % sure")
     assert "last into 147 of 150 all-reduces" in card
-    assert "Cost 4.1 of 13.2 ms per step since then (31 %); without it a step takes 9.1 ms" in card
-    assert "99 % sure" in card
+    assert "costs 4.1 of 13.2 ms per step since then (31 %)" in card
+    assert "without it a step takes 9.1 ms" in browser.run("return document.querySelector('.verdict').textContent")
     assert "Do compare its host" in card
+    assert browser.run("return document.querySelector('.verdict .copy').ariaLabel") == "copy nvidia-smi -q"
     assert browser.run("return document.title").startswith("●")
     assert browser.complaints() == []
 
 
-def test_the_page_says_the_words_of_the_report(browser: Any, show: Callable[..., Any]) -> None:
-    """How much of the run a cost is a share of, whose repair it takes for granted, who did not come: all as written."""
-    straggler = report()["verdicts"][0]
-    common = {"victims": [0, 1], "confidence": 0.9, "evidence": ["seen"], "advice": ["look"], "cause": "unknown"}
-    stop = common | dict.fromkeys(("cost_ms_per_step", "cost_ratio", "since_step"))
-    told = report(
-        verdicts=[
-            straggler | {"ranks": [3], "since_step": None, "given": [2]},
-            straggler | {"until_step": 90},
-            stop | {"kind": "hang", "ranks": [2]},
-            stop | {"kind": "desync", "ranks": []},
-            straggler | {"kind": "uneven_workload", "ranks": []},
-        ]
-    ) | {"notes": ["4 ranks share the 2 CPUs of vm"]}
-    show(told)
-    browser.until("document.querySelectorAll('.verdict').length == 5")
-    seen = " ".join(browser.text("main").split())
-    written = [(line[:7].strip(), line[7:].strip()) for line in text.render(told, width=10_000).splitlines()]
-    sentences = [words for label, words in written if label in ("WHY", "COST", "DO", "NOTE")]
-    assert len(sentences) == 5 * len(("WHY", "DO")) + 3 + 1
-    sentences += [one.what for one in rendered(told)]
-    assert [one for one in sentences if one not in seen] == []
-
-
-def test_the_culprits_row_stands_out(browser: Any, show: Callable[..., Any]) -> None:
-    """The named rank, and only it, is marked in the table, and comes first."""
-    show(report())
-    browser.until("document.querySelectorAll('tbody tr').length == 4")
-    marked = browser.run("return [...document.querySelectorAll('tbody tr')].map(row => row.className == 'bad')")
-    assert marked == [True, False, False, False]
-    assert browser.run("return document.querySelector('tbody td').innerText") == "2"
-
-
-def test_a_column_sorts_when_it_is_clicked(browser: Any, show: Callable[..., Any]) -> None:
-    """Clicking on rank lists the ranks by number, clicking again the other way round."""
-    show(report())
-    browser.until("document.querySelectorAll('tbody tr').length == 4")
-    first = "return document.querySelector('tbody td').innerText"
-    seen = set()
+def test_the_culprits_row_stands_out_and_columns_sort(browser: Any, show: Callable[..., Any]) -> None:
+    """The named rank, and only it, is marked, and comes first; a click on a heading sorts, and says so."""
+    show(report(), overview())
+    browser.until(f"{ROWS} == 4")
+    rows = "return [...document.querySelectorAll('tr.rank')].map(row => row.className.includes('bad'))"
+    assert browser.run(rows) == [True, False, False, False]
+    first = "return document.querySelector('tr.rank td').innerText"
+    assert browser.run(first) == "2"
+    seen = []
     for _ in range(2):
-        browser.run("document.querySelector('thead th').click()")
-        seen.add(browser.run(first))
-    assert seen == {"0", "3"}
+        browser.run("document.querySelector('thead th button').click()")
+        seen.append((browser.run(first), browser.run("return document.querySelector('th[aria-sort]').ariaSort")))
+    assert seen == [("0", "ascending"), ("3", "descending")]
+
+
+def test_the_map_shows_the_slow_rank_where_it_is_slow(browser: Any, show: Callable[..., Any]) -> None:
+    """Pixels of its late steps differ from those of its early steps, and of other ranks."""
+    show(report(), overview())
+    browser.until(f"{ROWS} == 4")
+    colour = """
+      const at = (rank, step) => {
+        const ratio = heat.canvas.width / heat.box.clientWidth;
+        const y = heat.top + (rank + 0.5) * heat.high / 4;
+        return heat.canvas.getContext('2d').getImageData(heat.x(step + 0.5) * ratio, y * ratio, 1, 1).data.join();
+      };
+    """
+    late, early, other = browser.run(f"{colour} return [at(2, 90), at(2, 8), at(1, 90)]")
+    assert early == other
+    assert late != early
+
+
+def test_a_brushed_range_recomputes_the_table(browser: Any, show: Callable[..., Any]) -> None:
+    """Dragging over the steps before the onset shows no delay; the address keeps them, and what all steps had."""
+    show(report(), overview())
+    browser.until(f"{ROWS} == 4")
+    delay = "document.querySelector('tr.rank.bad').children[3]"
+    browser.until(f"{delay}.firstChild.innerText == '4.00 ms'")
+    browser.run("""
+      const box = heat.canvas.getBoundingClientRect();
+      const at = (type, step) => heat.canvas.dispatchEvent(new PointerEvent(type, {
+        clientX: box.left + heat.x(step), clientY: box.top + 20, pointerId: 1, bubbles: true }));
+      heat.canvas.setPointerCapture = () => {};
+      at('pointerdown', 4.5); at('pointermove', 12.5); at('pointerup', 15.5);
+    """)
+    browser.until(f"{delay}.firstChild.innerText == '0 ms'")
+    assert browser.run(f"return {delay}.lastChild.innerText") == "3.20 ms"
+    assert "steps=4-15" in browser.run("return location.search")
+    assert browser.text("#which").startswith("means of steps 4 to 15")
+
+
+def test_the_address_brings_back_what_was_shown(browser: Any, show: Callable[..., Any]) -> None:
+    """Job, steps and rank: a link that is passed on shows the same."""
+    shown = show(report(), overview(), "?job=demo&rank=1&steps=4-15")
+    shown.stack = "train.py:7 in <module>"
+    browser.until("document.querySelector('#drawer h2') && !document.querySelector('#drawer').hidden")
+    assert browser.text("#drawer h2") == "rank 1"
+    assert browser.text("#which").startswith("means of steps 4 to 15")
+    browser.until("document.querySelector('#state').innerText == 'running'")
+    assert browser.run("return location.search") == "?job=demo&rank=1&steps=4-15"
+
+
+def test_news_arrives_without_taking_the_focus(browser: Any, show: Callable[..., Any]) -> None:
+    """A row is the same element with other figures, and keeps the focus; only a new verdict is spoken."""
+    shown = show(report(), overview(), "?steps=all")
+    browser.until(f"{ROWS} == 4")
+    browser.run("window.row = rowOf.get(3); row.querySelector('button').focus()")
+    before = browser.run("return row.children[4].innerText")
+    shown.job.history.add(overview(slow_ms=40.0, steps=(100, 180)))
+    browser.until(f"row.children[4].innerText != {json.dumps(before)}")
+    assert browser.run("return document.activeElement == row.querySelector('button') && row == rowOf.get(3)")
+    assert browser.run("return document.querySelector('#spoken').innerText") == ""
+    shown.job.report = report(verdicts=[STRAGGLER | {"ranks": [1]}])
+    shown.job.reported += 1
+    browser.until("document.querySelector('#spoken').innerText.includes('rank 1')")
+
+
+def test_keys_lead_through_the_table(browser: Any, show: Callable[..., Any]) -> None:
+    """j and k go from rank to rank, / to the filter, s sorts, ? explains, Escape closes."""
+    show(report(), overview())
+    browser.until(f"{ROWS} == 4")
+    press = (
+        "const press = key => document.activeElement.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));"
+    )
+    focused = "document.activeElement.getAttribute('aria-label')"
+    assert browser.run(f"{press} press('j'); press('j'); press('k'); return {focused}") == "rank 2"
+    assert (
+        browser.run(f"{press} press('s'); return document.querySelector('th[aria-sort]').innerText") == "last to arrive"
+    )
+    assert browser.run(f"{press} press('?'); return document.querySelector('#keys').open")
+    browser.run("document.querySelector('#keys').close()")
+    assert browser.run(f"{press} press('/'); return document.activeElement.id") == "filter"
+    browser.run("const box = document.querySelector('#filter'); box.value = '0-1'; box.oninput()")
+    assert browser.run(f"return {ROWS}") == 2
 
 
 def test_what_was_not_measured_is_a_dash(browser: Any, show: Callable[..., Any]) -> None:
     """A report full of nulls shows dashes: no zero, no NaN, no word of the language the page is written in."""
     empty = dict.fromkeys(("step_ms", "wait_ms", "caused_wait_ms", "share_last", "node", "gpu"))
     show(report(ranks=[{"rank": rank, "phases_ms": {}, **empty} for rank in range(2)]))
-    browser.until("document.querySelectorAll('tbody tr').length == 2")
-    cells = browser.run("return [...document.querySelectorAll('tbody tr:first-child td')].map(cell => cell.innerText)")
-    assert set(cells[1:]) == {"\u2013", ""}
-    everything = browser.text("main")
+    browser.until(f"{ROWS} == 2")
+    cells = browser.run("return [...document.querySelectorAll('tr.rank:nth-child(2) td')].map(cell => cell.innerText)")
+    assert {cell.strip() for cell in cells[3:]} == {"\u2013"}
+    everything = browser.text("body")
     assert not [word for word in ("NaN", "undefined", "null", "[object") if word in everything]
 
 
 def test_names_from_the_job_are_text(browser: Any, show: Callable[..., Any]) -> None:
-    """A command, a node or an evidence line that looks like markup is shown, not obeyed."""
-    hostile = "<img src=x onerror='document.title=1'><script>document.title=2</script>"
+    """A command, a node, a stack or an evidence line that looks like markup is shown, not obeyed."""
+    hostile = "<img src=x onerror='document.title=1'></script><script>document.title=2</script>"
     hostile_ranks = [{**row, "node": hostile} for row in report()["ranks"]]
-    show(report(command=hostile, evidence=[hostile], ranks=hostile_ranks))
-    browser.until("document.querySelectorAll('tbody tr').length == 4")
-    assert browser.run("return document.querySelectorAll('main img, main script').length") == 0
-    assert hostile in browser.text("#job")
+    shown = show(report(command=hostile, evidence=[hostile], ranks=hostile_ranks), overview(), "?rank=1")
+    shown.stack = hostile
+    browser.until(f"{ROWS} == 4")
+    assert browser.run("return document.querySelectorAll('img, main script, aside script').length") == 0
+    assert hostile in browser.text("#command")
+    page = document.render({"state": {"state": "ended", "command": hostile}, "report": None, "ranks": None}, hostile)
+    assert hostile not in page
 
 
-def test_a_thousand_ranks_stay_readable(browser: Any, show: Callable[..., Any]) -> None:
-    """Of 1,024 ranks the page shows the worst ones, the culprit on top, and says that there are more."""
-    show(report(world_size=1024))
-    shown = browser.until("document.querySelectorAll('tbody tr').length")
-    assert shown <= 256
-    assert browser.run("return document.querySelector('tbody td').innerText") == "2"
-    assert "1024 ranks" in browser.text("#table")
+STATES = {
+    ("running", ""): "running",
+    ("hung", ""): "hung",
+    ("ended", "exit code 1"): "ended",
+    ("lost", "no agent has sent anything for 20 s"): "contact lost",
+    ("starting", ""): "starting",
+}
 
 
-def test_nothing_wrong_looks_different_from_trouble(browser: Any, show: Callable[..., Any]) -> None:
-    """A balanced job has a calm card, no marked row, and no bullet in the title of the tab."""
-    balanced = {"kind": "balanced", "ranks": [], "cause": None, "evidence": ["no rank is late"], "confidence": 0.99}
-    show(report(verdicts=[balanced]))
-    browser.until("document.querySelector('.verdict.fine h2').innerText == 'OK no rank is slow 99 % sure'")
-    assert browser.run("return document.querySelectorAll('tr.bad').length") == 0
-    assert not browser.run("return document.title").startswith("●")
+def test_each_state_is_shown_as_what_it_is(browser: Any, show: Callable[..., Any]) -> None:
+    """A job whose agents died does not stay green, and its verdict is said to be of before."""
+    shown = show(report(), overview())
+    colours = {}
+    for (state, why), words in STATES.items():
+        shown.condition = Condition(state, why, 0)
+        browser.until(f"document.querySelector('#state').innerText == {json.dumps(words)}")
+        colours[state] = browser.run("return getComputedStyle(document.querySelector('#state')).color")
+        assert why in browser.text("body")
+        assert browser.run("return document.body.classList.contains('stale')") == (state == "lost")
+    assert list(colours.values()).count(colours["running"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "head", "calm"),
+    [
+        ({"kind": "balanced", "confidence": 0.99}, "OK no rank is slow 99 % sure", "ok"),
+        ({"kind": "balanced", "confidence": 0.4}, "UNSURE cannot say whether a rank is slow", "unsure"),
+        ({"kind": "insufficient_data"}, "NOT ENOUGH DATA cannot say whether a rank is slow", "nodata"),
+        ({"kind": "hang", "ranks": [1], "victims": [0]}, "HUNG rank 1 on n0 did not arrive", "bad"),
+    ],
+)
+def test_each_verdict_looks_like_what_it_is(
+    browser: Any, show: Callable[..., Any], verdict: dict[str, Any], head: str, calm: str
+) -> None:
+    """Health, doubt, too little data and a stop have looks of their own; a hang comes before costs."""
+    nothing = {"ranks": [], "victims": [], "cause": None, "evidence": ["seen"], "advice": []}
+    show(report(verdicts=[nothing | verdict]))
+    browser.until("document.querySelector('.verdict h2') && document.title.includes('demo')")
+    assert " ".join(browser.text(".verdict h2").split()) == head
+    assert browser.run(f"return document.querySelector('.verdict').classList.contains('{calm}')")
+    assert browser.run("return document.title").startswith("●") == (calm == "bad")
+
+
+def test_a_collector_that_stopped_is_said_to_have(browser: Any, show: Callable[..., Any]) -> None:
+    """After the end of its job the page keeps what it had; before it, what is shown is said to be old."""
+    shown = show(report(), overview())
+    browser.until("document.querySelector('#state').innerText == 'running'")
+    shown.condition = Condition("ended", "", None)
+    shown.close()
+    browser.until("document.querySelector('#state').innerText == 'ended'")
+    assert "The collector has stopped" in browser.text("#alarm")
+    browser.run("told(null, false)")
+    assert browser.text("#state") == "ended"
+    browser.run("now.state.state = 'running'; told(null, false)")
+    assert "does not answer" in browser.text("#state")
 
 
 def test_a_telephone_needs_no_sideways_scrolling(browser: Any, show: Callable[..., Any]) -> None:
     """At 400 pixels the page itself is not wider than the window; only the table scrolls within its card."""
-    show(report())
-    browser.until("document.querySelectorAll('tbody tr').length == 4")
+    show(report(), overview())
+    browser.until(f"{ROWS} == 4")
     browser.width(400)
     assert browser.run("return window.innerWidth") <= 500
-    assert browser.run("return document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+    browser.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-def test_a_collector_that_went_away_is_said_to_be(browser: Any, show: Callable[..., Any]) -> None:
-    """When requests fail the page says so instead of showing old figures as live."""
-    show(report())
-    browser.until("document.querySelector('#live').innerText == 'live'")
-    browser.run("window.fetch = () => Promise.reject(new Error('gone')); document.querySelector('#jobs').onchange()")
-    browser.until("document.querySelector('#live').innerText.includes('does not answer')")
-    assert "does not answer" in browser.run("return document.querySelector('#live').innerText")
+def test_a_thousand_ranks_scroll(browser: Any, show: Callable[..., Any]) -> None:
+    """1,024 ranks of 500 steps: few rows are elements, and a new place is drawn in a thirtieth of a second."""
+    show(report(world_size=1024), overview(ranks=1024, steps=(0, 500)))
+    assert browser.until(ROWS) < 60
+    took = browser.run("""
+      const box = document.querySelector('#scroll'), times = [];
+      for (let at = 0; at < 40; at++) {
+        const began = performance.now();
+        box.scrollTop = at * 997; fill(); box.getBoundingClientRect(); document.body.offsetHeight;
+        times.push(performance.now() - began);
+      }
+      return times.sort((one, other) => one - other)[4];
+    """)
+    assert took < 1000 / 30
+    assert browser.run("return document.documentElement.scrollHeight") < 2000
+
+
+def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: Path) -> None:
+    """Without a server: the same map, the same rows, and means of chosen steps as the collector computes them."""
+    seen, told = overview(), report()
+    history = StepHistory()
+    history.add(seen)
+    steps = data.of_steps(history, {})
+    inside = {**data.of_stored(told), "steps": steps, "cube": data.of_cube(history), "gauges": [], "stacks": {}}
+    (tmp_path / "report.html").write_text(document.render(inside), encoding="utf-8")
+    browser.open((tmp_path / "report.html").as_uri() + "#steps=40-99")
+    browser.until(f"{ROWS} == 4")
+    assert browser.run("return document.querySelector('tr.rank.bad').children[3].firstChild.innerText") == "4.00 ms"
+    assert browser.text("#state") == "ended"
+    assert browser.run("return heat.steps.heat.rows") == 4
+    browser.run("choose([4, 15])")
+    browser.until("document.querySelector('tr.rank.bad').children[3].firstChild.innerText == '0 ms'")
+    assert browser.complaints() == []
+
+
+@pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe-core-python")
+def test_axe_finds_nothing_serious(browser: Any, show: Callable[..., Any]) -> None:
+    """Contrast, names and order of what is on the page, with a drawer open."""
+    show(report(), overview(), "?rank=1")
+    browser.until("!document.querySelector('#drawer').hidden")
+    spec = find_spec("axe_core_python")
+    assert spec is not None
+    assert spec.origin is not None
+    browser.run(Path(spec.origin).with_name("axe.min.js").read_text(encoding="utf-8") + "; window.axe = axe")
+    browser.run("axe.run({preload: false}).then(found => { window.found = found.violations; })")
+    browser.until("window.found && true")
+    serious = browser.run("""
+      return found.filter(one => ['serious', 'critical'].includes(one.impact))
+        .map(one => one.id + ': ' + one.nodes.map(node => node.html).join(' '))
+    """)
+    assert serious == []
+
+
+STRAGGLER = {
+    "kind": "straggler",
+    "ranks": [2],
+    "victims": [],
+    "cause": "compute",
+    "since_step": 20,
+    "until_step": None,
+    "cost_ms_per_step": 4.1,
+    "cost_ratio": 0.31,
+    "confidence": 0.99,
+    "evidence": ["last into 147 of 150 all-reduces"],
+    "advice": ["compare its host and GPU with its peers: `nvidia-smi -q`"],
+}
 
 
 def report(
@@ -140,23 +300,14 @@ def report(
     verdicts: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """A report of a job in which rank 2 is slow."""
-    straggler = {
-        "kind": "straggler",
-        "ranks": [2],
-        "cause": "compute",
-        "since_step": 20,
-        "cost_ms_per_step": 4.1,
-        "cost_ratio": 0.31,
-        "confidence": 0.99,
-        "evidence": evidence or ["last into 147 of 150 all-reduces"],
-        "advice": ["compare its host and GPU with its peers"],
-    }
+    straggler = {**STRAGGLER, "evidence": evidence or STRAGGLER["evidence"]}
     return {
         "schema": "hindmost.report/1",
-        "job": {"id": "demo", "command": command, "world_size": world_size, "nodes": 1, "steps": 150},
+        "job": {"id": "demo", "command": command, "world_size": world_size, "nodes": 1, "steps": 150, "step_ms": {}},
         "verdicts": verdicts if verdicts is not None else [straggler],
         "ranks": ranks if ranks is not None else [row(rank) for rank in range(world_size)],
         "what_if": {},
+        "notes": [],
     }
 
 
@@ -166,9 +317,40 @@ def row(rank: int) -> dict[str, Any]:
     return {
         "rank": rank,
         "node": "n0",
+        "gpu": None,
         "step_ms": 13.2,
         "phases_ms": {"input": 1.0, "forward": 12.0 if slow else 8.0},
         "wait_ms": 0.1 if slow else 4.1,
         "caused_wait_ms": 12.3 if slow else 0.0,
         "share_last": 0.98 if slow else 0.01,
     }
+
+
+def overview(ranks: int = 4, steps: tuple[int, int] = (0, 100), slow_ms: float = 4.0, since: int = 20) -> Overview:
+    """Steps of 10 ms, in which rank 2 is slow from a step on and all others wait for it."""
+    numbers = np.arange(*steps)
+    late = np.zeros((ranks, len(numbers)))
+    late[2, numbers >= since] = slow_ms * MS
+    longest = late.max(axis=0)
+    period = np.full(len(numbers), 10 * MS)
+    forward = np.full(late.shape, 4 * MS) + late * 10 / (10 + slow_ms)
+    planes = {
+        "delay": late,
+        "own": forward,
+        "wait": (longest - late) / 2,
+        "transfer": np.full(late.shape, 1 * MS),
+        "caused": late * (ranks - 1),
+        "last": (late > 0).astype(float),
+        "forward": forward,
+        "sync": np.full(late.shape, 1 * MS) + (longest - late) / 2,
+    }
+    return Overview(
+        ranks=np.arange(ranks),
+        steps=numbers,
+        period=period,
+        role=np.zeros(ranks, np.int64),
+        planes=planes,
+        on_gpu=False,
+        gathers=False,
+        checkpoint=numbers == 50,
+    )

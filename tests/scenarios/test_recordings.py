@@ -10,8 +10,10 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hindmost_collector.formats.recordings import load
+from hindmost_collector.page.history import StepHistory
 from hindmost_judge.judge import judge
 
 from tests.recordings import OURS, STUDY, judged, recorded, recording
@@ -56,6 +58,23 @@ def test_the_verdict_explains_the_table(name: str) -> None:
 def test_ranks_wait_for_others_that_the_table_shows(name: str) -> None:
     """What ranks wait for a late one is caused by one; elsewhere the caption says what else the column holds."""
     assert waits_of_no_rank(judged(recording(name))) == []
+
+
+@_OF_EVERY_RECORDING
+def test_lanes_add_up_to_the_step(name: str) -> None:
+    """What was measured of a host and of a GPU is no more than 2 % longer than the step; drawn, it is the step."""
+    seen = judged(recording(name)).overview
+    if seen is None:
+        return
+    history = StepHistory()
+    history.add(seen)
+    means = history.means()
+    for lane in means.lanes().values() if means else ():
+        known = ~np.isnan(lane.measured)
+        assert known.any()
+        assert lane.measured[known].max() <= 1.02
+        assert sum(lane.parts.values())[known] == pytest.approx(1.0)
+        assert min(part[known].min() for part in lane.parts.values()) >= 0.0
 
 
 def test_a_slow_stage_of_one_rank_is_reported_with_its_rank() -> None:

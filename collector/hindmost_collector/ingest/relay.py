@@ -156,6 +156,8 @@ async def _up(link: Link, number: int, first: bytes, requests: AsyncIterator[byt
 class RelayPage:
     """What a relay's HTTP side shows: health and its own metrics."""
 
+    live = None
+
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
         self._registry = CollectorRegistry()

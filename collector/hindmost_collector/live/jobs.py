@@ -7,6 +7,7 @@ verdict comes as soon as the patience is over, whatever the pace of evaluation, 
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from hindmost_collector.live import evaluated
 from hindmost_collector.live.evaluated import ROWS
 from hindmost_collector.live.totals import RankTotals
 from hindmost_collector.live.window import Window
+from hindmost_collector.page.history import StepHistory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 #: A job that does nothing for so long, ns, may stand still.
 _STANDS_NS = 1_000_000_000
+#: Changes of verdicts that are remembered of a running job.
+_EVENTS = 200
 
 
 class LiveJob:
@@ -40,6 +44,9 @@ class LiveJob:
     def __init__(self, job: str, now_ns: int, command: str | None = None, settings: Settings = DEFAULT) -> None:
         self.id, self.command = job, command
         self.started_ns = self.heard_ns = now_ns
+        self.history = StepHistory()
+        self.events: deque[Mapping[str, Any]] = deque(maxlen=_EVENTS)
+        self.reported = 0  # how many reports there were
         self.window, self.totals = Window(), RankTotals()
         self.settings, self.stall = settings, StallWatch(settings)
         self.window.command, self.window.started_ns = command, now_ns

@@ -18,14 +18,17 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_collector.live import incremental
 from hindmost_collector.live.evaluated import LEAST_ROWS, ROWS
 from hindmost_collector.live.incremental import Seen
+from hindmost_collector.page.data import gauges_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
     from hindmost_judge.model import Counted, Past, Run
     from hindmost_judge.settings import Settings
+    from hindmost_judge.verdict.schema import Report
 
     from hindmost_collector.live.incremental import Key
+    from hindmost_collector.page.history import StepHistory
 
     Judge = Callable[[Run], Any]
     Snapshot = Callable[[], Run]
@@ -256,13 +259,16 @@ class Judging:
         turn = self._turns[job]
         return self._clock() >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
-    def look(self, job: str, newest: Snapshot) -> bool | None:
+    def look(self, job: str, newest: Snapshot, show: StepHistory | None = None) -> bool | None:
         """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
-        failed."""
+        failed. Steps that follow those of ``show`` are added to it."""
         turn = self._begun(job)
 
         def of_newest(judge: Judge) -> bool:
-            turn.seen = seen = incremental.seen(judge(turn.after_others(newest())))
+            found = judge(turn.after_others(newest()))
+            if show is not None and found.overview is not None:
+                show.add(found.overview, without_gap=True)
+            turn.seen = seen = incremental.seen(found)
             said = incremental.news(turn.held, turn.newest, seen)
             said |= {key for key in incremental.apart(turn.held, seen) if key in turn.doubts}
             turn.asked = turn.doubts.worth(said, self._clock(), again=self._affords(turn, IN_VAIN))
@@ -272,11 +278,14 @@ class Judging:
 
         return self._charged(of_newest, lambda used: self._charge_look(turn, used))
 
-    def judged(self, job: str, run: Snapshot, *, beside: bool = False) -> dict[str, Any] | None:
+    def judged(
+        self, job: str, run: Snapshot, *, beside: bool = False, show: StepHistory | None = None
+    ) -> dict[str, Any] | None:
         """The report on a window, as ``hindmost.report/1``.
 
         None where judging failed, which is logged once and never stops the collector. Each window passes its findings
         to the next one. One that is judged ``beside`` incremental evaluations leaves the job's next turn to these.
+        Its new steps are added to ``show``.
         """
         turn = self._turns.setdefault(job, _Turn()) if beside else self._begun(job)
 
@@ -284,6 +293,8 @@ class Judging:
             asked, before, newest = turn.asked, turn.held, turn.seen
             found = judge(turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
+            if show is not None and found.overview is not None:
+                show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
             turn.counted = found.counted or turn.counted
             turn.held = incremental.seen(found)
@@ -294,9 +305,15 @@ class Judging:
 
         return self._charged(of_all, lambda used: self._charge(turn, used))
 
-    def at_the_end(self, run: Snapshot) -> dict[str, Any] | None:
-        """The report on a job that is over, None where judging failed; what it takes is nothing to jobs that run."""
-        return self._charged(lambda judge: dict(judge(run()).to_dict()), lambda _: None)
+    def at_the_end(self, run: Snapshot) -> tuple[Run, Report] | None:
+        """A job that is over and the report on it, None where judging failed; what it takes is nothing to jobs that
+        run."""
+
+        def of_all(judge: Judge) -> tuple[Run, Report]:
+            whole = run()
+            return whole, judge(whole)
+
+        return self._charged(of_all, lambda _: None)
 
     def settled(self, job: str) -> bool:
         """Whether the newest steps, as last evaluated, name the same ranks as the full evaluation."""

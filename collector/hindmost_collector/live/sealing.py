@@ -51,16 +51,18 @@ async def finish(parts: Parts, job: LiveJob, flush: Callable[[], Awaitable[None]
 
 def _seal(parts: Parts, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
-    report = parts.judging.at_the_end(lambda: _whole(parts, job))
-    if report is None:
+    judged = parts.judging.at_the_end(lambda: _whole(parts, job))
+    if judged is None:
         return None
-    job.report = report
+    run, found = judged
+    report = job.report = found.to_dict()
+    job.reported += 1
     store = parts.recorder.store
     if store is None:
         return report
     try:
         store.write_file(job.id, "report.json", json.dumps(report, indent=1).encode() + b"\n")
-        store.write_file(job.id, "report.html", html.render(report).encode())
+        store.write_file(job.id, "report.html", html.render(report, run, found.overview).encode())
     except OSError as error:
         log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
         return report

@@ -97,7 +97,7 @@ class Watch:
                 self._wholes.pop(name).result()
             return
         seen = self._seen(job)
-        news = await asyncio.to_thread(judging.look, name, newest)
+        news = await asyncio.to_thread(judging.look, name, newest, show=job.history)
         if news is False:
             job.judged = seen
         if news is not None and not job.sealed:
@@ -116,7 +116,7 @@ class Watch:
         """Run a full evaluation of a job, and report what is new."""
         parts, seen = self._parts, self._seen(job)
         snapshot = job.told(parts.decoder.words)
-        report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside)
+        report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside, show=job.history)
         if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
@@ -124,6 +124,7 @@ class Watch:
         told = list(log.update(report["verdicts"], parts.clock.now(), **steps))
         report["verdicts"] = log.standing(report["verdicts"])
         job.judged = self._confirmed(job, seen, told=bool(told))
+        job.events.extend(told)
         self._notify(job.id, told, report)
         if told and parts.recorder.store:
             parts.shielded.begin(self._write_down(job.id, [line(event) for event in told]))
@@ -135,6 +136,7 @@ class Watch:
         if log.doubtful:
             self._judging.again(job.id, EVERY_S)
         job.report = report
+        job.reported += 1
 
     def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, told: bool) -> Mapping[str, int]:
         """Until when a report, ``seen`` to hold then and reported now, was seen to last: incremental evaluations went

@@ -176,6 +176,15 @@ class Window:
         """Ranks whose stack was taken after that."""
         return {rank for rank, time_ns, _ in self._stacks.values() if time_ns > since_ns}
 
+    def stack(self, rank: int) -> str | None:
+        """The last stack that was taken of a rank."""
+        row = self._stacks.get(rank)
+        return None if row is None else str(row[2])
+
+    def nodes_of(self) -> dict[int, str]:
+        """The node of each rank."""
+        return self._nodes()
+
     def absent(self) -> list[int]:
         """Ranks that are inside no collective while others are, unless they write a checkpoint."""
         met = {row[0] for found in self._in_flight.values() for row in found if row[1] in _COLLECTIVE}

@@ -2,23 +2,39 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import secrets
 import threading
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from hindmost.errors import HindmostError
 from hindmost_proto.exposition import CONTENT_TYPE
 
+from hindmost_collector.page import document
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+
+
+class Live(Protocol):
+    """What an open page asks for: :class:`hindmost_collector.serve.live_page.LivePage`."""
+
+    def state(self, name: str | None, /) -> dict[str, Any]: ...
+
+    def answer(self, what: str, query: Mapping[str, str], /) -> bytes | None: ...
+
+    def report_page(self, name: str, /) -> bytes | None: ...
 
 
 class Scrape(Protocol):
-    """What is served: a collector's side of it, or a relay's."""
+    """What is served: a collector's side of it, or a relay's, which has no jobs to show."""
+
+    @property
+    def live(self) -> Live | None: ...
 
     def metrics(self) -> bytes: ...
 
@@ -35,90 +51,197 @@ class Scrape(Protocol):
 
 #: Of what is damaged, readiness names so many.
 DAMAGE_LINES = 20
-Answer = tuple[HTTPStatus, str, bytes]
+#: Pages that are sent the state of their job at one time, each by a thread; others ask for it now and then.
+STREAMS = 64
+#: Time between two states, s, and how long the end of the server waits for pages to hear of it.
+STATE_S, GOODBYE_S = 1.0, 1.0
+
+
+class Answer(NamedTuple):
+    """A response; ``gzipped`` where its body is."""
+
+    status: HTTPStatus
+    kind: str
+    body: bytes
+    gzipped: bool = False
+    scripts: str = "'unsafe-inline'"
+
+
 _TEXT = "text/plain; charset=utf-8"
+_HTML = "text/html; charset=utf-8"
 _JSON = "application/json"
+#: Names, commands and stacks come from jobs: whatever is in them, nothing is loaded from elsewhere or sent there.
+_POLICY = (
+    "default-src 'none'; script-src {}; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'"
+)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 10  # seconds that a slow client may hold a thread
     scrape: ClassVar[Scrape]
+    streams: ClassVar[_Streams]
 
     def do_GET(self) -> None:
         url = urlsplit(self.path)
-        route = ROUTES.get(url.path)
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
-        status, kind, body = route(self.scrape, query) if route else _unknown()
-        self.send_response(status)
-        self.send_header("Content-Type", kind)
+        if url.path == "/api/events":
+            self._stream(query)
+            return
+        route = ROUTES.get(url.path)
+        self._send(route(self.scrape, query) if route else _unknown())
+
+    do_HEAD = do_GET  # noqa: N815 - http.server's name
+
+    def _send(self, answer: Answer) -> None:
+        body, gzipped = answer.body, answer.gzipped
+        if gzipped and "gzip" not in self.headers.get("Accept-Encoding", ""):
+            body, gzipped = gzip.decompress(body), False
+        self.send_response(answer.status)
+        self.send_header("Content-Type", answer.kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if gzipped:
+            self.send_header("Content-Encoding", "gzip")
+        if answer.kind == _HTML:
+            self.send_header("Content-Security-Policy", _POLICY.format(answer.scripts))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _stream(self, query: dict[str, str]) -> None:
+        """The state of a job each second, until the page is closed or the server is."""
+        if self.scrape.live is None or self.command == "HEAD" or not self.streams.enter():
+            self._send(Answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"no more pages are sent events\n"))
+            return
+        self.close_connection = True
+        try:
+            self.send_response(HTTPStatus.OK)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Cache-Control", "no-store")
+            self.send_header("Connection", "close")
+            self.end_headers()
+            closing = False
+            while True:
+                state = self.scrape.live.state(query.get("job")) if self.scrape.live else {}
+                event = "event: bye\n" if closing else ""
+                self.wfile.write(f"{event}data: {json.dumps(state, separators=(',', ':'))}\n\n".encode())
+                if closing:
+                    break
+                closing = self.streams.closing.wait(STATE_S)
+        finally:
+            self.streams.leave()
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's name
         """Requests are not logged."""
 
 
-def _asset(name: str, kind: str) -> Callable[[Scrape, dict[str, str]], Answer]:
-    """Serves a file of this package."""
+class _Streams:
+    """Pages that are sent events."""
 
-    def serve(_: Scrape, __: dict[str, str]) -> Answer:
-        return HTTPStatus.OK, f"{kind}; charset=utf-8", files(__package__).joinpath(name).read_bytes()
+    def __init__(self) -> None:
+        self.closing = threading.Event()
+        self._open = 0
+        self._changed = threading.Condition()
 
-    return serve
+    def enter(self) -> bool:
+        """Whether one more page may be sent events."""
+        with self._changed:
+            if self._open >= STREAMS or self.closing.is_set():
+                return False
+            self._open += 1
+            return True
+
+    def leave(self) -> None:
+        """A page was closed."""
+        with self._changed:
+            self._open -= 1
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Tell all of them that this is the end."""
+        self.closing.set()
+        with self._changed:
+            self._changed.wait_for(lambda: self._open == 0, GOODBYE_S)
+
+
+def _page(_: Scrape, __: dict[str, str]) -> Answer:
+    nonce = secrets.token_urlsafe(16)
+    body = gzip.compress(document.render(nonce=nonce).encode(), 6)
+    return Answer(HTTPStatus.OK, _HTML, body, gzipped=True, scripts=f"'nonce-{nonce}'")
 
 
 def _metrics(scrape: Scrape, _: dict[str, str]) -> Answer:
-    return HTTPStatus.OK, CONTENT_TYPE, scrape.metrics()
+    return Answer(HTTPStatus.OK, CONTENT_TYPE, scrape.metrics())
 
 
 def _report(scrape: Scrape, query: dict[str, str]) -> Answer:
     report = scrape.report(query.get("job"))
     if report is None:
-        return HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}'
+        return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}')
     from hindmost_collector.report.rendered import with_rendered  # noqa: PLC0415 - heavy, and only needed once a page is open
 
-    return HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode()
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode())
 
 
 def _newest(scrape: Scrape, query: dict[str, str]) -> Answer:
     found = scrape.newest(query.get("job"))
     if found is None:
-        return HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}'
-    return HTTPStatus.OK, _JSON, json.dumps(found).encode()
+        return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}')
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(found).encode())
 
 
 def _jobs(scrape: Scrape, _: dict[str, str]) -> Answer:
-    return HTTPStatus.OK, _JSON, json.dumps(scrape.jobs()).encode()
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(scrape.jobs()).encode())
+
+
+def _state(scrape: Scrape, query: dict[str, str]) -> Answer:
+    state = scrape.live.state(query.get("job")) if scrape.live else {"state": "waiting"}
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(state).encode())
+
+
+def _live(scrape: Scrape, query: dict[str, str]) -> Answer:
+    body = scrape.live.answer(query.get("of", ""), query) if scrape.live else None
+    if body is None:
+        return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job, or nothing of that name"}')
+    return Answer(HTTPStatus.OK, _JSON, body, gzipped=True)
+
+
+def _stored(scrape: Scrape, query: dict[str, str]) -> Answer:
+    body = scrape.live.report_page(query.get("job", "")) if scrape.live else None
+    if body is None:
+        return Answer(HTTPStatus.NOT_FOUND, _TEXT, b"no report of such a job is stored here\n")
+    return Answer(HTTPStatus.OK, _HTML, gzip.compress(body, 1), gzipped=True)
 
 
 def _healthy(_: Scrape, __: dict[str, str]) -> Answer:
-    return HTTPStatus.OK, _TEXT, b"ok\n"
+    return Answer(HTTPStatus.OK, _TEXT, b"ok\n")
 
 
 def _ready(scrape: Scrape, _: dict[str, str]) -> Answer:
     reason = scrape.ready()
     if reason:
-        return HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{reason}\n".encode()
+        return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{reason}\n".encode())
     shown = scrape.damage()
     more = [f"and {len(shown) - DAMAGE_LINES} more"] if len(shown) > DAMAGE_LINES else []
-    return HTTPStatus.OK, _TEXT, "".join(f"{one}\n" for one in ["ready", *shown[:DAMAGE_LINES], *more]).encode()
+    return Answer(HTTPStatus.OK, _TEXT, "".join(f"{one}\n" for one in ["ready", *shown[:DAMAGE_LINES], *more]).encode())
 
 
 def _unknown() -> Answer:
-    return HTTPStatus.NOT_FOUND, _TEXT, f"served here: {' '.join(ROUTES)}\n".encode()
+    return Answer(HTTPStatus.NOT_FOUND, _TEXT, f"served here: {' '.join(ROUTES)}\n".encode())
 
 
 ROUTES: dict[str, Callable[[Scrape, dict[str, str]], Answer]] = {
-    "/": _asset("page.html", "text/html"),
-    "/page.css": _asset("page.css", "text/css"),
-    "/page.js": _asset("page.js", "text/javascript"),
+    "/": _page,
+    "/report": _stored,
     "/metrics": _metrics,
     "/api/report": _report,
     "/api/jobs": _jobs,
     "/api/newest": _newest,
+    "/api/state": _state,
+    "/api/live": _live,
     "/healthz": _healthy,
     "/readyz": _ready,
 }
@@ -136,7 +259,8 @@ class Page:
     """The server. Raises HindmostError when the port cannot be had."""
 
     def __init__(self, address: tuple[str, int], scrape: Scrape) -> None:
-        self._handler: Any = type("Handler", (_Handler,), {"scrape": scrape})
+        self._streams = _Streams()
+        self._handler: Any = type("Handler", (_Handler,), {"scrape": scrape, "streams": self._streams})
         try:
             self._server = _Server(address, self._handler)
         except OSError as error:
@@ -154,6 +278,7 @@ class Page:
         self._handler.scrape = scrape
 
     def close(self) -> None:
-        """Stop serving."""
+        """Tell open pages, and stop serving."""
+        self._streams.close()
         self._server.shutdown()
         self._server.server_close()

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from hindmost_collector.live.state import HUNG, RUNNING, Contact
 from hindmost_collector.serve.levels import CORE, JOB, LEVELS, RANK, fitting
+from hindmost_collector.serve.live_page import LivePage
 from hindmost_collector.serve.metrics import JobPage
 from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
@@ -28,6 +29,7 @@ class Scrape:
         self._parts = parts
         self._jobs, self._remote_jobs = JobPage(), JobPage()
         self._newest = Newest(parts)
+        self.live = LivePage(parts)
         self._registry = CollectorRegistry()
         self._registry.register(OwnMetrics(parts))
         self._registry.register(parts.lag.histogram)
@@ -76,10 +78,7 @@ class Scrape:
 
     def jobs(self) -> list[dict[str, Any]]:
         """What ``/api/jobs`` lists."""
-        return [
-            {"id": job.id, "command": job.command, "world_size": job.world_size, "last_step": job.window.last_step}
-            for job in list(self._parts.jobs.values())
-        ]
+        return self.live.jobs()
 
     def newest(self, name: str | None) -> dict[str, Any] | None:
         """What ``hindmost top`` shows of a job, or of the only one."""

@@ -73,6 +73,9 @@ class Awaiting:
         yield collected(INFO, [([__version__], 1)])
         yield collected(STORE_FAILING, [((), 1)])
 
+    #: There is no job to show.
+    live = None
+
     def metrics(self) -> bytes:
         """The ``/metrics`` page."""
         return generate_latest(self._registry)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Counted, Incarnation, Past
+    from hindmost_judge.overview import Overview
 
 SCHEMA = "hindmost.report/1"
 
@@ -211,12 +212,13 @@ class Report:
     what_if: WhatIf = WhatIf()
     notes: tuple[str, ...] = ()
     counted: Counted | None = None  # for the judge's next evaluation of a running job; no part of a report
+    overview: Overview | None = field(default=None, compare=False, repr=False)  # for the page; no part of a report
 
     def to_dict(self) -> dict[str, Any]:
         """The JSON contract, ``hindmost.report/1``: plain types only, NaN and infinities as ``None``."""
-        plain: dict[str, Any] = _plain(replace(self, ranks=()))
+        plain: dict[str, Any] = _plain(replace(self, ranks=(), overview=None))
         plain["ranks"] = self.ranks.plain() if isinstance(self.ranks, PlainRows) else _plain(self.ranks)
-        del plain["counted"]
+        del plain["counted"], plain["overview"]
         for verdict in plain["verdicts"]:
             del verdict["past"], verdict["shown_ms"], verdict["causes"]
         return {"schema": SCHEMA, **plain}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.live.judging import LEAST_SHARE, Judging
 from hindmost_collector.live.watching import LOOK_S, Watch
+from hindmost_collector.page.history import StepHistory
 from hindmost_judge.model import Job, Run
 from hindmost_judge.verdict.schema import JobSummary, Report, Verdict
 
@@ -94,6 +95,9 @@ class Paced:
             sealed=False,
             judged=None,
             report=None,
+            reported=0,
+            events=[],
+            history=StepHistory(),
             window=SimpleNamespace(last_step=41, quiet_ns=0),
             stall=SimpleNamespace(in_haste=lambda job: False, question=lambda job: None, ripe=lambda job: False),
             infer_steps=lambda: None,

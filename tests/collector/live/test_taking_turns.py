@@ -12,6 +12,7 @@ from hindmost_collector.live import watching
 from hindmost_collector.live.judging import Judging
 from hindmost_collector.live.watching import Watch
 from hindmost_collector.options import Options
+from hindmost_collector.page.history import StepHistory
 from hindmost_collector.service import Collector
 from hindmost_collector.store import recorder
 
@@ -50,8 +51,8 @@ def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     assert asyncio.run(scenario()) == (["a"], ["c"])
     assert begun == forgotten == ["a", "b"]
     judging = Judging(cpu=iter((0.0, 500.0)).__next__)
-    judging.judge = lambda run: SimpleNamespace(to_dict=dict)
-    assert judging.at_the_end(lambda: None) == {}
+    judging.judge = lambda run: "judged"
+    assert judging.at_the_end(lambda: "all of it") == ("all of it", "judged")
     assert judging.due("c")
     assert judging._wholes.pays(0.0)
 
@@ -144,6 +145,7 @@ class Costly:
         self.news, self.asked, self.through = False, [], threading.Event()
         self.job = SimpleNamespace(id="j", revision=7, sealed=False, judged=None, report=None)
         self.job.window = SimpleNamespace(last_step=41)
+        self.job.history, self.job.events, self.job.reported = StepHistory(), [], 0
         self.job.infer_steps = lambda: None
         self.job.last_step = lambda report: 41
         self.job.first_step = lambda report: None
@@ -161,11 +163,11 @@ class Costly:
             settled=lambda name: self.agree,
         )
 
-    def look(self, *_):
+    def look(self, *_, show):
         self.asked.append("look")
         return self.news
 
-    def judged(self, *_, beside):
+    def judged(self, *_, beside, show):
         assert beside
         self.asked.append("whole")
         self.through.wait(10)
@@ -242,7 +244,7 @@ def test_a_full_evaluation_that_takes_longer_delays_no_other_evaluation(monkeypa
     monkeypatch.setattr(watching, "EVERY_S", 0.0)
     costly = Costly()
     judging = costly.judging()
-    judging.costly, judging.judged = lambda name: False, lambda *_, beside: costly.judged(beside=True)
+    judging.costly, judging.judged = lambda name: False, lambda *_, beside, show: costly.judged(beside=True, show=show)
     assert costly.meanwhile((False, 5), (False, 5), judging=judging) == ({"time_ns": 5, "last_step": 41}, None)
     assert costly.asked == ["whole", "look"]
     assert costly.job.report == {"verdicts": []}
@@ -252,7 +254,7 @@ def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same
     """It is through when its turn is."""
     costly = Costly()
     judging = costly.judging()
-    judging.costly, judging.judged = lambda name: False, lambda *_, beside: {"verdicts": []}
+    judging.costly, judging.judged = lambda name: False, lambda *_, beside, show: {"verdicts": []}
 
     async def scenario():
         watch = costly.watch(judging)

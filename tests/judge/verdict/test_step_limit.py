@@ -19,6 +19,8 @@ from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict import whole_job
 from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
 
+from tests.pages import inside
+
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
 
@@ -135,7 +137,7 @@ def test_a_report_says_it_in_one_line() -> None:
     """In text and in HTML, in words for each of what it may be."""
     report = judge(recorded(gpu_bound="memory")).to_dict()
     assert "BOUND  by GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
-    assert "<dt>Bound by</dt><dd>GPU memory bandwidth, no fault" in html.render(report)
+    assert inside(html.render(report))["report"]["bound"].startswith("GPU memory bandwidth, no fault")
     for by in BOUNDS:
         assert "_" not in columns.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import logging
 import shutil
 import threading
@@ -184,6 +185,15 @@ class ParquetStore:
             return (self.job_directory(job) / name).read_bytes()
         except FileNotFoundError:
             return None
+
+    def recent_jobs(self, most: int) -> list[tuple[str, int]]:
+        """The jobs that were written to last, newest first, and when that was, ns. Raises OSError."""
+        if self.single:
+            return []
+        found = [(path.stat().st_mtime_ns, path) for path in self.root.glob(f"*/{meta.NAME}")]
+        newest = sorted(found, reverse=True)[:most]
+        known = ((json.loads(path.read_bytes()).get("job_id"), at) for at, path in newest)
+        return [(str(job), at) for job, at in known if job]
 
     def read(self, job: str) -> Run:
         """Everything recorded of one job."""

@@ -1,0 +1,313 @@
+"""What the page is made of, as JSON: from a step history, a report and a run, live and after the end alike."""
+
+from __future__ import annotations
+
+import base64
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+from hindmost_judge import communication
+from hindmost_judge.causes.telemetry import LEVELS, Metrics
+
+from hindmost_collector.page.history import StepHistory
+from hindmost_collector.report.rendered import with_rendered
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
+    from hindmost_judge.types import Array, Floats, Ints
+
+    from hindmost_collector.page.history import Means
+
+#: Shares of a step are sent as 16-bit integers, so many to one step; the least one is "not measured".
+UNIT, MISSING = 16384, -32768
+#: Rows of the heat map at most, and numbers that a file holds to compute means of chosen steps from.
+ROWS, CUBE = 256, 400_000
+FEWEST_COLUMNS, MOST_COLUMNS = 12, 120
+#: A heat map's colours end at this share of its latest cells, and at no less than this share of a step.
+_TOP, _LEAST = 99.0, 0.1
+#: Values that are no parts of a lane.
+FIGURES = ("delay", "caused", "last", "own", "wait", "transfer")
+#: Stacks are cut to so many characters.
+_STACK = 4000
+
+
+def base64_of(array: Array) -> str:
+    """Its bytes, little-endian."""
+    return base64.b64encode(np.ascontiguousarray(array).tobytes()).decode()
+
+
+def integers(shares: Iterable[Floats]) -> str:
+    """Shares of a step, one array after the other."""
+    block = np.stack([np.asarray(one, np.float64) for one in shares])
+    scaled = np.clip(np.nan_to_num(block) * UNIT, MISSING + 1, -MISSING - 1).round()
+    return base64_of(np.where(np.isnan(block), MISSING, scaled).astype("<i2"))
+
+
+def of_means(means: Means) -> dict[str, Any]:
+    """Means of some steps: which, how long, and figures and parts of both lanes, for each rank."""
+    named = {name: means.shares[name] for name in FIGURES if name in means.shares}
+    for lane, found in means.lanes().items():
+        named |= {f"{lane}:{part}": values for part, values in found.parts.items()}
+    return {
+        "first": means.first,
+        "last": means.last,
+        "steps": means.steps,
+        "step_ms": means.step_ms,
+        "names": list(named),
+        "shares": integers(named.values()),
+    }
+
+
+def of_heat(history: StepHistory, order: Ints | None, rows: int = ROWS) -> dict[str, Any] | None:
+    """Delays, a byte each: 0 is not measured, 1 to 255 from none to ``top_ms``, as the square root of the delay."""
+    heat = history.heat(min(rows, ROWS), order)
+    means = history.means()
+    if heat is None or means is None:
+        return None
+    late = heat.ms[np.nan_to_num(heat.ms) > 0]
+    top = max(float(np.percentile(late, _TOP)) if late.size else 0.0, _LEAST * means.step_ms)
+    level = 1 + 254 * np.sqrt(np.clip(np.nan_to_num(heat.ms) / top, 0.0, 1.0))
+    cells = np.where(np.isnan(heat.ms), 0, level.round()).astype(np.uint8)
+    return {
+        "rows": len(cells),
+        "per_row": heat.per_row,
+        "order": heat.order.tolist(),
+        "top_ms": top,
+        "cells": base64_of(cells),
+    }
+
+
+def of_steps(
+    history: StepHistory, nodes: Mapping[int, str], by: str = "node", first: int | None = None, last: int | None = None
+) -> dict[str, Any] | None:
+    """All that is shown by step, with the means of all and of the chosen steps; None before there is any."""
+    whole = history.means()
+    if whole is None:
+        return None
+    chosen = history.means(first, last) if first is not None or last is not None else None
+    return {
+        "ranks": history.ranks.tolist(),
+        "role": history.role.tolist(),
+        "columns": history.columns(),
+        "heat": of_heat(history, order_of(history, nodes, by)),
+        "by": by,
+        "whole": of_means(whole),
+        "chosen": of_means(chosen) if chosen is not None else None,
+    }
+
+
+def order_of(history: StepHistory, nodes: Mapping[int, str], by: str) -> Ints:
+    """The places of ranks from top to bottom: by node, or by stage, which is what they do alike; then by number."""
+    if by == "stage":
+        return np.lexsort((history.ranks, history.role))
+    names = [nodes.get(rank, "") for rank in history.ranks.tolist()]
+    number = {name: place for place, name in enumerate(dict.fromkeys(names))}
+    return np.lexsort((history.ranks, np.array([number[name] for name in names], np.int64)))
+
+
+def of_cube(history: StepHistory) -> dict[str, Any] | None:
+    """Figures and parts of lanes in a few columns, so that a page without a server computes means of chosen steps."""
+    parts = len(FIGURES) + 16
+    columns = CUBE // max(parts * len(history.ranks), 1)
+    coarse = history.coarse(min(max(columns, FEWEST_COLUMNS), MOST_COLUMNS))
+    found = coarse.each()
+    if found is None:
+        return None
+    ns, means = found
+    told = coarse.columns()
+    return {**of_means(means), "first": told["first"], "count": told["count"], "last": told["last"], "ns": ns.tolist()}
+
+
+def of_report(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
+    """The report in words, without its rows of ranks: those are means of steps here.
+
+    Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too.
+    """
+    shown = with_rendered(report)
+    if over:
+        shown["rendered"] = shown["rendered"][-len(report["verdicts"]) :]
+    return {name: value for name, value in shown.items() if name != "ranks"}
+
+
+def of_ranks(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What does not change with the steps: where ranks run, and their figures where no steps are known."""
+    rows = report.get("ranks") or []
+    names = ("rank", "node", "gpu", "step_ms", "wait_ms", "caused_wait_ms", "share_last")
+    return {name: [row.get(name) for row in rows] for name in names}
+
+
+def gauges_of(seen: Overview) -> dict[str, Floats]:
+    """Quantity to [R]: what samples of hosts and GPUs say of each rank."""
+    if seen.samples is None:
+        return {}
+    found = dict(seen.samples.during())
+    for name in LEVELS:
+        level = seen.samples.typical(name)
+        if level is not None and not np.isnan(level).all():
+            found[name] = level
+    return found
+
+
+#: What a drawer compares: quantity, its name, and how it is written.
+GAUGES = (
+    ("sm_clock", "GPU clock", "hertz"),
+    ("power", "GPU power", "watts"),
+    ("utilization", "GPU busy", "ratio"),
+    ("sm_activity", "SM active", "ratio"),
+    ("tensor_activity", "tensor cores active", "ratio"),
+    ("dram_activity", "GPU memory active", "ratio"),
+    ("used_memory", "GPU memory used", "bytes"),
+    ("foreign_memory", "GPU memory of other processes", "bytes"),
+    ("cpu", "CPUs used", "number"),
+    ("children_cpu", "CPUs used by workers", "number"),
+    ("threads_runqueue", "threads waiting for a CPU", "number"),
+    ("runqueue", "waiting for a CPU", "ratio"),
+    ("children_runqueue", "workers waiting for a CPU", "number"),
+    ("read", "read", "bytes/s"),
+    ("children_read", "read by workers", "bytes/s"),
+    ("written", "written", "bytes/s"),
+    ("blocked", "blocked by storage", "ratio"),
+    ("children_blocked", "workers blocked by storage", "number"),
+    ("children", "workers", "number"),
+    ("rss", "memory", "bytes"),
+    ("major_faults", "page faults from disk", "/s"),
+)
+
+
+def of_gauges(history: StepHistory, rank: int | None = None) -> list[dict[str, Any]]:
+    """Each quantity that was measured: of one rank and its cohort's median, or of all ranks."""
+    found = []
+    for name, title, unit in GAUGES:
+        values = history.gauges.get(name)
+        if values is None or np.isnan(values).all():
+            continue
+        entry: dict[str, Any] = {"name": title, "unit": unit}
+        if rank is None:
+            entry["values"] = [None if np.isnan(one) else float(f"{one:.5g}") for one in values.tolist()]
+        else:
+            place = int(np.searchsorted(history.ranks, rank))
+            if place >= len(history.ranks) or history.ranks[place] != rank:
+                return []
+            peers = (history.role == history.role[place]) & (history.ranks != rank)
+            known = values[peers & ~np.isnan(values)]
+            entry["value"] = None if np.isnan(values[place]) else float(values[place])
+            entry["peers"] = float(np.median(known)) if known.size else None
+        found.append(entry)
+    return found
+
+
+def stacks_of(run: Run) -> dict[str, str]:
+    """The last stack of each rank whose stack was taken."""
+    order = np.argsort(run.stacks["time_ns"], kind="stable")
+    ranks, texts = run.stacks["rank"][order].tolist(), run.stacks["text"][order].tolist()
+    return {str(rank): str(text)[:_STACK] for rank, text in zip(ranks, texts, strict=True)}
+
+
+def of_communication(run: Run) -> list[dict[str, Any]]:
+    """A row an operation, size and group."""
+    return [one._asdict() for one in communication.find(run)]
+
+
+#: Columns of the tables of nodes and GPUs: title, metric, labels that its series must have, how it is written.
+_Columns: TypeAlias = "tuple[tuple[str, str, dict[str, str], str], ...]"
+_OF_NODES: _Columns = (
+    ("CPUs", "hindmost_node_cpus", {}, "number"),
+    ("wait for CPU", "hindmost_node_pressure_waiting_seconds_total", {"resource": "cpu"}, "ratio"),
+    ("wait for memory", "hindmost_node_pressure_waiting_seconds_total", {"resource": "memory"}, "ratio"),
+    ("wait for I/O", "hindmost_node_pressure_waiting_seconds_total", {"resource": "io"}, "ratio"),
+)
+_OF_GPUS: _Columns = (
+    ("busy", "hindmost_gpu_utilization_ratio", {}, "ratio"),
+    ("SM active", "hindmost_gpu_sm_activity_ratio", {}, "ratio"),
+    ("clock", "hindmost_gpu_sm_clock_hertz", {}, "hertz"),
+    ("power", "hindmost_gpu_power_watts", {}, "watts"),
+    ("memory", "hindmost_gpu_memory_used_bytes", {}, "bytes"),
+    ("temperature", "hindmost_gpu_temperature_celsius", {}, "celsius"),
+)
+#: Samples of a series that a table shows the median of, or the rate over: the newest ones.
+_NEWEST = 30
+
+
+def of_machines(run: Run) -> dict[str, Any]:
+    """The nodes and GPUs of a job: a row each, with its ranks."""
+    metrics = Metrics(run)
+    nodes: dict[str, list[int]] = {}
+    gpus: dict[tuple[str, str | None], list[int]] = {}
+    columns = (run.ranks[name].tolist() for name in ("rank", "node", "gpu_uuid"))
+    for rank, node, gpu in zip(*columns, strict=True):
+        nodes.setdefault(node, []).append(rank)
+        if gpu:
+            gpus.setdefault((node, gpu), []).append(rank)
+    return {
+        "nodes": _table(metrics, _OF_NODES, {(node, None): ranks for node, ranks in nodes.items() if node}),
+        "gpus": _table(metrics, _OF_GPUS, gpus),
+    }
+
+
+def _table(
+    metrics: Metrics,
+    wanted: _Columns,
+    rows: Mapping[tuple[str, str | None], list[int]],
+) -> dict[str, Any]:
+    columns = []
+    for title, metric, labels, unit in wanted:
+        values: dict[tuple[str, str | None], float] = {}
+        for one in metrics.series(metric):
+            if labels.items() <= one.labels.items():
+                values[one.node, one.labels.get("gpu_uuid")] = _level(one.times, one.values, metric)
+        found = [values.get(key, float("nan")) for key in rows]
+        if any(one == one for one in found):  # noqa: PLR0124 - false for NaN only
+            shown = [None if one != one else float(f"{one:.5g}") for one in found]  # noqa: PLR0124
+            columns.append({"name": title, "unit": unit, "values": shown})
+    return {
+        "node": [node for node, _ in rows],
+        "gpu": [gpu for _, gpu in rows],
+        "ranks": list(rows.values()),
+        "columns": columns,
+    }
+
+
+def _level(times: Array, values: Floats, metric: str) -> float:
+    times, values = times[-_NEWEST:], values[-_NEWEST:]
+    if not metric.endswith("_total"):
+        return float(np.median(values))
+    seconds = (int(times[-1]) - int(times[0])) / 1e9
+    return float((values[-1] - values[0]) / seconds) if seconds > 0 else float("nan")
+
+
+def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[str, Any]:
+    """Everything at once, for a page that is one file."""
+    history = StepHistory()
+    if seen is not None:
+        history.add(seen, gauges_of(seen))
+    nodes = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    by_stage = of_heat(history, order_of(history, nodes, "stage")) if len(set(history.role.tolist())) > 1 else None
+    return {
+        **of_stored(report),
+        "steps": of_steps(history, nodes),
+        "by_stage": by_stage,
+        "cube": of_cube(history),
+        "gauges": of_gauges(history),
+        "stacks": stacks_of(run),
+        "communication": of_communication(run),
+        "machines": of_machines(run),
+    }
+
+
+def of_stored(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of a report whose recording is not at hand."""
+    job = report["job"]
+    how = job.get("ended")
+    state = {
+        "job": job["id"],
+        "command": job.get("command"),
+        "state": "ended",
+        "why": str(how) if how else "",
+        "world_size": job.get("world_size"),
+        "nodes": job.get("nodes"),
+        "steps": job.get("steps"),
+    }
+    return {"state": state, "report": of_report(report, over=True), "ranks": of_ranks(report)}

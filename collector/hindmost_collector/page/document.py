@@ -1,0 +1,38 @@
+"""The page as one document: style, scripts and, of a report, its data inside; nothing from elsewhere."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from importlib.resources import files
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from jinja2 import Template
+
+_SCRIPTS = ("uplot.js", "data.js", "charts.js", "page.js")
+_STYLES = ("uplot.css", "page.css")
+
+
+def render(data: Mapping[str, Any] | None = None, title: str = "hindmost", nonce: str = "") -> str:
+    """The document; without ``data`` it asks the collector that serves it. Scripts have the ``nonce`` of its policy."""
+    text = None if data is None else json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+    return _template().render(title=title, data=text, nonce=nonce, styles=_assets(_STYLES), scripts=_assets(_SCRIPTS))
+
+
+def _assets(names: tuple[str, ...]) -> list[str]:
+    return [_asset(name) for name in names]
+
+
+@cache
+def _asset(name: str) -> str:
+    return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _template() -> Template:
+    from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - a collector starts without it
+
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))

@@ -1,0 +1,198 @@
+"""What a job's recorded steps looked like, as people are shown it: delays, and where each rank's step went.
+
+A step is two lanes, a host's and a GPU's, each exactly one step long. Nothing here decides anything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge.model import OTHER
+from hindmost_judge.stats.robust import or_zero
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.causes.telemetry import Samples
+    from hindmost_judge.types import Array, Floats, Ints
+
+#: What a host does in a step that is marked, in this order.
+_MARKED = (
+    "input",
+    "h2d",
+    "forward",
+    "issue",
+    "backward",
+    "sync",
+    "optimizer",
+    "checkpoint",
+    "device_wait",
+    "device_copy",
+)
+#: What it does between two collectives, where steps are not marked.
+_BETWEEN = ("self_cpu", "self_runqueue", "self_blocked")
+_ON_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")
+#: Collectives of a host run inside these, in this order; of a GPU inside these.
+_MEETS_IN, _GPU_MEETS_IN = ("sync", "backward", "forward", "issue"), ("backward", "forward")
+#: What is kept of each rank and step.
+PLANES = (*_MARKED, *_BETWEEN, *_ON_GPU)
+#: Ranks write a checkpoint in a step if that takes one of them this share of it.
+_CHECKPOINT = 0.02
+
+
+@dataclass(frozen=True)
+class Overview:
+    """R ranks in S steps. ns; NaN is not measured.
+
+    ``period`` [S] is how long each step took, ``role`` [R] the cohort of each rank, ``planes`` name to [R, S]:
+    ``delay`` against the cohort, ``own`` time between collectives, ``wait`` and ``transfer`` in these, ``caused`` wait
+    of the others, ``last`` the share of collectives entered last, and the parts of :data:`PLANES`. ``on_gpu``:
+    collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
+    rank wrote one. ``work`` [S]: samples or tokens of all ranks together.
+    """
+
+    ranks: Ints
+    steps: Ints
+    period: Floats
+    role: Ints
+    planes: Mapping[str, Floats]
+    on_gpu: bool
+    gathers: bool
+    checkpoint: Array
+    work: Floats | None = None
+    samples: Samples | None = None
+
+
+def of(blocks: Blocks, delay: Floats) -> Overview:
+    """The same arrays, not copied, with the ``delay`` [R, S] by which ranks are judged."""
+    planes = {name: blocks.parts[name] for name in PLANES if name in blocks.parts}
+    planes |= {name: getattr(blocks, name) for name in ("own", "wait", "transfer", "caused", "last")}
+    planes["delay"] = delay if delay.shape == blocks.excess.shape else blocks.excess
+    saved = blocks.parts.get("checkpoint")
+    longest = np.zeros(len(blocks.steps)) if saved is None else np.max(np.nan_to_num(saved), axis=0, initial=0.0)
+    joined = blocks.joined
+    return Overview(
+        ranks=blocks.ranks,
+        steps=blocks.steps,
+        period=blocks.period,
+        role=blocks.role,
+        planes=planes,
+        on_gpu=joined is not None and joined.gpu_time,
+        gathers=blocks.pipeline is not None or (joined is not None and bool(joined.gathers.any())),
+        checkpoint=longest > _CHECKPOINT * np.nan_to_num(blocks.period),
+        work=None if blocks.work is None else np.nansum(blocks.work, axis=0),
+        samples=blocks.samples,
+    )
+
+
+def together(parts: Sequence[Overview]) -> Overview:
+    """Several groups of ranks that never meet as one, in the steps that all of them have."""
+    if len(parts) == 1:
+        return parts[0]
+    steps = parts[0].steps
+    for one in parts[1:]:
+        steps = np.intersect1d(steps, one.steps)
+    held = [np.searchsorted(one.steps, steps) for one in parts]
+    names = dict.fromkeys(name for one in parts for name in one.planes)
+
+    def plane(one: Overview, name: str, columns: Ints) -> Floats:
+        found = one.planes.get(name)
+        return np.full((len(one.ranks), len(steps)), np.nan) if found is None else found[:, columns]
+
+    blocks = {
+        name: np.concatenate([plane(one, name, at) for one, at in zip(parts, held, strict=True)]) for name in names
+    }
+    ranks = np.concatenate([one.ranks for one in parts])
+    order = np.argsort(ranks)
+    roles = [one.role + 1000 * number for number, one in enumerate(parts)]
+    return Overview(
+        ranks=ranks[order],
+        steps=steps,
+        period=np.max([one.period[at] for one, at in zip(parts, held, strict=True)], axis=0),
+        role=np.concatenate(roles)[order],
+        planes={name: block[order] for name, block in blocks.items()},
+        on_gpu=parts[0].on_gpu,
+        gathers=any(one.gathers for one in parts),
+        checkpoint=np.any([one.checkpoint[at] for one, at in zip(parts, held, strict=True)], axis=0),
+    )
+
+
+@dataclass(frozen=True)
+class Lane:
+    """Parts of a step by name, which add up to it: [...] of ns each, NaN for a rank without this lane."""
+
+    parts: dict[str, Floats]
+    measured: Floats  # [...] what was measured, before it was made to fit the step
+
+
+def lanes(means: Mapping[str, Floats], step: Floats, *, on_gpu: bool, gathers: bool) -> dict[str, Lane]:
+    """The lanes, ``host`` and ``gpu``, of ranks whose parts of a ``step`` [...] ns have these ``means`` [...] ns.
+
+    What a lane has no name for is ``other`` on a host and ``idle`` on a GPU. A lane that was not recorded is left out.
+    """
+    found = {"host": _host(means, step, on_gpu=on_gpu), "gpu": _gpu(means, step, on_gpu=on_gpu, gathers=gathers)}
+    return {name: lane for name, lane in found.items() if lane is not None}
+
+
+def _host(means: Mapping[str, Floats], step: Floats, *, on_gpu: bool) -> Lane | None:
+    parts = {name: means[name] for name in _MARKED if name in means}
+    if "forward" in parts:
+        parts.pop("issue", None)
+    if "h2d" in parts and "gpu_forward" in means and "forward" in parts:  # timed on the GPU, inside forward
+        parts["h2d"] = np.where(np.isnan(means["gpu_forward"]), parts["h2d"], np.nan)
+    if not parts.keys() - {"checkpoint"}:
+        if on_gpu:
+            return None
+        parts = {name: means[name] for name in _BETWEEN if name in means} or {"self": means["own"]}
+    inside = {} if on_gpu else _in_collectives(means)
+    return _lane(parts, inside, _MEETS_IN, step, OTHER)
+
+
+def _gpu(means: Mapping[str, Floats], step: Floats, *, on_gpu: bool, gathers: bool) -> Lane | None:
+    parts = {name.removeprefix("gpu_"): means[name] for name in _ON_GPU if name in means}
+    if not on_gpu and not parts:
+        return None
+    if not parts:
+        return _lane({"self": means["own"]}, _in_collectives(means), (), step, "idle")
+    inside = _in_collectives(means)
+    if gathers and inside:
+        both = or_zero(parts.get("forward", step * 0)) + or_zero(parts.get("backward", step * 0))
+        share = np.divide(or_zero(parts.get("forward", step * 0)), both, out=np.zeros_like(both), where=both > 0)
+        taken = np.minimum(sum(map(or_zero, inside.values()), np.zeros_like(step)), both)
+        parts = {
+            name: part - taken * {"forward": share, "backward": 1 - share}.get(name, 0.0)
+            for name, part in parts.items()
+        }
+        return _lane(parts, inside, (), step, "idle")
+    return _lane(parts, inside, _GPU_MEETS_IN, step, "idle")
+
+
+def _in_collectives(means: Mapping[str, Floats]) -> dict[str, Floats]:
+    return {name: means[name] for name in ("wait", "transfer") if name in means and not np.isnan(means[name]).all()}
+
+
+def _lane(
+    parts: dict[str, Floats], inside: dict[str, Floats], meets_in: Iterable[str], step: Floats, rest: str
+) -> Lane | None:
+    """Time ``inside`` collectives is taken out of the phases that they run in; the ``rest`` fills up the step."""
+    known = ~np.all([np.isnan(part) for part in (*parts.values(), *inside.values())], axis=0)
+    if not known.any():
+        return None
+    found = {name: np.maximum(or_zero(part), 0.0) for name, part in parts.items()}
+    left = sum(map(or_zero, inside.values()), np.zeros_like(step))
+    for name in meets_in:
+        if name in found:
+            taken = np.minimum(left, found[name])
+            found[name], left = found[name] - taken, left - taken
+    found |= {name: np.maximum(or_zero(part), 0.0) for name, part in inside.items()}
+    measured = sum(found.values(), np.zeros_like(step))
+    fits = np.divide(step, measured, out=np.ones_like(step), where=measured > step)
+    found = {name: part * fits for name, part in found.items()}
+    found[rest] = np.maximum(step - sum(found.values(), np.zeros_like(step)), 0.0)
+    return Lane(
+        {name: np.where(known, part, np.nan) for name, part in found.items()}, np.where(known, measured, np.nan)
+    )
