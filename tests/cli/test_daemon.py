@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_cli.run.session import Daemon
+from hindmost_cli.run.session import Daemon, _from_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,6 +78,19 @@ print('{"verdict": {"text": "over"}}', '{"report": 1}', sep='\\n')"""
     started.follow("verdict", lambda event: heard.append(event["text"]))
     assert started.finish(10.0) == ('{"report": 1}\n', "")
     assert heard == ["SLOW", "over"]
+
+
+def test_a_command_on_verdict_works_where_the_user_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The collector works in /, and no shell takes the command's words or the folder's name apart."""
+    here = tmp_path / "it's $HOME; here"
+    here.mkdir()
+    hook = here / "hook"
+    hook.write_text('#!/bin/sh\necho "$1" > written\n')
+    hook.chmod(0o755)
+    monkeypatch.chdir(here)
+    subprocess.run(shlex.split(_from_here("./hook 'a $HOME b'")), cwd="/", check=True)
+    assert (here / "written").read_text() == "a $HOME b\n"
+    assert _from_here("https://hooks.example/1") == "https://hooks.example/1"
 
 
 def test_a_daemon_that_only_prints_noise_has_not_started(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import subprocess
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -126,6 +127,15 @@ def test_without_textual_the_error_is_one_line_with_the_command(
     assert "textual" in said
     assert "pip install" in said
     assert said.count("\n") == 1
+
+
+def test_help_loads_neither_textual_nor_rich() -> None:
+    """They take longer than all of the rest."""
+    program = "import sys, hindmost_cli\ntry: hindmost_cli.main(['top', '--help'])\nfinally: print(sorted(sys.modules))"
+    out = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    loaded = out.splitlines()[-1]
+    assert "'hindmost_cli.top'" in loaded
+    assert not [name for name in ("textual", "rich", "numpy", "hindmost_collector") if f"'{name}'" in loaded]
 
 
 def test_a_run_directory_is_shown_like_a_collector(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -117,7 +117,7 @@ def _request(args: argparse.Namespace) -> RunRequest:
             destination(args.on_verdict)
     except UsageError:
         raise
-    except HindmostError:
+    except (HindmostError, ImportError):
         pass  # no collector here: the session says so, and the job runs
     return RunRequest(
         tuple(command),
