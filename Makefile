@@ -143,7 +143,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, spelling and the words of styles/
 proto: $(VENV)/.dev ## regenerate the code under proto/ from telemetry.proto
 	$(BIN)/protoc -Iproto --python_out=proto --pyi_out=proto $(PROTO)/telemetry.proto
 
-dashboards: $(VENV)/.dev ## rebuild the Grafana JSON
+dashboards: $(VENV)/.dev ## rebuild the Grafana boards, recording rules and alerts
 	$(BIN)/python -m dashboards
 
 reference: $(VENV)/.dev ## rewrite the generated pages of docs/reference

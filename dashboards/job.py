@@ -210,7 +210,7 @@ def waiting() -> Panels:
             "Seconds that other ranks wait for this one, per second. One dark row is a straggler; dark columns are "
             "moments in which all ranks were slow in turn.",
             "none",
-            (worst(caused, HEAT), "{{rank}}"),
+            (worst(caused, HEAT), "rank {{rank}}"),
             links=[TO_RANK, TO_PAGE_OF_RANK],
         ),
         bars(

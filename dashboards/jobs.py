@@ -64,8 +64,13 @@ def every() -> Panels:
             "verdict costs; 0 is balanced, below 0 nothing is known. A click opens the job.",
             {"job_id": "job", "verdict": "verdict"},
             [
-                Column("urgency", f"topk by (job_id) (1, {VERDICT}) and on (job_id) {first}", "none", limits("cost")),
-                Column("GPUs lost", f"{LOST_DEVICES} and on (job_id) {first}", "none"),
+                Column(
+                    "urgency",
+                    f"topk by (job_id) (1, max by (job_id, verdict) ({VERDICT})) and on (job_id) {first}",
+                    "none",
+                    limits("cost"),
+                ),
+                Column("GPUs lost", f"max by (job_id) ({LOST_DEVICES}) and on (job_id) {first}", "none"),
                 Column("GPU-hours lost", f"sum_over_time({LOST_DEVICES}[$__range:1m]) / 60", "none"),
                 Column("GPUs", "max by (job_id) (hindmost_job_devices)", "none"),
                 Column("steps a second", "sum by (job_id) (rate(hindmost_job_steps_total[$__rate_interval]))", "none"),

@@ -69,6 +69,9 @@ def evaluate(tmp_path: Path) -> Callable[[Iterable[Case]], None]:
     """Let promtool evaluate rules and expressions; what differs fails the test in promtool's own words."""
 
     def run(cases: Iterable[Case]) -> None:
+        cases = list(cases)
+        alerts = any("ALERTS" in expression for case in cases for expression, _, _ in case.expected)
+        rules = [str(path) for path in (RULES if alerts else RULES[:1])]
         tests = [
             {
                 "interval": f"{INTERVAL_S}s",
@@ -84,7 +87,7 @@ def evaluate(tmp_path: Path) -> Callable[[Iterable[Case]], None]:
             }
             for case in cases
         ]
-        written = {"rule_files": [str(path) for path in RULES], "evaluation_interval": f"{INTERVAL_S}s", "tests": tests}
+        written = {"rule_files": rules, "evaluation_interval": f"{INTERVAL_S}s", "tests": tests}
         path = tmp_path / "cases.yml"
         path.write_text(yaml.dump(written, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)), encoding="utf-8")
         told = subprocess.run(

@@ -69,7 +69,10 @@ def test_the_verdict_is_what_the_job_is(evaluate: Evaluate) -> None:
     cases = []
     for series, words, value in SHOWN:
         shown = {f'{{__name__="job_verdict:hindmost_urgency:max",job_id="j",verdict="{words}"}}': float(value)}
-        cases.append(Case(series, [(query, END, shown) for query in queries]))
+        row = {
+            labels.replace('__name__="job_verdict:hindmost_urgency:max",', ""): found for labels, found in shown.items()
+        }
+        cases.append(Case(series, [(queries[0], END, shown), (queries[1], END, row)]))
     evaluate(cases)
 
 
