@@ -68,13 +68,10 @@ async def serve(kind: str) -> None:
     if kind == "bare":
         os.environ["GRPC_EXPERIMENTS"] = POLLER
     import grpc  # noqa: PLC0415 - reads that when it is loaded
+    from hindmost_collector.ingest.connections import served  # noqa: PLC0415 - loads grpc
 
     server = grpc.aio.server(options=[("grpc.http2.bdp_probe", 0)] if kind == "bare" else [])
-    handler = grpc.stream_stream_rpc_method_handler(
-        SERVERS[kind]().stream, None, wire.CollectorMessage.SerializeToString
-    )
-    service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": handler})
-    server.add_generic_rpc_handlers((service,))
+    server.add_generic_rpc_handlers((served(SERVERS[kind]().stream, bytes, wire.CollectorMessage.SerializeToString),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     print(json.dumps({"grpc": f"127.0.0.1:{port}", "http": None}), flush=True)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from hindmost_proto.address import Address
+
     #: A setting's name as the user wrote it.
     Named = Callable[[str], str]
 
@@ -88,12 +90,12 @@ class Options:
         return int(min(10 * self.flush_period, 15.0) * 1e9)
 
 
-def address(text: str, what: str) -> tuple[str, int]:
-    """``HOST:PORT``, ``:PORT`` or ``[V6]:PORT`` as ``(host, port)``. Raises UsageError."""
+def address(text: str, what: str) -> Address:
+    """What ``HOST:PORT``, ``:PORT`` or ``[V6]:PORT`` says. Raises UsageError."""
     found = parse(text)
     if found is None:
         raise UsageError(f"{what} {text!r} is not HOST:PORT, for example 127.0.0.1:{GRPC_PORT}")
-    return found.host or "0.0.0.0", found.port  # noqa: S104 - asked for by leaving the host out
+    return found._replace(host=found.host or "0.0.0.0")  # noqa: S104 - asked for by leaving the host out
 
 
 PREFIX = "HINDMOST_COLLECTOR_"

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.call import connect
+
+from hindmost_agent.delivery.call import connect
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from hindmost_proto.address import Address
-    from hindmost_proto.call import Call
 
+    from hindmost_agent.delivery.call import Call
     from hindmost_agent.delivery.spool import Spool
     from hindmost_agent.sampler import Own
 

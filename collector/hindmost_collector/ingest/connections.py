@@ -5,6 +5,7 @@ Input that never becomes a call (no HTTP/2, or a message that is too long) ends 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 from google.protobuf.message import DecodeError
 from hindmost.errors import HindmostError
+from hindmost_proto import METHOD, SERVICE
 
 from hindmost_collector.options import address
 from hindmost_collector.serve.exposition import collected, counter
@@ -32,7 +34,7 @@ def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int)
 
     Raises HindmostError where the port cannot be had.
     """
-    host, port = address(where, "--listen")
+    wanted = address(where, "--listen")
     server = grpc.aio.server(
         options=[
             ("grpc.max_receive_message_length", longest),
@@ -49,10 +51,28 @@ def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int)
     )
     server.add_generic_rpc_handlers(tuple(handlers))
     try:
-        bound = server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        bound = server.add_insecure_port(str(wanted))
     except RuntimeError as error:
-        raise HindmostError(f"cannot listen on {host}:{port}: it is in use, or not an address of this host") from error
-    return server, f"{host}:{bound}"
+        raise HindmostError(f"cannot listen on {wanted}: it is in use, or not an address of this host") from error
+    return server, f"{wanted.host}:{bound}"
+
+
+#: What grpc raises where a stream is ended by its other end, as asyncio's own error where it notices that late.
+GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError, asyncio.InvalidStateError)
+
+
+def ended(error: Exception) -> str:
+    """What the other end, or the connection, said of one of these, in words."""
+    said = error.details() if isinstance(error, grpc.aio.AioRpcError) else None
+    return said or "it ended the stream"
+
+
+def served(
+    stream: Stream, parse: Callable[[bytes], Any], write: Callable[[Any], bytes] | None = None
+) -> grpc.GenericRpcHandler:
+    """The Telemetry service, whose method is ``stream``; ``parse`` and ``write`` turn bytes into messages and back."""
+    method: Any = grpc.stream_stream_rpc_method_handler(stream, parse, write)
+    return grpc.method_handlers_generic_handler(SERVICE, {METHOD.rpartition("/")[2]: method})
 
 
 log = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc.aio
+from google.protobuf.message import DecodeError
 from hindmost import __version__
-from hindmost_proto import retry
+from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
-from hindmost_proto.call import connect, watching
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from hindmost_collector.ingest.connections import HELLO_FIRST, RejectedCalls, listen
+from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, RejectedCalls, ended, listen, served
 from hindmost_collector.ingest.packed import varint
 from hindmost_collector.ingest.service import LAST_WORD_S
 from hindmost_collector.options import address
@@ -33,11 +33,12 @@ from hindmost_collector.serve.http import Page
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 
-    from hindmost_proto.call import Call
     from prometheus_client.core import Metric as ClientMetric
 
     from hindmost_collector.options import Options
     from hindmost_collector.serve.exposition import Metric
+
+    Call = grpc.aio.StreamStreamCall[bytes, bytes]
 
 log = logging.getLogger(__name__)
 
@@ -98,9 +99,7 @@ class Relay:
 
     async def start(self) -> dict[str, str | None]:
         """Bind both ports; where they are. Raises HindmostError."""
-        guarded = self.rejected_calls.guarded(self._stream)
-        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, request_deserializer=checked)
-        service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
+        service = served(self.rejected_calls.guarded(self._stream), checked)
         self._server, bound = listen(self._options.listen, (service, self.rejected_calls), AGENT_BYTES)
         if self._options.http_address:
             self._page = Page(self._options.http_address, RelayPage(self))
@@ -249,8 +248,9 @@ def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
 class Link:
     """Keeps one stream to one collector open. All agents' streams in it end when it breaks: they replay."""
 
-    def __init__(self, target: str, jitter: Callable[[], float] = random.random) -> None:
+    def __init__(self, target: str, jitter: Callable[[], float] = random.random, silence_s: float = SILENCE_S) -> None:
         self.target = target
+        self._silence_s = silence_s
         self.connected = False
         self.messages = self.bytes = self.connects = 0
         self._jitter = jitter
@@ -301,26 +301,42 @@ class Link:
             try:
                 await self._stream()
             except (OSError, asyncio.TimeoutError) as error:
-                self._say(error)
+                self._say(retry.reason(error))
+            except GONE as error:
+                self._say(ended(error))
             finally:
                 self._break()
             attempt = 0 if self.connects > before else attempt + 1
             await asyncio.sleep(retry.pause_s(attempt, LONGEST_PAUSE_S, self._jitter()))
 
     async def _stream(self) -> None:
-        host, port = address(self.target, "--relay-to")
-        async with connect(host, port, SILENCE_S, watching(SILENCE_S / 2)) as call:
-            await call.write(relayed([]))
-            first = await asyncio.wait_for(call.read(), SILENCE_S)
-            if first is None or first.WhichOneof("body") != "returned":
+        target = str(address(self.target, "--relay-to"))
+        async with grpc.aio.insecure_channel(target, options=self._options()) as channel:
+            call: Call = channel.stream_stream(METHOD)()  # of bytes: grpc would log what cannot be read, and go on
+            await asyncio.wait_for(call.write(relayed([])), self._silence_s)
+            first = await asyncio.wait_for(call.read(), self._silence_s)
+            if first is grpc.aio.EOF or _parsed(first).WhichOneof("body") != "returned":
                 raise ConnectionError("it does not answer as a collector that takes relays")
             self.connected, self.connects, self._said = True, self.connects + 1, False
             log.info("relaying agents to %s", self.target)
             await retry.together(self._receive(call), self._send(call))
 
+    def _options(self) -> list[tuple[str, int]]:
+        """Pings find a collector that is gone; what it sends has any length; no proxy stands in between."""
+        ping_ms = int(self._silence_s * 500)
+        return [
+            ("grpc.keepalive_time_ms", ping_ms),
+            ("grpc.keepalive_timeout_ms", ping_ms),
+            ("grpc.http2.max_pings_without_data", 0),
+            ("grpc.http2.bdp_probe", 0),
+            ("grpc.max_receive_message_length", -1),
+            ("grpc.enable_http_proxy", 0),
+            ("grpc.use_local_subchannel_pool", 1),  # each attempt connects anew, when this says so
+        ]
+
     async def _receive(self, call: Call) -> None:
-        while (message := await call.read()) is not None:
-            for one in message.returned.messages:
+        while (message := await call.read()) is not grpc.aio.EOF:
+            for one in _parsed(message).returned.messages:
                 carried = self._streams.get(one.stream)
                 if carried is None:
                     continue
@@ -354,11 +370,17 @@ class Link:
         for carried in streams.values():
             carried.end(f"collector {self.target} is out of reach", away=True)
 
-    def _say(self, error: Exception) -> None:
+    def _say(self, what: str) -> None:
         if not self._said:
             self._said = True
-            what = retry.reason(error)
             log.warning("collector %s cannot be reached (%s): agents wait and keep their data", self.target, what)
+
+
+def _parsed(message: Any) -> wire.CollectorMessage:
+    try:
+        return wire.CollectorMessage.FromString(message)
+    except DecodeError as error:
+        raise ConnectionError("it sent a message that cannot be read") from error
 
 
 def _portions(waiting: list[tuple[int, bytes | None]]) -> Iterable[list[tuple[int, bytes | None]]]:

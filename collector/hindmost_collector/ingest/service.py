@@ -14,7 +14,7 @@ from hindmost_proto import telemetry_pb2
 
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.columns import Malformed
-from hindmost_collector.ingest.connections import HELLO_FIRST, ConnectionLog, RejectedBatches, RejectedCalls
+from hindmost_collector.ingest.connections import HELLO_FIRST, ConnectionLog, RejectedBatches, RejectedCalls, served
 from hindmost_collector.ingest.decode import Decoder, references, samples
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
 from hindmost_collector.ingest.inbox import Inbox, Parking
@@ -102,9 +102,7 @@ class Ingest:
     def handler(self) -> grpc.GenericRpcHandler:
         """What a gRPC server serves."""
         write = telemetry_pb2.CollectorMessage.SerializeToString
-        guarded = self.rejected_calls.guarded(self.stream)
-        stream: Any = grpc.stream_stream_rpc_method_handler(guarded, self.inbox.parsed, write)
-        return grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
+        return served(self.rejected_calls.guarded(self.stream), self.inbox.parsed, write)
 
     async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
         """Serve one agent until it says Goodbye and has its last ack, or breaks off; or a relay with many."""

@@ -14,9 +14,11 @@ import grpc
 import numpy as np
 from hindmost.errors import HindmostError
 from hindmost_judge.model import PHASES, Table, rows
+from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.formats.columns import select
+from hindmost_collector.ingest.connections import GONE
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, stopped_ns
 from hindmost_collector.simulate.layout import groups
@@ -40,14 +42,11 @@ if TYPE_CHECKING:
     from hindmost_collector.simulate.scenario import Scenario
     from hindmost_collector.simulate.telemetry import Metric
 
-METHOD = "/hindmost.v1.Telemetry/Stream"
 #: How often agents of a job that stands still say so, where it is not sent at once.
 LOOK_S = 2.0
 #: How long the collector may take to say hello, and to make the last batch durable.
 WELCOME_S = 10.0
 DURABLE_S = 120.0
-#: What grpc raises where a stream is ended by its other end, as asyncio's own errors where it notices that late.
-_GONE = (grpc.aio.AioRpcError, grpc.aio.UsageError, TimeoutError, asyncio.InvalidStateError)
 
 
 def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
@@ -72,7 +71,7 @@ async def _send(job: Job, address: str, speed: float) -> int:
                 await streams[-1].open(job.opening(node))
             await _batches(job, streams, speed)
             await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
-        except (*_GONE, _LeftError) as error:
+        except (*GONE, TimeoutError, _LeftError) as error:
             raise HindmostError(
                 f"the collector at {address} left before it had all of the job ({await _reason(error, streams)}):"
                 " see its log, start it again by `hindmost collector`, and send the job again"

@@ -15,7 +15,7 @@ from hindmost_agent.delivery.ship import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.sampler import Own
 from hindmost_agent.settings import Address
-from hindmost_proto import retry
+from hindmost_proto import SERVICE, retry
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class Collector:
         self._server = grpc.aio.server()
         types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
         stream = grpc.stream_stream_rpc_method_handler(self.stream, *types)
-        service = grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})
+        service = grpc.method_handlers_generic_handler(SERVICE, {"Stream": stream})
         self._server.add_generic_rpc_handlers((service,))
         self.port = self._server.add_insecure_port(f"127.0.0.1:{self.port}")
         await self._server.start()

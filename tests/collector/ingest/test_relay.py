@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import logging
 import time
 import urllib.error
 import urllib.request
@@ -15,9 +16,11 @@ import grpc
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command
+from hindmost_collector.ingest.connections import served
 from hindmost_collector.ingest.relay import Agent, Link, choose, relayed
 from hindmost_collector.options import resolve
 from hindmost_collector.simulate.stream import open_stream
+from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 
 from tests.collector.agents_of_a_job import Four
@@ -155,7 +158,7 @@ def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, tmp_pat
                 await good.close()
                 await asyncio.sleep(0.1)
         async with grpc.aio.insecure_channel(relay.addresses["grpc"]) as channel:
-            call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
+            call = channel.stream_stream(METHOD)()
             await call.write(b"\x1a\xff\xff\xff")
             assert await call.code() != grpc.StatusCode.OK
         await good.send(good.batch(1))
@@ -230,3 +233,90 @@ def test_bad_relay_is_a_usage_error(arguments, said):
         resolve(vars(parser.parse_args(arguments)), {})
     assert said in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@contextlib.asynccontextmanager
+async def answering(said, *, stays):
+    """A port where another program says this to whoever connects, and hangs up or stays."""
+
+    async def other(reader, writer):
+        writer.write(said)
+        if stays:
+            await reader.read()
+        writer.close()
+
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    yield server.sockets[0].getsockname()[1]
+    server.close()
+
+
+@contextlib.asynccontextmanager
+async def calling(stream):
+    """A port where grpcio serves this as a collector's method."""
+    server = grpc.aio.server()
+    server.add_generic_rpc_handlers((served(stream, bytes),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    yield port
+    await server.stop(0)
+
+
+async def silent(requests, context):
+    async for _ in requests:
+        pass
+
+
+async def nonsense(requests, context):
+    await context.write(b"\xff\xff\xff")
+    await silent(requests, context)
+
+
+async def nonsense_later(requests, context):
+    await context.write(wire.CollectorMessage(returned=wire.Returned()).SerializeToString())
+    await nonsense(requests, context)
+
+
+async def another(requests, context):
+    await context.write(b"")
+    await silent(requests, context)
+
+
+async def refusal(requests, context):
+    await context.abort(grpc.StatusCode.UNAVAILABLE, "not today")
+
+
+@pytest.mark.parametrize(
+    ("peer", "silence_s", "reason"),
+    [
+        (lambda: answering(b"", stays=False), PATIENCE_S, ""),
+        (lambda: answering(b"", stays=True), 0.2, "no answer"),
+        (lambda: answering(b"HTTP/1.1 400 Bad Request\r\n\r\n", stays=False), PATIENCE_S, ""),
+        (lambda: calling(silent), 0.2, "no answer"),
+        (lambda: calling(nonsense), PATIENCE_S, "it sent a message that cannot be read"),
+        (lambda: calling(nonsense_later), PATIENCE_S, "it sent a message that cannot be read"),
+        (lambda: calling(another), PATIENCE_S, "it does not answer as a collector that takes relays"),
+        (lambda: calling(refusal), PATIENCE_S, "not today"),
+    ],
+    ids="hangs-up says-nothing no-gRPC silent nonsense nonsense-later another-service refuses".split(),
+)
+def test_what_is_no_collector_is_named_and_ends_no_link(peer, silence_s, reason, caplog):
+    """The link lives through whatever is at the other end, and says what that said."""
+    caplog.set_level(logging.WARNING, "hindmost_collector")
+
+    def said():
+        return [one.getMessage() for one in caplog.records if one.name.startswith("hindmost")]
+
+    async def scenario():
+        async with peer() as port:
+            link = Link(f"127.0.0.1:{port}", jitter=lambda: 0.0, silence_s=silence_s)
+            running = asyncio.create_task(link.run())
+            deadline = time.monotonic() + PATIENCE_S
+            while not said() and time.monotonic() < deadline:
+                await asyncio.sleep(0.01)
+            assert not running.done()
+            assert not link.connected
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+
+    asyncio.run(scenario())
+    assert f"cannot be reached ({reason}" in said()[0]

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
-from hindmost_proto.call import CallError, connect, watching
+from hindmost_agent.delivery.call import CallError, connect
+from hindmost_proto import SERVICE
 from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ async def collector(stream: Callable[..., AsyncIterator[bytes]]) -> tuple[grpc.a
     """grpcio's server with the one method, which takes and gives bytes."""
     server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
     handlers = {"Stream": grpc.stream_stream_rpc_method_handler(stream)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", handlers),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     return server, port
@@ -184,21 +185,5 @@ def test_a_port_without_a_listener_is_an_error_of_the_system() -> None:
         with pytest.raises(OSError, match=r"refused|failed"):
             async with connect("127.0.0.1", port, 5.0):
                 pass
-
-    run(work())
-
-
-def test_a_peer_that_is_silent_is_left() -> None:
-    """Its pings are not answered."""
-
-    async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
-        await reader.read()
-
-    async def work() -> None:
-        server = await asyncio.start_server(mute, "127.0.0.1", 0)
-        with pytest.raises(CallError):
-            async with connect("127.0.0.1", server.sockets[0].getsockname()[1], 5.0, watching(0.05)) as call:
-                await call.read()
-        server.close()
 
     run(work())

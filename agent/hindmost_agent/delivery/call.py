@@ -1,4 +1,4 @@
-"""One bidirectional call of the Telemetry service, for the agent and the relay: grpclib, on asyncio alone.
+"""One bidirectional call of the Telemetry service: grpclib, on asyncio alone.
 
 grpcio, the collector's server, keeps seven threads for one stream of a client, which wake a dozen times a second though
 a message goes every other second; grpclib has none.
@@ -11,19 +11,16 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from grpclib.client import Channel, StreamStreamMethod
-from grpclib.config import Configuration
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error, StreamClosedError
-
+from hindmost_proto import METHOD
 from hindmost_proto.telemetry_pb2 import CollectorMessage
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from grpclib.client import Stream
-
-METHOD = "/hindmost.v1.Telemetry/Stream"
 
 
 class CallError(ConnectionError):
@@ -74,13 +71,13 @@ class Call:
 
 
 @asynccontextmanager
-async def connect(host: str, port: int, within_s: float, config: Configuration | None = None) -> AsyncIterator[Call]:
+async def connect(host: str, port: int, within_s: float) -> AsyncIterator[Call]:
     """A call, which is over when the block is left.
 
     Raises ``OSError`` where no server listens, ``asyncio.TimeoutError`` after ``within_s`` without a connection, and
     ``CallError``, out of the block too, when the call ended otherwise than in order.
     """
-    async with Channel(host, port, codec=Coded(), config=config) as channel:
+    async with Channel(host, port, codec=Coded()) as channel:
         try:
             async with StreamStreamMethod(channel, METHOD, bytes, CollectorMessage).open() as stream:
                 await asyncio.wait_for(stream.send_request(), within_s)
@@ -97,13 +94,3 @@ def _told(error: Exception) -> str:
     if isinstance(error, StreamClosedError) or said.endswith("reset by remote party, error_code: 0"):
         return "it ended the stream"
     return said or "it broke the call off"
-
-
-def watching(period_s: float) -> Configuration:
-    """For ``connect``: ask every so often whether the collector is there; one that does not answer as long is left."""
-    return Configuration(
-        _keepalive_time=period_s,
-        _keepalive_timeout=period_s,
-        _http2_max_pings_without_data=0,
-        _http2_min_sent_ping_interval_without_data=period_s / 2,
-    )
