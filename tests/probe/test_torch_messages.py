@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost.probes.stretches import Stretches
+from hindmost.probes.self_time import SelfTime
 from hindmost.probes.torch_collectives import Calls, _hook
 from hindmost.recorder import Recorder
 
@@ -49,7 +49,7 @@ def test_an_open_message_has_its_peer(
         get_group_rank=lambda _, rank: MEMBERS.index(rank),
     )
     recorder = Recorder(writer)
-    calls = Calls(torch, recorder, Stretches(recorder))
+    calls = Calls(torch, recorder, SelfTime(recorder))
     for name in ("send", "recv"):
         _hook(torch, name, calls)
     call(torch, "pair")

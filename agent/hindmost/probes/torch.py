@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import on_import, torch_collectives, torch_ddp
 from hindmost.probes.guard import around, as_phase, undo
-from hindmost.probes.stretches import Stretches
+from hindmost.probes.self_time import SelfTime
 from hindmost.probes.torch_cuda import GpuPhases
 from hindmost.probes.torch_hooks import Hooks
 from hindmost.probes.torch_native import native_hooks
@@ -37,9 +37,9 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
     torch_collectives.watch_process_group(torch, recorder.join_group)
-    stretches = Stretches(recorder)
-    torch_ddp.install(t, recorder, stretches, backward)
-    torch_collectives.install(t, recorder, stretches)
+    self_time = SelfTime(recorder)
+    torch_ddp.install(t, recorder, self_time, backward)
+    torch_collectives.install(t, recorder, self_time)
 
 
 def _hook_optimizers(torch: Any, hooks: Hooks | NativeHooks) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import ModuleType
 
-    from hindmost.probes.stretches import Stretches
+    from hindmost.probes.self_time import SelfTime
     from hindmost.recorder import Recorder
 
 P2P = 4  # of ring.h
@@ -55,10 +55,10 @@ FUNCTIONS = {
 class Calls:
     """Writes the training thread's own collectives; in the rings of all members under one id and number."""
 
-    def __init__(self, distributed: Any, recorder: Recorder, stretches: Stretches) -> None:
+    def __init__(self, distributed: Any, recorder: Recorder, self_time: SelfTime) -> None:
         self._distributed = distributed
         self._recorder = recorder
-        self._stretches = stretches
+        self._self_time = self_time
         self._sequences: dict[int, int] = {}
         self._started: dict[int, tuple[Any, int, int]] = {}  # by id: a handle's weak reference, communicator, number
         self._depth = 0
@@ -73,7 +73,7 @@ class Calls:
         if kind == COLLECTIVE:
             self._sequences[comm] = number + 1
         self._depth = 1
-        self._stretches.ends()
+        self._self_time.ends()
         now, ring = self._recorder.clock(), self._recorder.ring
         if kind == COLLECTIVE:
             ring.enter(SLOT, kind, ring.name(op), now, number, comm)
@@ -91,13 +91,13 @@ class Calls:
         kind = P2P if op in ("send", "recv") else COLLECTIVE
         meets = kind == COLLECTIVE and not flags
         if meets:
-            self._stretches.write(start)
+            self._self_time.write(start)
         ring.event(kind, ring.name(op), start, now - start, number, comm, peer if peer >= 0 else NONE16, size, flags)
         if meets:
             self._recorder.phase("sync", start, now)  # DDP's broadcast of its buffers is no part of forward
-            self._stretches.begins(now)
+            self._self_time.begins(now)
         else:
-            self._stretches.broken()
+            self._self_time.broken()
 
     def goes_on(self, token: tuple[int, int, int], work: Any) -> None:
         """Remember which operation this handle is of."""
@@ -120,7 +120,7 @@ class Calls:
         now = self._recorder.clock()
         ring.leave(SLOT)
         ring.event(P2P, ring.name("wait"), start, now - start, number, comm, NONE16, 0, flags)
-        self._stretches.broken()
+        self._self_time.broken()
 
     def wait_fails(self, token: tuple[int, int, int], *_: Any) -> None:
         self.wait_ends(token, flags=ERROR)
@@ -140,12 +140,12 @@ class Calls:
         return self._recorder.ring.communicator(communicator_id([*ranks, CALLS]), rank, len(ranks), name)
 
 
-def install(torch: Any, recorder: Recorder, stretches: Stretches) -> None:
+def install(torch: Any, recorder: Recorder, self_time: SelfTime) -> None:
     """Wait for a process group whose backend blocks, then hook the functions."""
     distributed = torch.distributed
     if not distributed.is_available():
         return
-    calls = Calls(distributed, recorder, stretches)
+    calls = Calls(distributed, recorder, self_time)
 
     def made(*_: Any) -> None:
         if distributed.get_backend() in BLOCKING and not undo_of_calls:

@@ -18,7 +18,7 @@ from hindmost.probes.guard import around, guarded, undo
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost.probes.stretches import Stretches
+    from hindmost.probes.self_time import SelfTime
     from hindmost.recorder import Recorder
 
 COLLECTIVE = 3  # of ring.h
@@ -38,10 +38,10 @@ def communicator_id(ranks: Sequence[int]) -> int:
 class Gradients:
     """Of one DDP model: when the last of this rank's own gradients of a backward became ready."""
 
-    def __init__(self, model: Any, recorder: Recorder, stretches: Stretches, communicator: int) -> None:
+    def __init__(self, model: Any, recorder: Recorder, self_time: SelfTime, communicator: int) -> None:
         self._model = weakref.ref(model)
         self._recorder = recorder
-        self._stretches = stretches
+        self._self_time = self_time
         self.communicator = communicator
         self._name = recorder.ring.name("ddp_sync")
         self._number = 0
@@ -115,7 +115,7 @@ class Gradients:
             return
         self._last = weakref.ref(parameter)
         if len(self._handles) == 1:
-            self._stretches.ends()
+            self._self_time.ends()
         self._ready = now = self._recorder.clock()
         if len(self._handles) == 1:
             self._recorder.ring.enter(SYNC_SLOT, COLLECTIVE, self._name, now, self._number, self.communicator)
@@ -136,11 +136,11 @@ class Synchronisation:
     where what a rank saw of them need not be.
     """
 
-    def __init__(self, torch: Any, recorder: Recorder, stretches: Stretches, backward: Any) -> None:
+    def __init__(self, torch: Any, recorder: Recorder, self_time: SelfTime, backward: Any) -> None:
         self._torch = torch
         self._backward = backward
         self._recorder = recorder
-        self._stretches = stretches
+        self._self_time = self_time
         self._models: list[Gradients] = []
         self._numbers: dict[int, int] = {}  # by communicator, of its next backward
         self._hooked = False
@@ -156,7 +156,7 @@ class Synchronisation:
             communicator_id(ranks), distributed.get_rank(group), len(ranks), getattr(group, "group_name", "")
         )
         self._models = [known for known in self._models if known.alive()]
-        self._models.append(Gradients(model, self._recorder, self._stretches, index))
+        self._models.append(Gradients(model, self._recorder, self._self_time, index))
         if not self._hooked:  # only now: a job without such a model pays nothing
             self._hooked = True
             # Inside backward's own hook, which writes that phase when this one has been written: the inner first.
@@ -182,16 +182,16 @@ class Synchronisation:
             if ready >= 0:
                 waits[model.communicator] = (max(ready, last), size + model.bytes)
         if len(waits) == 1:  # of several waits at once none is preceded by what came before
-            self._stretches.write(min(ready for ready, _ in waits.values()))
+            self._self_time.write(min(ready for ready, _ in waits.values()))
         for communicator, (ready, size) in waits.items():
             number, name = self._numbers[communicator] - 1, recorder.ring.name("ddp_sync")
             recorder.ring.event(COLLECTIVE, name, ready, now - ready, number, communicator, NONE16, size)
         if waits:
             recorder.phase("sync", max(ready for ready, _ in waits.values()), now)
-            self._stretches.begins(now)
+            self._self_time.begins(now)
 
     def backward_fails(self, models: list[Gradients], *_: Any) -> None:
-        self._stretches.broken()
+        self._self_time.broken()
         for model in models:
             model.failed()
 
@@ -200,7 +200,7 @@ class Synchronisation:
             model.forget()
 
 
-def install(torch: Any, recorder: Recorder, stretches: Stretches, backward: Any) -> None:
+def install(torch: Any, recorder: Recorder, self_time: SelfTime, backward: Any) -> None:
     """Hook DDP, where this build of torch has it. ``backward``: what the hook of backward calls as its ``original``.
 
     ``forward`` stays as it is: ``torch.compile`` goes through it.
@@ -208,5 +208,5 @@ def install(torch: Any, recorder: Recorder, stretches: Stretches, backward: Any)
     parallel = getattr(torch.nn.parallel, "DistributedDataParallel", None)
     if parallel is None or not torch.distributed.is_available():
         return
-    models = Synchronisation(torch, recorder, stretches, backward)
+    models = Synchronisation(torch, recorder, self_time, backward)
     around(parallel, "__init__", lambda *_: 0, models.meet)

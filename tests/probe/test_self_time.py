@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hindmost.probes.stretches import CPU_KNOWN, RUNQUEUE_KNOWN, SELF, Stretches
+from hindmost.probes.self_time import CPU_KNOWN, RUNQUEUE_KNOWN, SELF, SelfTime
 
 MS = 1_000_000
 
@@ -19,7 +19,7 @@ class Loop:
         self.events: list[tuple[Any, ...]] = []
         self.ring = self
         self.closers: list[Any] = []
-        self.stretches = Stretches(self, self.read)  # type: ignore[arg-type]
+        self.self_time = SelfTime(self, self.read)  # type: ignore[arg-type]
 
     def clock(self) -> int:
         return self.now
@@ -38,10 +38,10 @@ class Loop:
     def step(self, cpu: int = 0, queued: int = 0, asleep: int = 0) -> None:
         """An interval of so many ns each, then a call."""
         self.cpu, self.queued, self.now = self.cpu + cpu, self.queued + queued, self.now + cpu + queued + asleep
-        self.stretches.ends()
+        self.self_time.ends()
         start, self.now = self.now, self.now + MS
-        self.stretches.write(start)
-        self.stretches.begins(self.now)
+        self.self_time.write(start)
+        self.self_time.begins(self.now)
 
 
 def test_a_long_interval_is_cpu_time_and_queue_time() -> None:
@@ -80,7 +80,7 @@ def test_what_came_before_a_wait_does_not_count_for_the_next_call() -> None:
     for _ in range(4):
         loop.step(cpu=8 * MS)
     told = len(loop.events)
-    loop.stretches.broken()
+    loop.self_time.broken()
     loop.step(cpu=8 * MS)
     assert len(loop.events) == told
 

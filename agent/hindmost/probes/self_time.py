@@ -31,7 +31,7 @@ SUREST = 3
 PLACES = 256
 
 
-class Stretches:
+class SelfTime:
     """Gets the begin and end of calls in the training thread; writes the gap before each, where that was measured.
 
     ``read`` gives CPU ns of the calling thread, and ns that it stood in the queue (-1 where the kernel does not say).
