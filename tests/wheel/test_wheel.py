@@ -192,7 +192,7 @@ NATIVE_TESTS = (
     "native/test_nccl_profiler.py",
     "probe/test_ring.py",
     "probe/test_ring_refused.py",
-    "probe/test_recognise.py",
+    "probe/test_torch_steps.py",
     "probe/test_torch_hooks.py",
     "probe/test_torch_hooked.py",
     "probe/test_python_abi.py",

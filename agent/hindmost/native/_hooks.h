@@ -3,7 +3,7 @@
 #define HINDMOST_HOOKS_H
 
 #include "_ring.h"
-#include "recognise.h"
+#include "torch_steps.h"
 
 /* Methods of the object that a Loop is made with. None raises but what is no fault of its own: Ctrl-C. */
 enum rare { FIRST, TICK, CLOSES, GPU, ACCOUNT, WAY, RARE };

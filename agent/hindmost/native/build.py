@@ -42,7 +42,7 @@ KINDS: Mapping[str, tuple[str, ...]] = {
         "python_entry.c",
     ),
     "nccl": ("nccl_*.c", "ring_create.c", "identity_env.c"),
-    "ring": ("_ring.c", "_hook*.c", "_stamp.c", "recognise.c"),
+    "ring": ("_ring.c", "_hook*.c", "_stamp.c", "torch_steps.c"),
 }
 
 FLAGS = ("-std=gnu11", "-O2", "-g0", "-fPIC", "-fvisibility=hidden", "-shared", "-pthread")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.complaint import complain
 from hindmost.probes import torch_copies
 from hindmost.probes.guard import around
-from hindmost.probes.recognise import REPEATS, Batches, Recogniser
+from hindmost.probes.torch_steps import REPEATS, Batches, StepDetector
 from hindmost.recorder import FLUSH_NS, PHASE
 
 if TYPE_CHECKING:
@@ -28,14 +28,14 @@ SLOT = 8  # of the open table: the innermost phases of loops that mark so many a
 class Hooks:
     """What is called before and after torch's functions, in the training thread only.
 
-    Each takes the time, leaves a call to the recogniser in the recorder's row for later, and returns: it runs between
+    Each takes the time, leaves a call to the detector in the recorder's row for later, and returns: it runs between
     a training loop's own work, in caches that are cold for it.
     """
 
     def __init__(self, torch: Any, recorder: Recorder, gpu: GpuPhases | None) -> None:
         self._gradients = torch.is_grad_enabled
         self._recorder = recorder
-        self._recogniser = Recogniser(recorder)
+        self._detector = StepDetector(recorder)
         self.step_begins = self._careful(self._step_begins)
         self.step_ends = self._careful(self._step_ends)
         self._clock = recorder.clock
@@ -66,7 +66,7 @@ class Hooks:
         """Another thread trains than the one that fetched: what that one did, and may be doing, is no step's."""
         self._fed = False
         self._recorder.ring.leave(SLOT)
-        self._later.append((self._recogniser.forgets,))
+        self._later.append((self._detector.forgets,))
 
     def _careful(self, hook: Callable[..., None]) -> Callable[..., None]:
         """A hook of optimizers. Where it fails all hooks are idle from then on: what is known by then may be wrong."""
@@ -100,7 +100,7 @@ class Hooks:
         self._fed = True
         self._optimizing = 0
         source = id(getattr(iterator, "_dataset", iterator))
-        self._later.append((self._recogniser.input_begins, start, source, gradients))
+        self._later.append((self._detector.input_begins, start, source, gradients))
         recorder.ring.enter(SLOT, PHASE, recorder.ids.get("input") or recorder.id("input"), start)
         end = self._clock()
         recorder.own_ns += end - start
@@ -114,7 +114,7 @@ class Hooks:
         if get_ident() != recorder.thread:  # another has taken its place meanwhile
             return
         recorder.ring.leave(SLOT)
-        self._later.append((self._recogniser.input_ends, start, now, self._batches.work(batch)))
+        self._later.append((self._detector.input_ends, start, now, self._batches.work(batch)))
         if self._gpu is not None and self._pace.measuring:
             self._gpu.ready()
             if self._copies is not None:
@@ -125,7 +125,7 @@ class Hooks:
         if get_ident() != self._recorder.thread:
             return
         self._recorder.ring.leave(SLOT)
-        self._later.append((self._recogniser.input_fails,))
+        self._later.append((self._detector.input_fails,))
 
     def backward_begins(self, *_: Any) -> int | None:
         recorder = self._recorder
@@ -137,7 +137,7 @@ class Hooks:
         start = self._clock()
         self._backwards = 1
         self._prompted = True
-        self._later.append((self._recogniser.backward_begins, start))
+        self._later.append((self._detector.backward_begins, start))
         recorder.ring.enter(SLOT, PHASE, recorder.ids.get("backward") or recorder.id("backward"), start)
         if self._gpu is not None and self._pace.measuring:
             if self._copies is not None:
@@ -151,12 +151,12 @@ class Hooks:
         recorder = self._recorder
         self._backwards = 0
         recorder.ring.leave(SLOT)
-        self._later.append((self._recogniser.backward_ends, start, now))
+        self._later.append((self._detector.backward_ends, start, now))
         if self._gpu is not None and self._pace.measuring:
             self._gpu.backward_ends()
         within, self._within = self._within, 0
         if within:
-            self._steps(now, self._recogniser.stepped, now, within)
+            self._steps(now, self._detector.stepped, now, within)
         else:
             recorder.own_ns += self._clock() - now
 
@@ -181,7 +181,7 @@ class Hooks:
         self._optimizing += 1
         if self._optimizing == 1 and not self._passing:
             self._started = start = self._clock()
-            self._later.append((self._recogniser.optimizer_begins, start))
+            self._later.append((self._detector.optimizer_begins, start))
             recorder.own_ns += self._clock() - start
 
     def _step_ends(self, optimizer: Any) -> None:
@@ -197,7 +197,7 @@ class Hooks:
         now = self._clock()
         if self._gpu is not None and self._pace.measuring:
             self._gpu.optimizer_ends()
-        self._steps(now, self._recogniser.optimizer_ends, self._started, now, id(optimizer))
+        self._steps(now, self._detector.optimizer_ends, self._started, now, id(optimizer))
 
     def _steps(self, now: int, told: Callable[..., None], *what: int) -> None:
         """An optimizer's step has ended."""
@@ -220,11 +220,11 @@ class Hooks:
         passing = self._passing
         if self._pace.passing and gradients and not self._recorder.explicit:
             if not passing:
-                self._later.append((self._recogniser.ends, start))
+                self._later.append((self._detector.ends, start))
             self._passing += 1
             return True
         if passing:
-            self._later.append((self._recogniser.passed, start, passing))
+            self._later.append((self._detector.passed, start, passing))
             self._passing = 0
         return False
 

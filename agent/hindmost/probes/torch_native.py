@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.probes import torch_copies
 from hindmost.probes.guard import guarded, replace, undo
-from hindmost.probes.recognise import way_to_shape
 from hindmost.probes.torch_hooks import SLOT
+from hindmost.probes.torch_steps import way_to_shape
 from hindmost.ring.native import load
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost.probes.recognise import SOURCES, Recogniser
 from hindmost.probes.torch_native import native_hooks
+from hindmost.probes.torch_steps import SOURCES, StepDetector
 from hindmost.recorder import PHASE, STEP, Recorder
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Loop:
         assert (native is not None) == (written_in == "c")
         if native is not None:
             native.first(False)
-        self.seen: Any = native.loop if native is not None else Recogniser(self.recorder)
+        self.seen: Any = native.loop if native is not None else StepDetector(self.recorder)
         self._read: list[ring.Event] = []
 
     @property
@@ -90,7 +90,7 @@ class Loop:
 
 @pytest.fixture
 def make(tmp_path: Path, written_in: str) -> Iterator[Callable[[], Loop]]:
-    """Makes loops whose recogniser is in Python, or in C."""
+    """Makes loops whose detector is in Python, or in C."""
     made: list[Loop] = []
 
     def loop() -> Loop:

@@ -1,10 +1,10 @@
-/* Where a training loop's steps begin and end, from what its framework does: the twin of probes/recognise.py, which says
- * what each function means; tests/probe/test_recognise.py holds both to the same truths. Times are ns of CLOCK_MONOTONIC.
+/* Where a training loop's steps begin and end, from what its framework does: the twin of probes/torch_steps.py, which says
+ * what each function means; tests/probe/test_torch_steps.py holds both to the same truths. Times are ns of CLOCK_MONOTONIC.
  *
  * Everything is written at once: where nothing waits to be worked off, a process that is killed has lost nothing.
  */
-#ifndef HINDMOST_RECOGNISE_H
-#define HINDMOST_RECOGNISE_H
+#ifndef HINDMOST_TORCH_STEPS_H
+#define HINDMOST_TORCH_STEPS_H
 
 #include "ring_write.h"
 

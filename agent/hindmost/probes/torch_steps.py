@@ -41,7 +41,7 @@ class Source:
         self.trains = False  # a backward followed
 
 
-class Recogniser:
+class StepDetector:
     """Gets what happens in the training thread, with ``CLOCK_MONOTONIC`` ns; writes steps and phases."""
 
     def __init__(self, recorder: Recorder) -> None:

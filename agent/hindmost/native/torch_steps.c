@@ -1,5 +1,5 @@
-/* Where steps begin and end: recognise.h says more, and probes/recognise.py why. */
-#include "recognise.h"
+/* Where steps begin and end: torch_steps.h says more, and probes/torch_steps.py why. */
+#include "torch_steps.h"
 
 #include <string.h>
 
