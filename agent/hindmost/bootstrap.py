@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
-from hindmost.complaint import complain
 from hindmost.recorder import MARK, Recorder
+from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from types import ModuleType, TracebackType
@@ -47,13 +47,13 @@ def start() -> None:
         found = identity.find(os.environ)
         if not _is_file_name(os.environ["HINDMOST_JOB_ID"]):  # rings are made, and looked for, in a folder of that name
             if found is not None:
-                complain(f"HINDMOST_JOB_ID is {os.environ['HINDMOST_JOB_ID']!r}, which cannot be a folder's name")
+                warn_once(f"HINDMOST_JOB_ID is {os.environ['HINDMOST_JOB_ID']!r}, which cannot be a folder's name")
         elif found is not None and os.environ.get(ATTACHED) != identity.token(found):
             _observe(found)
         elif identity.is_worker(sys.orig_argv) if found is None else not identity.is_named(os.environ):
             _wait_for_a_rank()
     except Exception as error:
-        complain(f"the probe did not start ({error!r})")
+        warn_once(f"the probe did not start ({error!r})")
 
 
 def writer() -> Writer | None:
@@ -201,7 +201,7 @@ def _make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | N
     try:
         _writer = ring.Writer.create(directory, found, "py", ring.capacity(os.environ))
     except (OSError, ValueError) as error:
-        complain(f"no ring in {directory} ({error})")
+        warn_once(f"no ring in {directory} ({error})")
         return None
     return _writer
 
@@ -257,7 +257,7 @@ def _try_to_start_agent(directory: str, found: Identity) -> None:
     try:
         _start_agent(directory, found)
     except Exception as error:
-        complain(f"no agent could be started on {found.node} ({error!r})")
+        warn_once(f"no agent could be started on {found.node} ({error!r})")
 
 
 def _leave_to_parent() -> None:

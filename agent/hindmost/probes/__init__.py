@@ -12,8 +12,8 @@ import sys
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
-from hindmost.complaint import complain
 from hindmost.probes.guard import record_pauses, undo
+from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +50,7 @@ def install(recorder: Recorder) -> None:
         return dict.fromkeys(ours, lambda module: REGISTRY[module.__name__](module, recorder))
 
     def failed(name: str, error: Exception) -> None:
-        complain(f"{name} cannot be observed ({error!r})")
+        warn_once(f"{name} cannot be observed ({error!r})")
 
     files = (name.partition(".")[0] for name in os.listdir(__path__[0]))  # noqa: PTH208 - pathlib is slow to import
     probes = {name: name for name in files} | SECOND_NAMES

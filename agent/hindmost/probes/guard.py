@@ -6,7 +6,7 @@ import functools
 import gc
 from typing import TYPE_CHECKING, Any
 
-from hindmost.complaint import complain
+from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,7 +33,7 @@ def guarded(hook: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _say(hook: Callable[..., Any], error: Exception) -> None:
-    complain(f"{getattr(hook, '__qualname__', hook)} failed ({error!r})")
+    warn_once(f"{getattr(hook, '__qualname__', hook)} failed ({error!r})")
 
 
 class Inside:

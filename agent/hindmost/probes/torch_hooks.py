@@ -10,11 +10,11 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from hindmost.complaint import complain
 from hindmost.probes import torch_copies
 from hindmost.probes.guard import around
 from hindmost.probes.torch_steps import REPEATS, Batches, StepDetector
 from hindmost.recorder import FLUSH_NS, PHASE
+from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,7 +76,7 @@ class Hooks:
                 hook(optimizer)
             except Exception as error:
                 self._recorder.abandon()
-                complain(f"torch's optimizers cannot be observed ({error!r})")
+                warn_once(f"torch's optimizers cannot be observed ({error!r})")
 
         careful._torchdynamo_disable = True  # type: ignore[attr-defined]
         return careful

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 
-_complained = False
+_warned = False
 
 
-def complain(what: str) -> None:
+def warn_once(what: str) -> None:
     """Say on stderr, once a process, what hindmost cannot see; never raises."""
-    global _complained  # noqa: PLW0603 - one line a process, for its first fault
-    if _complained:
+    global _warned  # noqa: PLW0603 - one line a process, for its first fault
+    if _warned:
         return
-    _complained = True
+    _warned = True
     with contextlib.suppress(Exception):  # stderr is closed or full
         sys.stderr.write(f"hindmost: {what}; the job goes on without it\n")
