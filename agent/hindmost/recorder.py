@@ -6,7 +6,7 @@ import time
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hindmost.pacing import Measured, Pace, Usage
+from hindmost.step_sampling import Measured, StepSampling, Usage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,7 +68,7 @@ class Recorder:
         self,
         ring: Ring,
         clock: Callable[[], int] = time.monotonic_ns,
-        pace: Pace | None = None,
+        sampling: StepSampling | None = None,
     ) -> None:
         self.ring = ring
         self.clock = clock
@@ -94,7 +94,7 @@ class Recorder:
         self.later: list[tuple[Any, ...]] = []  # calls to be made, oldest first: function, arguments
         self.due_ns = 0  # when they should be
         self.own_ns = 0  # what hooks took of the training thread's time since the last flush
-        self.pace = pace or Pace(clock, self._first_usage)
+        self.sampling = sampling or StepSampling(clock, self._first_usage)
         self._followers: list[Follower] = []
         self.ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
         self._own = (0, 0)  # what hooks took, since when: not yet written
@@ -124,7 +124,7 @@ class Recorder:
         handed_over = self.thread not in (0, here)
         if handed_over:
             self.thread = 0
-            self.pace.usage = self._first_usage
+            self.sampling.usage = self._first_usage
         self.training_thread()
         self.surely = True
         for follower in self._followers:
@@ -178,11 +178,11 @@ class Recorder:
 
     def usage(self) -> tuple[int, int]:
         """CPU ns of this process and run-queue ns of the training thread, so far; -1 unmeasured."""
-        return self.pace.usage()
+        return self.sampling.usage()
 
     def tick(self, now_ns: int) -> None:
         """A step may end here, and the next begin: the place to measure what it used."""
-        measured = self.pace.tick(now_ns)
+        measured = self.sampling.tick(now_ns)
         if measured is not None:
             self.defer(self._keep, measured)
 
@@ -211,7 +211,7 @@ class Recorder:
         if not before:
             self._own = (0, now_ns)
             return
-        self.pace.thrift.told(own, now_ns - before)
+        self.sampling.limit.add(own, now_ns - before)
         own, since = self._own[0] + own, self._own[1]
         if now_ns - since >= ACCOUNT_NS:
             self.ring.event(MARK, self.id("probe"), since, now_ns - since, value=own)
@@ -340,7 +340,7 @@ class Recorder:
         """Open the files of the thread that trains, and read them from now on."""
         opened = Usage()
         self.closers.append(opened.close)
-        self.pace.usage = opened.read
+        self.sampling.usage = opened.read
         return opened.read()
 
 

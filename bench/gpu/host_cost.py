@@ -51,11 +51,11 @@ class Probe:
         self._recorder = recorder = importlib.import_module("hindmost.stepping")._recorder
         self._loops = [follower.loop for follower in recorder._followers]
         self._told_ns = 0
-        pace = recorder.pace
-        self.every = pace.mask + 1  # one step in so many is measured
-        self._reckon, pace._reckon = pace._reckon, lambda _: None
-        self._mask = pace._mask
-        self._told, pace.thrift.told = pace.thrift.told, self._tell
+        sampling = recorder.sampling
+        self.every = sampling.mask + 1  # one step in so many is measured
+        self._reckon, sampling._reckon = sampling._reckon, lambda _: None
+        self._mask = sampling._mask
+        self._told, sampling.limit.add = sampling.limit.add, self._tell
         self.put = self._hooks.put
 
     def _tell(self, own_ns: int, _elapsed_ns: int) -> None:
@@ -65,7 +65,7 @@ class Probe:
         self._set_mask(0 if every_step else NEVER)
 
     def _set_mask(self, mask: int) -> None:
-        self._recorder.pace._mask = mask
+        self._recorder.sampling._mask = mask
         for loop in self._loops:
             loop.mask = mask
 
@@ -76,7 +76,7 @@ class Probe:
     def restore(self) -> None:
         self._hooks.put(True)
         self._set_mask(self._mask)
-        self._recorder.pace._reckon, self._recorder.pace.thrift.told = self._reckon, self._told
+        self._recorder.sampling._reckon, self._recorder.sampling.limit.add = self._reckon, self._told
 
 
 def compared(torch: Any, step: Callable[[], Any], settle: Callable[[], Any], seconds: float) -> dict[str, Any]:

@@ -76,12 +76,12 @@ def phases(first: int, count: int, *, gpu: bool = True) -> dict[str, dict[int, f
 def measure_every_step() -> Callable[[], None]:
     """Have the probe measure GPU times of all steps, whatever that costs; call what is returned to end that."""
     recorder = importlib.import_module("hindmost.stepping")._recorder
-    pace = recorder.pace
-    reckon, pace._reckon = pace._reckon, lambda _: setattr(pace, "_mask", 0)
-    pace._mask = 0
+    sampling = recorder.sampling
+    reckon, sampling._reckon = sampling._reckon, lambda _: setattr(sampling, "_mask", 0)
+    sampling._mask = 0
     for follower in recorder._followers:
         follower.loop.mask = 0
-    return lambda: setattr(pace, "_reckon", reckon)
+    return lambda: setattr(sampling, "_reckon", reckon)
 
 
 def ring_events(reader: Any, settle: Callable[[], None]) -> list[Any]:

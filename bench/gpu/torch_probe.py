@@ -140,7 +140,7 @@ def compare_phases(training: Training, steps: int) -> dict[str, Any]:
 def breakdown(device: str) -> dict[str, float]:
     """us of each thing that hooks are made of, and of all hooks of a step without GPU events and system calls."""
     stepping = importlib.import_module("hindmost.stepping")
-    recorder, usage = stepping._recorder, importlib.import_module("hindmost.pacing").Usage()
+    recorder, usage = stepping._recorder, importlib.import_module("hindmost.step_sampling").Usage()
     name, event = recorder.ring.name("bench"), recorder.ring.event
     found = {
         "clock": each(recorder.clock),
@@ -148,8 +148,8 @@ def breakdown(device: str) -> dict[str, float]:
         "ring_enter_leave": each(lambda: (recorder.ring.enter(20, 2, name, 1), recorder.ring.leave(20))),
         "usage": each(usage.read),
         "process_time": each(time.process_time_ns),
-        "measured_step_cost_assumed": recorder.pace._cost_ns / 1e3,
-        "measured_every": recorder.pace._mask + 1,
+        "measured_step_cost_assumed": recorder.sampling._cost_ns / 1e3,
+        "measured_every": recorder.sampling._mask + 1,
         "hooks_of_a_step": each(hooks_alone(recorder)),
     }
     if device == "cuda":
@@ -169,8 +169,8 @@ def breakdown(device: str) -> dict[str, float]:
 def hooks_alone(recorder: Any) -> Any:
     """A step of hooks around nothing, into the same ring, in C where that is built; without system calls."""
     native, python = (importlib.import_module(f"hindmost.probes.torch_{name}") for name in ("native", "hooks"))
-    pace = importlib.import_module("hindmost.pacing").Pace(recorder.clock, lambda: (0, -1))
-    quiet = importlib.import_module("hindmost.recorder").Recorder(recorder.ring, pace=pace)
+    sampling = importlib.import_module("hindmost.step_sampling").StepSampling(recorder.clock, lambda: (0, -1))
+    quiet = importlib.import_module("hindmost.recorder").Recorder(recorder.ring, sampling=sampling)
     torch = importlib.import_module("torch")
     hooks = native.native_hooks(torch, quiet, None) or python.Hooks(torch, quiet, None)
     batch = [torch.zeros(4, 4)]

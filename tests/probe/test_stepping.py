@@ -10,8 +10,8 @@ import hindmost
 import pytest
 from hindmost import ring, stepping
 from hindmost.identity import Identity
-from hindmost.pacing import Pace
 from hindmost.recorder import Recorder
+from hindmost.step_sampling import StepSampling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,8 +25,8 @@ def events(tmp_path: Path) -> Iterator[ring.Reader]:
     """A reader of what this process records while the test runs; the clock says 0, 1000, 2000 …"""
     writer = ring.Writer.create(tmp_path, IDENTITY, "py", 256)
     usage = itertools.count(5, 5)
-    pace = Pace(lambda: 0, lambda: (next(usage) * 100, next(usage) * 10))
-    recorder = Recorder(writer, itertools.count(0, 1000).__next__, pace)
+    sampling = StepSampling(lambda: 0, lambda: (next(usage) * 100, next(usage) * 10))
+    recorder = Recorder(writer, itertools.count(0, 1000).__next__, sampling)
     recorder.due_ns = 1 << 62  # what hooks take is not accounted for: that would ask for the time
     stepping.attach(recorder)
     reader = ring.Reader(writer.path)

@@ -128,10 +128,10 @@ def test_what_watching_takes_is_accounted_for(copies: Any) -> None:
     """Watched calls run outside the hooks; their time is the hooks' all the same, and decides how often to measure."""
     recorder = copies._recorder
     copies.begin(sys._getframe())
-    before = recorder.own_ns, recorder.pace.spent_ns
+    before = recorder.own_ns, recorder.sampling.spent_ns
     move(Tensor())
     copies._account()
-    after = recorder.own_ns, recorder.pace.spent_ns
+    after = recorder.own_ns, recorder.sampling.spent_ns
     assert after[0] - before[0] == after[1] - before[1] > 0
 
 

@@ -29,7 +29,7 @@ class Device:
         self.reader = ring.Reader(self.writer.path)
 
     def train(self, micro_batches: int = 1, host_ns: int = 30_000_000, fetches: bool = True) -> None:
-        start, measuring = self.cuda.host_ns, self.recorder.pace.measuring
+        start, measuring = self.cuda.host_ns, self.recorder.sampling.measuring
         self.cuda.host_ns += host_ns
         for _ in range(micro_batches):
             if measuring and fetches:

@@ -153,7 +153,7 @@ def test_a_fault_of_ours_is_one_line(loop: Loop, capsys: pytest.CaptureFixture[s
     def fails() -> tuple[int, int]:
         raise RuntimeError("ours")
 
-    loop.recorder.pace.usage = fails
+    loop.recorder.sampling.usage = fails
     assert loop.fetch() is loop.batch
     loop.compute()
     loop.train(2)
@@ -167,9 +167,9 @@ def test_ctrl_c_inside_a_hook_is_the_loops(loop: Loop) -> None:
         raise KeyboardInterrupt
 
     loop.train(1)
-    usage, loop.recorder.pace.usage = loop.recorder.pace.usage, interrupted
+    usage, loop.recorder.sampling.usage = loop.recorder.sampling.usage, interrupted
     with pytest.raises(KeyboardInterrupt):
         loop.fetch()
-    loop.recorder.pace.usage = usage
+    loop.recorder.sampling.usage = usage
     loop.train(2)
     assert len([event for event in loop.written() if event.name == "backward"]) == 3

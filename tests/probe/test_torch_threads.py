@@ -129,7 +129,7 @@ def test_optimizers_may_step_in_the_thread_of_a_gpu_s_backward(loop: Loop, engin
 
 def test_steps_that_go_unrecorded_are_counted_whatever_thread_makes_them(loop: Loop, engine: Engine) -> None:
     """Where hooks take too much, every 4th step is recorded, also of a loop whose optimizers step within backward."""
-    loop.recorder.pace.thrift.mask = 3
+    loop.recorder.sampling.limit.mask = 3
     for _ in range(9):
         loop.fetch()
         loop.functions.backward(loop)

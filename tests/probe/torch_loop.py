@@ -29,7 +29,7 @@ class Loop:
         self.error: BaseException | None = None
         self.writer = ring.Writer.create(directory, Identity("job", 0, 1, 0, "node", "torch", "train.py"), "py", 16384)
         self.recorder = Recorder(self.writer, clock=lambda: self.now)
-        self.recorder.pace.usage = lambda: (self.now // 2, -1)
+        self.recorder.sampling.usage = lambda: (self.now // 2, -1)
         torch: Any = SimpleNamespace(is_grad_enabled=lambda: self.gradients)
         self.gpu = GpuPhases(cuda, self.recorder) if cuda is not None else None
         native = native_hooks(torch, self.recorder, self.gpu)

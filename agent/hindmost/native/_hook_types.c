@@ -179,7 +179,7 @@ static PyMemberDef loop_members[] = {
     {"fed", T_BOOL, offsetof(Loop, fed), 0, NULL},
     {"ticks", T_LONGLONG, offsetof(Loop, ticks), 0, NULL},
     {"mask", T_LONGLONG, offsetof(Loop, mask), 0, NULL},
-    {"thrift", T_LONGLONG, offsetof(Loop, thrift), 0, NULL},
+    {"unrecorded", T_LONGLONG, offsetof(Loop, unrecorded), 0, NULL},
     {"own", T_LONGLONG, offsetof(Loop, own), 0, NULL},
     {"due", T_LONGLONG, offsetof(Loop, due), 0, NULL},
     {"measuring", T_BOOL, offsetof(Loop, measuring), 0, NULL},

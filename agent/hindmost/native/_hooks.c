@@ -181,7 +181,7 @@ static uint64_t work_of(Loop *loop, PyObject *batch) {
 
 /* Whether the step that begins goes unrecorded, because hooks take too much of such short steps. */
 static bool passes(Loop *loop, int64_t start, bool gradients) {
-    if ((loop->ticks & loop->thrift) && gradients && !loop->seen.is_explicit) {
+    if ((loop->ticks & loop->unrecorded) && gradients && !loop->seen.is_explicit) {
         if (!loop->passing++)
             hm_ends(&loop->seen, start);
         return true;

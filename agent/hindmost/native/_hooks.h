@@ -17,7 +17,7 @@ typedef struct {
     Ring *ring;
     unsigned long thread; /* the ident of the training thread; 0: unknown as yet, ask first() */
     char surely;          /* it did what only a thread that trains does; until then such a one takes its place */
-    long long ticks, mask, thrift; /* of pacing.py: steps with a bit of mask are not measured, of thrift not recorded */
+    long long ticks, mask, unrecorded; /* steps with a bit of these are not measured, or not even recorded */
     long long own, due;            /* ns of the training thread that hooks took; when Python wants account of it */
     long long started;             /* when the optimizer's step in progress began */
     long long waits, copies;       /* the ring's indices of the names of waits for the GPU, and of copies to it */

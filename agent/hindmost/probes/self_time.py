@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from hindmost.pacing import COST_SHARE, RunQueue
+from hindmost.step_sampling import COST_SHARE, RunQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

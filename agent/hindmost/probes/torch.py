@@ -2,8 +2,8 @@
 
 Nothing is hooked per module or per tensor: a step costs some microseconds whatever the model's size. What the hooks do
 is in C (``native/_hooks.c``) where that is built, else in Python (``torch_hooks.py``). Where steps begin and end is
-``torch_steps.py``'s business. Works with several optimizers, gradient accumulation, AMP and ``torch.compile``; optimizers
-that call a closure (LBFGS, Lightning) count without the forward and backward inside them.
+``torch_steps.py``'s business. Works with several optimizers, gradient accumulation, AMP and ``torch.compile``;
+optimizers that call a closure (LBFGS, Lightning) count without the forward and backward inside them.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 ``Tensor.to`` and ``Tensor.cuda`` are left as they are: others compare functions with them, and ``torch.compile`` looks
 at them. Instead ``sys.monitoring`` (Python 3.12 and later) tells of calls made by the functions that are on the stack
 when a batch is there, and by functions that these call before the model; nothing else is instrumented, and that only
-on the steps that ``pacing.py`` has measured. To instrument a long function takes a while: once it is known which of
-them copy, only those are instrumented, and all of them now and then and where no copy was seen. What the copies take
-is phase ``h2d``: ``torch_cuda.py``.
+on the steps that ``step_sampling.py`` has measured. To instrument a long function takes a while: once it is known
+which of them copy, only those are instrumented, and all of them now and then and where no copy was seen. What the
+copies take is phase ``h2d``: ``torch_cuda.py``.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class Copies:
 
     def _stamped(self, told: Callable[..., None]) -> Any:
         """Watched calls run between the hooks: what ``sys.monitoring`` takes for them is counted separately."""
-        pace = self._recorder.pace
+        sampling = self._recorder.sampling
 
         def call(*arguments: Any) -> None:
-            spent = pace.spent_ns
+            spent = sampling.spent_ns
             told(*arguments)
-            pace.spent_ns = spent
+            sampling.spent_ns = spent
 
         module: Any = load()
         return module.Stamp(call) if hasattr(module, "Stamp") else Stamp(call, self._clock)
@@ -74,7 +74,7 @@ class Copies:
         for stamp in (self._call, self._return):
             took, stamp.took = stamp.took, 0
             self._recorder.own_ns += took
-            self._recorder.pace.spent_ns += took
+            self._recorder.sampling.spent_ns += took
 
     def begin(self, frame: FrameType | None) -> None:
         """The code that runs in this frame has its batch."""
@@ -90,7 +90,7 @@ class Copies:
             self._watch_callers(frame)
         for code in self._makers:
             self._watch(code)
-        self._recorder.pace.spent_ns += self._clock() - start
+        self._recorder.sampling.spent_ns += self._clock() - start
 
     def _watch_callers(self, frame: FrameType | None) -> None:
         while frame is not None and _package(frame) == "hindmost":  # what stands for a hook
@@ -115,7 +115,7 @@ class Copies:
         for code in self._watched:
             self._monitoring.set_local_events(self._tool, code, 0)
         self._watched.clear()
-        self._recorder.pace.spent_ns += self._clock() - start
+        self._recorder.sampling.spent_ns += self._clock() - start
 
     def called(self, code: CodeType, _place: int, function: Any, first: Any) -> None:
         """A call is about to be made by watched code."""

@@ -9,7 +9,8 @@ clipping and unscaling.
 Of a copy it is noted with its events how long the host was in the call, and whether the GPU had done all before it and
 after it: :func:`copied_ms` says why. During the capture of a graph no CUDA call is made that would invalidate it.
 
-Recording and reading cost host time, which a step of some ms would feel: ``pacing.py`` says which steps are measured.
+Recording and reading cost host time, which a step of some ms would feel: ``step_sampling.py`` says which steps are
+measured.
 
 A copy that is over when its call returns held the host up: every blocking one, and one too short to tell from them. It
 took the host's time in the call, from launching it to waking up, and from when the GPU was through with earlier work,
@@ -79,7 +80,7 @@ class GpuPhases:
         self._mark_before: Any = None  # where the phase that ends next began
         self._known = False
         self._idle = False  # whether the GPU was, when the copy in progress began
-        recorder.pace.on_gpu = True
+        recorder.sampling.on_gpu = True
         recorder.on_step.append(self.step_ends)
         recorder.closers.append(self._read)
 
@@ -127,7 +128,7 @@ class GpuPhases:
         if self._steps and not self._cuda.is_current_stream_capturing():
             before = self._clock()
             self._read()
-            self._recorder.pace.spent_ns += self._clock() - before
+            self._recorder.sampling.spent_ns += self._clock() - before
 
     def _ends(self, name: str, call: Call | None = None) -> None:
         """A phase ends here and the next begins."""
@@ -150,7 +151,7 @@ class GpuPhases:
             self._name_device()
         event = self._pool.pop() if self._pool else cuda.Event(enable_timing=True)
         event.record()
-        self._recorder.pace.spent_ns += self._clock() - start
+        self._recorder.sampling.spent_ns += self._clock() - start
         return event
 
     def _read(self) -> None:

@@ -40,7 +40,7 @@ class Hooks:
         self.step_ends = self._careful(self._step_ends)
         self._clock = recorder.clock
         self._later = recorder.later
-        self._pace = recorder.pace
+        self._sampling = recorder.sampling
         self._gpu = gpu
         self._copies = torch_copies.install(torch, recorder, gpu) if gpu is not None else None
         self._batches = Batches()
@@ -93,9 +93,9 @@ class Hooks:
             self._stepped = 0
             if not recorder.explicit:  # a loop that marks its steps says where they end
                 recorder.tick(start)
-            if (self._passing or self._pace.passing) and self._passes(start, gradients):
+            if (self._passing or self._sampling.passing) and self._passes(start, gradients):
                 return None
-            if self._gpu is not None and self._pace.measuring:
+            if self._gpu is not None and self._sampling.measuring:
                 self._gpu.fetches()
         self._fed = True
         self._optimizing = 0
@@ -115,7 +115,7 @@ class Hooks:
             return
         recorder.ring.leave(SLOT)
         self._later.append((self._detector.input_ends, start, now, self._batches.work(batch)))
-        if self._gpu is not None and self._pace.measuring:
+        if self._gpu is not None and self._sampling.measuring:
             self._gpu.ready()
             if self._copies is not None:
                 self._copies.begin(sys._getframe(2))
@@ -139,7 +139,7 @@ class Hooks:
         self._prompted = True
         self._later.append((self._detector.backward_begins, start))
         recorder.ring.enter(SLOT, PHASE, recorder.ids.get("backward") or recorder.id("backward"), start)
-        if self._gpu is not None and self._pace.measuring:
+        if self._gpu is not None and self._sampling.measuring:
             if self._copies is not None:
                 self._copies.end()
             self._gpu.backward_begins()
@@ -152,7 +152,7 @@ class Hooks:
         self._backwards = 0
         recorder.ring.leave(SLOT)
         self._later.append((self._detector.backward_ends, start, now))
-        if self._gpu is not None and self._pace.measuring:
+        if self._gpu is not None and self._sampling.measuring:
             self._gpu.backward_ends()
         within, self._within = self._within, 0
         if within:
@@ -195,7 +195,7 @@ class Hooks:
             self._stepped = 1
             return
         now = self._clock()
-        if self._gpu is not None and self._pace.measuring:
+        if self._gpu is not None and self._sampling.measuring:
             self._gpu.optimizer_ends()
         self._steps(now, self._detector.optimizer_ends, self._started, now, id(optimizer))
 
@@ -218,7 +218,7 @@ class Hooks:
     def _passes(self, start: int, gradients: bool) -> bool:
         """Whether the step that begins goes unrecorded, because hooks take too much of such short steps."""
         passing = self._passing
-        if self._pace.passing and gradients and not self._recorder.explicit:
+        if self._sampling.passing and gradients and not self._recorder.explicit:
             if not passing:
                 self._later.append((self._detector.ends, start))
             self._passing += 1
@@ -232,7 +232,7 @@ class Hooks:
         """Where a loop fetches nothing. What the step used has to be known before it is written."""
         if self._recorder.explicit:
             return
-        measured = self._pace.measuring
+        measured = self._sampling.measuring
         self._recorder.tick(now)
-        if self._gpu is not None and self._pace.measuring and not measured:
+        if self._gpu is not None and self._sampling.measuring and not measured:
             self._gpu.ready()

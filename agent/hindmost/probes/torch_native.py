@@ -132,14 +132,14 @@ class NativeHooks:
 
     def tick(self, now: int, ticks: int) -> None:
         """A step that is measured ends here, or begins."""
-        self._recorder.pace.skip_to(ticks)
+        self._recorder.sampling.skip_to(ticks)
         self._recorder.tick(now)
-        self._pace()
+        self._apply_sampling()
 
     def closes(self, is_train: int, number: int, start: int, end: int, work: int) -> None:
         """Write a step of which more is known than its time."""
         self._recorder.write_numbered(number, start, end, "train" if is_train else "eval", work)
-        self._pace()
+        self._apply_sampling()
 
     def gpu(self, place: int) -> None:
         """Where the host is in a step whose GPU times are measured."""
@@ -163,7 +163,7 @@ class NativeHooks:
         if now >= recorder.due_ns:
             recorder.flush_at(now)
         self.loop.due = now + ACCOUNT_EVERY_NS
-        self._pace()
+        self._apply_sampling()
 
     def way(self, batch: Any) -> tuple[Any, ...] | None:
         """The keys and indices that lead to the tensor whose shape tells a batch's work."""
@@ -177,12 +177,14 @@ class NativeHooks:
         self._recorder.ring.leave(SLOT)
         self.loop.forgets()
 
-    def _pace(self) -> None:
+    def _apply_sampling(self) -> None:
         """Say which steps are measured and recorded, and whether the one in progress needs ``closes``."""
-        loop, pace = self.loop, self._recorder.pace
-        loop.measuring, loop.thrift = pace.measuring, pace.thrift.mask
-        loop.mask = pace.mask
-        loop.attended = pace.measuring or self._recorder.has_measured() or (self._gpu is not None and self._gpu.waits())
+        loop, sampling = self.loop, self._recorder.sampling
+        loop.measuring, loop.unrecorded = sampling.measuring, sampling.limit.mask
+        loop.mask = sampling.mask
+        loop.attended = (
+            sampling.measuring or self._recorder.has_measured() or (self._gpu is not None and self._gpu.waits())
+        )
 
 
 class _Guarded:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from hindmost import ring
-from hindmost.pacing import MOST_SHARE, PATIENCE_NS, Thrift
 from hindmost.recorder import FLUSH_NS
+from hindmost.step_sampling import MOST_SHARE, PATIENCE_NS, OverheadLimit
 
 from tests.probe.torch_loop import Loop, steps
 
@@ -29,7 +29,7 @@ def test_what_a_killed_process_has_lost(loop: Loop, written_in: str) -> None:
 
 def test_steps_that_are_too_short_to_record_are_counted(loop: Loop) -> None:
     """Where hooks take too much, every 4th step is recorded in full, under its own number; evaluation all the same."""
-    loop.recorder.pace.thrift.mask = 3
+    loop.recorder.sampling.limit.mask = 3
     loop.train(9, optimizers=2)
     loop.evaluate(2)
     loop.train(8)
@@ -42,26 +42,26 @@ def test_steps_that_are_too_short_to_record_are_counted(loop: Loop) -> None:
 @pytest.mark.parametrize("often", [20, 4])
 def test_hooks_that_take_too_much_record_less(often: int) -> None:
     """Over the share for two seconds, however often that is reported: half is recorded; cheap hooks undo it."""
-    thrift, every = Thrift(), PATIENCE_NS // often
+    limit, every = OverheadLimit(), PATIENCE_NS // often
     dear, cheap = int(every * MOST_SHARE) + 1, int(every * MOST_SHARE / 10)
     for _ in range(often - 1):
-        thrift.told(dear, every)
-    thrift.told(cheap, every)
-    assert thrift.mask == 0
+        limit.add(dear, every)
+    limit.add(cheap, every)
+    assert limit.mask == 0
     for _ in range(2 * often):
-        thrift.told(dear, every)
-    assert thrift.mask == 3
+        limit.add(dear, every)
+    assert limit.mask == 3
     for _ in range(often):
-        thrift.told(cheap, every)
-    assert thrift.mask == 1
+        limit.add(cheap, every)
+    assert limit.mask == 1
 
 
 def test_one_interrupted_hook_of_a_long_step_changes_nothing() -> None:
     """A step of a minute in which a hook was held up for ten seconds is one sign, not many."""
-    thrift = Thrift()
-    thrift.told(10 * 10**9, 60 * 10**9)
-    thrift.told(0, 60 * 10**9)
-    assert thrift.mask == 0
+    limit = OverheadLimit()
+    limit.add(10 * 10**9, 60 * 10**9)
+    limit.add(0, 60 * 10**9)
+    assert limit.mask == 0
 
 
 def test_what_hooks_took_is_written(loop: Loop) -> None:

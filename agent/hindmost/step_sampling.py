@@ -78,7 +78,7 @@ class Measured:
         self.runqueue_ns = after[1] - before[1] if min(before[1], after[1]) >= 0 else -1
 
 
-class Pace:
+class StepSampling:
     """Gets the places where steps may end; decides which are measured. Times are ns of ``clock``."""
 
     def __init__(self, clock: Callable[[], int], usage: Callable[[], tuple[int, int]]) -> None:
@@ -92,7 +92,7 @@ class Pace:
         #: What measuring took since the last reading; each measurement adds to it.
         self.spent_ns = 0
         #: What hooks took of all steps.
-        self.thrift = Thrift()
+        self.limit = OverheadLimit()
         self._ticks = -1
         self._mask = 0
         self._cost_ns = 0
@@ -117,7 +117,7 @@ class Pace:
     @property
     def mask(self) -> int:
         """Steps whose number has one of these bits are not measured, or not recorded at all."""
-        return self._mask | self.thrift.mask
+        return self._mask | self.limit.mask
 
     def skip_to(self, ticks: int) -> None:
         """The next tick has this number: the caller counts, and reports only the ticks that matter."""
@@ -126,7 +126,7 @@ class Pace:
     @property
     def passing(self) -> bool:
         """Whether the step in progress should go unrecorded."""
-        return self._ticks & self.thrift.mask != 0
+        return self._ticks & self.limit.mask != 0
 
     def _reckon(self, step_ns: int) -> None:
         """Every how many steps is one measured, from the least that it was seen to cost, following when that grows."""
@@ -140,7 +140,7 @@ class Pace:
         self._mask = every(self._cost_ns, budget) - 1
 
 
-class Thrift:
+class OverheadLimit:
     """Gets the time that hooks took since the last call; decides which steps to record."""
 
     def __init__(self) -> None:
@@ -148,7 +148,7 @@ class Thrift:
         self.mask = 0
         self._over = self._under = 0
 
-    def told(self, own_ns: int, elapsed_ns: int) -> None:
+    def add(self, own_ns: int, elapsed_ns: int) -> None:
         """What hooks took of so much time. One interrupted hook says nothing, however long; much on end does."""
         share, counts = own_ns / max(elapsed_ns, 1), min(elapsed_ns, PATIENCE_NS // 4)
         self._over = self._over + counts if share > MOST_SHARE else 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hindmost.pacing import Pace, Usage, every
+from hindmost.step_sampling import StepSampling, Usage, every
 
 
 class Loop:
@@ -12,7 +12,7 @@ class Loop:
     def __init__(self, step_ns: int, cost_ns: int) -> None:
         self.now = self.cpu = 0
         self.step_ns, self.cost_ns = step_ns, cost_ns
-        self.pace = Pace(lambda: self.now, self.usage)
+        self.sampling = StepSampling(lambda: self.now, self.usage)
 
     def usage(self) -> tuple[int, int]:
         self.now += self.cost_ns
@@ -23,10 +23,10 @@ class Loop:
         """The numbers of the steps that are measured."""
         found = []
         for number in range(steps):
-            before = self.pace.measuring
-            used = self.pace.tick(self.now)
+            before = self.sampling.measuring
+            used = self.sampling.tick(self.now)
             assert before == (used is not None)
-            if self.pace.measuring:
+            if self.sampling.measuring:
                 found.append(number)
             self.now += self.step_ns
         return found
@@ -70,7 +70,7 @@ def test_what_is_dear_is_done_rarely(cost: int, budget: int, steps: int) -> None
 def test_what_measuring_costs_is_bounded(cost_us: int, step_ms: int, on_gpu: bool, share: int) -> None:
     """Where measuring is dear or steps short only every 2nd, 4th … step is measured, the same ones on every rank."""
     loop = Loop(step_ms * 1_000_000, cost_us * 1000)
-    loop.pace.on_gpu = on_gpu
+    loop.sampling.on_gpu = on_gpu
     steps = [number for number in loop.measured(1024) if number > 512]
     assert steps == [number for number in range(513, 1024) if number % share == 0]
 
@@ -78,9 +78,9 @@ def test_what_measuring_costs_is_bounded(cost_us: int, step_ms: int, on_gpu: boo
 def test_a_measured_step_has_its_own_usage() -> None:
     """What a measured step used is from its start to its end, whatever came before."""
     loop = Loop(1_000_000, 0)
-    loop.pace.tick(10)
-    loop.pace.usage = lambda: (100, -1)
-    used = loop.pace.tick(20)
+    loop.sampling.tick(10)
+    loop.sampling.usage = lambda: (100, -1)
+    used = loop.sampling.tick(20)
     assert used is not None
     assert (used.start_ns, used.end_ns, used.cpu_ns, used.runqueue_ns) == (10, 20, 93, -1)
 
@@ -89,5 +89,5 @@ def test_one_dear_reading_is_forgotten() -> None:
     """A step that was interrupted while it was measured does not make all later ones unmeasured for long."""
     loop = Loop(30_000_000, 100)
     loop.measured(100)
-    loop.pace.spent_ns += 50_000_000
+    loop.sampling.spent_ns += 50_000_000
     assert loop.measured(400)[-100:] == list(range(300, 400))
