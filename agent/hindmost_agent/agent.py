@@ -1,4 +1,4 @@
-"""The agent's work of one tick: read rings, sample, fold, pack, spool. Does not know about sockets or event loops."""
+"""The agent's work of one tick: read rings, make rows, sample, pack, spool. Knows of no sockets or event loops."""
 
 from __future__ import annotations
 

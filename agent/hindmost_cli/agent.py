@@ -28,7 +28,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run an agent until there is a reason to leave."""
-    from hindmost_agent.service import serve
+    from hindmost_agent.daemon import serve
     from hindmost_agent.settings import settings
 
     return serve(settings(**vars(args)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from hindmost_agent.delivery import batch as packing
-from hindmost_agent.jobs.fold import CollectiveRow, StepRow
+from hindmost_agent.jobs.event_rows import CollectiveRow, StepRow
 from hindmost_agent.sampler import Reading
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -186,7 +186,7 @@ def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
     machine = Machine(root=bare.root, environ={**bare.environ, "PYTHONPATH": str(bare.root)})
     assert checks.agent(machine) == checks.Finding(
         "no",
-        "hindmost_agent.service cannot be loaded: ImportError: libz.so.1: no such file",
+        "hindmost_agent.daemon cannot be loaded: ImportError: libz.so.1: no such file",
         checks.agent(machine).lost,
         "pip install --force-reinstall '.[agent]' in a clone of hindmost",
     )

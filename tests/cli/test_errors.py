@@ -44,7 +44,7 @@ def test_what_may_not_be_read_ends_in_one_line(
         (["compare", ".", "."], "hindmost_collector.comparison", "collector"),
         (["simulate", "out"], "hindmost_collector.simulate", "collector"),
         (["collector", "--help"], "hindmost_collector.options", "collector"),
-        (["agent"], "hindmost_agent.service", "agent"),
+        (["agent"], "hindmost_agent.daemon", "agent"),
     ],
 )
 def test_what_is_not_installed_is_named_with_what_installs_it(

@@ -18,7 +18,7 @@ PATIENCE_S = 30
 #: binding has put stdout elsewhere by then, as AMD's does while it is imported.
 AGENT = """
 import ctypes, functools, sys
-from hindmost_agent import sampler, service, settings
+from hindmost_agent import daemon, sampler, settings
 
 class Driver:
     class NVMLError(Exception): ...
@@ -26,8 +26,8 @@ class Driver:
         sys.stdout = sys.stderr
         ctypes.CDLL(None).pause()
 
-service.Host = functools.partial(sampler.Host, nvml_library=Driver())
-sys.exit(service.serve(settings.settings(listen="127.0.0.1:0", interval="100ms", exit_when_stdin_closes=True)))
+daemon.Host = functools.partial(sampler.Host, nvml_library=Driver())
+sys.exit(daemon.serve(settings.settings(listen="127.0.0.1:0", interval="100ms", exit_when_stdin_closes=True)))
 """
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost_agent.jobs.fold import Fold, is_amount
+from hindmost_agent.jobs.event_rows import RowBuilder, is_amount
 
 from tests.torch.conftest import run
 from tests.torch.loops import LOOPS
@@ -73,7 +73,7 @@ def test_ddp_on_gloo_shows_steps_phases_and_who_waits(slow_input: dict[int, Trac
 
 def test_waiting_in_backward_is_no_part_of_it(slow_input: dict[int, Trace]) -> None:
     """What DDP waits for within backward is the phase sync, and not backward's, too: phases fit into their step."""
-    fold = Fold()
+    fold = RowBuilder()
     fold.feed(slow_input[0].events)
     rows = fold.take().steps[3:]
     assert len(rows) == 17
@@ -185,7 +185,7 @@ def test_the_broadcast_of_buffers_is_a_call_and_no_part_of_forward(train: Train)
     assert [[call.seq for call in mine] for mine in calls] == [list(range(1, 9))] * 2
     assert {(call.peer, call.value) for mine in calls for call in mine} == {(0, 8 * 4 + 8 * 4 + 8)}
     assert sum(call.duration_ns for call in calls[0]) > 7 * 15_000_000, "the root waits for the rank that comes late"
-    fold = Fold()
+    fold = RowBuilder()
     fold.feed(traces[0].events)
     for row, call in zip(fold.take().steps, calls[0], strict=True):
         assert row.phases["sync"] >= call.duration_ns

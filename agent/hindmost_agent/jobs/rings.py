@@ -14,7 +14,7 @@ from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.files import File, read_once
-from hindmost_agent.jobs.fold import Fold, Rows
+from hindmost_agent.jobs.event_rows import RowBuilder, Rows
 from hindmost_agent.jobs.process_ends import End, Ends
 from hindmost_agent.jobs.ranks import RankProcess
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Mark(NamedTuple):
-    """How far a ring had been read when a batch was made, and what its fold then still held back.
+    """How far a ring had been read when a batch was made, and what its builder then still held back.
 
     ``created_ns`` tells the ring from an earlier one of the same name.
     """
@@ -41,13 +41,13 @@ class Mark(NamedTuple):
 
 
 class OpenRing:
-    """One ring file and what has been folded from it so far; ``mark``: by an earlier agent, which was killed."""
+    """One ring file and the rows made of it so far; ``mark``: by an earlier agent, which was killed."""
 
     def __init__(self, path: Path, reader: ring.Reader, mark: Mark | None = None) -> None:
         self.path = path
         self.name = str(path)
         self.reader = reader
-        self.fold = Fold()
+        self.builder = RowBuilder()
         if mark is not None and mark.created_ns == reader.header.monotonic_ns and mark.position <= reader.written:
             self._resume(mark)
         #: Events that were lost, when it was last read.
@@ -61,23 +61,23 @@ class OpenRing:
 
     @property
     def mark(self) -> Mark:
-        """Where to go on from once everything that was taken from the fold is in the spool."""
+        """Where to go on from once everything that was taken from the builder is in the spool."""
         reader = self.reader
-        return Mark(reader.header.monotonic_ns, reader.position, reader.skipped, *self.fold.pending)
+        return Mark(reader.header.monotonic_ns, reader.position, reader.skipped, *self.builder.pending)
 
     def _resume(self, mark: Mark) -> None:
-        """Fold once more what the ring still holds of the past, only for what was pending; read on at the mark."""
+        """Make rows again of what the ring holds of the past, only for what was pending; read on at the mark."""
         reader = self.reader
         reader.position = max(reader.written - reader.header.capacity, 0)
         while reader.position < mark.position:
             before = reader.position
             events = reader.poll(mark.position - before)
             # Where the writer overwrote the oldest meanwhile, as many more were read beyond the mark.
-            self.fold.feed(events[: len(events) - max(reader.position - mark.position, 0)])
+            self.builder.feed(events[: len(events) - max(reader.position - mark.position, 0)])
             if reader.position == before:  # a slot that was never written, which the earlier agent gave up
                 reader.position += 1
-                self.fold.broke()
-        self.fold.resume(mark.steps, mark.phases)
+                self.builder.broke()
+        self.builder.resume(mark.steps, mark.phases)
         reader.position, reader.skipped = mark.position, mark.skipped
 
     def grown(self) -> int:
@@ -115,18 +115,18 @@ class OpenRing:
         return (self._written - self.reader.position) / self.reader.header.capacity
 
     def read(self) -> int:
-        """Fold what is new; return how many events that were. A torn ring is lost from here on, not an error."""
-        reader, fold = self.reader, self.fold
+        """Make rows of what is new; returns how many events. A torn ring is lost from here on, not an error."""
+        reader, builder = self.reader, self.builder
         before = reader.position - reader.skipped
         try:
             new = reader.words() if self._phases else reader.records()
             if (lost := reader.lost) != self.lost:
                 self.lost = lost
-                fold.broke()
+                builder.broke()
             if self._phases:
-                fold.feed_words(new, reader.event)
+                builder.feed_words(new, reader.event)
             else:
-                fold.feed_calls(new, reader.names, reader.comm_ids, reader.decoded)
+                builder.feed_calls(new, reader.names, reader.comm_ids, reader.decoded)
         except ring.RingError:
             return 0
         return reader.position - reader.skipped - before
@@ -197,7 +197,7 @@ class Producer:
     @property
     def lost(self) -> int:
         """Events of this process that were lost."""
-        return sum(item.lost + item.fold.damaged for item in self.rings.values())
+        return sum(item.lost + item.builder.damaged for item in self.rings.values())
 
     @property
     def drained(self) -> bool:
@@ -253,8 +253,8 @@ class Producer:
         """The rows finished since last asked, of all its rings."""
         rows = Rows([], [], [])
         for item in self.rings.values():
-            item.fold.age(now_ns)
-            finished = item.fold.take()
+            item.builder.age(now_ns)
+            finished = item.builder.take()
             rows.steps.extend(finished.steps)
             rows.collectives.extend(finished.collectives)
             rows.intervals.extend(finished.intervals)
@@ -263,7 +263,7 @@ class Producer:
     def finish(self) -> None:
         """Nothing more is written: what was pending is finished as it stands."""
         for item in self.rings.values():
-            item.fold.finish()
+            item.builder.finish()
 
     def communicators(self) -> list[ring.Communicator]:
         """All communicators that its probes have registered."""

@@ -286,7 +286,7 @@ def python(machine: Machine) -> Finding:
 
 def agent(machine: Machine) -> Finding:
     """Whether the node agent's requirements are installed here, and can be loaded."""
-    return _part(machine, "agent", "hindmost_agent.service", "no steps, collectives and node metrics of any job")
+    return _part(machine, "agent", "hindmost_agent.daemon", "no steps, collectives and node metrics of any job")
 
 
 def collector(machine: Machine) -> Finding:

@@ -7,7 +7,7 @@ import gc
 import pytest
 from hindmost_agent.delivery.batch import UNMEASURED, Builder
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.jobs.fold import CollectiveRow, StepRow
+from hindmost_agent.jobs.event_rows import CollectiveRow, StepRow
 from hindmost_agent.metric import Metric, Series, gauge
 from hindmost_agent.sampler import Reading
 from hindmost_proto import telemetry_pb2 as wire

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent import service
+from hindmost_agent import daemon
 from hindmost_agent.agent import Agent
 from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.settings import Settings, settings
@@ -55,7 +55,7 @@ def rank(folder: Path) -> Iterator[Callable[[], Path]]:
 def minutes() -> Callable[[], int]:
     """A clock that advances by more than a minute at each reading: there is no waiting."""
     count = itertools.count()
-    return lambda: next(count) * 61 * service.NS
+    return lambda: next(count) * 61 * daemon.NS
 
 
 def is_free(folder: Path) -> bool:
@@ -72,39 +72,39 @@ def test_a_job_that_starts_again_while_its_agent_flushes_has_an_agent(
     served: Settings, folder: Path, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rank found the lock held: the agent gives it up at once, and another comes in its place."""
-    deliver: Any = service.Service._deliver
+    deliver: Any = daemon.Daemon._deliver
     rings: list[Path] = []
     taken: list[bool] = []
 
-    async def delivering(self: service.Service, *args: Any) -> None:
+    async def delivering(self: daemon.Daemon, *args: Any) -> None:
         rings.append(rank())
         taken.append(is_free(folder))
         await deliver(self, *args)
 
-    monkeypatch.setattr(service.Service, "_deliver", delivering)
+    monkeypatch.setattr(daemon.Daemon, "_deliver", delivering)
     free: list[bool] = []
     begun = time.monotonic()
-    assert service.serve(served, minutes(), lambda: free.append(is_free(folder))) == 0
+    assert daemon.serve(served, minutes(), lambda: free.append(is_free(folder))) == 0
     assert taken == [False]
     assert free == [True]
     assert rings[0].exists()
-    assert time.monotonic() - begun < SOON_S < service.FLUSH_TIMEOUT_S
+    assert time.monotonic() - begun < SOON_S < daemon.FLUSH_TIMEOUT_S
 
 
 def test_a_rank_that_comes_just_before_the_lock_is_given_up_has_an_agent(
     served: Settings, folder: Path, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The agent has cleared away what it knew; it looks once more when the lock is free."""
-    monkeypatch.setattr(service, "FLUSH_TIMEOUT_S", 0.0)
-    part: Any = service.Service._part
+    monkeypatch.setattr(daemon, "FLUSH_TIMEOUT_S", 0.0)
+    part: Any = daemon.Daemon._part
 
-    def parting(self: service.Service, reason: str) -> None:
+    def parting(self: daemon.Daemon, reason: str) -> None:
         part(self, reason)
         rank()
 
-    monkeypatch.setattr(service.Service, "_part", parting)
+    monkeypatch.setattr(daemon.Daemon, "_part", parting)
     free: list[bool] = []
-    service.serve(served, minutes(), lambda: free.append(is_free(folder)))
+    daemon.serve(served, minutes(), lambda: free.append(is_free(folder)))
     assert free == [True]
 
 
@@ -120,32 +120,32 @@ def test_a_rank_that_comes_just_after_the_decision_to_leave_has_an_agent(
 
     monkeypatch.setattr(Agent, "finish", finishing)
     again: list[bool] = []
-    service.serve(served, minutes(), lambda: again.append(True))
+    daemon.serve(served, minutes(), lambda: again.append(True))
     assert again == [True]
 
 
 def test_an_abandoned_agent_leaves(served: Settings, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without new ranks it does not start again, and takes the folder with it."""
-    monkeypatch.setattr(service, "FLUSH_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(daemon, "FLUSH_TIMEOUT_S", 0.0)
     again: list[bool] = []
-    service.serve(served, minutes(), lambda: again.append(True))
+    daemon.serve(served, minutes(), lambda: again.append(True))
     assert not again
     assert not folder.exists()
 
 
 @pytest.mark.parametrize(
-    ("reason", "stays"), [("SIGTERM", True), ("the collector said stop", True), (service.CLOSED, False)]
+    ("reason", "stays"), [("SIGTERM", True), ("the collector said stop", True), (daemon.CLOSED, False)]
 )
 def test_a_rank_that_runs_keeps_its_ring(
     served: Settings, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, reason: str, *, stays: bool
 ) -> None:
     """The next agent can go on reading it; once the run itself is over none will."""
-    monkeypatch.setattr(service, "FLUSH_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(daemon, "FLUSH_TIMEOUT_S", 0.0)
     path = rank()
     assert start_ticks(Path("/proc"), os.getpid()) is not None
 
     async def work() -> None:
-        agent = service.Service(served)
+        agent = daemon.Daemon(served)
         asyncio.get_running_loop().call_later(0.05, agent.leave, reason)
         await agent.run()
 
@@ -164,7 +164,7 @@ def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_
     async def work() -> bool:
         task = asyncio.create_task(stream())
         await asyncio.sleep(0)
-        await asyncio.wait_for(service._cancelled(task), SOON_S)
+        await asyncio.wait_for(daemon._cancelled(task), SOON_S)
         return task.cancelled()
 
     assert asyncio.run(work())
@@ -183,7 +183,7 @@ def test_a_lock_that_was_removed_while_it_was_taken_is_none(folder: Path, monkey
         flock(descriptor, how)
 
     monkeypatch.setattr(fcntl, "flock", removed_first)
-    held = service.lock(folder)
+    held = daemon.lock(folder)
     assert held is not None
     monkeypatch.undo()
     assert not is_free(folder)
@@ -198,6 +198,6 @@ def test_who_only_asks_whether_the_lock_is_held_keeps_no_agent_away(
     asking = (folder / "agent.lock").open("w")
     fcntl.flock(asking, fcntl.LOCK_SH)
     monkeypatch.setattr(time, "sleep", lambda _: asking.close())
-    held = service.lock(folder)
+    held = daemon.lock(folder)
     assert held is not None
     os.close(held)

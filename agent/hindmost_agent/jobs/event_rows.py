@@ -99,7 +99,7 @@ def is_amount(name: str) -> bool:
     return name in AMOUNTS or name.startswith("gpu_")
 
 
-class Fold:
+class RowBuilder:
     """Folds one ring's events, in the order they were written, across any number of reads."""
 
     def __init__(self) -> None:

@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 
     from hindmost_agent.jobs.ranks import RankProcess
 
-
 log = logging.getLogger(__name__)
 
 NS = 1_000_000_000
@@ -61,7 +60,7 @@ LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 YOUNG = 20_000
 
 
-class Service:
+class Daemon:
     """One agent in one process."""
 
     def __init__(self, settings: Settings, monotonic_ns: Callable[[], int] = time.monotonic_ns) -> None:
@@ -335,7 +334,7 @@ def serve(
             spool.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
         log.info("cannot remove old rings or spools: %s", error)
-    service = Service(settings, monotonic_ns)
+    service = Daemon(settings, monotonic_ns)
     reason = asyncio.run(service.run())
     if held is not None:
         os.close(held)

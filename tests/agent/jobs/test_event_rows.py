@@ -9,12 +9,12 @@ from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.ring import Event
 from hindmost.ring.layout import NONE16
-from hindmost_agent.jobs.fold import UNMEASURED, Fold
+from hindmost_agent.jobs.event_rows import UNMEASURED, RowBuilder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hindmost_agent.jobs.fold import Rows
+    from hindmost_agent.jobs.event_rows import Rows
 
 
 def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event:
@@ -22,154 +22,154 @@ def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event
     return Event(kind=kind, name=name, start_ns=start, duration_ns=duration, **fields)
 
 
-def folded(*events: Event) -> Fold:
-    fold = Fold()
-    fold.feed(events)
-    return fold
+def built(*events: Event) -> RowBuilder:
+    builder = RowBuilder()
+    builder.feed(events)
+    return builder
 
 
 def test_a_phase_is_exclusive_of_what_nests_in_it() -> None:
     """The synchronisation inside backward is counted once, as synchronisation."""
-    fold = folded(
+    builder = built(
         event(ring.PHASE, "forward", 10, 20),
         event(ring.PHASE, "sync", 50, 15),
         event(ring.PHASE, "backward", 40, 40),
         event(ring.STEP, "train", 0, 100, seq=7, value=32),
     )
-    (step,) = fold.steps
+    (step,) = builder.steps
     assert (step.step, step.duration_ns, step.work) == (7, 100, 32)
     assert step.phases == {"forward": 20, "sync": 15, "backward": 25}
 
 
 def test_nesting_goes_any_number_of_levels_deep() -> None:
     """A grandchild is subtracted from its parent and not again from its grandparent."""
-    fold = folded(
+    builder = built(
         event(ring.PHASE, "gc", 30, 5),
         event(ring.PHASE, "sync", 20, 30),
         event(ring.PHASE, "backward", 10, 60),
         event(ring.STEP, "train", 0, 100),
     )
-    assert fold.steps[0].phases == {"gc": 5, "sync": 25, "backward": 30}
+    assert builder.steps[0].phases == {"gc": 5, "sync": 25, "backward": 30}
 
 
 def test_amounts_neither_nest_nor_are_subtracted() -> None:
     """CPU time of many threads may exceed the step; GPU time overlaps everything."""
-    fold = folded(
+    builder = built(
         event(ring.PHASE, "forward", 10, 20),
         event(ring.PHASE, "cpu", 5, 400),
         event(ring.PHASE, "gpu_forward", 12, 90),
         event(ring.PHASE, "backward", 5, 50),
         event(ring.STEP, "train", 0, 100),
     )
-    assert fold.steps[0].phases == {"forward": 20, "backward": 30, "cpu": 400, "gpu_forward": 90}
+    assert builder.steps[0].phases == {"forward": 20, "backward": 30, "cpu": 400, "gpu_forward": 90}
 
 
 def test_a_step_written_late_takes_only_its_own_phases() -> None:
     """Steps are written after their GPU times have come, when phases of later steps are in the ring already."""
-    fold = folded(
+    builder = built(
         event(ring.PHASE, "forward", 10, 20),
         event(ring.PHASE, "forward", 110, 30),
         event(ring.STEP, "train", 0, 100, seq=1),
         event(ring.STEP, "train", 100, 100, seq=2),
     )
-    assert [step.phases["forward"] for step in fold.steps] == [20, 30]
+    assert [step.phases["forward"] for step in builder.steps] == [20, 30]
 
 
 def test_a_phase_that_did_not_happen_in_a_step_took_no_time() -> None:
     """Once a loop has shown a phase, its absence from a step is a measurement of zero; before, it is missing."""
-    fold = folded(
+    builder = built(
         event(ring.STEP, "train", 0, 100, seq=1),
         event(ring.PHASE, "checkpoint", 110, 50),
         event(ring.STEP, "train", 100, 100, seq=2),
         event(ring.STEP, "train", 200, 100, seq=3),
     )
-    assert [step.phases.get("checkpoint") for step in fold.steps] == [None, 50, 0]
+    assert [step.phases.get("checkpoint") for step in builder.steps] == [None, 50, 0]
 
 
 def test_a_gpu_amount_that_was_not_measured_is_missing() -> None:
     """GPU time that never came is not zero."""
-    fold = folded(
+    builder = built(
         event(ring.PHASE, "gpu_forward", 10, 50),
         event(ring.STEP, "train", 0, 100),
         event(ring.STEP, "train", 100, 100),
     )
-    assert "gpu_forward" not in fold.steps[1].phases
+    assert "gpu_forward" not in builder.steps[1].phases
 
 
 def test_a_phase_between_steps_is_an_interval() -> None:
     """A checkpoint between two steps belongs to neither."""
-    fold = folded(event(ring.PHASE, "checkpoint", 110, 50), event(ring.STEP, "train", 200, 100))
-    assert [(row.name, row.start_ns, row.duration_ns) for row in fold.intervals] == [("checkpoint", 110, 50)]
+    builder = built(event(ring.PHASE, "checkpoint", 110, 50), event(ring.STEP, "train", 200, 100))
+    assert [(row.name, row.start_ns, row.duration_ns) for row in builder.intervals] == [("checkpoint", 110, 50)]
 
 
 def test_the_self_record_describes_the_gap_before_the_next_collective() -> None:
     """Self time, CPU time and run-queue time come from SELF, its run queue in us."""
     known = ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN
-    fold = folded(
+    builder = built(
         event(ring.SELF, "", 0, 900, flags=known, value=700, seq=2),
         event(ring.COLLECTIVE, "all_reduce", 900, 100, comm_id=5, seq=3, value=64),
     )
-    (row,) = fold.collectives
+    (row,) = builder.collectives
     assert (row.self_ns, row.cpu_ns, row.runqueue_ns) == (900, 700, 2000)
     assert (row.op, row.comm, row.seq, row.bytes) == ("all_reduce", 5, 3, 64)
 
 
 def test_an_operation_of_the_gpu_says_when_its_host_enqueued_it() -> None:
     """The launch is found by the operation's name and number, whatever other threads wrote between the two."""
-    fold = folded(
+    builder = built(
         event(ring.LAUNCH, "all_reduce", 100, 5, comm_id=5, seq=3),
         event(ring.LAUNCH, "all_reduce", 200, 5, comm_id=5, seq=4),
         event(ring.COLLECTIVE, "all_reduce", 7_000, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
         event(ring.COLLECTIVE, "broadcast", 7_100, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
         event(ring.COLLECTIVE, "all_reduce", 7_200, 100, comm_id=5, seq=4, flags=ring.GPU_TIME),
     )
-    assert [row.enqueue_ns for row in fold.collectives] == [100, UNMEASURED, 200]
+    assert [row.enqueue_ns for row in builder.collectives] == [100, UNMEASURED, 200]
 
 
 def test_launches_without_operations_are_forgotten() -> None:
     """A launch whose operation was lost must not stay for ever."""
-    fold = folded(*(event(ring.LAUNCH, "all_reduce", at, 5, comm_id=5, seq=at) for at in range(1000)))
+    builder = built(*(event(ring.LAUNCH, "all_reduce", at, 5, comm_id=5, seq=at) for at in range(1000)))
     for seq in (0, 999):
-        fold.feed([event(ring.COLLECTIVE, "all_reduce", 7_000, 1, comm_id=5, seq=seq, flags=ring.GPU_TIME)])
-    assert [row.enqueue_ns for row in fold.collectives] == [UNMEASURED, 999]
+        builder.feed([event(ring.COLLECTIVE, "all_reduce", 7_000, 1, comm_id=5, seq=seq, flags=ring.GPU_TIME)])
+    assert [row.enqueue_ns for row in builder.collectives] == [UNMEASURED, 999]
 
 
 def test_a_gap_may_be_split_between_two_reads() -> None:
     """SELF read in one tick still describes the collective read in the next."""
-    fold = folded(event(ring.SELF, "", 0, 900))
-    fold.feed([event(ring.COLLECTIVE, "all_reduce", 900, 100)])
-    assert (fold.collectives[0].self_ns, fold.collectives[0].cpu_ns) == (900, UNMEASURED)
+    builder = built(event(ring.SELF, "", 0, 900))
+    builder.feed([event(ring.COLLECTIVE, "all_reduce", 900, 100)])
+    assert (builder.collectives[0].self_ns, builder.collectives[0].cpu_ns) == (900, UNMEASURED)
 
 
 def test_without_a_self_record_the_gap_is_from_the_last_collective() -> None:
     """The first collective's gap is unknown, the second's runs from the end of the first."""
-    fold = folded(
+    builder = built(
         event(ring.COLLECTIVE, "all_reduce", 100, 50),
         event(ring.COLLECTIVE, "all_reduce", 400, 50),
     )
-    assert [row.self_ns for row in fold.collectives] == [UNMEASURED, 250]
+    assert [row.self_ns for row in builder.collectives] == [UNMEASURED, 250]
 
 
 def test_a_loss_breaks_the_gap() -> None:
     """After overwritten events it is unknown when the previous collective was left."""
-    fold = folded(event(ring.COLLECTIVE, "all_reduce", 100, 50))
-    fold.broke()
-    fold.feed([event(ring.COLLECTIVE, "all_reduce", 400, 50)])
-    assert fold.collectives[1].self_ns == UNMEASURED
+    builder = built(event(ring.COLLECTIVE, "all_reduce", 100, 50))
+    builder.broke()
+    builder.feed([event(ring.COLLECTIVE, "all_reduce", 400, 50)])
+    assert builder.collectives[1].self_ns == UNMEASURED
 
 
 def test_a_loop_without_steps_keeps_nothing_forever() -> None:
     """Phases that no step takes are handed out as intervals, at the latest at the end."""
-    fold = folded(*(event(ring.PHASE, "forward", at * 10, 5) for at in range(20_000)))
-    waiting = 20_000 - len(fold.intervals)
+    builder = built(*(event(ring.PHASE, "forward", at * 10, 5) for at in range(20_000)))
+    waiting = 20_000 - len(builder.intervals)
     assert waiting <= 8192
-    fold.finish()
-    assert len(fold.intervals) == 20_000
+    builder.finish()
+    assert len(builder.intervals) == 20_000
 
 
 def test_gpu_times_find_their_step_though_they_come_late() -> None:
     """Once GPU times come, a step waits for its own; the next step's show that it has all of them."""
-    fold = folded(
+    builder = built(
         event(ring.STEP, "train", 0, 100, seq=1),
         event(ring.PHASE, "gpu_forward", 10, 60, seq=1),
         event(ring.STEP, "train", 100, 100, seq=2),
@@ -179,30 +179,30 @@ def test_gpu_times_find_their_step_though_they_come_late() -> None:
         event(ring.PHASE, "h2d", 100, 5, flags=ring.GPU_TIME, seq=2),
         event(ring.PHASE, "gpu_forward", 210, 80, seq=3),
     )
-    assert [step.step for step in fold.steps] == [1, 2]
-    assert fold.steps[1].phases == {"gpu_forward": 70, "gpu_backward": 20, "h2d": 5}
+    assert [step.step for step in builder.steps] == [1, 2]
+    assert builder.steps[1].phases == {"gpu_forward": 70, "gpu_backward": 20, "h2d": 5}
 
 
 def test_a_step_whose_gpu_times_never_come_is_let_go() -> None:
     """A lost GPU time delays a step by two seconds, not for ever."""
-    fold = folded(event(ring.PHASE, "gpu_forward", 10, 60, seq=1), event(ring.STEP, "train", 100, 100, seq=2))
-    fold.age(1_000_000_000)
-    assert fold.steps == []
-    fold.age(3_000_000_000)
-    assert [step.step for step in fold.steps] == [2]
+    builder = built(event(ring.PHASE, "gpu_forward", 10, 60, seq=1), event(ring.STEP, "train", 100, 100, seq=2))
+    builder.age(1_000_000_000)
+    assert builder.steps == []
+    builder.age(3_000_000_000)
+    assert [step.step for step in builder.steps] == [2]
 
 
 def test_a_damaged_event_costs_no_other() -> None:
     """A value that fits no column of the wire is left out and counted; the rows around it are made."""
-    fold = folded(
+    builder = built(
         event(ring.STEP, "train", 0, 100, seq=1),
         event(ring.COLLECTIVE, "all_reduce", 10, 5, value=1 << 63),
         event(ring.PHASE, "forward", (1 << 64) - 1, 5),
         event(ring.STEP, "train", 100, (1 << 64) - 1, seq=2),
         event(ring.STEP, "train", 100, 100, seq=3),
     )
-    assert [step.step for step in fold.steps] == [1, 3]
-    assert (fold.collectives, fold.damaged) == ([], 3)
+    assert [step.step for step in builder.steps] == [1, 3]
+    assert (builder.collectives, builder.damaged) == ([], 3)
 
 
 def test_records_as_words_make_the_same_rows(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_records_as_words_make_the_same_rows(tmp_path: Path) -> None:
     dice = random.Random(3)  # noqa: S311 - repeatable
     writer = ring.Writer.create(tmp_path, Identity("j", 0, 1, 0, "n", "torch", "t.py"), "py")
     by_words, by_events = ring.Reader(writer.path), ring.Reader(writer.path)
-    words, events = Fold(), Fold()
+    words, events = RowBuilder(), RowBuilder()
     made: list[Rows] = []
     for step in range(300):
         start = step * 1000
@@ -238,7 +238,7 @@ def test_records_of_calls_make_the_same_rows(tmp_path: Path) -> None:
     dice = random.Random(4)  # noqa: S311 - repeatable
     writer = ring.Writer.create(tmp_path, Identity("j", 0, 2, 0, "n", "mpi", "hpl"), "mpi")
     by_records, by_events = ring.Reader(writer.path), ring.Reader(writer.path)
-    records, events = Fold(), Fold()
+    records, events = RowBuilder(), RowBuilder()
     comms = [writer.communicator(number, 0, 2, "world") for number in (7, 8)]
     made: list[Rows] = []
     for call in range(2000):
@@ -249,8 +249,8 @@ def test_records_of_calls_make_the_same_rows(tmp_path: Path) -> None:
         writer.event(kind, writer.name(dice.choice(["send", "wait"])), call * 500, took, call, comm, peer,
                      flags=flags, value=dice.choice([0, 64, 64, 1 << 63]))  # fmt: skip
         if dice.random() < 0.02:
-            for fold in (records, events) if dice.random() < 0.3 else ():
-                fold.broke()
+            for builder in (records, events) if dice.random() < 0.3 else ():
+                builder.broke()
             records.feed_calls(by_records.records(), by_records.names, by_records.comm_ids, by_records.decoded)
             events.feed(by_events.poll())
             made.append(records.take())
