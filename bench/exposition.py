@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily

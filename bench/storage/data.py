@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.store import schema
 from hindmost_judge.model import PHASES
 

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     import pyarrow as pa
-    from hindmost_collector.ingest.columns import MetricRows
     from hindmost_collector.ingest.definitions import Definitions
+    from hindmost_collector.ingest.row_builder import MetricRows
 
 
 def size(path: Path) -> int:

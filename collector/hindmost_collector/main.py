@@ -20,9 +20,9 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_proto import retry
 
 from hindmost_collector import process
+from hindmost_collector.collector import Collector
 from hindmost_collector.ingest import relay
 from hindmost_collector.live.sealing import from_memory
-from hindmost_collector.service import Collector
 from hindmost_collector.store.clickhouse.client import Unreachable, is_url, parse
 from hindmost_collector.store.opening import store_and_page
 

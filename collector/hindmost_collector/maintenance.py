@@ -16,7 +16,7 @@ from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hindmost_collector.parts import Parts
+    from hindmost_collector.components import Components
 
 log = logging.getLogger(__name__)
 
@@ -31,29 +31,29 @@ STALE_NS = 120_000_000_000
 FORGET_NS = 3_600_000_000_000
 
 
-async def tend(parts: Parts) -> None:
+async def tend(components: Components) -> None:
     """Forget, compact and expire, a piece at a time, when the store allows; for ever."""
-    options, store = parts.options, parts.recorder.store
+    options, store = components.options, components.recorder.store
     limits = Retention(options.retention_days, int(options.retention_gib * 2**30))
     upkeep = Upkeep(store, limits) if isinstance(store, ParquetStore) else None
     put_off = 0
     while True:
         await asyncio.sleep(UPKEEP_S)
-        _prune(parts)
-        put_off = put_off + 1 if parts.cores_are_full() and put_off < PUT_OFF else 0
+        _prune(components)
+        put_off = put_off + 1 if components.cores_are_full() and put_off < PUT_OFF else 0
         if put_off:
             continue
-        if upkeep is None or parts.recorder.hangs_s:
+        if upkeep is None or components.recorder.hangs_s:
             continue
         # retention holds whatever became of compaction, and is what makes room on a full disk
-        for piece in (upkeep.expire,) if parts.recorder.failing else (upkeep.compact, upkeep.expire):
-            await _repeat(parts, piece)
+        for piece in (upkeep.expire,) if components.recorder.failing else (upkeep.compact, upkeep.expire):
+            await _repeat(components, piece)
 
 
-async def _repeat(parts: Parts, piece: Callable[[], int]) -> None:
+async def _repeat(components: Components, piece: Callable[[], int]) -> None:
     """Do a piece of upkeep until nothing is left to do; what fails is tried again in the next round."""
     try:
-        while await parts.shielded.whole(asyncio.to_thread(_counted, parts, piece)):
+        while await components.shielded.whole(asyncio.to_thread(_counted, components, piece)):
             await asyncio.sleep(1.0)
     except (OSError, HindmostError) as error:
         log.warning("maintenance of the store failed and will be retried: %s", error)
@@ -61,25 +61,25 @@ async def _repeat(parts: Parts, piece: Callable[[], int]) -> None:
         log.exception("maintenance of the store failed and will be retried")
 
 
-def _counted(parts: Parts, piece: Callable[[], int]) -> int:
+def _counted(components: Components, piece: Callable[[], int]) -> int:
     """Do a piece of upkeep, in a thread that does nothing else meanwhile, and count what CPU time it took."""
     began = time.thread_time()
     try:
         return piece()
     finally:
-        parts.upkeep_seconds += time.thread_time() - began
+        components.upkeep_seconds += time.thread_time() - began
 
 
-def _prune(parts: Parts) -> None:
+def _prune(components: Components) -> None:
     """Forget agents and jobs without news for long, and share the memory for windows among the remaining jobs."""
-    now = parts.clock.now()
-    parts.definitions.used(parts.nodes.schemas(), now)
-    parts.nodes.expire(now - STALE_NS, now)
-    limit = window_limit(len(parts.jobs))
-    for job in parts.jobs.values():
+    now = components.clock.now()
+    components.definitions.used(components.nodes.schemas(), now)
+    components.nodes.expire(now - STALE_NS, now)
+    limit = window_limit(len(components.jobs))
+    for job in components.jobs.values():
         job.window.bound(limit)
-    if not parts.recorder.trouble:  # what waits for the disk still needs its definitions
-        parts.ingest.prune(now - FORGET_NS)
-        parts.definitions.prune(now, FORGET_NS)
-        parts.decoder.prune()
-        parts.ingest.again.prune()
+    if not components.recorder.trouble:  # what waits for the disk still needs its definitions
+        components.ingest.prune(now - FORGET_NS)
+        components.definitions.prune(now, FORGET_NS)
+        components.decoder.prune()
+        components.ingest.again.prune()

@@ -16,7 +16,7 @@ from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.connections import ConnectionLog
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.service import Ingest
+from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.options import Options
 from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire

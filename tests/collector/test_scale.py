@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import numpy as np
-from hindmost_collector import service
+from hindmost_collector import collector as service
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hindmost_collector.formats.columns import table
+from hindmost_collector.formats.tables import table
 from hindmost_judge.model import GPU_TIME, Job, Run
 
 RANKS, STEPS, BUCKETS = 4, 120, 12

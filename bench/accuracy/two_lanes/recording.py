@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.formats.columns import concatenate, table
+from hindmost_collector.formats.tables import concatenate, table
 from hindmost_judge.model import GPU_TIME, Run
 from hindmost_judge.model import Job as RecordedJob
 

@@ -14,8 +14,8 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, Job, Run, Table
 
-from hindmost_collector.formats.columns import operation, table
 from hindmost_collector.formats.json_stream import events, microseconds
+from hindmost_collector.formats.tables import operation, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

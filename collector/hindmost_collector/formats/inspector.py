@@ -20,7 +20,6 @@ import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.columns import operation, table
 from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
 from hindmost_collector.formats.processes import (
     WINDOW_NS,
@@ -31,6 +30,7 @@ from hindmost_collector.formats.processes import (
     thinned,
     world_ranks,
 )
+from hindmost_collector.formats.tables import operation, table
 from hindmost_collector.joining import one_job
 
 if TYPE_CHECKING:

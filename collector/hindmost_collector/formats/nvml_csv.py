@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import Job, Run, Table
 
-from hindmost_collector.formats.columns import concatenate, table
 from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged, sample
+from hindmost_collector.formats.tables import concatenate, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

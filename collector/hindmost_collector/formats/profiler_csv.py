@@ -28,7 +28,6 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table, rows
 
-from hindmost_collector.formats.columns import concatenate, operation, select, table
 from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged
 from hindmost_collector.formats.processes import (
     WINDOW_NS,
@@ -39,6 +38,7 @@ from hindmost_collector.formats.processes import (
     thinned,
     world_ranks,
 )
+from hindmost_collector.formats.tables import concatenate, operation, select, table
 from hindmost_collector.joining import one_job
 
 if TYPE_CHECKING:

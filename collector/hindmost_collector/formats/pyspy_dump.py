@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_judge.model import Job, Run
 
-from hindmost_collector.formats.columns import table
+from hindmost_collector.formats.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

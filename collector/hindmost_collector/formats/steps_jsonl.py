@@ -14,8 +14,8 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.columns import concatenate, table
 from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
+from hindmost_collector.formats.tables import concatenate, table
 from hindmost_collector.joining import one_job
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.columns import table
+from hindmost_collector.formats.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

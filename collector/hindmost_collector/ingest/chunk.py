@@ -9,13 +9,13 @@ import numpy as np
 from hindmost_judge.encoding import joined
 from hindmost_judge.model import COLLECTIVES, GPU_TIME, INTERVALS, STEPS, TABLES, Table
 
-from hindmost_collector.ingest.columns import held_bytes, texts
+from hindmost_collector.ingest.row_builder import held_bytes, texts
 from hindmost_collector.store.schema import STORED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_collector.ingest.columns import JobRows, MetricRows, Words
+    from hindmost_collector.ingest.row_builder import JobRows, MetricRows, Words
 
 #: Columns whose words travel as codes until they leave the collector.
 CODED: Mapping[str, str] = {"steps": "kind", "collectives": "op", "intervals": "name"}

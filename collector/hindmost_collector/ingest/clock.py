@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.ingest.columns import bounded
+from hindmost_collector.ingest.row_builder import bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_judge.model import ANY_PEER, GPU_TIME
 
-from hindmost_collector.ingest.columns import (
+from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, varint, varint_count, varints
+from hindmost_collector.ingest.row_builder import (
     NAME_LIMIT,
     PHASE_COLUMNS,
     JobRows,
@@ -23,7 +24,6 @@ from hindmost_collector.ingest.columns import (
     bounded,
     origin,
 )
-from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, varint, varint_count, varints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

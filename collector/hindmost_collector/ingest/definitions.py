@@ -16,8 +16,8 @@ from weakref import WeakValueDictionary
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hindmost_collector.ingest.columns import NAME_LIMIT, RANK_LIMIT, TICK_NS, Malformed, bounded
 from hindmost_collector.ingest.packed import Label, eights
+from hindmost_collector.ingest.row_builder import NAME_LIMIT, RANK_LIMIT, TICK_NS, Malformed, bounded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.ingest.clock import NodeClock
-    from hindmost_collector.ingest.columns import JobRows
+    from hindmost_collector.ingest.row_builder import JobRows
 
     Array = np.ndarray[Any, Any]
 

@@ -25,7 +25,7 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, RejectedCalls, ended, listen, served
 from hindmost_collector.ingest.packed import varint
-from hindmost_collector.ingest.service import LAST_WORD_S
+from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import address
 from hindmost_collector.serve.exposition import INFO, collected, counter, gauge
 from hindmost_collector.serve.http import Page

@@ -13,8 +13,8 @@ import numpy as np
 from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, Run, Table, has_launches, rows
 
 from hindmost_collector.formats import inspector
-from hindmost_collector.formats.columns import concatenate, has_rows, select, table
 from hindmost_collector.formats.nvml_csv import gpu, labels_of
+from hindmost_collector.formats.tables import concatenate, has_rows, select, table
 from hindmost_collector.joining import clocks, missing_ranks, one_job
 from hindmost_collector.joining.operations import with_ranks_by_time, with_steps, with_what_others_saw
 

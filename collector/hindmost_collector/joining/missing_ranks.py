@@ -18,7 +18,7 @@ from hindmost_judge.timeline import matching
 from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import flight_recorder, processes
-from hindmost_collector.formats.columns import select
+from hindmost_collector.formats.tables import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -22,7 +22,7 @@ import numpy as np
 from hindmost_judge.model import UNMEASURED, has_launches, rows
 
 from hindmost_collector.formats import processes
-from hindmost_collector.formats.columns import select
+from hindmost_collector.formats.tables import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -16,8 +16,8 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict import missing_ranks
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.live import evaluated
-from hindmost_collector.live.evaluated import ROWS
+from hindmost_collector.live import evaluation_window
+from hindmost_collector.live.evaluation_window import ROWS
 from hindmost_collector.live.totals import RankTotals
 from hindmost_collector.live.window import Window
 from hindmost_collector.page.history import StepHistory
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import Words
     from hindmost_collector.ingest.definitions import Definitions
+    from hindmost_collector.ingest.row_builder import Words
 
 #: A job that does nothing for so long, ns, may stand still.
 _STANDS_NS = 1_000_000_000
@@ -134,7 +134,7 @@ class LiveJob:
             return made
         step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0
         gone, begun = window.gone, window.begun
-        return lambda: evaluated.told_by_all(made(), step_ms * 1e6, gone, begun)
+        return lambda: evaluation_window.reported_by_all(made(), step_ms * 1e6, gone, begun)
 
     def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
         """The same for the newest steps, and at least so many rows; None while the step time is unknown."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.live import incremental
-from hindmost_collector.live.evaluated import LEAST_ROWS, ROWS
+from hindmost_collector.live.evaluation_window import LEAST_ROWS, ROWS
 from hindmost_collector.live.incremental import Seen
 from hindmost_collector.page.data import gauges_of
 

@@ -19,45 +19,45 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Run
 
+    from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.parts import Parts
 
 log = logging.getLogger(__name__)
 
 
-def note(parts: Parts, job: str, meta: dict[str, Any]) -> None:
+def note(components: Components, job: str, meta: dict[str, Any]) -> None:
     """Have what is known of a job as a whole written to its ``meta.json``."""
-    live, options = parts.job(job), parts.options
+    live, options = components.job(job), components.options
     known = {
         "job_id": job,
-        "command": live.command or parts.definitions.command(job),
+        "command": live.command or components.definitions.command(job),
         "launcher": (options.launcher or None) if job == options.job_id else None,
         "world_size": live.world_size,
         "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
         "version": __version__,
-        "thresholds": parts.settings.other(),
+        "thresholds": components.settings.other(),
     }
-    parts.recorder.describe(job, {**known, **meta})
+    components.recorder.describe(job, {**known, **meta})
 
 
-async def finish(parts: Parts, job: LiveJob, flush: Callable[[], Awaitable[None]]) -> dict[str, Any] | None:
+async def finish(components: Components, job: LiveJob, flush: Callable[[], Awaitable[None]]) -> dict[str, Any] | None:
     """Write the end of a job: meta.json and report.json. The report where it could not be written."""
     job.sealed = True
     how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
-    note(parts, job.id, {"started_ns": job.started_ns, "ended_ns": parts.clock.now(), **how})
+    note(components, job.id, {"started_ns": job.started_ns, "ended_ns": components.clock.now(), **how})
     await flush()
-    return await asyncio.to_thread(_seal, parts, job)
+    return await asyncio.to_thread(_seal, components, job)
 
 
-def _seal(parts: Parts, job: LiveJob) -> dict[str, Any] | None:
+def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
-    judged = parts.judging.at_the_end(lambda: _whole(parts, job))
+    judged = components.judging.at_the_end(lambda: _whole(components, job))
     if judged is None:
         return None
     run, found = judged
     report = job.report = found.to_dict()
     job.reported += 1
-    store = parts.recorder.store
+    store = components.recorder.store
     if store is None:
         return report
     try:
@@ -69,33 +69,33 @@ def _seal(parts: Parts, job: LiveJob) -> dict[str, Any] | None:
     return None
 
 
-def _whole(parts: Parts, job: LiveJob) -> Run:
+def _whole(components: Components, job: LiveJob) -> Run:
     """All that was recorded; the window in memory where recording failed."""
-    recorder = parts.recorder
+    recorder = components.recorder
     if recorder.failing:
-        return from_memory(parts, job, f"recording stopped ({recorder.failing})")
+        return from_memory(components, job, f"recording stopped ({recorder.failing})")
     if recorder.store is None:
-        return from_memory(parts, job)
+        return from_memory(components, job)
     try:
         process.give_memory_back()
         run = missing_ranks.with_missing(recorder.store.read(job.id))
     except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
-        return from_memory(parts, job, f"the recording cannot be read ({error})")
+        return from_memory(components, job, f"the recording cannot be read ({error})")
     job.window.let_go()  # judging a large job takes as much again
     process.give_memory_back()
     return run
 
 
-def from_memory(parts: Parts, job: LiveJob, why: str = "") -> Run:
+def from_memory(components: Components, job: LiveJob, why: str = "") -> Run:
     """A job that is over, as far as its window reaches; ``why`` not all that was recorded, where it was."""
-    run = job.snapshot(parts.decoder.words)()
+    run = job.snapshot(components.decoder.words)()
     facts = dataclasses.replace(
         run.job,
         exit_code=job.exit_code,
         interrupted_by=job.interrupted_by,
         no_ring=job.no_ring,
         entered=job.entered,
-        ended_ns=parts.clock.now(),
+        ended_ns=components.clock.now(),
     )
     notes = (f"{why}: judged from the last minutes in memory",) if why else ()
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

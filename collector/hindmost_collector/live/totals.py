@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import Words
+    from hindmost_collector.ingest.row_builder import Words
 
 Array = np.ndarray[Any, Any]
 

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
     from hindmost_proto import telemetry_pb2 as wire
 
+    from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
     from hindmost_collector.live.judging import Judging
-    from hindmost_collector.parts import Parts
 
 #: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
 LOOK_S, HASTE_S = 0.25, 0.05
@@ -31,8 +31,8 @@ SILENCE_NS = 300_000_000_000
 class Watch:
     """Judges a collector's jobs while they run, until it is cancelled; ``end`` writes down one that is over."""
 
-    def __init__(self, parts: Parts, judging: Judging, end: Callable[[LiveJob], Awaitable[None]]) -> None:
-        self._parts, self._judging, self._end_of = parts, judging, end
+    def __init__(self, components: Components, judging: Judging, end: Callable[[LiveJob], Awaitable[None]]) -> None:
+        self._components, self._judging, self._end_of = components, judging, end
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
         self._wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
@@ -41,17 +41,17 @@ class Watch:
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait before the next evaluation: less where a job may hang."""
-        jobs = self._parts.jobs.values()
+        jobs = self._components.jobs.values()
         return HASTE_S if any(job.stall.in_haste(job) for job in jobs) else usual_s
 
     async def run(self) -> None:
         """Look, judge, and seal what is over; for ever."""
         try:
             while True:
-                full = self._parts.cores_are_full()
+                full = self._components.cores_are_full()
                 await asyncio.sleep(self.pause_s(FULL_LOOK_S if full else self._judging.pause_s(LOOK_S)))
                 await self.round()
-                if not self._parts.options.exit_when_stdin_closes:
+                if not self._components.options.exit_when_stdin_closes:
                     self._seal_finished()
         finally:
             for task in (*self._wholes.values(), self._end):
@@ -67,12 +67,12 @@ class Watch:
         """One turn of each job that is to be judged."""
         for ended in [name for name, whole in self._wholes.items() if whole.done()]:
             self._wholes.pop(ended).result()
-        for job in sorted(self._parts.jobs.values(), key=lambda job: self._judging.turn(job.id)):
+        for job in sorted(self._components.jobs.values(), key=lambda job: self._judging.turn(job.id)):
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
             due = self._judging.due(job.id, job.window.quiet_ns / 1e9)
-            due = due and (not self._parts.recorder.writing or self._judging.overdue(job.id))
+            due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)
             if due or ripe:
                 await self._turn(job, whole=ripe)
@@ -85,7 +85,7 @@ class Watch:
         """
         name, judging = job.id, self._judging
         looking = not whole and (judging.costly(name) or name in self._wholes)
-        newest = job.newest(self._parts.decoder.words, judging.rows(name)) if looking else None
+        newest = job.newest(self._components.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
             if looking and judging.costly(name) and not judging.whole_due(name):
                 return  # the step time is unknown: nothing to evaluate meanwhile
@@ -110,24 +110,24 @@ class Watch:
         job.judged_revision = job.revision
         job.infer_steps()
         last = job.window.last_step
-        return {"time_ns": self._parts.clock.now(), "last_step": last if last >= 0 else None}
+        return {"time_ns": self._components.clock.now(), "last_step": last if last >= 0 else None}
 
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
         """Run a full evaluation of a job, and report what is new."""
-        parts, seen = self._parts, self._seen(job)
-        snapshot = job.told(parts.decoder.words)
+        components, seen = self._components, self._seen(job)
+        snapshot = job.told(components.decoder.words)
         report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside, show=job.history)
         if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
         steps = {"first_step": job.first_step(report), "last_step": job.last_step(report)}
-        told = list(log.update(report["verdicts"], parts.clock.now(), **steps))
+        told = list(log.update(report["verdicts"], components.clock.now(), **steps))
         report["verdicts"] = log.standing(report["verdicts"])
         job.judged = self._confirmed(job, seen, told=bool(told))
         job.events.extend(told)
         self._notify(job.id, told, report)
-        if told and parts.recorder.store:
-            parts.shielded.begin(self._write_down(job.id, [line(event) for event in told]))
+        if told and components.recorder.store:
+            components.shielded.begin(self._write_down(job.id, [line(event) for event in told]))
         questions = [question for event in told if (question := zoom(job.id, event)) is not None]
         for question in questions:
             self._ask(job.id, question)
@@ -149,24 +149,24 @@ class Watch:
         return max(known, key=lambda one: one["time_ns"])
 
     def _notify(self, job: str, events: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> None:
-        for event in events if self._parts.outlets else ():
+        for event in events if self._components.outlets else ():
             one = Notification.of(job, event, report)
-            for outlet in self._parts.outlets:
+            for outlet in self._components.outlets:
                 outlet.put(one)
 
     def ended(self, job: LiveJob) -> None:
         """Notify of a job that is over and judged as a whole: its verdicts are closed."""
         log = self._verdicts.pop(job.id, None) or VerdictLog()
-        if self._parts.outlets and job.report is not None:
-            self._notify(job.id, log.ended(job.report["verdicts"], self._parts.clock.now()), job.report)
+        if self._components.outlets and job.report is not None:
+            self._notify(job.id, log.ended(job.report["verdicts"], self._components.clock.now()), job.report)
 
     def _ask(self, job: str, question: wire.Zoom | None) -> None:
         if question is not None:
-            self._parts.ingest.ask(job, question)
+            self._components.ingest.ask(job, question)
 
     async def _write_down(self, job: str, lines: list[str]) -> None:
         """Append verdicts, one judging after the other; a hanging disk blocks nothing else."""
-        recorder = self._parts.recorder
+        recorder = self._components.recorder
         assert recorder.store is not None  # noqa: S101 - for the type checker
         async with self._one_at_a_time:
             try:
@@ -181,8 +181,9 @@ class Watch:
             if not self._end.done():
                 return
             self._end.result()
-        now = self._parts.clock.now()
-        over = [job for job in self._parts.jobs.values() if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)]
+        now = self._components.clock.now()
+        jobs = self._components.jobs.values()
+        over = [job for job in jobs if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)]
         self._end = asyncio.create_task(self._seal(over[0])) if over else None
 
     async def _seal(self, job: LiveJob) -> None:

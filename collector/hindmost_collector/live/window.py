@@ -26,15 +26,15 @@ from hindmost_judge.timeline.separate_jobs import judged_incarnation
 from hindmost_judge.timeline.steps import calls_a_step, period
 
 from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
-from hindmost_collector.live import evaluated
-from hindmost_collector.live.evaluated import Pieces, piece
+from hindmost_collector.live import evaluation_window
+from hindmost_collector.live.evaluation_window import Pieces, piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import MetricRows, Origin, Words
     from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.row_builder import MetricRows, Origin, Words
 
 _ORIGIN = attrgetter("origin")
 #: Age, ns, up to which data of a running job is judged: five minutes.
@@ -270,7 +270,7 @@ class Window:
         return self._ranks.table()
 
     def snapshot(
-        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = evaluated.ROWS
+        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = evaluation_window.ROWS
     ) -> Callable[[], Run]:
         """A function that makes the run of this moment; another thread may call it while rows come in.
 
@@ -279,8 +279,8 @@ class Window:
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         if newest_of_ns is not None:
-            parts = evaluated.parts(parts, newest_of_ns, rows(ranks), least_rows)
-            ticks = ticks[evaluated.of_samples([tick.size for tick in ticks]) :]
+            parts = evaluation_window.newest_steps(parts, newest_of_ns, rows(ranks), least_rows)
+            ticks = ticks[evaluation_window.of_samples([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators = self._communicators.table()
         small = {
@@ -301,7 +301,7 @@ class Window:
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
-                metrics=metrics if newest_of_ns is None else evaluated.needed(metrics, rows(ranks)),
+                metrics=metrics if newest_of_ns is None else evaluation_window.needed(metrics, rows(ranks)),
                 look=newest_of_ns is not None,
                 **tables,
             )

@@ -17,8 +17,8 @@ from hindmost_collector.page import data
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.parts import Parts
 
 #: Answers that are kept for other pages with the same question.
 _KEPT = 64
@@ -40,7 +40,7 @@ class Condition(NamedTuple):
 STARTING = "starting"
 
 
-def condition_of(job: LiveJob, parts: Parts) -> Condition:
+def condition_of(job: LiveJob, parts: Components) -> Condition:
     """One of :data:`hindmost_collector.live.state.STATES`, or ``STARTING``."""
     now, nodes = parts.clock.now(), set(job.window.nodes_of().values())
     agents = list(parts.ingest.agents.values())
@@ -62,7 +62,7 @@ def condition_of(job: LiveJob, parts: Parts) -> Condition:
 class LivePage:
     """Reads a running collector from the threads that serve."""
 
-    def __init__(self, parts: Parts, condition: Callable[[LiveJob], Condition] | None = None) -> None:
+    def __init__(self, parts: Components, condition: Callable[[LiveJob], Condition] | None = None) -> None:
         self._parts = parts
         self._condition = condition or (lambda job: condition_of(job, parts))
         self._kept: OrderedDict[tuple[Any, ...], tuple[Any, bytes]] = OrderedDict()

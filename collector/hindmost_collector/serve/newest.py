@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from hindmost_collector.ingest.columns import MetricRows, Origin
+    from hindmost_collector.components import Components
     from hindmost_collector.ingest.definitions import Schema
+    from hindmost_collector.ingest.row_builder import MetricRows, Origin
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.parts import Parts
 
 _PROCESS, _GPU, _NODE = "hindmost_process_", "hindmost_gpu_", "hindmost_node_"
 #: Metric to the column that it is added to, by table.
@@ -201,7 +201,7 @@ class _Held(NamedTuple):
 class Newest:
     """Tables of a running collector, for threads that serve HTTP. Rows are remembered between two calls, for rates."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         self._parts = parts
         self._held: dict[Origin, _Held] = {}
         self._plans: dict[tuple[str, int], tuple[Schema, list[tuple[int, Cell, str, bool]]]] = {}

@@ -16,8 +16,8 @@ from hindmost_collector.serve.levels import CORE, LEVELS, level_of
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
 
-    from hindmost_collector.ingest.columns import MetricRows, Origin
     from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.row_builder import MetricRows, Origin
 
 Array = np.ndarray[Any, Any]
 

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric as ClientMetric
 
+    from hindmost_collector.components import Components
     from hindmost_collector.ingest.session import Agent
-    from hindmost_collector.parts import Parts
     from hindmost_collector.serve.exposition import Metric
 
 #: Metric to its value for an agent at a job time in ns.
@@ -40,7 +40,7 @@ OF_AGENTS: Mapping[Metric, Callable[[Agent, int], float]] = {
 }
 
 #: Metric to its value.
-OF_COLLECTOR: Mapping[Metric, Callable[[Parts], float]] = {
+OF_COLLECTOR: Mapping[Metric, Callable[[Components], float]] = {
     gauge("hindmost_collector_agents", "Agents with a stream."): lambda own: own.ingest.connected(),
     counter("hindmost_collector_batches_total", "Batches received."): lambda own: own.ingest.counts["batches"],
     counter("hindmost_collector_duplicate_batches_total", "Batches that came again and were left out."): lambda own: (
@@ -124,7 +124,7 @@ OF_COLLECTOR: Mapping[Metric, Callable[[Parts], float]] = {
 class OwnMetrics:
     """The collector's own metrics, for prometheus_client."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         self._parts = parts
 
     def collect(self) -> Iterator[ClientMetric]:
@@ -137,7 +137,7 @@ class OwnMetrics:
             yield from sink.metrics(self._parts.remote)
 
 
-def of_agents(parts: Parts) -> str:
+def of_agents(parts: Components) -> str:
     """Each node's connection and clock: one line a node, also where agents of several jobs share it."""
     now = parts.clock.now()
     shown = _by_node(agent for agent in list(parts.ingest.agents.values()) if not agent.departed)
@@ -154,7 +154,7 @@ def _by_node(agents: Iterable[Agent]) -> list[Agent]:
     return list(speaks.values())
 
 
-def torn(parts: Parts) -> Sequence[str]:
+def torn(parts: Components) -> Sequence[str]:
     """Paths of the segments that were set aside as torn."""
     store = parts.recorder.store
     return store.torn if store else ()

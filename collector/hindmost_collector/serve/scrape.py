@@ -18,14 +18,14 @@ from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
 if TYPE_CHECKING:
+    from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.parts import Parts
 
 
 class Scrape:
     """Reads a running collector from another thread."""
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: Components) -> None:
         self._parts = parts
         self._jobs, self._remote_jobs = JobPage(), JobPage()
         self._newest = Newest(parts)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.columns import concatenate, select, table
+from hindmost_collector.formats.tables import concatenate, select, table
 from hindmost_collector.simulate.engine import ISSUE_SHARE, SEEN_SECONDS, acting, standing, stopped_ns
 from hindmost_collector.simulate.layout import groups
 from hindmost_collector.simulate.telemetry import telemetry

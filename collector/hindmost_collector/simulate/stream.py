@@ -17,7 +17,7 @@ from hindmost_judge.model import PHASES, Table, rows
 from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.formats.columns import select
+from hindmost_collector.formats.tables import select
 from hindmost_collector.ingest.connections import GONE
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, stopped_ns

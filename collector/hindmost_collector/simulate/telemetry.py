@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_collector.formats.columns import concatenate, table
+from hindmost_collector.formats.tables import concatenate, table
 from hindmost_collector.simulate.engine import SEEN_SECONDS, acting, stopped_ns
 
 if TYPE_CHECKING:

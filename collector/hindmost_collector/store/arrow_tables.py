@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Table
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import Array, MetricRows, Words
     from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.row_builder import Array, MetricRows, Words
 
     Rows = Mapping[tuple[str, str], Iterable[pa.Table]]
     Files = Mapping[tuple[str, str], bytes]

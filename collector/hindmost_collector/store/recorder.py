@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Run
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.columns import Words
     from hindmost_collector.ingest.definitions import Definitions
+    from hindmost_collector.ingest.row_builder import Words
     from hindmost_collector.store.arrow_tables import Clock, Files, Rows
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ import pyarrow as pa
 from hindmost_judge.encoding import thinned
 from hindmost_judge.model import TABLES, UNMEASURED, Table
 
-from hindmost_collector.ingest.columns import texts
+from hindmost_collector.ingest.row_builder import texts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

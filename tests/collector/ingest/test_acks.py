@@ -7,8 +7,8 @@ import asyncio
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.ingest.session import Outbox
+from hindmost_collector.ingest.streams import Ingest
 from hindmost_proto import telemetry_pb2 as wire
 
 ACK_NS = 10_000

@@ -7,12 +7,12 @@ import asyncio
 import pytest
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import JobClock, NodeClock
-from hindmost_collector.ingest.columns import NAME_LIMIT, Malformed, Words
 from hindmost_collector.ingest.decode import STACK_LIMIT, Decoder
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
 from hindmost_collector.ingest.inbox import PARK_BATCHES, PARK_NS, Parking
 from hindmost_collector.ingest.packed import packed
-from hindmost_collector.ingest.service import Ingest
+from hindmost_collector.ingest.row_builder import NAME_LIMIT, Malformed, Words
+from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.schema import to_numpy

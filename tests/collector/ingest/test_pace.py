@@ -8,8 +8,8 @@ import pytest
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.service import Ingest
 from hindmost_collector.ingest.session import NS, batch_ns
+from hindmost_collector.ingest.streams import Ingest
 from hindmost_proto import telemetry_pb2 as wire
 
 

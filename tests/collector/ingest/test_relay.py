@@ -237,7 +237,7 @@ def test_bad_relay_is_a_usage_error(arguments, said):
 
 @contextlib.asynccontextmanager
 async def answering(said, *, stays):
-    """A port where another program says this to whoever connects, and hangs up or stays."""
+    """A port where another program says this to each client, and hangs up or stays."""
 
     async def other(reader, writer):
         writer.write(said)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.columns import table
 from hindmost_collector.formats.recordings import load
+from hindmost_collector.formats.tables import table
 from hindmost_collector.joining import operations
 from hindmost_judge.judge import judge
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost_collector.ingest.chunk import Chunk, from_rows
-from hindmost_collector.ingest.columns import Words
 from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live import totals, window
 from hindmost_collector.live.window import Known
 from hindmost_judge.model import COMMUNICATORS

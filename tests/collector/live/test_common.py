@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.live.evaluated import HELD_NS, told_by_all
+from hindmost_collector.live.evaluation_window import HELD_NS, reported_by_all
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
@@ -56,9 +56,9 @@ def until(run: Run) -> list[int]:
 def test_who_waits_for_ranks_that_did_not_tell_yet_waits_for_no_network(job: Run) -> None:
     """The slow rank's newest steps are on their way: what the others wait is judged when these are there."""
     run = without(job, BEHIND, since=ONSET + 2)
-    assert [one.kind for one in judge(told_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts] == ["balanced"]
+    assert [one.kind for one in judge(reported_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts] == ["balanced"]
     run = without(job, BEHIND, since=ONSET + 20)
-    (one,) = judge(told_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts
+    (one,) = judge(reported_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts
     assert (one.kind, one.ranks, one.since_step) == ("straggler", (5,), pytest.approx(ONSET, abs=2))
 
 
@@ -67,28 +67,28 @@ def test_steps_that_some_ranks_do_not_tell_of_make_nothing_cheaper(job: Run) -> 
     (whole,) = judge(job).verdicts
     run = without(without(job, BEHIND, since=STEPS - 15), range(8, 16), before=15)
     assert [one.cost_ms_per_step for one in judge(run).verdicts] != [pytest.approx(whole.cost_ms_per_step, rel=0.2)]
-    (one,) = judge(told_by_all(run, step_ns(job), set(), set())).verdicts
+    (one,) = judge(reported_by_all(run, step_ns(job), set(), set())).verdicts
     assert one.cost_ms_per_step == pytest.approx(whole.cost_ms_per_step, rel=0.05)
 
 
 def test_ranks_that_are_gone_or_late_for_too_long_are_not_waited_for(job: Run) -> None:
     """What was let go of those that joined late, or have ended, is not missing."""
     run = without(job, BEHIND, since=80)
-    assert max(until(told_by_all(run, step_ns(job), set(), EVERYTHING))) <= 80
-    assert max(until(told_by_all(run, step_ns(job), set(BEHIND), EVERYTHING))) == STEPS - 1
+    assert max(until(reported_by_all(run, step_ns(job), set(), EVERYTHING))) <= 80
+    assert max(until(reported_by_all(run, step_ns(job), set(BEHIND), EVERYTHING))) == STEPS - 1
     long_ago = next(step for step in range(STEPS) if began(job, STEPS - 1) - began(job, step) < HELD_NS) - 3
     run = without(job, BEHIND, since=long_ago)
-    assert max(until(told_by_all(run, step_ns(job), set(), EVERYTHING))) == STEPS - 1
+    assert max(until(reported_by_all(run, step_ns(job), set(), EVERYTHING))) == STEPS - 1
 
 
 def test_too_short_a_window_stays_as_it_is(job: Run) -> None:
     """Fewer steps than a judgement needs say less than those that some ranks do not tell of."""
     run = without(without(job, BEHIND, since=88), range(RANKS), before=80)
-    assert told_by_all(run, step_ns(job), set(), set()).steps is run.steps
+    assert reported_by_all(run, step_ns(job), set(), set()).steps is run.steps
 
 
 def test_a_window_that_begins_with_its_job_is_not_cut_at_its_begin(job: Run) -> None:
     """Ranks' first reports are when they began."""
     run = without(job, BEHIND, before=5)
-    assert told_by_all(run, step_ns(job), set(), EVERYTHING).steps["step"].min() == 0
-    assert told_by_all(run, step_ns(job), set(), set()).steps["step"].min() >= 4
+    assert reported_by_all(run, step_ns(job), set(), EVERYTHING).steps["step"].min() == 0
+    assert reported_by_all(run, step_ns(job), set(), set()).steps["step"].min() >= 4

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost import priority
 from hindmost_collector import main
+from hindmost_collector.collector import Collector
 from hindmost_collector.options import Options
-from hindmost_collector.service import Collector
 
 from tests.collector.live.pacing import Paced
 

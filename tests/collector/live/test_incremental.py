@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.live import evaluated
-from hindmost_collector.live.evaluated import Piece, piece
+from hindmost_collector.live import evaluation_window
+from hindmost_collector.live.evaluation_window import Piece, piece
 from hindmost_collector.live.incremental import Seen, apart, borne_out, news, seen
 from hindmost_collector.live.judging import Judging
 from hindmost_collector.simulate import Fault, Scenario, simulate
@@ -122,15 +122,15 @@ def test_a_slow_incremental_evaluation_reads_fewer_rows_and_more_again_later() -
     """Down to its time limit, which is not the fewest rows; so evaluations come each period on a slow host too."""
     job = Paced(look_s=lambda rows: 0.01 + rows * 1e-5)
     judged = job.until(60.0)
-    assert job.rows[0] == evaluated.ROWS
+    assert job.rows[0] == evaluation_window.ROWS
     assert 5_000 < job.rows[-1] < 20_000
     assert max(gaps(judged, "newest")) <= 2.0
     job.look_s = lambda rows: 0.02
     job.until(90.0)
-    assert job.rows[-1] == evaluated.ROWS
+    assert job.rows[-1] == evaluation_window.ROWS
     job.look_s = lambda rows: 0.15
     assert max(gaps(job.until(150.0), "newest")) <= 2.0
-    assert job.rows[-1] == evaluated.LEAST_ROWS
+    assert job.rows[-1] == evaluation_window.LEAST_ROWS
 
 
 @pytest.mark.parametrize("whole_s", [0.4, 3.0])
@@ -272,11 +272,13 @@ def test_the_newest_steps_are_a_small_part_of_a_full_window() -> None:
     """Of few ranks those that fill some rows; of many as many as can be judged, of each table by its own clock."""
     of_hosts = [table(at, at + 5, 64, 10**8) for at in range(1000, 2000, 5)]
     of_gpus = [table(at, at + 5, 64, 10**8, 6) for at in range(0, 1000, 5)]
-    kept = evaluated.parts({"steps": of_hosts, "collectives": of_gpus}, 1e8, 64)
+    kept = evaluation_window.newest_steps({"steps": of_hosts, "collectives": of_gpus}, 1e8, 64)
     assert 130 <= steps_of(kept["collectives"], 10**8) <= 140
     assert 130 <= steps_of(kept["steps"], 10**8) <= 140
     large = [table(at, at + 2, 8192, 10**9) for at in range(0, 44, 2)]
-    kept = evaluated.parts({"steps": large, "collectives": [table(38, 44, 8192, 10**9, 6)], "intervals": []}, 1e9, 8192)
+    kept = evaluation_window.newest_steps(
+        {"steps": large, "collectives": [table(38, 44, 8192, 10**9, 6)], "intervals": []}, 1e9, 8192
+    )
     assert 12 <= steps_of(kept["steps"], 10**9) <= 14
     assert kept["collectives"] == kept["intervals"] == []
 
@@ -286,30 +288,30 @@ def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_s
     turns = [
         rows_of(10 * (second - 3), 10 * (second + 1), np.arange(second % 4, 8192, 4), 10**8) for second in range(4, 16)
     ]
-    kept = evaluated.parts({"steps": turns}, 1e8, 8192)["steps"]
+    kept = evaluation_window.newest_steps({"steps": turns}, 1e8, 8192)["steps"]
     assert set(np.concatenate([one.table["rank"] for one in kept]).tolist()) == set(range(8192))
     assert len(kept) == 4
-    gone = evaluated.parts({"steps": turns}, 1e8, 16_384)["steps"]
+    gone = evaluation_window.newest_steps({"steps": turns}, 1e8, 16_384)["steps"]
     assert 4 < len(gone) < len(turns)
 
 
 def test_a_few_ticks_of_metrics_are_enough() -> None:
     """The newest, as many as hold enough samples; of a job that is larger than any node those of its CPUs."""
-    assert evaluated.of_samples([9000] * 10) == 7
-    assert evaluated.of_samples([100, 100]) == 0
+    assert evaluation_window.of_samples([9000] * 10) == 7
+    assert evaluation_window.of_samples([100, 100]) == 0
     metrics = {
         "name": np.array(["hindmost_node_cpus", "hindmost_gpu_power_watts"], object),
         "value": np.array([8.0, 1.0]),
     }
-    assert evaluated.needed(metrics, 8) is metrics
-    assert evaluated.needed(metrics, 1024)["value"].tolist() == [8.0]
+    assert evaluation_window.needed(metrics, 8) is metrics
+    assert evaluation_window.needed(metrics, 1024)["value"].tolist() == [8.0]
 
 
 def test_an_incremental_evaluation_may_read_fewer_rows_but_never_too_few_steps() -> None:
     """Of few ranks those that fill so many rows, then sixteen steps, and at last thirteen."""
     pieces = [table(at, at + 1, 64, 10**8, 6) for at in range(1000)]
     kept = [
-        steps_of(evaluated.parts({"collectives": pieces}, 1e8, 64, least)["collectives"], 10**8)
-        for least in (evaluated.ROWS, 10_000, 4_000, evaluated.LEAST_ROWS)
+        steps_of(evaluation_window.newest_steps({"collectives": pieces}, 1e8, 64, least)["collectives"], 10**8)
+        for least in (evaluation_window.ROWS, 10_000, 4_000, evaluation_window.LEAST_ROWS)
     ]
     assert kept == [131, 27, 17, 14]

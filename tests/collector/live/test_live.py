@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import Chunk, from_rows
-from hindmost_collector.ingest.columns import MetricRows, Words
 from hindmost_collector.ingest.definitions import Definitions, Schema
+from hindmost_collector.ingest.row_builder import MetricRows, Words
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.live.window import Window

@@ -8,12 +8,12 @@ import time
 from types import SimpleNamespace
 
 import pytest
+from hindmost_collector.collector import Collector
 from hindmost_collector.live import watching
 from hindmost_collector.live.judging import Judging
 from hindmost_collector.live.watching import Watch
 from hindmost_collector.options import Options
 from hindmost_collector.page.history import StepHistory
-from hindmost_collector.service import Collector
 from hindmost_collector.store import recorder
 
 from tests.collector.live.pacing import never_ends

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 from hindmost_collector.ingest.chunk import Chunk
-from hindmost_collector.ingest.columns import Words
 from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live.jobs import LiveJob
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 from hindmost_collector.ingest.chunk import Chunk
-from hindmost_collector.ingest.columns import Words
 from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.report import columns
 from hindmost_judge.model import PHASES

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hindmost_collector.components import Components
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
-from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.live.state import Contact
 from hindmost_collector.options import Options
-from hindmost_collector.parts import Parts
 from hindmost_collector.serve import metrics as page
 from hindmost_collector.serve.levels import CORE, JOB, NODE, RANK, fitting
 from hindmost_collector.serve.node_metrics import NodeMetrics
@@ -277,7 +277,7 @@ def scraped(job):
     """A function: the page of a collector with these settings, that has a job of two ranks and one node with cores."""
 
     def scrape(**options):
-        parts = Parts(Options(**options), None)
+        parts = Components(Options(**options), None)
         parts.jobs["j"] = job
         labels = ["{}", '{"job":"j","rank":"0"}', '{"cpu":"0"}']
         series = [Series(f"hindmost_{name}", False, "", one) for name, one in zip("abc", labels, strict=True)]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.recording_api import Recording
 from hindmost_collector.serve.newest import Newest, cell, recorded
 from hindmost_collector.serve.node_metrics import NodeMetrics

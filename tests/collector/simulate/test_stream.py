@@ -11,9 +11,9 @@ import grpc
 import hindmost_cli
 import pytest
 from hindmost.errors import HindmostError
+from hindmost_collector.collector import Collector
 from hindmost_collector.formats.recordings import load
 from hindmost_collector.options import Options
-from hindmost_collector.service import Collector
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import Job, send

@@ -10,10 +10,11 @@ import time
 import duckdb
 import numpy as np
 import pytest
-from hindmost_collector import main, service
+from hindmost_collector import collector as service
+from hindmost_collector import main
 from hindmost_collector.ingest.chunk import Chunk
-from hindmost_collector.ingest.columns import MetricRows, Words
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows, Words
 from hindmost_collector.options import Options
 from hindmost_collector.store import recorder as store_recorder
 from hindmost_collector.store.opening import open_store

@@ -10,8 +10,8 @@ import cramjam
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.ingest.columns import MetricRows
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.store.remote_write import sink as remote_write
 from hindmost_collector.store.remote_write.encoding import STALE, PageEncoder
 from hindmost_collector.store.remote_write.http import Answer, Receiver

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from hindmost_collector.ingest.columns import MetricRows, origin
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows, origin
 from hindmost_collector.store import arrow_tables
 from hindmost_collector.store.arrow_tables import metrics_tables
 from hypothesis import given

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats import columns
+from hindmost_collector.formats import tables
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report.rendered import of_verdict
 from hindmost_judge.detect.hang import _steps_done
@@ -164,7 +164,7 @@ def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
 def test_a_culprit_whose_process_is_gone_is_reported_as_gone() -> None:
     """The others wait for a process that ended: the evidence says so."""
     run = hang(FOUR, [3])
-    gone = columns.table("rank_states", rank=[3], time_ns=int(run.in_flight["start_ns"].min()), life=VANISHED)
+    gone = tables.table("rank_states", rank=[3], time_ns=int(run.in_flight["start_ns"].min()), life=VANISHED)
     assert any("rank 3 is gone" in line for line in first(replace(run, rank_states=gone)).evidence)
 
 
@@ -213,7 +213,7 @@ def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:
 def test_ranks_that_are_all_gone_can_not_be_attached_to() -> None:
     """How the job ended is unknown, and no process of it is left."""
     run = hang(FOUR, [3])
-    gone = columns.table("rank_states", rank=range(4), time_ns=1, life=VANISHED)
+    gone = tables.table("rank_states", rank=range(4), time_ns=1, life=VANISHED)
     verdict = first(replace(run, rank_states=gone))
     assert not [line for line in verdict.advice if "attach" in line]
 
@@ -272,7 +272,7 @@ def heard_of(run: Run, *seconds: float) -> Run:
     began = int(run.in_flight["start_ns"].max())
     ranks = np.arange(len(seconds), dtype=np.int32)
     seen = began + (np.array(seconds) * SECOND).astype(np.int64)
-    states = columns.table("rank_states", rank=ranks, time_ns=seen, life=0, events_total=ranks + 1, events_lost_total=0)
+    states = tables.table("rank_states", rank=ranks, time_ns=seen, life=0, events_total=ranks + 1, events_lost_total=0)
     return replace(run, rank_states=states, ranks=run.ranks | {"node": np.array([f"n{rank}" for rank in ranks])})
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.columns import table
+from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.timeline.phases import busy

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats import columns
+from hindmost_collector.formats import tables
 from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import host_bound as host_bound_of
@@ -29,7 +29,7 @@ def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
 
 
 def steps(run: Run, **columns: Any) -> Run:
-    return replace(run, steps=run.steps | columns)
+    return replace(run, steps=run.steps | tables)
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -240,7 +240,7 @@ def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
             late |= {"comm": late["comm"] + np.uint64(1)}
         joined[table] = {name: np.concatenate([early[name], late[name]]) for name in early}
     life = np.array([VANISHED, FINISHED, FINISHED])
-    states = columns.table("rank_states", rank=np.arange(3), life=life, time_ns=0)
+    states = tables.table("rank_states", rank=np.arange(3), life=life, time_ns=0)
     steps_, calls = joined["steps"], joined["collectives"]
     report = judge(replace(first, steps=steps_, collectives=calls, rank_states=states))
     assert {(verdict.kind, verdict.ranks) for verdict in report.verdicts} == {

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import HindmostError, MissingError, UsageError
 
 from hindmost_collector.live.window import CAUSAL
-from hindmost_collector.store import excerpt, meta, schema
+from hindmost_collector.store import meta, partial_read, schema
 from hindmost_collector.store.clickhouse import ddl
 from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
 from hindmost_collector.store.parquet.run_directory import run_of
@@ -45,7 +45,7 @@ def jobs(server: Server) -> list[str]:
 
 
 def read_run(server: Server, job: str) -> Run:
-    """The record of one job as the model's arrays; an excerpt if it is large, as from a run directory.
+    """The record of one job as the model's arrays; a part if it is large, as from a run directory.
 
     Raises UsageError where there is nothing.
     """
@@ -54,20 +54,20 @@ def read_run(server: Server, job: str) -> Run:
     tables = {table: schema.to_numpy(table, _rows(server, table, job, part)) for table in schema.STORED}
     if not known and not any(len(next(iter(table.values()))) for table in tables.values()):
         raise UsageError(f"{server.target} holds no job {job!r}; it holds {_listed(jobs(server))}")
-    return excerpt.said_of(run_of(tables, known, job, notes), part)
+    return partial_read.said_of(run_of(tables, known, job, notes), part)
 
 
-def _plan(server: Server, job: str) -> excerpt.Excerpt | None:
+def _plan(server: Server, job: str) -> partial_read.PartialRead | None:
     """What to read of a job; None: all of it."""
     counts = {"metrics": _extent(server, "metrics", job, "time_ns")[0]}
     times: list[tuple[int, int]] = []
-    for table in excerpt.MOST:
+    for table in partial_read.MOST:
         counts[table], *span = _extent(server, table, job, "start_ns")
         times += [(span[0], span[1])] if span else []
-    if not excerpt.too_large(counts):
+    if not partial_read.too_large(counts):
         return None
     _, *numbers = _extent(server, "steps", job, "step")
-    return excerpt.spread(counts, times, [(numbers[0], numbers[1])] if numbers else [])
+    return partial_read.spread(counts, times, [(numbers[0], numbers[1])] if numbers else [])
 
 
 def _extent(server: Server, table: str, job: str, column: str) -> tuple[int, ...]:
@@ -80,9 +80,9 @@ def _extent(server: Server, table: str, job: str, column: str) -> tuple[int, ...
     return (found["rows"], found["low"], found["high"]) if found["told"] else (found["rows"],)
 
 
-def _kept(table: str, part: excerpt.Excerpt | None) -> str:
-    """The SQL condition for the rows of a table that belong to the excerpt."""
-    column = excerpt.TIME.get(table)
+def _kept(table: str, part: partial_read.PartialRead | None) -> str:
+    """The SQL condition for the rows of a table that belong to the part."""
+    column = partial_read.TIME.get(table)
     if part is None or column is None:
         return ""
     kept = f" AND positiveModulo({column} - {part.first}, {part.every_ns}) < {part.kept_of(table)}"
@@ -92,7 +92,7 @@ def _kept(table: str, part: excerpt.Excerpt | None) -> str:
     return kept
 
 
-def _rows(server: Server, table: str, job: str, part: excerpt.Excerpt | None) -> pa.Table:
+def _rows(server: Server, table: str, job: str, part: partial_read.PartialRead | None) -> pa.Table:
     names = ", ".join(ddl.quoted(name) for name in schema.STORED[table])
     order = ", ".join(("flush", *ddl.ORDER.get(table, ())) if table not in schema.ORDER else ddl.ORDER[table])
     query = (

@@ -12,8 +12,8 @@ from hindmost_judge.encoding import chosen
 from hindmost_judge.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_judge.timeline.separate_jobs import judged_incarnation
 
-from hindmost_collector.store import excerpt, schema
 from hindmost_collector.store import meta as of_job
+from hindmost_collector.store import partial_read, schema
 from hindmost_collector.store.parquet import segments
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def is_run_directory(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """What a run directory holds, as the model's arrays: of a large one an excerpt; what was lost or torn is in
+    """What a run directory holds, as the model's arrays: of a large one a part; what was lost or torn is in
     ``notes``.
 
     Raises:
@@ -57,7 +57,7 @@ def read_run(path: Path) -> Run:
     """
     stored, part = _stored(path)
     _refuse_unreadable([path], [stored])
-    return excerpt.said_of(run_of(stored.tables, stored.meta, path.name, stored.notes), part)
+    return partial_read.said_of(run_of(stored.tables, stored.meta, path.name, stored.notes), part)
 
 
 def read_together(paths: Sequence[Path]) -> Run:
@@ -108,7 +108,7 @@ def _refuse_unreadable(paths: Sequence[Path], found: Sequence[_Stored]) -> None:
     )
 
 
-def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
+def _stored(path: Path) -> tuple[_Stored, partial_read.PartialRead | None]:
     """What is there, and which part of it that is where it is not all."""
     if not path.is_dir():
         raise UsageError(f"{path} is no run directory: give the one that `hindmost run --out` wrote")
@@ -116,11 +116,11 @@ def _stored(path: Path) -> tuple[_Stored, excerpt.Excerpt | None]:
         raise UsageError(f"{path} holds no recording (neither meta.json nor segments/): was the run written elsewhere?")
     damaged: list[Path] = []
     tables: dict[str, Table] = {}
-    part = excerpt.plan(path / "segments")
-    fewer_samples = part or excerpt.of_samples(path / "segments")
+    part = partial_read.plan(path / "segments")
+    fewer_samples = part or partial_read.of_samples(path / "segments")
     for table in schema.STORED:
         chosen = fewer_samples if table == "metrics" else part
-        reader = segments.read if chosen is None else functools.partial(excerpt.read, table=table, part=chosen)
+        reader = segments.read if chosen is None else functools.partial(partial_read.read, table=table, part=chosen)
         data, torn = segments.read_table(path / "segments" / table, table, reader=reader)
         tables[table] = schema.to_numpy(table, data)
         damaged += torn

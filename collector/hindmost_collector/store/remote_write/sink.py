@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from hindmost_collector.ingest.columns import MetricRows
     from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.row_builder import MetricRows
     from hindmost_collector.store.remote_write.http import Answer, Receiver
 
     Array = np.ndarray[Any, Any]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.store import excerpt, schema
+from hindmost_collector.store import partial_read, schema
 from hindmost_collector.store.clickhouse.store import ClickHouseStore
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.run_directory import read_run
@@ -35,7 +35,7 @@ def test_the_same_rows_are_read_as_from_files(both, monkeypatch, share):
     """A quarter of the calls, and what goes with them, says the report; of a small job all, and nothing is said."""
     folder, store = both
     calls = len(read_run(folder).collectives["rank"])
-    monkeypatch.setitem(excerpt.MOST, "collectives", calls // share)
+    monkeypatch.setitem(partial_read.MOST, "collectives", calls // share)
     of_files, of_database = read_run(folder), store.read("run")
     assert (of_database.job.steps, of_database.job.skipped_ns) == (of_files.job.steps, of_files.job.skipped_ns)
     assert [one for one in of_database.notes if "to stay in memory" in one] == [

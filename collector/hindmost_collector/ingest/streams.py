@@ -13,12 +13,12 @@ from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2
 
 from hindmost_collector.ingest.clock import NodeClock
-from hindmost_collector.ingest.columns import Malformed
 from hindmost_collector.ingest.connections import HELLO_FIRST, ConnectionLog, RejectedBatches, RejectedCalls, served
 from hindmost_collector.ingest.decode import Decoder, references, samples
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
 from hindmost_collector.ingest.inbox import Inbox, Parking
 from hindmost_collector.ingest.relay_ingest import RelayStream
+from hindmost_collector.ingest.row_builder import Malformed
 from hindmost_collector.ingest.session import PROTOCOL, Agent, Outbox
 from hindmost_collector.store.recorder import Durable
 

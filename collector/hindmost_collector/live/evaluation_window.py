@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Run, Table
 
-
 #: Ranks that report so much later than others, or earlier, are not waited for: they have joined, ended or are cut off.
 #: The newest steps take so much longer at most: agents of large jobs send what seconds brought, in turn.
 HELD_NS = 2 * MOST_S * NS
@@ -47,7 +46,7 @@ _SAMPLES = 20_000
 _ON_A_NODE = 512
 
 
-def told_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: AbstractSet[str]) -> Run:
+def reported_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: AbstractSet[str]) -> Run:
     """A window without what began before or after the time that all ranks reported, except those that are ``gone``.
 
     A step takes ``step_ns``. Tables without dropped rows are complete since the ranks have ``begun``. Each table is cut
@@ -80,7 +79,9 @@ def _cut(table: Table, span: tuple[int, int]) -> Table:
     return table if inside.all() else {name: column[inside] for name, column in table.items()}
 
 
-def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS) -> dict[str, list[Piece]]:
+def newest_steps(
+    held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS
+) -> dict[str, list[Piece]]:
     """The pieces of tables, oldest first, of the newest steps, which take ``step_ns`` each, of so many ranks.
 
     The fullest table has at least ``least`` rows. Each table is cut by its own clock: a GPU's clock is not the
@@ -90,19 +91,19 @@ def parts(held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least
     if kept.get("steps") and kept.get("collectives") and _span(kept["collectives"]) < _JUDGED * step_ns:
         kept["collectives"] = []
     fullest = max(kept.values(), key=lambda pieces: sum([one.rows for one in pieces]), default=[])
-    span, found, told = 0, 0, _Told(kept.get("steps") or [], ranks)
+    span, found, reported = 0, 0, _Reported(kept.get("steps") or [], ranks)
     for piece in reversed(fullest):
         found += piece.rows
         span = fullest[-1].newest_ns - piece.first_ns
         enough = span >= (_STEPS if found < _MANY * least else _FEWEST) * step_ns
-        if found >= least and enough and (told.of_nearly_all(span) or span >= _STEPS * step_ns + HELD_NS):
+        if found >= least and enough and (reported.of_nearly_all(span) or span >= _STEPS * step_ns + HELD_NS):
             break
     return {
         name: [one for one in pieces if pieces[-1].newest_ns - one.newest_ns <= span] for name, pieces in kept.items()
     }
 
 
-class _Told:
+class _Reported:
     """How many steps each rank has reported, in more and more of the newest pieces."""
 
     def __init__(self, pieces: Sequence[Piece], ranks: int) -> None:

@@ -23,7 +23,7 @@ MOST = {"collectives": 1_200_000, "steps": 1_200_000}
 #: Metrics that causes are read from, up to about so many samples in all; all metrics where they are no more than that.
 SAMPLES, ALL_SAMPLES = 400_000, 1_200_000
 #: Periods in which a recording is read; fewer where one would hold fewer than this many steps.
-STRETCHES, STEPS_EACH = 24, 50
+PERIODS, STEPS_EACH = 24, 50
 #: If collectives of fewer steps would fit, as in a very large job, more steps are read and fewer collectives: their
 #: phases judge then. Shares of the most rows of each table that fit together with the other.
 FEWEST, OF_STEPS, OF_CALLS = 30, 0.7, 0.4
@@ -31,7 +31,7 @@ FEWEST, OF_STEPS, OF_CALLS = 30, 0.7, 0.4
 TIME = {"collectives": "start_ns", "steps": "start_ns", "intervals": "start_ns", "metrics": "time_ns"}
 
 
-class Excerpt(NamedTuple):
+class PartialRead(NamedTuple):
     """From ``first`` on, the first ``kept_ns`` of every ``every_ns``; ``steps`` that there are in all, if known.
 
     For collectives the first ``calls_ns`` only, where that is less.
@@ -67,7 +67,7 @@ class Excerpt(NamedTuple):
         return np.asarray((time - self.first) % self.every_ns < self.kept_of(table))
 
 
-def plan(root: Path) -> Excerpt | None:
+def plan(root: Path) -> PartialRead | None:
     """What to read of ``root/segments``; ``None``: all of it, it is small enough."""
     counts = {table: sum(group.num_rows for group in _groups(root / table)) for table in (*MOST, "metrics")}
     if not too_large(counts):
@@ -76,10 +76,10 @@ def plan(root: Path) -> Excerpt | None:
     return spread(counts, times, list(_ranges(root / "steps", "step")))
 
 
-def of_samples(root: Path) -> Excerpt | None:
+def of_samples(root: Path) -> PartialRead | None:
     """What to read of the samples of ``root/segments`` where all else is read; ``None``: all of them, they are few."""
     count = sum(group.num_rows for group in _groups(root / "metrics"))
-    return None if count <= ALL_SAMPLES else Excerpt(0, 1, 1, None, count // SAMPLES)
+    return None if count <= ALL_SAMPLES else PartialRead(0, 1, 1, None, count // SAMPLES)
 
 
 def too_large(counts: Mapping[str, int]) -> bool:
@@ -93,8 +93,8 @@ def _ratio(counts: Mapping[str, int]) -> float:
 
 def spread(
     counts: Mapping[str, int], times: Sequence[tuple[int, int]], numbers: Sequence[tuple[int, int]]
-) -> Excerpt | None:
-    """The excerpt of tables of so many rows, over these times (ns) and numbers of steps, each as (first, last).
+) -> PartialRead | None:
+    """The part of tables to read of so many rows, over these times (ns) and numbers of steps, each as (first, last).
 
     ``None`` where no row has a time to choose it by.
     """
@@ -105,23 +105,23 @@ def spread(
     steps = max(high for _, high in numbers) - min(low for low, _ in numbers) + 1 if numbers else None
     if steps is not None and counts["steps"] and steps / ratio < FEWEST:
         ratio, of_calls = max(counts["steps"] / MOST["steps"] / OF_STEPS, 1.0), ratio / OF_CALLS
-    stretches = STRETCHES if steps is None else int(np.clip(steps / ratio / STEPS_EACH, 1, STRETCHES))
-    every = max((last - first) // stretches, 1)
+    periods = PERIODS if steps is None else int(np.clip(steps / ratio / STEPS_EACH, 1, PERIODS))
+    every = max((last - first) // periods, 1)
     calls = int(every / of_calls) + 1 if of_calls is not None else None
     sampled = max(1, int(counts["metrics"] / ratio / SAMPLES))
-    return Excerpt(first, every, int(every / ratio) + 1, steps, sampled, calls)
+    return PartialRead(first, every, int(every / ratio) + 1, steps, sampled, calls)
 
 
-def said_of(run: Run, part: Excerpt | None) -> Run:
-    """A run that holds an excerpt, saying so; as it is where it was read whole."""
+def said_of(run: Run, part: PartialRead | None) -> Run:
+    """A run that was read in part, saying so; as it is where it was read whole."""
     if part is None:
         return run
     job = replace(run.job, steps=part.steps, skipped_ns=part.every_ns - part.kept_ns)
     return replace(run, job=job, notes=(*run.notes, part.note))
 
 
-def read(path: Path, table: str, part: Excerpt) -> pa.Table:
-    """The rows of a segment that belong to the excerpt. Raises OSError or pa.ArrowException when it is torn."""
+def read(path: Path, table: str, part: PartialRead) -> pa.Table:
+    """The rows of a segment that belong to the part. Raises OSError or pa.ArrowException when it is torn."""
     column = TIME.get(table)
     if column is None:
         return segments.read(path)
@@ -132,8 +132,8 @@ def read(path: Path, table: str, part: Excerpt) -> pa.Table:
         return pa.Table.from_batches(kept, schema) if kept else schema.empty_table()
 
 
-def _batches(file: pq.ParquetFile, table: str, column: str, part: Excerpt) -> Iterator[pa.RecordBatch]:
-    """Row groups that may hold something of the excerpt, piece by piece."""
+def _batches(file: pq.ParquetFile, table: str, column: str, part: PartialRead) -> Iterator[pa.RecordBatch]:
+    """Row groups that may hold something of the part, piece by piece."""
     place = file.schema_arrow.get_field_index(column)
     for number in range(file.num_row_groups):
         known = file.metadata.row_group(number).column(place).statistics
@@ -141,7 +141,7 @@ def _batches(file: pq.ParquetFile, table: str, column: str, part: Excerpt) -> It
             yield from file.iter_batches(1 << 16, row_groups=[number])
 
 
-def _of(batch: pa.RecordBatch, table: str, column: str, part: Excerpt) -> pa.RecordBatch:
+def _of(batch: pa.RecordBatch, table: str, column: str, part: PartialRead) -> pa.RecordBatch:
     time = batch.column(column).to_numpy(zero_copy_only=False)
     mask = part.keeps(table, time)
     if table == "metrics":

@@ -11,7 +11,7 @@ import pytest
 from hindmost_collector.report.rendered import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_collector.store import excerpt
+from hindmost_collector.store import partial_read
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.run_directory import read_run
 from hindmost_collector.store.schema import arrow_schema, to_numpy
@@ -36,18 +36,18 @@ def folder(tmp_path: Path) -> Path:
 
 def test_a_small_recording_is_read_whole(folder: Path) -> None:
     """Nothing is left out, and nothing said."""
-    assert excerpt.plan(folder / "segments") is None
+    assert partial_read.plan(folder / "segments") is None
     assert read_run(folder).job.skipped_ns is None
 
 
 def test_a_large_one_is_read_in_periods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A quarter of the calls, alike on all ranks; the report counts all steps, and says what it rests on."""
     whole = read_run(folder)
-    monkeypatch.setitem(excerpt.MOST, "collectives", len(whole.collectives["rank"]) // 4)
+    monkeypatch.setitem(partial_read.MOST, "collectives", len(whole.collectives["rank"]) // 4)
     part = read_run(folder)
     calls = np.bincount(part.collectives["rank"])
     assert 0.2 < calls.sum() / len(whole.collectives["rank"]) < 0.3
-    assert calls.max() - calls.min() <= 2 * excerpt.STRETCHES
+    assert calls.max() - calls.min() <= 2 * partial_read.PERIODS
     report = judge(part)
     assert report.job.steps == STEPS
     assert report.job.step_ms["p50"] == pytest.approx(judge(whole).job.step_ms["p50"], rel=0.01)
@@ -75,8 +75,8 @@ def test_of_many_samples_those_are_read_that_causes_are_read_from(
     segments.write("metrics", [samples(names, 600)], folder / "segments/metrics/20260101-0000000009-0.parquet")
     every = len(read_run(folder).metrics["name"]) // 300
     assert every >= 1200 // 300
-    monkeypatch.setattr(excerpt, "ALL_SAMPLES", 1000)
-    monkeypatch.setattr(excerpt, "SAMPLES", 300)
+    monkeypatch.setattr(partial_read, "ALL_SAMPLES", 1000)
+    monkeypatch.setattr(partial_read, "SAMPLES", 300)
     run = read_run(folder)
     added = np.flatnonzero(run.metrics["name"] == names[0])
     assert run.metrics["time_ns"][added].tolist() == list(range(0, 600 * 10**9, every * 10**9))
@@ -96,7 +96,7 @@ def test_what_is_read_takes_the_memory_of_what_differs() -> None:
 )
 def test_row_groups_without_any_kept_row_are_not_read(low: int, high: int, kept: bool) -> None:
     """The first 10 ns of every 20 are kept."""
-    part = excerpt.Excerpt(first=0, every_ns=20, kept_ns=10, steps=None, sample_every=1)
+    part = partial_read.PartialRead(first=0, every_ns=20, kept_ns=10, steps=None, sample_every=1)
     assert part.covers("steps", low, high) is kept
     assert kept == bool(part.keeps("steps", np.arange(low, high + 1)).any())
 
@@ -106,10 +106,10 @@ def test_of_a_very_large_job_steps_are_read_where_collectives_would_be_too_few(
 ) -> None:
     """Thousands of ranks: collectives of ten steps judge nothing, phases of a hundred do; the note says both."""
     whole = read_run(folder)
-    monkeypatch.setitem(excerpt.MOST, "collectives", len(whole.collectives["rank"]) * 10 // STEPS)
-    monkeypatch.setitem(excerpt.MOST, "steps", len(whole.steps["rank"]) // 2)
+    monkeypatch.setitem(partial_read.MOST, "collectives", len(whole.collectives["rank"]) * 10 // STEPS)
+    monkeypatch.setitem(partial_read.MOST, "steps", len(whole.steps["rank"]) // 2)
     part = read_run(folder)
-    assert len(np.unique(part.steps["step"])) == pytest.approx(excerpt.OF_STEPS * STEPS / 2, rel=0.2)
+    assert len(np.unique(part.steps["step"])) == pytest.approx(partial_read.OF_STEPS * STEPS / 2, rel=0.2)
     assert len(part.collectives["rank"]) < len(whole.collectives["rank"]) * 10 / STEPS
     report = judge(part)
     assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == [("straggler", (2,), "compute")]
@@ -121,7 +121,7 @@ def partly(folder: Path, faults: tuple[Fault, ...], monkeypatch: pytest.MonkeyPa
     """A quarter of a run of 800 steps, read in periods."""
     write(simulate(Scenario(4, 800, faults=faults)).run, folder, "run")
     calls = len(read_run(folder).collectives["rank"])
-    monkeypatch.setitem(excerpt.MOST, "collectives", calls // 4)
+    monkeypatch.setitem(partial_read.MOST, "collectives", calls // 4)
     return read_run(folder)
 
 

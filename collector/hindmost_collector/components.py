@@ -12,7 +12,7 @@ from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.inbox import Parking
-from hindmost_collector.ingest.service import Ingest
+from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.live.notification import Lines, Outlet, destination
@@ -34,7 +34,7 @@ def _never() -> bool:
     return False
 
 
-class Parts:
+class Components:
     """The parts of one collector. ``remote`` is None where nothing is written to a remote; ``ready`` while it serves.
 
     ``upkeep_seconds`` counts the CPU time of compaction and retention; ``withheld_series`` were too many for the last

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_judge.settings import DEFAULT
 
+from hindmost_collector.components import Components
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.connections import listen
-from hindmost_collector.ingest.service import MESSAGE_LIMIT
 from hindmost_collector.ingest.session import batch_ns
+from hindmost_collector.ingest.streams import MESSAGE_LIMIT
 from hindmost_collector.live.judging import STARTING_S
 from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note
 from hindmost_collector.live.watching import Watch
 from hindmost_collector.maintenance import tend
-from hindmost_collector.parts import Parts
 from hindmost_collector.serve.http import Page
 from hindmost_collector.serve.scrape import Scrape
 from hindmost_collector.store.recorder import WAIT_S
@@ -45,7 +45,7 @@ FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 10
 JOB_LIMIT = 1000
 
 
-class Collector(Parts):
+class Collector(Components):
     """A running collector. ``start`` before anything else; ``stop`` is safe at any time."""
 
     def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
