@@ -10,8 +10,7 @@ import pytest
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.relay_ingest import RelayStream
-from hindmost_collector.ingest.streams import Ingest, StoreAway
+from hindmost_collector.ingest.streams import Ingest, RelayStream, StoreAway
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_proto import telemetry_pb2 as wire
 
