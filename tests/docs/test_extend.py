@@ -27,6 +27,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "proto",
         "docs",
         "dashboards",
+        "deploy/kubernetes",
         "tests/agent",
         "tests/golden",
         "tests/dashboards",
