@@ -26,8 +26,9 @@ UNIT, MISSING = 16384, -32768
 #: Rows of the heat map at most, and numbers that a file holds to compute means of chosen steps from.
 ROWS, CUBE = 256, 400_000
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 120
-#: A heat map's colours end at this share of its latest cells, and at no less than this share of a step.
-_TOP, _LEAST = 99.0, 0.1
+#: A heat map's colours end at so much more than what the latest row has in this share of its columns, so that one slow
+#: rank of thousands stands out of their noise; and at no less than this share of a step.
+_TOP, _MORE, _LEAST = 95, 1.5, 0.1
 #: Values that are no parts of a lane.
 FIGURES = ("delay", "caused", "last", "own", "wait", "transfer")
 #: Stacks are cut to so many characters.
@@ -67,8 +68,9 @@ def of_heat(history: StepHistory, order: Ints | None, rows: int = ROWS) -> dict[
     means = history.means()
     if heat is None or means is None:
         return None
-    late = heat.ms[np.nan_to_num(heat.ms) > 0]
-    top = max(float(np.percentile(late, _TOP)) if late.size else 0.0, _LEAST * means.step_ms)
+    late = np.nan_to_num(heat.ms)
+    latest = np.partition(late, late.shape[1] * _TOP // 100, axis=1)[:, late.shape[1] * _TOP // 100]
+    top = max(_MORE * float(latest.max()), _LEAST * means.step_ms)
     level = 1 + 254 * np.sqrt(np.clip(np.nan_to_num(heat.ms) / top, 0.0, 1.0))
     cells = np.where(np.isnan(heat.ms), 0, level.round()).astype(np.uint8)
     return {

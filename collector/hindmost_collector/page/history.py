@@ -219,13 +219,11 @@ class StepHistory:
             at = np.flatnonzero(held)
             if len(at) == 0:
                 return None
-            ns = self._ns[at]
-            shares = {
-                name: _shares(block[:, at] * ns, ns, np.zeros(1, np.int64))[:, 0]
-                for name, block in self._planes.items()
-            }
+            held_here = slice(int(at[0]), int(at[-1]) + 1)
+            ns = self._ns[held_here]
+            shares = {name: _mean(block[:, held_here], ns) for name, block in self._planes.items()}
             until = self._last if at[-1] == len(self._first) - 1 else int(self._first[at[-1] + 1]) - 1
-            steps = int(self._count[at].sum())
+            steps = int(self._count[held_here].sum())
             step_ms = float(ns.sum()) / steps / 1e6
             return Means(int(self._first[at[0]]), until, steps, step_ms, shares, self.on_gpu, self.gathers)
 
@@ -277,6 +275,15 @@ def _held(block: Floats) -> Floats:
     place = np.maximum.accumulate(place, axis=1)
     first = np.argmax(known, axis=1)[:, None]
     return np.asarray(np.take_along_axis(block, np.where(place < 0, first, place), axis=1))
+
+
+def _mean(block: Floats, weight: Floats) -> Floats:
+    """[R] weighted mean of the columns of ``block`` [R, C], each rank's over those in which it was measured."""
+    found = (block @ (weight / weight.sum()).astype(np.float32)).astype(np.float64)
+    partly = np.isnan(found)
+    if partly.any():
+        found[partly] = _shares(block[partly] * weight, weight, np.zeros(1, np.int64))[:, 0]
+    return found
 
 
 def _shares(block: Floats, period: Floats, starts: Array) -> Floats:

@@ -50,7 +50,7 @@ def condition_of(job: LiveJob, parts: Components) -> Condition:
     state = ENDED if job.exit_code is not None else contact.state(job)
     why, lost = "", sorted(contact.lost_of(job))
     if state == ENDED:
-        code = "" if job.exit_code is None else f"exit code {job.exit_code}"
+        code = "" if not job.exit_code else f"exit code {job.exit_code}"
         why = str(((job.report or {}).get("job") or {}).get("ended") or code)
     elif state == LOST:
         why = "no agent has sent anything" + (f" for {age / 1e9:.0f} s" if age is not None else "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import dataclasses
 import gzip
 import json
 import re
@@ -10,7 +12,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from hindmost_collector.page import document
-from hindmost_collector.page.data import of_steps
+from hindmost_collector.page.data import of_heat, of_steps
 from hindmost_collector.page.history import StepHistory
 from hindmost_judge.overview import PLANES
 
@@ -94,6 +96,19 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
     page = document.render({"state": None})
     assert not re.findall(r"""(?:src|href)=["']?(?:https?:)?//""", page)
     assert len(page) < 200_000
+
+
+def test_one_slow_rank_of_a_thousand_stands_out_of_the_noise() -> None:
+    """Its cells are far up the scale, those of all others far down."""
+    found = seen(0, 199, late=3.0, ranks=1024)
+    noise = np.abs(np.random.default_rng(1).normal(0.0, 0.2e6, found.planes["delay"].shape))
+    history = StepHistory()
+    history.add(dataclasses.replace(found, planes={**found.planes, "delay": found.planes["delay"] + noise}))
+    heat = of_heat(history, None)
+    assert heat is not None
+    cells = np.frombuffer(base64.b64decode(heat["cells"]), np.uint8).reshape(heat["rows"], -1)
+    assert np.median(cells[0]) > 180
+    assert np.percentile(cells[1:], 99) < 120
 
 
 def test_4096_ranks_stay_small_on_the_wire() -> None:

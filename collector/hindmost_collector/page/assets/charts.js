@@ -98,7 +98,7 @@ class Heat {
   draw() {
     const heat = this.steps && this.steps.heat;
     if (!heat) return;
-    const ratio = devicePixelRatio || 1, cell = Math.min(Math.max(260 / heat.rows, 1), 18);
+    const ratio = devicePixelRatio || 1, cell = Math.min(Math.max(300 / heat.rows, 1), 18);
     this.top = 12;
     this.high = Math.max(Math.round(cell * heat.rows), 24);
     const height = this.top + this.high + 4;
