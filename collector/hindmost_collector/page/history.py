@@ -279,7 +279,7 @@ def _held(block: Floats) -> Floats:
 
 def _mean(block: Floats, weight: Floats) -> Floats:
     """[R] weighted mean of the columns of ``block`` [R, C], each rank's over those in which it was measured."""
-    found = (block @ (weight / weight.sum()).astype(np.float32)).astype(np.float64)
+    found = np.asarray(block @ (weight / weight.sum()).astype(np.float32), np.float64)
     partly = np.isnan(found)
     if partly.any():
         found[partly] = _shares(block[partly] * weight, weight, np.zeros(1, np.int64))[:, 0]

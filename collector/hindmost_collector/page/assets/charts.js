@@ -121,9 +121,11 @@ class Heat {
     source.width = count;
     source.height = heat.rows;
     source.getContext("2d").putImageData(picture, 0, 0);
+    const thin = this.high / heat.rows < 3 ? [...this.named()].slice(0, 32) : [];
     for (let at = 0; at < count; at++) {
       const left = this.x(first[at]), right = this.x(first[at] + this.wide(at));
       pen.drawImage(source, at, 0, 1, heat.rows, left, this.top, right - left + 0.4, this.high);
+      for (const row of thin) pen.drawImage(source, at, row, 1, 1, left, this.top + (row + 0.5) * this.high / heat.rows - 1.5, right - left + 0.4, 3);
     }
     pen.fillStyle = style("--soft");
     for (const at of checkpoint) pen.fillRect(this.x(first[at]), 5, Math.max(this.x(first[at] + this.wide(at)) - this.x(first[at]), 2), 4);
@@ -145,14 +147,20 @@ class Heat {
     }
   }
 
+  // Rows of named ranks.
+  named() {
+    const { order, per_row: per } = this.steps.heat, found = new Set();
+    order.forEach((rank, at) => { if (this.marks.bad.has(rank)) found.add(Math.floor(at / per)); });
+    return found;
+  }
+
   // Names of rows, and a mark at those of named ranks.
   sides(pen, heat) {
     const row = this.high / heat.rows;
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     pen.font = "11px system-ui, sans-serif";
-    const every = Math.max(Math.ceil(14 / row), 1), bad = new Set();
-    heat.order.forEach((rank, at) => { if (this.marks.bad.has(rank)) bad.add(Math.floor(at / heat.per_row)); });
+    const every = Math.max(Math.ceil(14 / row), 1), bad = this.named();
     let free = -1;
     for (let at = 0; at < heat.rows; at++) {
       const y = this.top + (at + 0.5) * row, named = bad.has(at);
