@@ -123,8 +123,9 @@ SHORT, LONGER = 0.5, 1.25
 #: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
 #: next turn, or the delays would add up.
 WRITE_S = 0.25
-#: While cores are full every judgement takes time from a rank: the first waits for so long, and those that follow may
-#: take this share of a core, at least and at most so many seconds apart. A job that stands still, or computes without
+#: While cores are full every judgement takes time from a rank: the first waits for so long. Full evaluations may take
+#: this share of a core, and incremental ones, each kind at least and at most so many seconds apart; what is new or open
+#: waits no longer than the least. A job that stands still, or computes without
 #: a word, is judged after so many seconds of that, and again whenever it has lasted twice as long.
 FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S, STILL_S = 10.0, 0.005, 10.0, 60.0, 3.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
@@ -142,11 +143,18 @@ def share_of(cores: int) -> float:
     return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
 
 
+def _apart_s(took: float) -> float:
+    """Seconds between evaluations that take so much CPU time, while cores are full."""
+    return min(max(took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S)
+
+
 @dataclass
 class _Turn:
     """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took, and the
     ``rows`` of an incremental one.
 
+    ``last_whole`` is when that was, ``soon`` whether it left something open, ``look_took`` what the last incremental
+    one took.
     ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
     now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
     confirm; ``past`` and ``counted`` are what a window passes to the next one.
@@ -156,6 +164,9 @@ class _Turn:
     whole: float = 0.0
     took: float = 0.0
     rows: int = ROWS
+    look_took: float = 0.0
+    last_whole: float = -FULL_MOST_S
+    soon: bool = False
     held: Seen = field(default_factory=Seen)
     newest: Seen = field(default_factory=Seen)
     seen: Seen | None = None
@@ -214,15 +225,22 @@ class Judging:
         """Whether a job can wait for free cores."""
         if self._cores_are_full is None:
             return False
-        now, full = self._clock(), self._cores_are_full()
+        now, full = self._clock(), self._full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
         if turn is None:
             apart_s = FULL_FIRST_S if full else STARTING_S
         else:
-            apart_s = min(max(turn.took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S) if full else 0.0
+            apart_s = self._apart_s(job, turn) if full else 0.0
         if still_s >= STILL_S:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
+
+    def _apart_s(self, job: str, turn: _Turn) -> float:
+        """Seconds between the turns of a job while cores are full."""
+        return FULL_LEAST_S if turn.soon else _apart_s(turn.look_took if self.costly(job) else turn.took)
+
+    def _full(self) -> bool:
+        return self._cores_are_full is not None and self._cores_are_full()
 
     def overdue(self, job: str) -> bool:
         """Whether a job's next turn can wait for nothing any more: its verdicts are about ``EVERY_S`` old."""
@@ -234,7 +252,7 @@ class Judging:
         turn = self._turns.get(job)
         if turn is not None:
             turn.next = min(turn.next, self._clock() + after_s)
-            turn.whole = min(turn.whole, turn.next)
+            turn.whole, turn.soon = min(turn.whole, turn.next), True
 
     def turn(self, job: str) -> float:
         """When it is a job's turn: jobs that wait longest come first."""
@@ -256,8 +274,10 @@ class Judging:
 
     def whole_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
-        turn = self._turns[job]
-        return self._clock() >= turn.whole and self._affords(turn, WHOLES_AHEAD)
+        turn, now = self._turns[job], self._clock()
+        if self._full() and not turn.asked and not turn.soon and now - turn.last_whole < _apart_s(turn.took):
+            return False
+        return now >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
     def look(self, job: str, newest: Snapshot, show: StepHistory | None = None) -> bool | None:
         """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
@@ -291,6 +311,7 @@ class Judging:
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before, newest = turn.asked, turn.held, turn.seen
+            turn.last_whole, turn.soon = self._clock(), False
             found = judge(turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
             if show is not None and found.overview is not None:
@@ -372,6 +393,7 @@ class Judging:
     def _charge_look(self, turn: _Turn, used: float) -> None:
         """For an incremental evaluation: how many rows the next one reads."""
         self._looks.spend(used)
+        turn.look_took = used
         aim = self._aim_s()
         if used > aim:
             turn.rows = max(int(turn.rows * aim / used), LEAST_ROWS)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
-def times(paced: Paced, seconds: float) -> list[float]:
-    return sorted({at for at, _ in paced.until(seconds)})
+def times(paced: Paced, seconds: float, of: str = "whole") -> list[float]:
+    return sorted({at for at, which in paced.until(seconds) if which == of})
 
 
 def test_a_job_waits_for_its_first_judgement_while_cores_are_full() -> None:
@@ -41,6 +41,15 @@ def test_a_verdict_is_a_minute_old_at_most_while_cores_are_full() -> None:
     """However much a judgement takes."""
     judged = times(Paced(cores_are_full=lambda: True, whole_s=2.0), 250.0)
     assert max(after - before for before, after in itertools.pairwise(judged)) < 63.0
+
+
+def test_what_changes_is_judged_within_seconds_however_much_a_judgement_takes() -> None:
+    """The newest steps are looked at, which takes little; what they show is judged in full, and what is then open too."""
+    paced = Paced(cores_are_full=lambda: True, whole_s=0.3)
+    assert len(times(paced, 100.0)) == 2
+    paced.names = {"whole": (3,), "newest": (3,)}
+    first, *_ = times(paced, 130.0)
+    assert first < 112.0
 
 
 def test_a_job_that_stands_still_is_judged_soon() -> None:
