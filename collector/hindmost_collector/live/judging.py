@@ -227,10 +227,8 @@ class Judging:
             return False
         now, full = self._clock(), self._full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
-        if turn is None:
-            apart_s = FULL_FIRST_S if full else STARTING_S
-        else:
-            apart_s = self._apart_s(job, turn) if full else 0.0
+        first_s = FULL_FIRST_S if full else STARTING_S
+        apart_s = first_s if turn is None else self._apart_s(job, turn) if full else 0.0
         if still_s >= STILL_S:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s

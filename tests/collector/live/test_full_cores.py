@@ -44,7 +44,7 @@ def test_a_verdict_is_a_minute_old_at_most_while_cores_are_full() -> None:
 
 
 def test_what_changes_is_judged_within_seconds_however_much_a_judgement_takes() -> None:
-    """The newest steps are looked at, which takes little; what they show is judged in full, and what is then open too."""
+    """The newest steps are looked at, which takes little; what they show is judged in full."""
     paced = Paced(cores_are_full=lambda: True, whole_s=0.3)
     assert len(times(paced, 100.0)) == 2
     paced.names = {"whole": (3,), "newest": (3,)}
