@@ -56,7 +56,8 @@ def _query(expression: str, shown: str) -> str:
 
 
 _SILENT = "`topk(10, hindmost_collector_agent_connected == 0)`"
-_NAMED = "{{ $labels.kind }}, {{ $labels.cause }}, rank {{ $labels.ranks }}"
+#: A job that is bound by its input, say, names no rank.
+_NAMED = "{{ $labels.kind }}{{ with $labels.cause }}, {{ . }}{{ end }}{{ with $labels.ranks }}, rank {{ . }}{{ end }}"
 
 JOBS = (
     Rule(
@@ -64,9 +65,9 @@ JOBS = (
         CRITICAL,
         f"max by ({_VERDICT}) (hindmost_verdict_info{{{_STOPS}}}) == 1",
         lasting("hang"),
-        "Job {{ $labels.job_id }}: {{ $labels.kind }}, rank {{ $labels.ranks }} does not arrive",
-        "The other ranks wait in a collective that rank {{ $labels.ranks }} has not entered. Look at its stack in the "
-        "run directory before the job is cancelled: the stack is lost with the process.",
+        "Job {{ $labels.job_id }}: {{ $labels.kind }}{{ with $labels.ranks }}, rank {{ . }} does not arrive{{ end }}",
+        "The other ranks wait in a collective that the named ranks have not entered. Look at their stacks in the "
+        "run directory before the job is cancelled: stacks are lost with the processes.",
     ),
     Rule(
         "HindmostJobLost",
@@ -92,8 +93,8 @@ JOBS = (
         f"max by ({_VERDICT}) (hindmost_verdict_cost_ratio) > {alert('cost')}",
         lasting("cost"),
         f"Job {{{{ $labels.job_id }}}} loses {{{{ $value | humanizePercentage }}}} of its time: {_NAMED}",
-        "For minutes one cause has cost more than the job can spare. The job's board shows what differs on rank "
-        "{{ $labels.ranks }}, the page and the run's report have evidence and advice.",
+        "For minutes one cause has cost more than the job can spare. The job's board shows where the time "
+        "goes, the page and the run's report have evidence and advice.",
     ),
     Rule(
         "HindmostStragglerEarly",

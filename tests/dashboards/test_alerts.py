@@ -251,6 +251,7 @@ def test_texts_name_what_is_ill(tmp_path: Path) -> None:
     """Summaries and descriptions are filled in, with the nodes and the XIDs that a query finds."""
     series = {
         CONNECTED % "n7": gauge(1, 0),
+        'hindmost_verdict_cost_ratio{job_id="j",kind="input_bound",cause="input",ranks=""}': gauge(0, 0.4),
         'hindmost_gpu_all_xid_errors_total{node="n",gpu_uuid="G"}': growing(0, 1),
         'hindmost_gpu_xid_errors_total{node="n",gpu_uuid="G",xid="79"}': growing(0, 1),
     }
@@ -272,6 +273,7 @@ def test_texts_name_what_is_ill(tmp_path: Path) -> None:
                 annotations[key] = annotations[key].replace(word, value)
         alerts = [{"exp_labels": {"severity": "warning", **labels}, "exp_annotations": annotations}]
         expected.append({"eval_time": f"{FIRES}s", "alertname": name, "exp_alerts": alerts})
+    expected.append({"eval_time": f"{FIRES}s", "alertname": "HindmostStraggler", "exp_alerts": [bound_by_input(texts)]})
     made = [{"series": name, "values": values} for name, values in series.items()]
     tests = [{"interval": f"{INTERVAL_S}s", "input_series": made, "alert_rule_test": expected}]
     path = tmp_path / "texts.yml"
@@ -282,6 +284,13 @@ def test_texts_name_what_is_ill(tmp_path: Path) -> None:
         ["promtool", "test", "rules", path], check=False, capture_output=True, text=True, timeout=60
     )
     assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def bound_by_input(texts: dict[str, dict[str, str]]) -> dict[str, Any]:
+    """The alert of a verdict that names no rank: nor does its text."""
+    summary = "Job j loses 40% of its time: input_bound, input"
+    labels = {"severity": "warning", "job_id": "j", "kind": "input_bound", "cause": "input"}
+    return {"exp_labels": labels, "exp_annotations": {**texts["HindmostStraggler"], "summary": summary}}
 
 
 def test_every_alert_has_a_case_a_severity_and_a_page_that_says_what_to_do() -> None:
