@@ -32,6 +32,8 @@ from typing import Any
 
 import psutil
 
+from bench.collector_load.open_page import OpenPage
+
 #: Connecting and the first definitions are not what is measured: seconds for any number of agents, and for each.
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
 #: Each program sets for itself how gRPC waits.
@@ -69,8 +71,11 @@ def collected(address: str) -> dict[str, Any]:
     }
 
 
-def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
-    """Start a server and its agents, each in processes of their own; what the server took."""
+def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, Any]:
+    """Start a server and its agents, each in processes of their own; what the server took.
+
+    So many ``pages`` are open meanwhile.
+    """
     with tempfile.TemporaryDirectory() as directory:
         own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
         command = own if server == "hindmost" else ["-m", "bench.collector_load", "--serve", server]
@@ -85,9 +90,13 @@ def measure(server: str, count: int, seconds: int) -> dict[str, Any]:
         try:
             assert client.stdout
             client.stdout.readline()  # all agents are made
+            opened = [OpenPage(addresses["http"]) for _ in range(pages if addresses["http"] else 0)]
             cpu, peak = watched(psutil.Process(started.pid), client, settle, seconds)
             done = json.loads(client.communicate(timeout=seconds + 180)[0])
             told = collected(addresses["http"]) if addresses["http"] else {}
+            told |= {"pages": pages} if opened else {}
+            for one in opened:
+                told |= one.close()
             stored, merged = stored_bytes(Path(directory))
         finally:
             for process in (client, started):
@@ -140,6 +149,7 @@ def main() -> None:
     parser.add_argument("--agents", type=int, nargs="*", default=[64, 256, 1024], help="at the collector")
     parser.add_argument("--bare", type=int, nargs="*", default=[], help="agents at the bare server")
     parser.add_argument("--plain", type=int, nargs="*", default=[], help="agents at the plain server")
+    parser.add_argument("--pages", type=int, default=0, help="pages that are open in browsers meanwhile")
     parser.add_argument("--seconds", type=int, default=40)
     parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
@@ -166,7 +176,7 @@ def main() -> None:
         found = []
         for server, counts in plan:
             for count in counts:
-                found.append(measure(server, count, args.seconds))
+                found.append(measure(server, count, args.seconds, args.pages))
                 print(json.dumps(found[-1]), flush=True)
         if args.output:
             told = {**given, "load_after": os.getloadavg()[0], "seconds": args.seconds, "measured": found}

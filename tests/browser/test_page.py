@@ -114,6 +114,22 @@ def test_news_arrives_without_taking_the_focus(browser: Any, show: Callable[...,
     browser.until("document.querySelector('#spoken').innerText.includes('rank 1')")
 
 
+def test_a_hang_beyond_the_last_step_shows_all_steps(browser: Any, show: Callable[..., Any]) -> None:
+    """The step that never ended is not in the map."""
+    hang = {
+        "kind": "hang",
+        "ranks": [1],
+        "victims": [0],
+        "since_step": 100,
+        "cause": None,
+        "evidence": [],
+        "advice": [],
+    }
+    show(report(verdicts=[hang]), overview())
+    browser.until(f"{ROWS} == 4")
+    assert browser.text("#which") == "means of steps 0 to 99"
+
+
 def test_keys_lead_through_the_table(browser: Any, show: Callable[..., Any]) -> None:
     """j and k go from rank to rank, / to the filter, s sorts, ? explains, Escape closes."""
     show(report(), overview())

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from hindmost_judge import communication
-from hindmost_judge.causes.telemetry import LEVELS, Metrics
+from hindmost_judge.causes.telemetry import LEVELS, Metrics, with_gpus
 
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.report.rendered import with_rendered
@@ -235,6 +235,7 @@ _NEWEST = 30
 
 def of_machines(run: Run) -> dict[str, Any]:
     """The nodes and GPUs of a job: a row each, with its ranks."""
+    run = with_gpus(run)
     metrics = Metrics(run)
     nodes: dict[str, list[int]] = {}
     gpus: dict[tuple[str, str | None], list[int]] = {}

@@ -33,9 +33,10 @@ function known(value) {
 
 function milliseconds(value) {
   if (!known(value)) return ABSENT;
-  const size = Math.abs(value), sign = value < 0 && size >= 0.005 ? "−" : "";
+  const size = Math.abs(value), sign = value < 0 && size >= 0.00005 ? "−" : "";
   if (size >= 1000) return sign + (size / 1000).toFixed(2) + " s";
   if (size >= 100) return sign + size.toFixed(0) + " ms";
+  if (size < 0.1 && size >= 0.00005) return sign + (size * 1000).toFixed(size < 0.01 ? 1 : 0) + " µs";
   return sign + (size < 0.005 ? "0" : size.toFixed(size >= 9.995 ? 1 : 2)) + " ms";
 }
 
@@ -230,7 +231,8 @@ async function fetchSteps() {
 function faulty() {
   const first = troubled()[0];
   const begun = now.steps ? now.steps.columns.first[0] : 0;
-  if (!first || !first.since_step || first.since_step <= begun + 1) return null;
+  const last = now.steps ? now.steps.columns.last : Infinity;
+  if (!first || !first.since_step || first.since_step <= begun + 1 || first.since_step > last) return null;
   return [first.since_step, first.until_step ?? null];
 }
 
@@ -302,7 +304,7 @@ function showVerdicts() {
   notes.replaceChildren();
   if (!report) return;
   const job = report.job || {};
-  const lines = [job.ended && "Ended: " + job.ended, job.to_do, report.bound && "Bound by " + report.bound].filter(Boolean).map(one => sentence(one, true));
+  const lines = [job.to_do, report.bound && "Bound by " + report.bound].filter(Boolean).map(one => sentence(one, true));
   notes.append(...lines);
   if (report.waste && report.waste.length) notes.append(fold("where ranks lose time", report.waste.map(one => sentence(one)), "waste"));
   if (report.notes && report.notes.length) notes.append(fold(report.notes.length + (report.notes.length === 1 ? " note" : " notes"), report.notes.map(one => sentence(one)), "notes"));
