@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from hindmost.errors import HindmostError
 
 from hindmost_collector.live.window import window_limit
+from hindmost_collector.page.history import cells_of
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
@@ -75,9 +76,10 @@ def _prune(components: Components) -> None:
     now = components.clock.now()
     components.definitions.used(components.nodes.schemas(), now)
     components.nodes.expire(now - STALE_NS, now)
-    limit = window_limit(len(components.jobs))
+    limit, cells = window_limit(len(components.jobs)), cells_of(len(components.jobs))
     for job in components.jobs.values():
         job.window.bound(limit)
+        job.history.bound(cells)
     if not components.recorder.trouble:  # what waits for the disk still needs its definitions
         components.ingest.prune(now - FORGET_NS)
         components.definitions.prune(now, FORGET_NS)

@@ -21,12 +21,19 @@ if TYPE_CHECKING:
 
 #: Numbers that are kept of one job, of 4 bytes each, and columns in any case and at most.
 CELLS, LEAST, MOST = 6_000_000, 48, 512
+#: Numbers that all jobs may have together, beyond the least columns.
+ALL_CELLS = 12_000_000
 #: A page that is open asks at least so often, s.
 _OPEN_S = 30.0
 #: Steps are counted back by more than this where a job was started again.
 _BACK = 5
 #: Steps whose pace is the present one.
 _NEWEST = 20
+
+
+def cells_of(jobs: int) -> int:
+    """How many numbers are kept of each of so many jobs."""
+    return min(CELLS, ALL_CELLS // max(jobs, 1))
 
 
 @dataclass(frozen=True)
@@ -80,6 +87,12 @@ class StepHistory:
         self._pace: tuple[float, float | None] | None = None
         self.gauges: dict[str, Floats] = {}
         self.on_gpu = self.gathers = False
+
+    def bound(self, cells: int) -> None:
+        """Keep no more than so many numbers from now on, but the least columns."""
+        with self._lock:
+            self._cells = cells
+            self._fit()
 
     def is_watched(self) -> bool:
         """Whether a page is open."""
@@ -147,11 +160,16 @@ class StepHistory:
     def _most(self) -> int:
         return min(max(self._cells // max(len(self.ranks) * len(self._planes), 1), LEAST), MOST)
 
-    def _take(self, seen: Overview, new: Ints) -> None:
-        steps = seen.steps[new]
-        while len(np.union1d(self._first // self._width, steps // self._width)) > self._most:
+    def _fit(self, steps: Ints | None = None) -> None:
+        """Make columns wider until they are few enough, with those of these ``steps``."""
+        more = np.empty(0, np.int64) if steps is None else steps
+        while len(np.union1d(self._first // self._width, more // self._width)) > self._most:
             self._width *= 2
             self._merge(self._first // self._width)
+
+    def _take(self, seen: Overview, new: Ints) -> None:
+        steps = seen.steps[new]
+        self._fit(steps)
         bucket, starts = np.unique(steps // self._width, return_index=True)
         place, period = np.searchsorted(self.ranks, seen.ranks), seen.period[new]
         ns = np.add.reduceat(period, starts)

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hindmost_collector.page.history import LEAST, StepHistory
+from hindmost_collector.page.history import LEAST, StepHistory, cells_of
 
 from .steps import MS, seen
 
@@ -38,6 +38,19 @@ def test_means_do_not_change_as_columns_become_wider() -> None:
     assert early is not None
     assert late is not None
     assert [one.shares["delay"][1] * one.step_ms for one in (early, late)] == pytest.approx([2.0, 4.0])
+
+
+def test_many_jobs_share_what_one_may_keep() -> None:
+    """Of each of a thousand jobs there are fewer columns, with the same means."""
+    history = StepHistory()
+    history.add(seen(0, 399))
+    history.bound(cells_of(1) // 3)
+    assert len(history.columns()["first"]) == 400
+    history.bound(cells_of(12_000))
+    means = history.means()
+    assert means is not None
+    assert len(history.columns()["first"]) <= LEAST + 8
+    assert (means.steps, means.shares["delay"][1]) == (400, pytest.approx(0.2))
 
 
 def test_a_lane_of_what_is_sampled_is_one_step_long() -> None:
