@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.encoding import codes
+from hindmost_judge.encoding import chosen, codes
 from hindmost_judge.model import NONBLOCKING, rows
 from hindmost_judge.timeline.collective_calls import is_synchronising
 
 if TYPE_CHECKING:
-    from hindmost_judge.model import Run
+    from hindmost_judge.model import Run, Table
 
 
 class Traffic(NamedTuple):
@@ -33,11 +33,13 @@ class Traffic(NamedTuple):
 
 #: Rows beyond these, those that take least time, are left out.
 MOST = 200
+#: About so many of the newest calls are counted: a recording of days has billions.
+CALLS = 2_000_000
 
 
 def find(run: Run) -> list[Traffic]:
     """A row each, those that take most time first. Of messages between two ranks no wait is known."""
-    table = run.collectives
+    table = _newest(run.collectives)
     if not rows(table):
         return []
     op, names = codes(table["op"])
@@ -53,7 +55,7 @@ def find(run: Run) -> list[Traffic]:
     measured = np.minimum.reduceat(took, starts)
     known = meets & blocking & (measured >= 0) & (calls > 1)
     total = np.add.reduceat(np.maximum(took, 0.0), starts)
-    members = _members(run, comm[starts])
+    members = _members(run, table, comm[starts])
     key = np.stack([code[starts].astype(np.int64), size[starts].astype(np.int64), members])
     kinds, which = np.unique(key, axis=1, return_inverse=True)
     which = which.ravel()
@@ -78,13 +80,22 @@ def find(run: Run) -> list[Traffic]:
     return sorted(found, key=lambda one: -one.calls * ((one.wait_ms or 0.0) + (one.transfer_ms or 0.0)))[:MOST]
 
 
-def _members(run: Run, comm: np.ndarray[tuple[int], np.dtype[np.uint64]]) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def _newest(table: Table) -> Table:
+    count = rows(table)
+    if count <= CALLS:
+        return table
+    start = table["start_ns"]
+    since = int(start.max()) - int((int(start.max()) - int(start.min())) * CALLS / count)
+    return chosen(table, start >= since)
+
+
+def _members(
+    run: Run, table: Table, comm: np.ndarray[tuple[int], np.dtype[np.uint64]]
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """[N] how many ranks the communicator of each has: as it says, else as many as were seen in it."""
     known, which = np.unique(comm, return_inverse=True)
     size = np.zeros(len(known), np.int64)
-    pairs = np.unique(
-        np.stack([run.collectives["comm"].astype(np.uint64), run.collectives["rank"].astype(np.uint64)]), axis=1
-    )
+    pairs = np.unique(np.stack([table["comm"].astype(np.uint64), table["rank"].astype(np.uint64)]), axis=1)
     np.add.at(size, np.searchsorted(known, pairs[0]), 1)
     if rows(run.communicators):
         place = np.minimum(np.searchsorted(known, run.communicators["comm"]), len(known) - 1)

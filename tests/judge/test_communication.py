@@ -22,6 +22,19 @@ def test_wait_is_what_a_call_takes_beyond_the_shortest_of_its_members() -> None:
     assert found.bandwidth == pytest.approx((1 << 20) / 0.002)
 
 
+def test_of_a_long_recording_the_newest_calls_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of all ranks, whatever the order of the rows."""
+    monkeypatch.setattr(communication, "CALLS", 40)
+    rows = [
+        (rank, 1, seq, "all_reduce", 10**9 + seq, 1000, 8, 0, -1, -1, -1, -1, -1, -1)
+        for rank in range(4)
+        for seq in range(1000)
+    ]
+    (found,) = communication.find(Run(Job("j"), collectives=from_rows("collectives", rows)))
+    assert found.calls == pytest.approx(40, abs=4)
+    assert found.group == 4
+
+
 def test_a_message_has_no_wait_that_is_known() -> None:
     """Its duration is not that of a meeting."""
     rows = [(rank, 1, 0, "send", 10**9, 5, 8, 0, 1 - rank, -1, -1, -1, -1, -1) for rank in range(2)]

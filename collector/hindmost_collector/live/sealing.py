@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
 
     from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
@@ -62,11 +63,20 @@ def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
         return report
     try:
         store.write_file(job.id, "report.json", json.dumps(report, indent=1).encode() + b"\n")
-        store.write_file(job.id, "report.html", html.render(report, run, found.overview).encode())
+        store.write_file(job.id, "report.html", _page(report, run, found.overview).encode())
     except OSError as error:
         log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
         return report
     return None
+
+
+def _page(report: dict[str, Any], run: Run, seen: Overview | None) -> str:
+    """The report as a page; of its words alone where that fails, which costs no job its report."""
+    try:
+        return html.render(report, run, seen)
+    except Exception:
+        log.warning("report.html has no figures by step", exc_info=True)
+        return html.render(report)
 
 
 def _whole(components: Components, job: LiveJob) -> Run:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from hindmost_judge import communication
 from hindmost_judge.causes.telemetry import LEVELS, Metrics, with_gpus
+from hindmost_judge.encoding import chosen
 
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.report.rendered import with_rendered
@@ -230,13 +232,15 @@ _OF_GPUS: _Columns = (
     ("temperature", "hindmost_gpu_temperature_celsius", {}, "celsius"),
 )
 #: Samples of a series that a table shows the median of, or the rate over: the newest ones.
-_NEWEST = 30
+_NEWEST, _NEWEST_NS = 30, 120_000_000_000
 
 
 def of_machines(run: Run) -> dict[str, Any]:
     """The nodes and GPUs of a job: a row each, with its ranks."""
     run = with_gpus(run)
-    metrics = Metrics(run)
+    table = run.metrics
+    newest = table["time_ns"] >= table["time_ns"].max(initial=0) - _NEWEST_NS
+    metrics = Metrics(replace(run, metrics=chosen(table, newest)))
     nodes: dict[str, list[int]] = {}
     gpus: dict[tuple[str, str | None], list[int]] = {}
     columns = (run.ranks[name].tolist() for name in ("rank", "node", "gpu_uuid"))
