@@ -1,4 +1,4 @@
-"""Which calls make ranks wait for each other, with one row for each: what :mod:`join` puts side by side.
+"""Which calls make ranks wait for each other, with one row for each: what :mod:`matching` puts side by side.
 
 An operation's name says whether it is synchronising. Three kinds of calls need more than that:
 
