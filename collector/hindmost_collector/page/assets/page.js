@@ -934,7 +934,9 @@ function start() {
   find("jobs").onchange = () => {
     Object.assign(view, { job: find("jobs").value, rank: null, range: null, automatic: true });
     now.revisions = [-1, -1, -1];
+    now.steps = null;
     find("drawer").hidden = true;
+    document.body.classList.remove("drawn");
     writeAddress();
     source.watch(view.job, told);
   };
