@@ -135,6 +135,13 @@ def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
     assert job["to_do"] == "read the last output of rank 1"
 
 
+def test_a_rank_that_ended_with_its_job_was_not_gone_before() -> None:
+    """An interrupt's SIGTERM ended rank 2, asleep in its script: it was not its end that the others waited for."""
+    (verdict,) = judge(recorded(OURS / "mpi-observed-ring-asleep-rank2.tar.xz")).verdicts
+    assert verdict.ranks == (2,)
+    assert not any("gone" in one for one in verdict.evidence)
+
+
 def test_a_rank_that_was_killed_is_reported_before_the_one_that_lost_its_peer() -> None:
     """That one raised 15 ms before the agent saw the process gone, and left 0.3 s later."""
     ended = judged(OURS / "gloo-observed-killed-rank1.tar.xz").to_dict()["job"]["ended"]

@@ -49,9 +49,10 @@ def of(run: Run) -> tuple[str | None, str | None]:
 
 
 def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
-    """What to look at where ranks died ``how``."""
-    if how.startswith(" (SIGKILL)"):
-        return f"see whether memory ran out where {_who(run, ranks)} ran: `dmesg -T`"
+    """What to look at where ranks died ``how``; where that is unknown, as their command did."""
+    unknown = not how.startswith(" (")
+    if how.startswith(" (SIGKILL)") or (unknown and run.killed_by == signal.SIGKILL):
+        return f"see whether memory ran out where {_who(run, ranks)} ran: `dmesg -T`, or the scheduler's limit"
     return f"read {'the traceback' if how.startswith(f' ({RAISED}') else 'the last output'} of {names(ranks)}"
 
 
@@ -97,8 +98,7 @@ def _was_killed_first(one: _End, ends: list[_End]) -> bool:
 def _not_ended_by_launcher(run: Run) -> tuple[list[int], str] | None:
     """The one rank of which no end is known, where all others finished or were ended by SIGTERM: a launcher does
     that once one has died."""
-    table = run.rank_states
-    ended = table["rank"][np.isin(table["exit_status"], _TOLD[1:])].tolist()
+    table, ended = run.rank_states, sorted(ended_by_launcher(run))
     unknown = table["rank"][(table["life"] != FINISHED) & (table["exit_status"] < 0)].tolist()
     return (unknown, f", its launcher ended {names(ended)}") if ended and len(unknown) == 1 else None
 
@@ -132,6 +132,11 @@ _TOLD = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Last words that a probe writes as it is left: what is recorded as an interval of no length.
 RAISED, ABORTED = "raised ", "mpi_abort"
 INTERRUPTED, ASKED = "raised KeyboardInterrupt", "called MPI_Abort"
+
+
+def ended_by_launcher(run: Run) -> set[int]:
+    """The ranks that a signal ended which launchers send: not before the job's end."""
+    return set(run.rank_states["rank"][np.isin(run.rank_states["exit_status"], _TOLD[1:])].tolist())
 
 
 class _End(NamedTuple):

@@ -25,7 +25,7 @@ from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.phases import training
 from hindmost_judge.types import UNREAD
 from hindmost_judge.verdict.advice import of_stopped, place, with_gpus
-from hindmost_judge.verdict.endings import RAISED, last_words
+from hindmost_judge.verdict.endings import RAISED, ended_by_launcher, last_words
 from hindmost_judge.verdict.schema import Stall, Verdict
 from hindmost_judge.verdict.wording import STALL, names, nodes_of, stopped, whole_nodes
 
@@ -511,12 +511,12 @@ _GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended"}
 
 def _gone(stop: Hang, run: Run) -> list[str]:
     """Which culprits were gone while the others still waited."""
-    seen = run.in_flight["observed_ns"].max(initial=0)
+    seen, ended = run.in_flight["observed_ns"].max(initial=0), ended_by_launcher(run)
     columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
     return [
         f"rank {rank} {_GONE[life]}"
         for rank, life, when in zip(*columns, strict=True)
-        if rank in stop.ranks and life in _GONE and when < seen
+        if rank in stop.ranks and rank not in ended and life in _GONE and when < seen
     ]
 
 

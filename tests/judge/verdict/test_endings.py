@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 SECOND = 1_000_000_000
 #: What to look at, of a rank that was killed, and of ranks that ended otherwise.
-OOM = "see whether memory ran out where rank 1 on node0 ran: `dmesg -T`"
+OOM = "see whether memory ran out where rank 1 on node0 ran: `dmesg -T`, or the scheduler's limit"
 LAST = "read the last output of rank {}"
 
 
@@ -62,6 +62,13 @@ def test_of_whom_alone_no_end_is_known_died_first_where_a_launcher_ended_the_oth
     run.rank_states["ended_ns"][0] = 6.2 * SECOND
     run.rank_states["exit_status"][0] = 15
     assert endings.first_to_die(run) == ([1], ", its launcher ended rank 0")
+
+
+@pytest.mark.parametrize(("code", "to_do"), [(137, OOM), (139, LAST.format(1))])
+def test_a_rank_of_unknown_end_is_advised_on_as_its_command_ended(code: int, to_do: str) -> None:
+    """A launcher passes on by which signal its rank was killed."""
+    run = ended([(VANISHED, 9), (VANISHED, 5), (VANISHED, 9)], exit_code=code)
+    assert endings.of(run)[1] == to_do
 
 
 def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
@@ -234,8 +241,9 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
     )
     lines = text.render(report.to_dict()).splitlines()
     assert lines[1].startswith("ENDED  exit code 137 (SIGKILL); rank 0 on node0 died first")
-    assert "DO     read the last output of rank 0" in lines
-    assert inside(html.render(report.to_dict()))["report"]["job"]["to_do"] == "read the last output of rank 0"
+    advice = OOM.replace("rank 1", "rank 0")
+    assert f"DO     {advice}" in lines
+    assert inside(html.render(report.to_dict()))["report"]["job"]["to_do"] == advice
 
 
 @pytest.mark.parametrize(
