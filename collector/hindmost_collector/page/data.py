@@ -68,7 +68,7 @@ def of_heat(history: StepHistory, order: Ints | None, rows: int = ROWS) -> dict[
     """Delays, a byte each: 0 is not measured, 1 to 255 from none to ``top_ms``, as the square root of the delay."""
     heat = history.heat(min(rows, ROWS), order)
     means = history.means()
-    if heat is None or means is None:
+    if heat is None or means is None or np.isnan(heat.ms).all():  # a single rank has no peers
         return None
     late = np.nan_to_num(heat.ms)
     latest = np.partition(late, late.shape[1] * _TOP // 100, axis=1)[:, late.shape[1] * _TOP // 100]

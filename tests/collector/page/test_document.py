@@ -117,3 +117,13 @@ def test_4096_ranks_stay_small_on_the_wire() -> None:
     history.add(seen(0, 399, ranks=4096))
     sent = len(gzip.compress(json.dumps(of_steps(history, {}, first=100)).encode(), 1))
     assert sent / (4096 * 0.0025) < 200_000
+
+
+def test_a_single_rank_has_no_map_of_delays() -> None:
+    """It has no peers: an empty map would look like one that failed."""
+    found = seen(0, 399, ranks=1)
+    history = StepHistory()
+    history.add(
+        dataclasses.replace(found, planes={**found.planes, "delay": np.full_like(found.planes["delay"], np.nan)})
+    )
+    assert of_heat(history, None) is None

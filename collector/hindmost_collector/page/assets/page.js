@@ -165,7 +165,7 @@ function showState(which) {
     ["", milliseconds(mean), "a step"],
     ["", known(state.steps_s) ? number(state.steps_s) : source.live && which === "running" ? ABSENT : null, "steps/s"],
     ["", known(state.work_s) ? number(state.work_s) : null, "samples or tokens/s"],
-    ["", known(state.world_size) ? ranks : null, "ranks" + (!known(state.nodes) ? "" : state.nodes === 1 ? ", 1 node" : ", " + number(state.nodes) + " nodes")],
+    ["", known(state.world_size) ? ranks : null, (state.world_size === 1 ? "rank" : "ranks") + (!known(state.nodes) ? "" : state.nodes === 1 ? ", 1 node" : ", " + number(state.nodes) + " nodes")],
     ["data", known(age) && which !== "ended" ? seconds(age) : null, "old"],
   ].filter(([, value]) => value != null);
   const list = find("facts");
@@ -328,7 +328,8 @@ function showMap() {
   if (!steps) return;
   const verdicts = (now.report && now.report.verdicts) || [];
   const onsets = verdicts.filter(one => !FINE.has(one.kind) && one.since_step != null).map(one => one.since_step);
-  find("heat").hidden = !steps.heat;
+  find("heat").hidden = find("scale").hidden = find("by").parentElement.hidden = !steps.heat;
+  setText(find("map-title"), steps.heat ? "Delay against peers" : "Step time");
   if (steps.heat) {
     heat.show(steps, { bad: badRanks(), onsets });
     const colours = RAMPS[isDark() ? "dark" : "light"];
