@@ -119,9 +119,9 @@ def test_4096_ranks_stay_small_on_the_wire() -> None:
     assert sent / (4096 * 0.0025) < 200_000
 
 
-def test_a_single_rank_has_no_map_of_delays() -> None:
-    """It has no peers: an empty map would look like one that failed."""
-    found = seen(0, 399, ranks=1)
+def test_without_any_delay_there_is_no_map_of_delays() -> None:
+    """A single rank has no peers: an empty map would look like one that failed."""
+    found = seen(0, 399)
     history = StepHistory()
     history.add(
         dataclasses.replace(found, planes={**found.planes, "delay": np.full_like(found.planes["delay"], np.nan)})
