@@ -33,6 +33,7 @@ class Timeline:
     - ``spent`` [P, R, S]: how long it was in each phase, waits included
     - ``launched``: index of the phase at whose end the step's last collective is launched
     - ``enqueued`` [R, S]: when that collective was launched; ``None`` where launches were not recorded
+    - ``queued`` [R, S]: how long the step's first collective was queued on its GPU; ``None`` likewise
 
     Of GPUs:
 
@@ -51,6 +52,7 @@ class Timeline:
     spent: Floats
     launched: int
     enqueued: Floats | None
+    queued: Floats | None
     arrived: Floats
     left: Floats
     waited: Floats

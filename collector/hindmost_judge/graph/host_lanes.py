@@ -109,9 +109,10 @@ def of(blocks: Blocks) -> Timeline | None:
         return None
     began = blocks.ended - blocks.took
     last = np.append(blocks.starts[1:], grid.columns) - 1
-    start, enqueued = grid.start, None
+    start, enqueued, queued = grid.start, None, None
     if not np.isnan(grid.enqueue).all():
         start, enqueued = grid.start - ahead_of_host(grid), grid.enqueue[:, last]
+        queued = (start - grid.enqueue)[:, blocks.starts]
     arrived, left = start[:, last], (start + grid.duration)[:, last]
     phases, spent = _phases(blocks, began)
     launched = phases.index(_LAUNCHING) if _LAUNCHING in phases else len(phases) - 2
@@ -122,6 +123,7 @@ def of(blocks: Blocks) -> Timeline | None:
         spent=spent,
         launched=launched,
         enqueued=_moved(enqueued, shift) if enqueued is not None else None,
+        queued=_moved(queued, shift) if queued is not None else None,
         arrived=_moved(arrived, shift),
         left=_moved(left, shift),
         waited=_moved(blocks.wait, shift),

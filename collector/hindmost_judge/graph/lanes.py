@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.types import Lanes, Wait
 
@@ -37,9 +38,8 @@ _MIN_STEPS = 5
 _FASTEST = 0.05
 #: A host is mostly ahead if it is in more than this share of the steps.
 _MOSTLY_AHEAD = 0.5
-#: Hosts that are mostly ahead: fewer show nothing of the program, for a single one may just work longer. More than the
-#: second number are not needed.
-_MIN_HOSTS, _SAMPLED_HOSTS = 2, 16
+#: Hosts that are mostly ahead: fewer show nothing of the program, for a single one may just work longer.
+_MIN_HOSTS = 2
 #: At a place where a host is blocked, the time that it needs after its GPU varies up to this many times as much as
 #: where it varies least.
 _SPREAD_RATIO = 1.5
@@ -61,11 +61,19 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     if len(steps) < _MIN_STEPS or (lanes.wait is not None and lanes.wait[:2] == (timeline.launched, 0)):
         return False  # hosts that wait for each collective at its launch are never ahead: arrivals show who is slow
     step = float(np.nanmean(np.diff(timeline.left, axis=1)))
-    if lanes.wait is not None and lanes.wait.lag and _waits_elsewhere(timeline, lanes.wait) > _NEGLIGIBLE * step:
-        return False
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
     lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
-    if timeline.enqueued is not None or (lanes.wait is not None and lanes.wait.lag == 0):
+    launches, lag, rest = (
+        timeline.enqueued is not None,
+        lanes.wait.lag if lanes.wait else -1,
+        timeline.phases.index(OTHER),
+    )
+    if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
+        beyond_peers = lanes.least[rest] - paces(lanes.least[rest], lanes.cohort)[0]
+        lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
+    elif lanes.wait is not None and lag > 0 and _waits_elsewhere(timeline, lanes.wait).any():
+        return False  # what it needs from one launch to the next is known, and better than in phases
+    if launches or lag == 0:
         soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
         return worked >= _HOST_SHARE * step and lead <= soon
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step
@@ -77,6 +85,8 @@ def build_lanes(timeline: Timeline) -> Lanes:
     spent = np.where(np.isnan(timeline.spent), usual, timeline.spent)
     wait, ends = _find_wait(timeline)
     host = np.where(ahead & (spent > usual + _LONG * _typical_step(timeline)), usual, spent)
+    if wait is not None and wait.lag:
+        host = np.where(ahead, np.maximum(host - _waits_elsewhere(timeline, wait)[..., None], 0.0), host)
     host[0] = spent[0]  # input: batches do not come from the GPU
     least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:
@@ -115,19 +125,21 @@ def _time_without_launches(timeline: Timeline, lanes: Lanes) -> float:
     return float(np.median(works[last, steps]))
 
 
-def _waits_elsewhere(timeline: Timeline, wait: Wait) -> float:
-    """Ns a step by which hosts that are ahead take longer than others in all phases but that of ``wait``.
+def _waits_elsewhere(timeline: Timeline, wait: Wait) -> Floats:
+    """[P, R] ns a step by which hosts typically take longer where they are ahead, in all phases but that of ``wait``.
 
-    If that is much, they wait in several places, and their self time is unknown. 0 where too few hosts are ahead.
+    A full queue blocks a host at each launch, so in several phases. 0 where that is little in the typical host that is
+    mostly ahead, or where too few are.
     """
-    ahead, elsewhere = _is_ahead(timeline), np.arange(len(timeline.phases)) != wait.phase
-    rows = np.flatnonzero(ahead.mean(axis=1) > _MOSTLY_AHEAD)
-    rows = rows[:: len(rows) // _SAMPLED_HOSTS + 1]
-    if len(rows) < _MIN_HOSTS or not (~ahead).any():
-        return 0.0
-    not_ahead = _median(timeline.spent[:, ~ahead])
-    longer = [np.maximum(_median(timeline.spent[:, row, ahead[row]]) - not_ahead, 0.0)[elsewhere].sum() for row in rows]
-    return float(np.median(longer))
+    ahead, nowhere = _is_ahead(timeline), np.zeros(timeline.spent.shape[:2])
+    mostly = ahead.mean(axis=1) > _MOSTLY_AHEAD
+    if mostly.sum() < _MIN_HOSTS or not (~ahead).any():
+        return nowhere
+    not_ahead = _median(timeline.spent[:, ~ahead])[:, None]
+    longer = np.fmax(_median(np.where(ahead, timeline.spent, np.nan)) - not_ahead, 0.0)
+    longer[wait.phase] = 0.0
+    much = float(np.median(longer[:, mostly].sum(axis=0))) > _NEGLIGIBLE * _typical_step(timeline)
+    return longer if much else nowhere
 
 
 def _last_arrivals(timeline: Timeline) -> tuple[Ints, Ints]:
@@ -225,7 +237,7 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     spreads = []
     for place in (timeline.launched, *places.tolist()):
         after = _time_after_gpu(timeline, ends, place)[row][ahead[row, place // phases :]]
-        spreads.append(_quantile(after, 0.25) - _quantile(after, _OUTLIERS))
+        spreads.append(_spread(after))
     if np.isnan(spreads).any():
         return first_possible
     unblocked, least = spreads[0], min(spreads[1:])  # a host that launches a collective is not blocked there
@@ -240,20 +252,43 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) 
     ``spent`` and ``ended`` [R, S] are how long hosts were in that phase and when they ended it.
     """
     if wait.lag == 0:
-        over = np.nan_to_num(timeline.left + wait.after[:, None] - (ended - spent), nan=0.0)
-        waited = np.clip(over, 0.0, spent)
+        over = timeline.left + wait.after[:, None]
+        waited = np.clip(np.nan_to_num(over - (ended - spent)), 0.0, spent)
     else:  # hosts stay ahead, and no one time tells by how much
         waited = np.where(_is_ahead(timeline), spent, 0.0)
     if not waited.any():
         return spent, spent, np.zeros(len(spent))
-    least = spent - waited
-    free = np.where(waited <= _NEGLIGIBLE * _typical_step(timeline), spent, np.nan)
-    doubt = np.zeros(len(spent))
+    negligible = _NEGLIGIBLE * _typical_step(timeline)
+    free = np.where(waited <= negligible, spent, np.nan)
     if wait.lag == 0:
+        came_later = (ended - over > negligible) & ~_is_ahead(timeline)  # than its GPU was done: it did not wait
         usual = _usual_of_same_step(free, spent, timeline.cohort)
-    else:
-        usual, doubt = _usual_of_hosts_ahead(free, spent, timeline.cohort)
+        likely = np.clip(usual[:, None], spent - waited, spent)
+        return spent - waited, np.where(came_later, spent, likely), np.zeros(len(spent))
+    usual, doubt = _usual_of_hosts_ahead(free, spent, timeline.cohort)
+    usual = np.fmin(usual, _after_drained(timeline, spent, ended, wait))
+    least = spent - waited
     return least, np.clip(usual[:, None], least, spent), doubt
+
+
+def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> Floats:
+    """[R] ns that hosts take in the phase of ``wait`` after a wait at its begin that drained their GPUs; NaN: unknown.
+
+    A pageable copy waits for all that was launched, so the GPU runs the next collective as it is launched. A host at
+    its queue's limit has a GPU with much to run. If hosts worked before they waited, what they do after it would vary
+    less than the phase of hosts that do not wait.
+    """
+    if timeline.queued is None:
+        return np.full(len(ended), np.nan)
+    ahead = _is_ahead(timeline)
+    queued = _median(np.where(ahead, timeline.queued, np.nan))
+    after = np.full(ended.shape, np.nan)
+    after[:, wait.lag :] = ended[:, wait.lag :] - timeline.left[:, : ended.shape[1] - wait.lag]
+    after = np.where(ahead, after, np.nan)
+    varies = np.array([_spread(row) for row in after])
+    usually = np.fmin.reduce([_spread(row) for row in np.where(ahead, np.nan, spent)])
+    drained = (queued <= _PROMPT * _typical_step(timeline)) & (varies >= usually / 2)
+    return np.where(drained & (ahead.mean(axis=1) > _MOSTLY_AHEAD), _median(after), np.nan)
 
 
 def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
@@ -336,6 +371,11 @@ def _quantile(block: Floats, share: float) -> float:
     """The quantile of all known values; NaN where none is known."""
     values = block[~np.isnan(block)]
     return float(np.quantile(values, share)) if values.size else float("nan")
+
+
+def _spread(values: Floats) -> float:
+    """How much the lower values vary, which no rare delay changes; NaN where none is known."""
+    return _quantile(values, 0.25) - _quantile(values, _OUTLIERS)
 
 
 #: From this many ranks on, one rank's own value hardly moves the median of all: that of its peers is not computed.

@@ -56,6 +56,50 @@ def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
     assert (found.host <= found.most + 1).all()
 
 
+def test_work_after_a_copy_is_known_of_hosts_that_wait_in_each_step() -> None:
+    """One host works 10 ms longer from the start: the others never do a forward without waiting in its copy."""
+    own = work(4, 120)
+    own[FORWARD, 2] += 10.0
+    found = lanes.build_lanes(run(own, 5.0, waits="copy"))
+    assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.04)
+
+
+def test_hosts_that_wait_in_two_phases_work_in_them_as_those_that_do_not() -> None:
+    """A full launch queue: three hosts wait for 8 ms a step, 3 of them in backward. No launch is recorded."""
+    own = work(4, 120)
+    own[INPUT, 2] += 8.0
+    timeline = run(own, 5.0, waits="before", launches=False)
+    moved = np.clip(timeline.spent[FORWARD] - own[FORWARD] * MS, 0.0, 3.0 * MS)
+    spent = timeline.spent.copy()
+    spent[FORWARD] -= moved
+    spent[BACKWARD] += moved
+    timeline = replace(timeline, spent=spent)
+    found = lanes.build_lanes(timeline)
+    assert lanes.paced_by_hosts(timeline, found)
+    assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.04)
+
+
+def test_a_host_that_works_in_no_phase_before_its_launches_paces_its_gpu() -> None:
+    """It works 18 ms longer as a step begins. Its marks do not say where, and its launches seem to wait as long."""
+    own = work(4, 120)
+    own[INPUT, 2] += 18.0
+    timeline = run(own, 5.0, waits="before", launches=False)
+    spent = timeline.spent.copy()
+    spent[INPUT, 2] -= 18.0 * MS
+    spent[OTHER, 2] += 18.0 * MS
+    timeline = replace(timeline, spent=spent)
+    assert lanes.paced_by_hosts(timeline, lanes.build_lanes(timeline))
+
+
+def test_a_host_that_ends_a_step_long_after_its_gpu_did_not_wait_for_it() -> None:
+    """Its last phase takes 9 ms, its GPU is done after one: the others wait there, it does not."""
+    own = work(4, 120)
+    own[OTHER] *= 9.0
+    own[FORWARD, 2] += 6.0
+    found = lanes.build_lanes(run(own, 5.0, waits="step"))
+    assert (found.host[OTHER, 2].mean() / MS) == pytest.approx(9.0, rel=0.02)
+
+
 def test_a_host_that_takes_long_and_stays_ahead_waits() -> None:
     """In every eighth step it waits at the end of the step before, not where it does in all others."""
     own = work(4, 160)

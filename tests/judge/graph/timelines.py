@@ -17,7 +17,8 @@ MS = 1e6
 def run(host: Floats, gpu: float, *, waits: str, transfer: float = 0.5, launches: bool = True) -> Timeline:
     """The timeline of hosts with this work [P, R, S] ms, and GPUs that take ``gpu`` ms for what a step launches.
 
-    Hosts wait for the last collective of the ``step`` before ``other`` ends, or of the step before in ``forward``.
+    Hosts wait for the last collective of the ``step`` before ``other`` ends, of the step before as ``forward`` ends
+    (``before``), or as it begins (``copy``).
     """
     phases, ranks, steps = host.shape
     now, busy = np.zeros(ranks), np.zeros(ranks)
@@ -27,7 +28,10 @@ def run(host: Floats, gpu: float, *, waits: str, transfer: float = 0.5, launches
     for step in range(steps):
         began[:, step] = now
         for phase in range(phases):
-            after = now + host[phase, :, step]
+            free = now
+            if phase == PHASES.index("forward") and waits == "copy":
+                free = np.maximum(now, end + 1.0)
+            after = free + host[phase, :, step]
             if phase == PHASES.index("forward") and waits == "before":
                 after = np.maximum(after, end + 1.0)
             if phase == PHASES.index("other") and waits == "step":
@@ -44,6 +48,7 @@ def run(host: Floats, gpu: float, *, waits: str, transfer: float = 0.5, launches
         spent=spent * MS,
         launched=PHASES.index("backward"),
         enqueued=enqueued * MS if launches else None,
+        queued=np.full((ranks, steps), 0.1 * MS) if launches else None,
         arrived=arrived * MS,
         left=left * MS,
         waited=(left - arrived - transfer) * MS,
