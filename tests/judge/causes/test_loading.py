@@ -103,3 +103,42 @@ def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
             made = replace(made, metrics={name: np.concatenate([made.metrics[name], parts[name]]) for name in parts})
         kinds.append(judge(made).verdicts[0].kind)
     assert kinds == ["input_bound", "balanced"]
+
+
+def fed_by_workers(
+    loads: list[float], workers: int = 2, steps: int = 200, noise: float = 0.01, seed: int = 0
+) -> tuple[Run, float]:
+    """Ranks whose workers take so many ms a batch, each two ahead, and ms a step. All ranks meet after 8 ms more."""
+    ranks, now = len(loads), 0.0
+    varies = np.random.default_rng(seed).normal(1.0, noise, (steps, ranks))
+    ready, taken, waits = (np.zeros((steps, ranks)) for _ in range(3))
+    for step in range(steps):
+        begun = ready[step - workers] if step >= workers else np.zeros(ranks)
+        if step >= 2 * workers:
+            begun = np.maximum(begun, taken[step - 2 * workers])
+        ready[step] = begun + np.array(loads) * varies[step]
+        taken[step] = np.maximum(ready[step], now)
+        waits[step] = taken[step] - now
+        now = float(taken[step].max()) + 8.5
+    faults = [
+        {"rank": rank, "from": step, "until": step + 1, "input": waits[step, rank]}
+        for step in range(steps)
+        for rank in range(ranks)
+    ]
+    return make(Load(kind="torch", ranks=ranks, steps=steps, faults=faults)), now / steps
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_slow_workers_cost_what_the_others_workers_are_faster(seed: int) -> None:
+    """Those are ahead after some steps, and their ranks wait no more: not for all that the slow one waits."""
+    run, took = fed_by_workers([30.0, 30.0, 32.0, 30.0], seed=seed)
+    _, clean = fed_by_workers([30.0] * 4, seed=seed)
+    found = [one for one in judge(run).verdicts if one.ranks]
+    assert {one.ranks for one in found} == {(2,)}
+    assert sum(one.cost_ms_per_step or 0.0 for one in found) == pytest.approx(took - clean, rel=0.25)
+
+
+def test_workers_that_are_slower_by_little_name_no_rank() -> None:
+    """Rank 2's take 0.7 % longer. In the end it is the only one that waits, and for half of each step."""
+    run, _ = fed_by_workers([30.0, 30.0, 30.2, 30.0], steps=400, noise=0.0)
+    assert not [one for one in judge(run).verdicts if one.ranks]

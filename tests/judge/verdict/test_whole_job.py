@@ -29,7 +29,7 @@ def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
 
 
 def steps(run: Run, **columns: Any) -> Run:
-    return replace(run, steps=run.steps | tables)
+    return replace(run, steps=run.steps | columns)
 
 
 @pytest.mark.parametrize("counted", [True, False])
