@@ -136,7 +136,7 @@ def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
 
 
 def test_a_rank_that_ended_with_its_job_was_not_gone_before() -> None:
-    """An interrupt's SIGTERM ended rank 2, in `time.sleep` of its script: it was not its end that the others waited for."""
+    """An interrupt's SIGTERM ended rank 2, in `time.sleep` of its script: the others did not wait for its end."""
     (verdict,) = judge(recorded(OURS / "mpi-observed-ring-asleep-rank2.tar.xz")).verdicts
     assert verdict.ranks == (2,)
     assert not any("gone" in one for one in verdict.evidence)
