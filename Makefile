@@ -16,7 +16,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 4
 PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-BARE := not torch and not clickhouse and not wheel
+BARE := not torch and not clickhouse and not wheel and not torture
 HIDDEN := .cache/hidden
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
@@ -98,6 +98,9 @@ test-horovod: horovod horovod-tensorflow ## Horovod with PyTorch and TensorFlow,
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)
 	$(PYTEST) tests/clickhouse
 
+test-torture: $(VENV)/.dev ## delivery, the store and readers, killed, cut off, filled up and fed garbage
+	$(PYTEST) -m torture tests/cluster tests/collector
+
 test-mpich: mpich ## the MPI shim with Debian's MPICH, and in Fortran
 	HINDMOST_TEST_MPI=$(CURDIR)/.cache/mpich/bin $(PYTEST) tests/native -k mpich
 
@@ -159,5 +162,5 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
+	test-all test-torch test-horovod test-clickhouse test-torture test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
 	picture clean

@@ -15,6 +15,8 @@ from bench.delivery_ledger import scenarios
 if TYPE_CHECKING:
     from pathlib import Path
 
+pytestmark = pytest.mark.torture
+
 
 @pytest.mark.timeout(300)
 def test_nothing_is_lost_or_doubled_though_link_agent_and_collector_fail(tmp_path: Path) -> None:

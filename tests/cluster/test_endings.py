@@ -17,10 +17,21 @@ from tests.cluster.jobs import HINDMOST, OF_TWO, PATIENCE_S, TRAIN_MPI, environ,
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(300)]
 
 STEPS = """
-import sys, time
+import glob, os, signal, sys, time
 from mpi4py import MPI
 import numpy as np
 comm, ones, total = MPI.COMM_WORLD, np.ones(1000), np.zeros(1000)
+
+def watched(by="/proc/[0-9]*/fdinfo/*"):
+    for path in glob.glob(by):
+        try:
+            with open(path) as text:
+                if f"Pid:\\t{{os.getpid()}}\\n" in text.read():
+                    return True
+        except OSError:
+            pass
+    return "HINDMOST_RING_DIR" not in os.environ
+
 for step in range(1000):
     if step == 3:
         {fault}
@@ -45,9 +56,8 @@ def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])
 def test_a_rank_that_dies_at_step_3(out: Path, tmp_path: Path, name: str) -> None:
-    """It takes the job with it, as without us, and is named as the first that died; the signal is said with it where
-    the agent saw it end, else with the job's exit code."""
-    job = script(tmp_path, f"if comm.rank == 1: import os, signal; os.kill(os.getpid(), signal.{name})")
+    """It takes the job with it, as without us. The agent, which watches each rank, names the first that died."""
+    job = script(tmp_path, f"while comm.rank == 1 and not (watched() and os.kill(os.getpid(), signal.{name})): pass")
     alone = subprocess.run([*OF_TWO, job], env=environ(), capture_output=True, timeout=PATIENCE_S, check=False)
     run = observe(out, *OF_TWO, job)
     assert run.returncode == alone.returncode != 0

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 UNIT, MISSING = 16384, -32768
 #: Rows of the heat map at most, and numbers that a file holds to compute means of chosen steps from.
 ROWS, CUBE = 256, 400_000
+#: Columns of steps that these are kept for, however many ranks there are: fewer show no change, more are not seen.
 FEWEST_COLUMNS, MOST_COLUMNS = 12, 120
 #: A heat map's colours end at so much more than what the latest row has in this share of its columns, so that one slow
 #: rank of thousands stands out of their noise; and at no less than this share of a step.

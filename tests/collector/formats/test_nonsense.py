@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+pytestmark = pytest.mark.torture
+
 HUGE = "9" * 27
 BOUND = str(9 * 10**18)
 COLUMNS = {"comm": 0, "rank": 1, "seq": 2, "count": 4, "enqueue": 8, "start": 10, "stop": 11}

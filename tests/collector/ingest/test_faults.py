@@ -20,6 +20,8 @@ from bench.collector_faults.client import Client
 from tests.collector.waiting import until
 from tests.needs import need
 
+pytestmark = pytest.mark.torture
+
 CLEAN = {"missing": 0, "doubled": 0, "unknown": 0}
 
 

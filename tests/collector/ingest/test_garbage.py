@@ -25,6 +25,8 @@ from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_proto import telemetry_pb2 as wire
 
+pytestmark = pytest.mark.torture
+
 INT64 = (0, 1, -1, 2**63 - 1, -(2**63))
 INT32 = (0, 1, -1, 2**31 - 1, -(2**31))
 VALUES = {

@@ -60,6 +60,7 @@ def counted(folder):
     return stored.aggregate("rank, count(*), count(distinct step)").order("rank").fetchall()
 
 
+@pytest.mark.torture
 def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):
     """One job over two relays, one of which is killed: every step of every rank is stored once, and rank 3 is named."""
     collector = collector_process("--out", tmp_path, "--job-id", "j", "--http", "none", "--exit-when-stdin-closes")
@@ -104,6 +105,7 @@ def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fa
     assert asyncio.run(told(relay.addresses["grpc"])) is False
 
 
+@pytest.mark.torture
 def test_collector_killed_behind_a_relay(collector_process, fake_agent, tmp_path):
     """A collector that is killed and started again behind a relay has every step once: no ack came early."""
     collector = collector_process("--out", tmp_path, "--http", "none")
@@ -140,6 +142,7 @@ def test_relay_without_its_collector_takes_nothing(collector_process, fake_agent
     assert caught.value.read() == b"out of reach: 127.0.0.1:1\n"
 
 
+@pytest.mark.torture
 def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, tmp_path):
     """Bytes that are no message are refused from any client; the other agents of the relay go on."""
     collector = collector_process("--out", tmp_path, "--http", "none")

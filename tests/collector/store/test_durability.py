@@ -13,6 +13,8 @@ from hindmost.errors import HindmostError, UsageError
 from hindmost_collector.store.parquet.segments import Journal
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
+pytestmark = pytest.mark.torture
+
 
 def test_duckdb_reads_while_writing(collecting, fake_agent, tmp_path):
     """Another process counts rows with DuckDB while the collector writes; the counts only grow."""

@@ -16,6 +16,8 @@ from hindmost_collector.store.parquet.upkeep import Upkeep
 
 from tests.collector.waiting import until
 
+pytestmark = pytest.mark.torture
+
 
 def full(*_, **__):
     """No space left."""

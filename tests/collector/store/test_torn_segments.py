@@ -23,6 +23,8 @@ from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
+pytestmark = pytest.mark.torture
+
 BAD = 3
 
 
