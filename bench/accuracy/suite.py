@@ -13,20 +13,7 @@ if TYPE_CHECKING:
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
 #: below the first edition's are for tuning.
-EDITIONS = {
-    1: 7_000_000,
-    2: 8_000_000,
-    3: 9_000_000,
-    4: 10_000_000,
-    5: 11_000_000,
-    6: 12_000_000,
-    7: 13_000_000,
-    8: 14_000_000,
-    9: 15_000_000,
-    10: 16_000_000,
-    11: 17_000_000,
-    12: 18_000_000,
-}
+EDITIONS = {number: (6 + number) * 1_000_000 for number in range(1, 14)}
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)
