@@ -29,7 +29,7 @@ def test_a_first_run_reports_every_rank_and_step(run: Observed) -> None:
     assert [row["rank"] for row in ranks] == [0, 1, 2, 3]
     columns = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
     assert [name for row in ranks for name in columns if row[name] is None] == []
-    assert ranks[2]["self_ms"] > 40.0  # it computes for so long, whatever else this machine does
+    assert max(ranks, key=lambda row: row["self_ms"])["rank"] == 2
 
 
 def test_a_large_fault_is_named(run: Observed) -> None:
