@@ -228,12 +228,12 @@ class Judging:
         now, full = self._clock(), self._full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
         first_s = FULL_FIRST_S if full else STARTING_S
-        apart_s = first_s if turn is None else self._apart_s(job, turn) if full else 0.0
+        apart_s = first_s if turn is None else self._between_turns_s(job, turn) if full else 0.0
         if still_s >= STILL_S:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
 
-    def _apart_s(self, job: str, turn: _Turn) -> float:
+    def _between_turns_s(self, job: str, turn: _Turn) -> float:
         """Seconds between the turns of a job while cores are full."""
         return FULL_LEAST_S if turn.soon else _apart_s(turn.look_took if self.costly(job) else turn.took)
 

@@ -27,7 +27,7 @@ from hindmost.errors import UsageError, one_line
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_proto import retry
 
-from hindmost_collector.report.rendered import RenderedVerdict, rendered
+from hindmost_collector.report.rendered import RenderedVerdict, of_verdict
 from hindmost_collector.store.remote_write.http import Answer, Receiver
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Notification:
     def of(cls, job: str, event: Mapping[str, Any], report: Mapping[str, Any]) -> Notification:
         """An event of a job's ``VerdictLog``, in words; ``report`` knows the nodes of the ranks."""
         verdict, ended = event["verdict"], bool(event.get("ended"))
-        (words,) = rendered({"job": {}, "ranks": report["ranks"], "verdicts": [verdict]})
+        words = of_verdict(verdict, report["ranks"])
         before = "job over: " if ended else _BEFORE[event["event"]]
         text = one_line(f"{before}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, event)}")
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended)

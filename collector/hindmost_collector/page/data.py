@@ -65,15 +65,17 @@ def of_means(means: Means) -> dict[str, Any]:
     }
 
 
-def of_heat(history: StepHistory, order: Ints | None, rows: int = ROWS) -> dict[str, Any] | None:
-    """Delays, a byte each: 0 is not measured, 1 to 255 from none to ``top_ms``, as the square root of the delay."""
-    heat = history.heat(min(rows, ROWS), order)
-    means = history.means()
-    if heat is None or means is None or np.isnan(heat.ms).all():  # a single rank has no peers
+def of_heat(history: StepHistory, order: Ints | None, step_ms: float) -> dict[str, Any] | None:
+    """Delays, a byte each: 0 is not measured, 1 to 255 from none to ``top_ms``, as the square root of the delay.
+
+    The mean step takes ``step_ms``.
+    """
+    heat = history.heat(ROWS, order)
+    if heat is None or np.isnan(heat.ms).all():  # a single rank has no peers
         return None
     late = np.nan_to_num(heat.ms)
     latest = np.partition(late, late.shape[1] * _TOP // 100, axis=1)[:, late.shape[1] * _TOP // 100]
-    top = max(_MORE * float(latest.max()), _LEAST * means.step_ms)
+    top = max(_MORE * float(latest.max()), _LEAST * step_ms)
     level = 1 + 254 * np.sqrt(np.clip(np.nan_to_num(heat.ms) / top, 0.0, 1.0))
     cells = np.where(np.isnan(heat.ms), 0, level.round()).astype(np.uint8)
     return {
@@ -97,7 +99,7 @@ def of_steps(
         "ranks": history.ranks.tolist(),
         "role": history.role.tolist(),
         "columns": history.columns(),
-        "heat": of_heat(history, order_of(history, nodes, by)),
+        "heat": of_heat(history, order_of(history, nodes, by), whole.step_ms),
         "by": by,
         "whole": of_means(whole),
         "chosen": of_means(chosen) if chosen is not None else None,
@@ -127,14 +129,8 @@ def of_cube(history: StepHistory) -> dict[str, Any] | None:
 
 
 def of_report(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
-    """The report in words, without its rows of ranks: those are means of steps here.
-
-    Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too.
-    """
-    shown = with_rendered(report)
-    if over:
-        shown["rendered"] = shown["rendered"][-len(report["verdicts"]) :]
-    return {name: value for name, value in shown.items() if name != "ranks"}
+    """The report of a job, which may be ``over``, in words, without its rows of ranks: a page has means of steps."""
+    return {name: value for name, value in with_rendered(report, over=over).items() if name != "ranks"}
 
 
 def of_ranks(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,10 +288,13 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[s
     if seen is not None:
         history.add(seen, gauges_of(seen))
     nodes = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
-    by_stage = of_heat(history, order_of(history, nodes, "stage")) if len(set(history.role.tolist())) > 1 else None
+    steps, staged = of_steps(history, nodes), len(set(history.role.tolist())) > 1
+    by_stage = (
+        of_heat(history, order_of(history, nodes, "stage"), steps["whole"]["step_ms"]) if steps and staged else None
+    )
     return {
         **of_stored(report),
-        "steps": of_steps(history, nodes),
+        "steps": steps,
         "by_stage": by_stage,
         "cube": of_cube(history),
         "gauges": of_gauges(history),

@@ -88,16 +88,19 @@ def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:
     )
 
 
-def of_verdict(one: Mapping[str, Any]) -> RenderedVerdict:
-    """A verdict without its report in words: ranks without their nodes."""
-    return _verdict({"job": {}, "ranks": (), "verdicts": (one,)}, one)
+def of_verdict(one: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) -> RenderedVerdict:
+    """A verdict without its report in words; the report's rows of ``ranks`` know their nodes."""
+    return _verdict({"job": {}, "ranks": ranks, "verdicts": (one,)}, one)
 
 
-def with_rendered(report: Mapping[str, Any]) -> dict[str, Any]:
-    """The report as a page shows it: with its title, and its verdicts in words."""
+def with_rendered(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
+    """The report as a page shows it: with its title, and its verdicts in words.
+
+    Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too.
+    """
     bound = "; ".join(filter(None, (columns.bound(report), columns.on_bound(report))))
     words = {"title": columns.title(report), "bound": bound, "waste": columns.waste(report)}
-    shown = [*_over(report), *rendered(report)]
+    shown = rendered(report) if over else [*_over(report), *rendered(report)]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
 
 

@@ -211,10 +211,16 @@ def _row(job: LiveJob, state: str, why: str) -> dict[str, Any]:
         "last_step": job.window.last_step,
         "state": state,
         "why": why,
-        "kind": first.get("kind"),
-        "ranks": list(first.get("ranks") or ())[:8],
-        "cost_ratio": first.get("cost_ratio"),
+        **_of_verdict(first),
         "started_s": job.started_ns / 1e9,
+    }
+
+
+def _of_verdict(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "kind": one.get("kind"),
+        "ranks": list(one.get("ranks") or ())[:8],
+        "cost_ratio": one.get("cost_ratio"),
     }
 
 
@@ -229,8 +235,6 @@ def stored_row(name: str, meta: Mapping[str, Any], report: Mapping[str, Any] | N
         "last_step": None,
         "state": "stored",
         "why": "" if report else "no report",
-        "kind": first.get("kind"),
-        "ranks": list(first.get("ranks") or ())[:8],
-        "cost_ratio": first.get("cost_ratio"),
+        **_of_verdict(first),
         "started_s": started / 1e9 if isinstance(started, (int, float)) else None,
     }

@@ -63,17 +63,13 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     step = float(np.nanmean(np.diff(timeline.left, axis=1)))
     worked = float(lanes.least.sum(axis=0)[last, steps].mean())
     lead = float(np.nanmedian(_lead_of_launch(timeline)[last, steps]))
-    launches, lag, rest = (
-        timeline.enqueued is not None,
-        lanes.wait.lag if lanes.wait else -1,
-        timeline.phases.index(OTHER),
-    )
+    launches, rest = timeline.enqueued is not None, timeline.phases.index(OTHER)
     if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
         beyond_peers = lanes.least[rest] - paces(lanes.least[rest], lanes.cohort)[0]
         lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
-    elif lanes.wait is not None and lag > 0 and _waits_elsewhere(timeline, lanes.wait).any():
+    elif lanes.wait is not None and lanes.wait.lag and _waits_elsewhere(timeline, lanes.wait).any():
         return False  # what it needs from one launch to the next is known, and better than in phases
-    if launches or lag == 0:
+    if launches or (lanes.wait is not None and lanes.wait.lag == 0):
         soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
         return worked >= _HOST_SHARE * step and lead <= soon
     return worked >= _HOST_SHARE * step and max(lead / (1.0 - _HOST_SHARE), lanes.gpu / _HOST_SHARE) <= step

@@ -455,8 +455,8 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
         return replace(met, notes=log.notes)
     if unmet:
         return replace(log, verdicts=(*unmet, *(one for one in told if not _same(one, unmet))))
-    nobody = tuple(one for one in log.verdicts if one.kind == "insufficient_data")
-    return replace(log, verdicts=nobody or met.verdicts)
+    unsure = tuple(one for one in log.verdicts if one.kind == "insufficient_data")
+    return replace(log, verdicts=unsure or met.verdicts)
 
 
 def _names_any(one: Verdict, lacking: Sequence[int]) -> bool:
