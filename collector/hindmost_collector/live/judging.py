@@ -123,11 +123,13 @@ SHORT, LONGER = 0.5, 1.25
 #: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
 #: next turn, or the delays would add up.
 WRITE_S = 0.25
-#: While cores are full every judgement takes time from a rank: the first waits for so long. Full evaluations may take
-#: this share of a core, and incremental ones, each kind at least and at most so many seconds apart; what is new or open
-#: waits no longer than the least. A job that stands still, or computes without
-#: a word, is judged after so many seconds of that, and again whenever it has lasted twice as long.
-FULL_FIRST_S, FULL_SHARE, FULL_LEAST_S, FULL_MOST_S, STILL_S = 10.0, 0.005, 10.0, 60.0, 3.0
+#: While cores are full every judgement takes time from a rank. Full evaluations may take this share of every core, and
+#: incremental ones, each kind at least and at most so many seconds apart; what is new or open waits no longer than the
+#: least. A job that stands still is judged after so many seconds of that, and again whenever it has lasted twice as
+#: long.
+FULL_SHARE, FULL_LEAST_S, FULL_MOST_S, STILL_S = 0.005, 10.0, 60.0, 3.0
+#: CPU time (s) of loading the judge and judging for the first time.
+FIRST_TAKES_S = 1.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
 STARTING_S = 2.0
 
@@ -141,11 +143,6 @@ def load_judge(settings: Settings = DEFAULT) -> Judge:
 def share_of(cores: int) -> float:
     """The share of one core that full evaluations may take on a machine of so many."""
     return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
-
-
-def _apart_s(took: float) -> float:
-    """Seconds between evaluations that take so much CPU time, while cores are full."""
-    return min(max(took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S)
 
 
 @dataclass
@@ -200,8 +197,9 @@ class Judging:
         cpu: Callable[[], float] = time.thread_time,
         settings: Settings = DEFAULT,
         cores_are_full: Callable[[], bool] | None = None,
+        cores: int = 1,
     ) -> None:
-        self._settings, self._cores_are_full = settings, cores_are_full
+        self._settings, self._cores_are_full, self._cores = settings, cores_are_full, cores
         self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
         self._wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
@@ -218,7 +216,7 @@ class Judging:
         return self._judged_now > 0
 
     def due(self, job: str, still_s: float = 0.0) -> bool:
-        """Whether it is time to judge a job again, of which nothing new was heard for ``still_s``."""
+        """Whether it is time to judge a job again, that stands still since ``still_s``."""
         return not self._can_wait(job, still_s) and self._clock() >= self.turn(job) and self._looks.pays()
 
     def _can_wait(self, job: str, still_s: float) -> bool:
@@ -227,15 +225,21 @@ class Judging:
             return False
         now, full = self._clock(), self._full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
-        first_s = FULL_FIRST_S if full else STARTING_S
-        apart_s = first_s if turn is None else self._between_turns_s(job, turn) if full else 0.0
+        if full:
+            apart_s = self._apart_s(FIRST_TAKES_S) if turn is None else self._between_turns_s(job, turn)
+        else:
+            apart_s = STARTING_S if turn is None else 0.0
         if still_s >= STILL_S:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
 
     def _between_turns_s(self, job: str, turn: _Turn) -> float:
         """Seconds between the turns of a job while cores are full."""
-        return FULL_LEAST_S if turn.soon else _apart_s(turn.look_took if self.costly(job) else turn.took)
+        return FULL_LEAST_S if turn.soon else self._apart_s(turn.look_took if self.costly(job) else turn.took)
+
+    def _apart_s(self, took: float) -> float:
+        """Seconds between evaluations that take so much CPU time, while cores are full."""
+        return min(max(took / (FULL_SHARE * self._cores), FULL_LEAST_S), FULL_MOST_S)
 
     def _full(self) -> bool:
         return self._cores_are_full is not None and self._cores_are_full()
@@ -273,7 +277,7 @@ class Judging:
     def whole_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
         turn, now = self._turns[job], self._clock()
-        if self._full() and not turn.asked and not turn.soon and now - turn.last_whole < _apart_s(turn.took):
+        if self._full() and not turn.asked and not turn.soon and now - turn.last_whole < self._apart_s(turn.took):
             return False
         return now >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 

@@ -71,7 +71,7 @@ class Watch:
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
-            due = self._judging.due(job.id, job.window.quiet_ns / 1e9)
+            due = self._judging.due(job.id, job.window.still_ns / 1e9)
             due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)
             if due or ripe:

@@ -168,6 +168,11 @@ class Window:
         """For how long agents have been heard of and nothing that ranks do; 0 where nothing ever was."""
         return max(max(self._heard.values(), default=0) - self.newest_ns, 0) if self.newest_ns else 0
 
+    @property
+    def still_ns(self) -> int:
+        """For how long nothing was heard of ranks though one of them waits; 0 where all may be computing."""
+        return self.quiet_ns if self.waiting else 0
+
     def waited_ns(self) -> int:
         """For how long some rank has been inside a collective at least; 0 where none is."""
         return max((row[-1] - row[-2] for row in self._still_in_flight() if row[1] in _COLLECTIVE), default=0)

@@ -59,13 +59,14 @@ class Paced:
         whole_s: float = 0.4,
         look_s: Callable[[int], float] = lambda rows: 0.02,
         cores_are_full: Callable[[], bool] | None = None,
+        cores: int = 1,
     ) -> None:
         self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
         self.judged: list[tuple[float, str]] = []
         self.rows: list[int] = []
         clock, cpu = (lambda: self.now), (lambda: self.used)
-        self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full)
+        self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full, cores=cores)
         self.judging.judge = self._judge
         self.jobs = {name: self._job(name) for name in jobs}
         self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging, never_ends)
@@ -98,7 +99,7 @@ class Paced:
             reported=0,
             events=[],
             history=StepHistory(),
-            window=SimpleNamespace(last_step=41, quiet_ns=0),
+            window=SimpleNamespace(last_step=41, still_ns=0),
             stall=SimpleNamespace(in_haste=lambda job: False, question=lambda job: None, ripe=lambda job: False),
             infer_steps=lambda: None,
             first_step=lambda report: None,

@@ -151,6 +151,16 @@ def test_stacks_that_come_late_are_judged_when_they_come(definitions: Definition
     assert not job.stall.ripe(job)
 
 
+def test_a_job_whose_ranks_all_compute_does_not_stand_still(definitions: Definitions) -> None:
+    """On full cores it is judged less often then: only a rank that waits for something can be in a hang."""
+    waits, computes = waiting(definitions), LiveJob("j", 0).window
+    for window in (waits, computes):
+        window.newest_ns = SECOND
+        heard(window, definitions, 9)
+    assert waits.still_ns == waits.quiet_ns > 0
+    assert computes.quiet_ns > 0 == computes.still_ns
+
+
 def test_what_is_said_of_a_job_that_may_hang_is_looked_at_with_haste(definitions: Definitions) -> None:
     """From well before the question until a while after the verdict, and not for as long as it stands."""
     job = standing(definitions)

@@ -107,7 +107,7 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
     async def scenario():
         stall = SimpleNamespace(in_haste=lambda job: True, question=lambda job: None, ripe=lambda job: ripe)
         job = SimpleNamespace(
-            id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(quiet_ns=0)
+            id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0)
         )
         collector = SimpleNamespace(
             jobs={"j": job},
