@@ -19,6 +19,7 @@ from hindmost_collector.serve.live_page import Condition, LivePage
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from hindmost_collector.store.parquet.store import ParquetStore
     from hindmost_judge.overview import Overview
 
 #: Without the background-networking flags Chromium calls home at every start.
@@ -70,6 +71,11 @@ class Browser:
         """Make the window as narrow as a telephone, or as wide as a desk."""
         self._ask("POST", f"{self._session}/window/rect", {"width": pixels, "height": 900})
 
+    def scheme(self, name: str) -> None:
+        """Prefer ``dark`` or ``light`` colours, as the system's setting would."""
+        media = {"features": [{"name": "prefers-color-scheme", "value": name}]}
+        self._ask("POST", f"{self._session}/goog/cdp/execute", {"cmd": "Emulation.setEmulatedMedia", "params": media})
+
     def complaints(self) -> list[str]:
         """Errors on the browser's console since last asked."""
         entries = self._ask("POST", f"{self._session}/se/log", {"type": "browser"})
@@ -91,7 +97,9 @@ class Browser:
 class Shown:
     """Stands where the collector's state stands: one running job with one report, or none."""
 
-    def __init__(self, report: dict[str, Any] | None, seen: Overview | None = None) -> None:
+    def __init__(
+        self, report: dict[str, Any] | None, seen: Overview | None = None, store: ParquetStore | None = None
+    ) -> None:
         self.condition = Condition("running", "", 10**9)
         self.stack: str | None = None
         history = StepHistory()
@@ -118,7 +126,7 @@ class Shown:
         )
         parts: Any = SimpleNamespace(
             jobs={self.job.id: self.job} if report else {},
-            recorder=SimpleNamespace(store=None, trouble=None),
+            recorder=SimpleNamespace(store=store, trouble=None),
         )
         self.live = LivePage(parts, lambda _: self.condition)
 
@@ -164,8 +172,13 @@ def show(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
     pages: list[Page] = []
     monkeypatch.setattr(http, "STATE_S", 0.1)
 
-    def serve(report: dict[str, Any] | None, seen: Overview | None = None, query: str = "") -> Shown:
-        shown = Shown(report, seen)
+    def serve(
+        report: dict[str, Any] | None,
+        seen: Overview | None = None,
+        query: str = "",
+        store: ParquetStore | None = None,
+    ) -> Shown:
+        shown = Shown(report, seen, store)
         pages.append(Page(("127.0.0.1", 0), shown))
         shown.close = pages[-1].close  # type: ignore[attr-defined]
         browser.width(1280)
@@ -174,6 +187,7 @@ def show(browser: Browser, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
     yield serve
     browser.open("about:blank")
+    browser.scheme("light")
     for page in pages:
         page.close()
 

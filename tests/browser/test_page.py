@@ -12,6 +12,7 @@ import pytest
 from hindmost_collector.page import data, document
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.serve.live_page import Condition
+from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_judge.overview import Overview
 
 if TYPE_CHECKING:
@@ -274,10 +275,29 @@ def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: 
     assert browser.complaints() == []
 
 
+def test_a_stored_job_of_the_list_opens_its_report(browser: Any, show: Callable[..., Any], tmp_path: Path) -> None:
+    """While another runs: a click on it shows the page that was stored at its end."""
+    store = ParquetStore(tmp_path, single=False)
+    store.write_meta("of yesterday", {"job_id": "of yesterday", "world_size": 4, "started_ns": 1})
+    told = report(command="mpirun of yesterday")
+    store.write_file("of yesterday", "report.json", json.dumps(told).encode())
+    store.write_file("of yesterday", "report.html", document.render(data.of_stored(told)).encode())
+    show(report(), overview(), "?tab=jobs", store)
+    browser.until("[...document.querySelectorAll('a')].some(one => one.innerText == 'of yesterday')")
+    browser.run("[...document.querySelectorAll('a')].find(one => one.innerText == 'of yesterday').click()")
+    browser.until("document.querySelector('#command').innerText == 'mpirun of yesterday'")
+    assert browser.text("#state") == "ended"
+    assert "rank 2" in browser.text(".verdict")
+    store.close()
+
+
 @pytest.mark.skipif(find_spec("axe_core_python") is None, reason="needs axe-core-python")
-def test_axe_finds_nothing_serious(browser: Any, show: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(browser: Any, show: Callable[..., Any], scheme: str) -> None:
     """Contrast, names and order of what is on the page, with a drawer open."""
+    browser.scheme(scheme)
     show(report(), overview(), "?rank=1")
+    assert browser.run("return isDark()") == (scheme == "dark")
     browser.until("!document.querySelector('#drawer').hidden")
     spec = find_spec("axe_core_python")
     assert spec is not None

@@ -125,9 +125,8 @@ SHORT, LONGER = 0.5, 1.25
 WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank. Full evaluations may take this share of every core, and
 #: incremental ones, each kind at least and at most so many seconds apart; what is new or open waits no longer than the
-#: least. A job that stands still is judged after so many seconds of that, and again whenever it has lasted twice as
-#: long.
-FULL_SHARE, FULL_LEAST_S, FULL_MOST_S, STILL_S = 0.005, 10.0, 60.0, 3.0
+#: least. Nor does a job that stands still: it is judged then, and again whenever that has lasted twice as long.
+FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.005, 10.0, 60.0
 #: CPU time (s) of loading the judge and judging for the first time.
 FIRST_TAKES_S = 1.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
@@ -229,7 +228,7 @@ class Judging:
             apart_s = self._apart_s(FIRST_TAKES_S) if turn is None else self._between_turns_s(job, turn)
         else:
             apart_s = STARTING_S if turn is None else 0.0
-        if still_s >= STILL_S:
+        if still_s >= FULL_LEAST_S:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
 
