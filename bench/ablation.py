@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 COLLECTOR = ROOT / "collector"
 #: What decides, and not what words it, in the order in which it is tried.
 FOLDERS = ("detect", "causes", "timeline", "verdict", "whatif", "graph", "stats")
-FILES = ("judge.py", "detector.py")
+FILES = ("judge.py",)
 WORDS = ("wording", "advice", "summary", "schema.py")
 #: A change is tried until so many runs were decided otherwise.
 ENOUGH = 3
@@ -347,7 +347,7 @@ NAMING = ("straggler", "intermittent", "hang", "desync")
 @cache
 def _cached() -> list[Any]:
     """Functions of the judge that remember results: of another change these are wrong."""
-    modules = [module for name, module in sys.modules.items() if name.startswith("hindmost_collector.")]
+    modules = [module for name, module in sys.modules.items() if name.startswith("hindmost_judge.")]
     return [one for module in modules for one in vars(module).values() if hasattr(one, "cache_clear")]
 
 

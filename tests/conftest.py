@@ -74,7 +74,7 @@ def python_314() -> str:
 def no_detector_fails() -> Iterator[None]:
     """A detector that fails costs a user's report its own verdict only; a test that it happens in, it fails."""
     yield
-    detector = sys.modules.get("hindmost_judge.detector")
+    detector = sys.modules.get("hindmost_judge.detect")
     failed = dict(detector.failures) if detector is not None else {}
     if detector is not None:
         detector.failures.clear()

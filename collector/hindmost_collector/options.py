@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import UsageError
-from hindmost_judge.settings import Settings
+from hindmost_judge.settings import RENAMED, Settings
 from hindmost_proto.address import parse
 from hindmost_proto.exposition import JOB_LABEL
 
@@ -263,6 +263,7 @@ def with_thresholds(recorded: Mapping[str, Any], values: Mapping[str, float]) ->
     What was recorded and is no threshold of this version, or out of its range, is left out.
     """
     known = {one.name: one for one in fields(Settings)}
+    recorded = {RENAMED.get(name, name): value for name, value in recorded.items()}
     kept = {name: value for name, value in recorded.items() if name in known and _fits(value, known[name])}
     settings = Settings(**{**kept, **values})
     if settings.hang_way_seconds >= settings.hang_seconds:
@@ -285,7 +286,8 @@ def given_thresholds(sets: Iterable[str], environ: Mapping[str, str], config: Pa
     """
     known = {one.name: one for one in fields(Settings)}
     values: dict[str, Any] = {}
-    for written, name, value in _written(sets, environ, config):
+    for written, given, value in _written(sets, environ, config):
+        name = RENAMED.get(given, given)
         if name not in known:
             like = get_close_matches(name, known, n=1)
             meant = f"did you mean {like[0]}? " if like else ""

@@ -1,4 +1,4 @@
-"""What detectors take: blocks of [rank x step], on no clock but each rank's own."""
+"""What detectors take: blocks of [rank x step], on no clock but each rank's own; and what they find in these."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hindmost_judge.stats.robust import median
 
 if TYPE_CHECKING:
     from hindmost_judge.causes.telemetry import Samples
-    from hindmost_judge.findings import Due
+    from hindmost_judge.model import Past
     from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints, Lanes
     from hindmost_judge.whatif.pipeline_replay import Bubbles
@@ -86,3 +86,200 @@ class Blocks:
     def step_ns(self) -> float:
         """Typical step time of the job."""
         return float(median(self.period))
+
+
+@dataclass(frozen=True)
+class Habit:
+    """One rank's persistent slowdown: ``row`` in the blocks, steps [first, stop) by index, delay in ns a step.
+
+    A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
+    top of its ``outer`` one, whose segments ``inner`` contain it. ``stalls`` are steps (by index) in which the same
+    cause made it far later still, with their ns. ``phase``: in which the rank's host works longer.
+    """
+
+    row: int
+    first: int
+    stop: int
+    excess: float
+    z: float
+    consistency: float
+    spread_ratio: float
+    latest: float
+    inner: tuple[tuple[int, int], ...] = ()
+    outer: Habit | None = None
+    stalls: tuple[tuple[int, float], ...] = ()
+    phase: str | None = None
+
+    def steps(self) -> Ints:
+        """Indices of the steps that show this slowdown and nothing on top of it."""
+        shown = np.ones(self.stop - self.first, bool)
+        for first, stop in self.inner:
+            shown[first - self.first : stop - self.first] = False
+        return np.asarray(self.first + np.flatnonzero(shown))
+
+
+@dataclass(frozen=True)
+class Stalls:
+    """The stalls of one rank, of a node's ranks in turn, or of several ``together``.
+
+    Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
+    that the delay against their median says little. ``thick``: outside its stalls the rank is on time, however many
+    there are.
+    """
+
+    rows: tuple[int, ...]
+    stalled: Ints
+    excess: float
+    share: float
+    together: bool = False
+    most: bool = False
+    thick: bool = False
+    #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls
+    #: of one size, how sure it is that they are not chance.
+    owned: float = 0.0
+
+
+#: If the cost is at least this share of the longer transfers, the report does not explain what hides the rest.
+_MOST = 0.9
+
+
+@dataclass(frozen=True)
+class SlowLink:
+    """Rows that share the slow link, and how much longer a step's transfers take there in steps [first, stop).
+
+    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` what they would take:
+    as ``sisters`` that move the same, or else as the group itself at other times."""
+
+    rows: tuple[int, ...]
+    excess: float
+    usual: float
+    shown: float
+    first: int
+    stop: int
+    sisters: bool
+
+    @property
+    def steps(self) -> slice:
+        """Those in which it is slow, by index."""
+        return slice(self.first, self.stop)
+
+    @property
+    def hidden(self) -> bool:
+        """Whether a good part of it costs nothing."""
+        return self.shown < _MOST * self.excess
+
+    @property
+    def in_all(self) -> float:
+        """Ns of the whole run."""
+        return self.excess * (self.stop - self.first)
+
+
+@dataclass(frozen=True)
+class SlowNetwork:
+    """Steps [first, stop) by index; ns a step: what transfers take, ``usual`` before, and by what steps are longer.
+
+    ``early``: it began too soon for steps before it to tell, and is set against those after it.
+    """
+
+    first: int
+    stop: int
+    took: float
+    usual: float
+    cost: float
+    past: Past
+    early: bool = False
+
+
+@dataclass(frozen=True)
+class Uneven:
+    """``cost`` ns a step that work of one size would save, ``explained`` share of the delays, ``swing`` of the work.
+
+    ``counted``: by samples or tokens; else by how long the GPU computed.
+    """
+
+    cost: float
+    explained: float
+    swing: float
+    counted: bool
+
+
+@dataclass(frozen=True)
+class UnevenStages:
+    """``stages`` of ``count``, held by these ``rows``, that work ``level`` ns a step and the typical one ``usual``.
+
+    In steps [first, stop) by index, ns a step: ``cost`` is what their pace costs against the typical stage's, and
+    ``spread`` what the same work costs against an even spread. ``replicas`` are the ranks of a stage.
+    """
+
+    stages: tuple[int, ...]
+    count: int
+    rows: tuple[int, ...]
+    replicas: int
+    first: int
+    stop: int
+    level: float
+    usual: float
+    cost: float
+    spread: float
+
+
+@dataclass(frozen=True)
+class HostBound:
+    """``launching`` and ``queued`` as shares of the step, ``idle`` of the GPU; NaN where unmeasured.
+
+    ``row`` is the rank that waits least in most steps; ``None`` where there is none.
+    """
+
+    launching: float
+    queued: float
+    idle: float
+    row: int | None = None
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Ranks of a node that share fewer CPUs than they are: how many ranks, how many CPUs."""
+
+    node: str
+    ranks: int
+    cpus: int
+
+    def __str__(self) -> str:
+        return f"{self.ranks} ranks share the {self.cpus} CPU{'s' if self.cpus > 1 else ''} of {self.node}"
+
+
+@dataclass(frozen=True)
+class Bound(Sharing):
+    """The ranks ``members`` are bound to CPUs, ``listed`` as the kernel does, or by a quota (empty), though their node
+    has ``of`` CPUs. A quota stopped them for ``throttled`` s per s."""
+
+    members: tuple[int, ...]
+    listed: str
+    of: int
+    throttled: float = 0.0
+
+    def __str__(self) -> str:
+        cpus, has = f"CPU{'s' if self.cpus > 1 else ''}", f"({self.node} has {self.of} CPUs)"
+        if not self.listed:
+            return f"{self.ranks} ranks share a quota of {self.cpus} {cpus} {has}"
+        return f"{self.ranks} ranks run only on {cpus}{' number' if self.cpus == 1 else ''} {self.listed} {has}"
+
+
+@dataclass(frozen=True)
+class Due:
+    """``more`` work [R, S], in shares of a usual step's, delays by ``slope`` ns for each unit.
+
+    Each rank shows its own part of that, ``seen`` [R, 1]. Ranks with persistently slow computing are later by
+    ``times`` their visible delay. ``counted``: work in samples or tokens, else from the GPU's time.
+    """
+
+    more: Floats
+    slope: float
+    seen: Floats
+    times: float
+    counted: bool = True
+
+    @property
+    def ns(self) -> Floats:
+        """[R, S] by which work makes ranks late in full."""
+        return np.asarray(self.slope * self.more)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import detect, detector, overview
-from hindmost_judge.causes import cpu_sharing, horovod_cycles, launch_bound, loading, slow_input, stopped, telemetry
+from hindmost_judge import communication, detect, overview
+from hindmost_judge.causes import cpu_sharing, launch_bound, loading, slow_input, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, small_cohorts, straggler, uneven
-from hindmost_judge.graph import host_lanes
+from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
@@ -29,36 +29,23 @@ from hindmost_judge.verdict import (
     advice,
     all_slower,
     endings,
+    inconclusive,
     missing_ranks,
     oversubscribed,
-    quality,
     stops,
     summary,
     wording,
 )
 from hindmost_judge.verdict.intermittent import of_stalls
-from hindmost_judge.verdict.quality import (
-    beside_exchanges,
-    exchanging_inside,
-    hosts_unmarked,
-    idle_inside,
-    insufficient,
-    little_inside,
-    no_measure,
-    nothing_inside,
-    passed_on,
-    without_starts,
-)
 from hindmost_judge.verdict.schema import STOPS, Report, Verdict
 from hindmost_judge.verdict.slow_ranks import of_habits, of_links
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
-from hindmost_judge.whatif import phase_trade_off, savings, waste
+from hindmost_judge.whatif import savings, waste
 from hindmost_judge.whatif.operation_graph import judge_graph
 
 if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit, Sharing
+    from hindmost_judge.blocks import Blocks, Habit, Sharing
     from hindmost_judge.types import Floats
 
 
@@ -78,7 +65,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     run = telemetry.with_gpus(run)
     change = membership_change(run, settings)
     if change is not None:
-        return _of_stretches(run, change, settings)
+        return _after_membership_change(run, change, settings)
     groups = groups_that_never_meet(run)
     if groups and cpu_sharing.find(run) is None:  # on shared CPUs they meet in the queue for one
         return _of_groups(run, groups, settings)
@@ -99,20 +86,20 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         settings = settings_of_few_profiled(blocks, run.steps, settings)
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
-        found, told = _held_back(detector.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
+        found, told = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
         found = _still_matter(found)
         notes += told
         notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.look:
-        notes += [*profiler_notes(blocks, phases.training(run.steps)), *horovod_cycles.notes(run)]
-    found = missing_ranks.without_doubtful_forwards(beside_exchanges(found, run, blocks), run, blocks)
-    found = quality.without_lost_leads(found, blocks)
+        notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
+    found = missing_ranks.without_doubtful_forwards(inconclusive.beside_exchanges(found, run, blocks), run, blocks)
+    found = inconclusive.without_lost_leads(found, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
     found = stops.with_ended_stalls(missing_ranks.with_missing_ranks(found, run, blocks), stalls, run)
     slower = all_slower.find_slowed(blocks, found) if blocks is not None and stop is None else None
     found = all_slower.with_slowed(found, slower)
-    found = quality.with_unread_steps(found, run, blocks)
+    found = inconclusive.with_unread_steps(found, run, blocks)
     if blocks is not None:
         found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
     notes += all_slower.slowed_note(slower, found)
@@ -140,7 +127,7 @@ def _compared(
     blocks = built = build_blocks.build(run, settings)
     if blocks is None or built is None:
         return None, [], [], None
-    by_work = host_lanes.by_work(blocks)
+    by_work = host_paced.by_work(blocks)
     by_work = by_work if by_work.lanes is not None else launch_bound.late_by_hosts(blocks, run)
     blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     blocks = small_cohorts.set_apart(uneven.in_full(blocks, settings), settings)
@@ -177,7 +164,7 @@ def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
     return [advice.on(all_slower.majority_verdict(most, most.change, alone[0] if alone else None, blocks), run)]
 
 
-def _of_stretches(run: Run, change: MembershipChange, settings: Settings) -> Report:
+def _after_membership_change(run: Run, change: MembershipChange, settings: Settings) -> Report:
     """The report on the job as it is now, with the ranks that were named before some ranks left."""
     before, now = judge(change.before, settings), judge(change.after, settings)
     past = [
@@ -249,7 +236,7 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     return tuple(found[at] for run in runs for at in sorted(run, key=lambda at: found[at].since_step or 0))
 
 
-def _held_back(case: detector.Case) -> tuple[list[Verdict], list[str]]:
+def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
     slow, notes = _slow(case)
@@ -259,10 +246,10 @@ def _held_back(case: detector.Case) -> tuple[list[Verdict], list[str]]:
     return found, [*notes, *(slow_input.hidden_input_notes(blocks, found, settings) if not run.look else [])]
 
 
-def _slow(case: detector.Case) -> tuple[list[Verdict], list[str]]:
+def _slow(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     """The verdicts on ranks that are late, and on what else detectors find that makes steps longer; and notes."""
     late, notes, by_chance = _late(case.blocks, case.settings, case.shared)
-    beside, failed = detector.run(detect.load(), replace(case, found=(*case.found, *late)))
+    beside, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
     beside = may_be_slow(beside, {int(case.blocks.ranks[habit.row]) for habit in by_chance})
     known = (stopped.on(one, case.blocks, case.settings) for one in [*late, *beside] if not _gone(one, case.run))
     return [_at_home(one, case.run) for one in known], [*notes, *failed]
@@ -350,11 +337,14 @@ def _gone(verdict: Verdict, run: Run) -> bool:
 def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     """Why steps alone, or launches without steps, cannot clear any rank."""
     if blocks.evidence != build_blocks.PHASES:
-        return without_starts(blocks) or hosts_unmarked(blocks, settings)
+        return inconclusive.without_starts(blocks) or inconclusive.hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:
-        return passed_on(blocks)
+        return inconclusive.passed_on(blocks)
     inside = (
-        exchanging_inside(run, blocks) or little_inside(blocks) or idle_inside(blocks) or phase_trade_off.inside(blocks)
+        inconclusive.exchanging_inside(run, blocks)
+        or inconclusive.little_inside(blocks)
+        or inconclusive.idle_inside(blocks)
+        or inconclusive.traded_inside(blocks)
     )
     return inside or missing_ranks.backward_may_wait(run, blocks)
 
@@ -363,11 +353,11 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """No rank to name: all is well, or too little was recorded."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     if blocks is None or ranks < 2 or len(blocks.steps) < settings.min_steps:
-        return insufficient(run, blocks, settings)
+        return inconclusive.insufficient(run, blocks, settings)
     if blocks.evidence == build_blocks.BARE:
-        return nothing_inside(blocks)
+        return inconclusive.nothing_inside(blocks)
     if np.isnan(blocks.period).all():
-        return no_measure(blocks)
+        return inconclusive.no_measure(blocks)
     unclear = missing_ranks.ranks_without_steps(run, blocks) or _unclear(run, blocks, settings)
     if unclear is not None:
         return unclear

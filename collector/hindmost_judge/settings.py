@@ -108,7 +108,7 @@ class Settings:
         100_000,
         "steps at the cohort's pace before a slow segment ends; a persistent slowdown may pause briefly",
     )
-    max_stretches: int = _of(
+    max_segments: int = _of(
         3,
         "segments",
         1,
@@ -415,3 +415,5 @@ class Settings:
 
 
 DEFAULT = Settings()
+#: Former names that are still understood, each with today's.
+RENAMED = {"max_stretches": "max_segments"}

@@ -10,7 +10,7 @@ from hindmost.errors import UsageError
 from hindmost_cli import main
 from hindmost_collector.live import jobs
 from hindmost_collector.live.judging import Judging
-from hindmost_collector.options import resolve_thresholds
+from hindmost_collector.options import resolve_thresholds, with_thresholds
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
@@ -30,6 +30,14 @@ def test_what_is_set_wins_over_the_environment_over_the_file_over_the_default(tm
     environ = {"HINDMOST_JUDGE_MIN_STEPS": "30", "HINDMOST_JUDGE_MIN_Z": "7", "HINDMOST_COLLECTOR_HTTP": "none"}
     found = resolve_thresholds(["min_z=8"], environ, file)
     assert found == dataclasses.replace(DEFAULT, min_effect=0.02, min_steps=30, min_z=8.0)
+
+
+def test_a_former_name_is_understood_wherever_a_threshold_is_set():
+    """Scripts, files and recordings of an older version still hold."""
+    renamed = dataclasses.replace(DEFAULT, max_segments=5)
+    assert resolve_thresholds(["max_stretches=5"], {}) == renamed
+    assert resolve_thresholds([], {"HINDMOST_JUDGE_MAX_STRETCHES": "5"}) == renamed
+    assert with_thresholds({"max_stretches": 5}, {}) == renamed
 
 
 @pytest.mark.parametrize(

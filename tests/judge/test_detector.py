@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge import detect, detector
-from hindmost_judge.detector import Case, Registered, in_order, register
+from hindmost_judge import detect
+from hindmost_judge.detect import Case, Registered, in_order, register
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
 
@@ -26,11 +26,11 @@ def run() -> Run:
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """Failures from none on."""
     failures: Counter[str] = Counter()
-    monkeypatch.setattr(detector, "failures", failures)
+    monkeypatch.setattr(detect, "failures", failures)
     return failures
 
 
-def beside(monkeypatch: pytest.MonkeyPatch, **more: detector.Detector) -> None:
+def beside(monkeypatch: pytest.MonkeyPatch, **more: detect.Detector) -> None:
     """Let the judge ask these first, and then all others."""
     known = detect.load()
     monkeypatch.setattr(detect, "load", lambda: {**more, **known})
@@ -60,9 +60,9 @@ def test_a_detector_that_there_is_not_cannot_be_asked_before() -> None:
 
 def test_a_name_belongs_to_one_detector(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is the name of the file."""
-    monkeypatch.setattr(detector, "REGISTRY", {})
+    monkeypatch.setattr(detect, "REGISTRY", {})
     register(after=["uneven"])(nothing)
-    assert list(detector.REGISTRY) == ["test_detector"]
+    assert list(detect.REGISTRY) == ["test_detector"]
     with pytest.raises(ValueError, match="two detectors are called test_detector"):
         register()(nothing)
 

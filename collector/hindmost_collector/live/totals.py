@@ -13,7 +13,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from hindmost_judge.causes.horovod_cycles import CYCLES
+from hindmost_judge.communication import CYCLES
 from hindmost_judge.model import ERROR, NONBLOCKING, OTHER, PHASES, Table
 from hindmost_judge.timeline.collective_calls import WAIT, is_synchronising
 from hindmost_judge.timeline.phases import unnamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost import __version__
-from hindmost_judge.detector import failures
+from hindmost_judge.detect import failures
 
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, counter, family, gauge
 from hindmost_collector.store.remote_write import sink

@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Bound, Sharing
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES
 from hindmost_judge.causes.telemetry import Metrics, typical
 from hindmost_judge.encoding import codes
-from hindmost_judge.findings import Bound, Sharing
 from hindmost_judge.stats.robust import peers_median
 
 if TYPE_CHECKING:

@@ -23,8 +23,7 @@ from hindmost_judge.stats.robust import MAD_TO_SIGMA, average, mean, median, pee
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Bound
+    from hindmost_judge.blocks import Blocks, Bound
     from hindmost_judge.types import Array, Floats, Ints
 
 

@@ -23,7 +23,7 @@ ahead of it, may wait for their GPUs in that interval; their fastest steps, with
 host that needs about as long is not slow. One that needs longer, but within the usual differences of launching, is
 neither named nor cleared.
 
-Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.graph.host_lanes`). How late hosts make their
+Where all ranks meet at once, hosts are lanes (:mod:`hindmost_judge.graph.host_paced`). How late hosts make their
 ranks is found here for those that gather parameters, pass on micro-batches, or wait in several places.
 """
 
@@ -508,7 +508,7 @@ class Hosts:
         ranks = collectives["rank"][self._order]
         self._bounds = np.stack([np.searchsorted(ranks, blocks.ranks), np.searchsorted(ranks, blocks.ranks, "right")])
         self._table = collectives
-        self._stretches: dict[int, tuple[Floats, tuple[str, ...]]] = {}
+        self._intervals: dict[int, tuple[Floats, tuple[str, ...]]] = {}
 
     def slower(self, row: int, steps: Array) -> float | None:
         """Ns a step by which a host is slower than its typical peer can be in these steps [S]; ``None``: unknown."""
@@ -517,7 +517,7 @@ class Hosts:
         others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
         others = others[others != row]
         asked = [self._of(one) for one in others[:: -(-len(others) // _UNMARKED_SAMPLE) or 1].tolist()]
-        peers = [np.fmin.reduce(stretches, axis=0) for stretches, operations in asked if operations == does and does]
+        peers = [np.fmin.reduce(intervals, axis=0) for intervals, operations in asked if operations == does and does]
         if not peers or not known.any():
             return None
         own, theirs = np.quantile(took[known], _FASTEST, axis=0), median(np.array(peers), axis=0)
@@ -530,9 +530,9 @@ class Hosts:
     def _of(self, row: int) -> tuple[Floats, tuple[str, ...]]:
         """[S, M] ns from each operation of a step to the next, the first since the step before; NaN of unusual steps;
         and which operations these are."""
-        if row not in self._stretches:
-            self._stretches[row] = self._measured(row)
-        return self._stretches[row]
+        if row not in self._intervals:
+            self._intervals[row] = self._measured(row)
+        return self._intervals[row]
 
     def _measured(self, row: int) -> tuple[Floats, tuple[str, ...]]:
         table, ended = self._table, self._ended[row]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes.telemetry import Metrics
-from hindmost_judge.stats import rare
+from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.verdict import wording
 
@@ -80,7 +80,7 @@ def seen(blocks: Blocks) -> list[int]:
 def bears_out(blocks: Blocks, row: int, share: float) -> bool:
     """Whether samples show a row of :func:`seen` stopped as often as its delay, a ``share`` of the time, takes."""
     stops, samples = _counted(blocks, np.arange(len(blocks.steps)))[row]
-    return 1 - rare.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
+    return 1 - recurring_events.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
 
 
 def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
@@ -94,7 +94,7 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
         return blocks
     extra = np.zeros_like(blocks.excess)
     extra[rows[0]] = np.nanmin(blocks.transfer, axis=0) - median(np.nanmin(blocks.transfer, axis=0))
-    found = rare.find(extra, settings.stall_effect * blocks.step_ns, settings.min_stalls, rows)
+    found = recurring_events.find(extra, settings.stall_effect * blocks.step_ns, settings.min_stalls, rows)
     steps = found[0].steps if found else np.zeros(0, np.int64)
     if not found or not bears_out(blocks, rows[0], float(extra[rows[0], steps].sum() / np.nansum(blocks.period))):
         return blocks

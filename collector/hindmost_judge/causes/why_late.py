@@ -22,8 +22,8 @@ import numpy as np
 from hindmost_judge.causes import backward, slow_computing, table
 from hindmost_judge.causes.slow_computing import FINER
 from hindmost_judge.causes.table import Cause, typical
-from hindmost_judge.detect import episodes
-from hindmost_judge.graph.host_lanes import of_phase
+from hindmost_judge.detect import nested_segments
+from hindmost_judge.graph.host_paced import of_phase
 from hindmost_judge.stats.robust import median, peers_median, standard_error, with_peers
 from hindmost_judge.timeline.matching import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
@@ -31,8 +31,7 @@ from hindmost_judge.verdict.wording import ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.settings import Settings
     from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Floats, Ints
@@ -190,7 +189,7 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
     at = {edge for one in own for edge in (one.first, one.stop)}
     for steps, more in series:
         if len(more):
-            edges = episodes.pieces(more, 2 * _CHANGE * whole.excess, settings)
+            edges = nested_segments.segment_edges(more, 2 * _CHANGE * whole.excess, settings)
             at.update(int(steps[edge]) for edge in edges[1:-1])
     sure = {edge: max(_sureness(edge, steps, more, 2 * least) for steps, more in series) for edge in at}
     found = {whole.first: 0.0, whole.stop: 0.0}

@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import HostBound
 from hindmost_judge.causes.launch_bound import launching_share, queued_share
-from hindmost_judge.detector import register
-from hindmost_judge.findings import HostBound
+from hindmost_judge.detect import register
 from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.whole_job import of_hosts
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detector import Case
+    from hindmost_judge.detect import Case
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats
     from hindmost_judge.verdict.schema import Verdict

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.findings import Habit
-from hindmost_judge.graph.lanes import paces
+from hindmost_judge.blocks import Habit
+from hindmost_judge.graph.self_time import paces
 from hindmost_judge.stats import segmentation
 
 if TYPE_CHECKING:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_judge.detector import register
+from hindmost_judge.detect import register
 from hindmost_judge.verdict.whole_job import of_job
 
 if TYPE_CHECKING:
-    from hindmost_judge.detector import Case
+    from hindmost_judge.detect import Case
     from hindmost_judge.verdict.schema import Verdict
 
 

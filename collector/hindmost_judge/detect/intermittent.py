@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Stalls
 from hindmost_judge.causes import slow_input, stopped
-from hindmost_judge.findings import Stalls
-from hindmost_judge.stats import rare
-from hindmost_judge.stats.rare import tail
+from hindmost_judge.stats import recurring_events
+from hindmost_judge.stats.recurring_events import tail
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.cohorts import behind_early_ranks
@@ -26,8 +26,7 @@ from hindmost_judge.timeline.cohorts import behind_early_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
 
@@ -127,9 +126,10 @@ def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
     return found
 
 
-def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[rare.Rare]:
+def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[recurring_events.Recurring]:
     """Rows of ``late`` [R, K] ns with a few delays of one size that are worth it, and are mostly theirs."""
-    found = rare.find(late, settings.stall_effect * blocks.step_ns, settings.min_stalls, stopped.seen(blocks))
+    smallest = settings.stall_effect * blocks.step_ns
+    found = recurring_events.find(late, smallest, settings.min_stalls, stopped.seen(blocks))
     least = settings.min_effect * float(np.nansum(blocks.period))
     return [one for one in found if one.share >= settings.min_stall_share and one.size * len(one.steps) >= least]
 

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import SlowLink
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect.episodes import is_persistent, pieces, stretch, together
-from hindmost_judge.detector import register
-from hindmost_judge.findings import SlowLink
+from hindmost_judge.detect import register
+from hindmost_judge.detect.nested_segments import is_persistent, main_segment, segment_edges, together
 from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
 from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.verdict.slow_ranks import of_links
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detector import Case
+    from hindmost_judge.detect import Case
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
@@ -108,7 +108,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     grown = took / median(took, axis=1)[:, None]
     usual: Floats = float(median(took[place])) * peers_median(grown)[place]
     more = took[place] - usual
-    edges = pieces(more, settings.min_effect * float(median(took[place])), settings)
+    edges = segment_edges(more, settings.min_effect * float(median(took[place])), settings)
     long = [more[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
     return usual + min((float(median(part)) for part in long), default=0.0)
 
@@ -116,7 +116,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
 def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: Settings) -> SlowLink | None:
     """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
-    part = _stretch(group.more, smallest, settings)
+    part = _slow_segment(group.more, smallest, settings)
     if part is None and group.throughout and is_persistent(group.more, smallest, settings):
         part = slice(0, len(group.more))
     if part is None:
@@ -139,9 +139,9 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
     return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
 
 
-def _stretch(more: Floats, smallest: float, settings: Settings) -> slice | None:
+def _slow_segment(more: Floats, smallest: float, settings: Settings) -> slice | None:
     """The steps, not all, in which transfers are persistently longer, and outside of which they hardly are."""
-    first, stop = stretch(more, smallest, settings)
+    first, stop = main_segment(more, smallest, settings)
     inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
     if min(len(inside), len(outside)) < settings.min_steps or not is_persistent(inside, smallest, settings):
         return None

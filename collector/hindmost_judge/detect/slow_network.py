@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import SlowNetwork
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.detect.episodes import pieces, stretch
+from hindmost_judge.detect import register
+from hindmost_judge.detect.nested_segments import main_segment, segment_edges
 from hindmost_judge.detect.slow_link import lengthened, others
-from hindmost_judge.detector import register
-from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.model import Past
 from hindmost_judge.stats.robust import block_medians, median, standard_error
 from hindmost_judge.timeline.matching import shortest
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detector import Case
+    from hindmost_judge.detect import Case
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
@@ -85,7 +85,7 @@ def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNe
     """What began in a window that is over, as far as it lasts: half as slow as it was is slow, as everywhere."""
     actual, _ = _compared(blocks, settings)
     beyond = actual / past.usual - 1
-    first, stop = stretch(beyond, settings.network_longer - 1, settings)
+    first, stop = main_segment(beyond, settings.network_longer - 1, settings)
     level = float(np.median(beyond[first:stop]))
     (operations,) = _operations(run, blocks, (first, stop))
     if stop - first < settings.min_steps or level < max(settings.network_longer - 1, past.longer / 2):
@@ -104,7 +104,7 @@ def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
     if not _may_differ(blocks, settings):
         return None
     actual, ratio = _compared(blocks, settings)
-    found = _slow_stretch(ratio, settings)
+    found = _slow_segment(ratio, settings)
     if found is None:
         return None
     first, stop, level = found
@@ -161,19 +161,19 @@ def _levels(took: Floats, kind: Ints) -> tuple[Ints, Floats]:
     return count, (ordered[first + (count - 1) // 2] + ordered[first + count // 2]) / 2
 
 
-def _slow_stretch(ratio: Floats, settings: Settings) -> tuple[int, int, float] | None:
+def _slow_segment(ratio: Floats, settings: Settings) -> tuple[int, int, float] | None:
     """[first, stop) in which transfers take persistently longer than in all steps before, and by what share.
 
     Compared with the steps after it where few come before."""
     if np.isnan(ratio).any():
         return None
-    edges = pieces(ratio, settings.network_longer - 1, settings)
+    edges = segment_edges(ratio, settings.network_longer - 1, settings)
     long = [ratio[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
     if len(long) < 2:
         return None
     usual = min(float(np.median(part)) for part in long)
     beyond = ratio / usual - 1
-    first, stop = stretch(beyond, settings.network_longer - 1, settings)
+    first, stop = main_segment(beyond, settings.network_longer - 1, settings)
     outside, part = beyond[others(first, stop, len(beyond), settings)], beyond[first:stop]
     needed = settings.min_steps if first >= settings.min_steps else settings.recovered_steps  # a start is slow, too
     if len(outside) < settings.min_steps or len(part) < needed:

@@ -15,8 +15,7 @@ from hindmost_judge.detect import straggler, uneven
 from hindmost_judge.timeline import pipelined
 
 if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Habit
 from hindmost_judge.causes import launch_bound, stopped
-from hindmost_judge.detect import episodes, transient
-from hindmost_judge.detect.episodes import SHORTEST, Layer
-from hindmost_judge.findings import Habit
+from hindmost_judge.detect import nested_segments, transient
+from hindmost_judge.detect.nested_segments import SHORTEST, Layer
 from hindmost_judge.stats.robust import (
     MAD_TO_SIGMA,
     MEDIAN_COST,
@@ -163,7 +163,7 @@ def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
     least = _no_noise(ranks.blocks, ranks.settings)
     if not float(np.min(late)) <= -least:
         return
-    for first, stop in itertools.pairwise(episodes.pieces(late, ranks.smallest, ranks.settings)):
+    for first, stop in itertools.pairwise(nested_segments.segment_edges(late, ranks.smallest, ranks.settings)):
         ahead = -float(median(late[first:stop]))
         if stop - first >= SHORTEST and ahead >= least:
             late[first:stop] += ahead
@@ -174,7 +174,9 @@ def _habits(ranks: _Ranks, row: int) -> list[Habit]:
     series = _series(ranks, row)
     turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
     known = len(series.late) > 0
-    layers = episodes.find(series.late, ranks.smallest, ranks.settings, turn, shared=ranks.shared) if known else []
+    layers = []
+    if known:
+        layers = nested_segments.find(series.late, ranks.smallest, ranks.settings, turn, shared=ranks.shared)
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Habit] = {}

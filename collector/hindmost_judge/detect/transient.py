@@ -37,7 +37,7 @@ def find(
         return []
     found = []
     for row, at in _latest(excess, least, told):
-        bursts = _of_row(excess[row], at, least, [span for one, *span in told if one == row], settings.max_stretches)
+        bursts = _of_row(excess[row], at, least, [span for one, *span in told if one == row], settings.max_segments)
         lowest = settings.burst_alike * min((level for _, _, level in bursts), default=np.inf)
         own = [(row, first, stop) for first, stop, _ in bursts]
         if bursts and not _have_their_like(excess, [*own, *told], lowest):

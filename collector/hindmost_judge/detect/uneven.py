@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Uneven
 from hindmost_judge.causes import launch_bound
-from hindmost_judge.detector import register
-from hindmost_judge.findings import Uneven
+from hindmost_judge.detect import register
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
 from hindmost_judge.timeline.cohorts import beyond_peers
 from hindmost_judge.verdict.whole_job import of_uneven
@@ -21,9 +21,8 @@ from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import stretched, waste
 
 if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detector import Case
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.detect import Case
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.detect.episodes import is_persistent, stretch, together
-from hindmost_judge.detector import register
-from hindmost_judge.findings import UnevenStages
+from hindmost_judge.blocks import UnevenStages
+from hindmost_judge.detect import register
+from hindmost_judge.detect.nested_segments import is_persistent, main_segment, together
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline.pipelined import OF_HOST
 from hindmost_judge.verdict.whole_job import of_stages
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
     from hindmost_judge.blocks import Blocks
-    from hindmost_judge.detector import Case
+    from hindmost_judge.detect import Case
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
@@ -121,6 +121,6 @@ def _unseen(before: Floats) -> Floats:
 def _habit(beyond: Floats, settings: Settings) -> slice | None:
     """The steps in which a stage is slower than the typical one, persistently and surely."""
     smallest = settings.uneven_stage - 1
-    first, stop = stretch(beyond, smallest, settings)
+    first, stop = main_segment(beyond, smallest, settings)
     part = beyond[first:stop]
     return slice(first, stop) if len(part) >= settings.min_steps and is_persistent(part, smallest, settings) else None

@@ -142,17 +142,17 @@ def _with_time_before(table: Table, before: Table, meets: Array, left: Array) ->
     meeting = np.arange(len(both)) >= len(sources)
     order = np.lexsort((meeting, moment, table["rank"][both]))
     both, meeting = both[order], meeting[order]
-    stretch: Ints = np.cumsum(meeting) - meeting  # what follows the last call of a rank is cut off
+    interval: Ints = np.cumsum(meeting) - meeting  # what follows the last call of a rank is cut off
     targets = both[meeting]
-    stretch[table["rank"][both] != table["rank"][targets[np.minimum(stretch, len(targets) - 1)]]] = len(targets)
-    sources, stretch = both[~meeting], stretch[~meeting]
-    starting = np.bincount(stretch, minlength=len(targets) + 1)[:-1] > 0
+    interval[table["rank"][both] != table["rank"][targets[np.minimum(interval, len(targets) - 1)]]] = len(targets)
+    sources, interval = both[~meeting], interval[~meeting]
+    starting = np.bincount(interval, minlength=len(targets) + 1)[:-1] > 0
     instance = _instance(table, targets)
     kept = np.isin(instance, instance[starting])
     into = targets[np.maximum.accumulate(np.where(kept, np.arange(len(targets)), 0))]
     np.add.at(table["duration_ns"], into[~kept], table["duration_ns"][targets[~kept]])
     left[targets[~kept]] = False
-    return table | {name: sums(before, name, sources, stretch, targets) for name in OWN}
+    return table | {name: sums(before, name, sources, interval, targets) for name in OWN}
 
 
 def with_before(table: Table, stays: Array, columns: Sequence[str]) -> Table:
@@ -160,13 +160,13 @@ def with_before(table: Table, stays: Array, columns: Sequence[str]) -> Table:
     order = np.lexsort((table["start_ns"], table["rank"]))
     kept = stays[order]
     into = order[kept]
-    stretch = np.cumsum(kept) - kept
-    follows = stretch < len(into)
-    follows[follows] = table["rank"][into[stretch[follows]]] == table["rank"][order[follows]]
+    interval = np.cumsum(kept) - kept
+    follows = interval < len(into)
+    follows[follows] = table["rank"][into[interval[follows]]] == table["rank"][order[follows]]
     longer = np.zeros(len(into), bool)
-    longer[stretch[follows & ~kept]] = True
-    held = follows & np.append(longer, False)[stretch]
-    number = (np.cumsum(longer) - 1)[stretch[held]]
+    longer[interval[follows & ~kept]] = True
+    held = follows & np.append(longer, False)[interval]
+    number = (np.cumsum(longer) - 1)[interval[held]]
     return table | {name: sums(table, name, order[held], number, into[longer]) for name in columns}
 
 

@@ -322,7 +322,7 @@ class _Calls:
         self.peer = job_ranks(self.run, table["comm"][self.held], table["peer"][self.held])
         self.own = table["self_ns"][self.held].astype(np.int64)
 
-    def stretches(self, ends: Array) -> Ints:
+    def intervals(self, ends: Array) -> Ints:
         """[N] which of the calls that ``ends`` [N] each leads to, or is; one more than there are where to none."""
         last = np.flatnonzero(ends)
         found = np.asarray(np.cumsum(ends) - ends, np.int64)
@@ -332,15 +332,15 @@ class _Calls:
     def closing(self) -> Array:
         """[N] which broadcasts end a gathering: their root knows by then that all of their communicator have come."""
         ends, found = self.kind >= SPREADS, np.zeros(len(self.held), bool)
-        last, stretch = np.flatnonzero(ends), self.stretches(ends)
+        last, interval = np.flatnonzero(ends), self.intervals(ends)
         if len(last) == 0:
             return found
         spreads = self.kind[last] == SPREADS
         instance = encoding.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]])[0]
-        told = self._told(stretch, len(last)) * (1 + self.rank[last] % 8191)
+        told = self._told(interval, len(last)) * (1 + self.rank[last] % 8191)
         shape = np.bincount(instance[spreads], told[spreads], minlength=instance.max() + 1)
-        order = np.argsort(stretch, kind="stable")
-        bounds = np.searchsorted(stretch[order], np.arange(len(last) + 1))
+        order = np.argsort(interval, kind="stable")
+        bounds = np.searchsorted(interval[order], np.arange(len(last) + 1))
         for comm in np.unique(self.comm[last[spreads]]).tolist():
             mine = np.flatnonzero(spreads & (self.comm[last] == comm))
             size = int(np.bincount(instance[mine]).max())
@@ -349,19 +349,19 @@ class _Calls:
                 alike = mine[shape[instance[mine]] == one]
                 sample = alike[instance[alike] == instance[alike[0]]]
                 calls = {int(self.rank[last[e]]): order[bounds[e] : bounds[e + 1]] for e in sample.tolist()}
-                if len(calls) == size > 1 and self._all_known(calls) and self._straight(last[alike], stretch, alike):
+                if len(calls) == size > 1 and self._all_known(calls) and self._straight(last[alike], interval, alike):
                     found[last[alike]] = True
         return found
 
-    def _told(self, stretch: Ints, count: int) -> Array:
+    def _told(self, interval: Ints, count: int) -> Array:
         """[E] what the calls up to each of the ends are, in one number: alike where they are."""
-        order = np.argsort(stretch, kind="stable")
-        first = np.searchsorted(stretch[order], np.arange(count + 1))
+        order = np.argsort(interval, kind="stable")
+        first = np.searchsorted(interval[order], np.arange(count + 1))
         place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order)) - first[stretch[order]]
+        place[order] = np.arange(len(order)) - first[interval[order]]
         factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
         word = (self.kind + 1) * (int(self.peer.max()) + 2) + self.peer + 1
-        return np.bincount(stretch, weights=(word * factor[place]) % 1_000_003, minlength=count + 1)[:-1]
+        return np.bincount(interval, weights=(word * factor[place]) % 1_000_003, minlength=count + 1)[:-1]
 
     def _all_known(self, calls: dict[int, Ints]) -> bool:
         """Whether a broadcast's root has heard of all ranks by then, of some by others, from ``calls`` up to it."""
@@ -396,15 +396,15 @@ class _Calls:
                 found += [(RECEIVES, GATHERS, one) for one in members if one != rank]
         return found
 
-    def _straight(self, last: Ints, stretch: Ints, number: Ints) -> bool:
+    def _straight(self, last: Ints, interval: Ints, number: Ints) -> bool:
         """Whether ranks do next to nothing of their own between their first call towards these and these."""
-        mine = np.isin(stretch, number)
-        first = np.unique(stretch[mine], return_index=True)[1]
+        mine = np.isin(interval, number)
+        first = np.unique(interval[mine], return_index=True)[1]
         before = self.own[mine][first]
         collective = mine & (self.kind >= GATHERS)
         if (self.own[collective] == UNMEASURED).any() or (before == UNMEASURED).any():
             return False
-        total = np.bincount(stretch[collective], self.own[collective], minlength=int(stretch.max()) + 1)[number]
+        total = np.bincount(interval[collective], self.own[collective], minlength=int(interval.max()) + 1)[number]
         return all(
             float(median(total[of_rank] - before[of_rank])) <= _ON_THE_WAY * float(median(total[of_rank]))
             for of_rank in (self.rank[last] == one for one in np.unique(self.rank[last]))
@@ -414,10 +414,10 @@ class _Calls:
         """The table with these broadcasts as all-reduces, less the calls that lead to them."""
         table = self.run.collectives
         ends = closing | (self.kind == MEETS)
-        last, stretch = np.flatnonzero(ends), self.stretches(ends)
-        of_closing = np.append(closing[last], False)[stretch]
+        last, interval = np.flatnonzero(ends), self.intervals(ends)
+        of_closing = np.append(closing[last], False)[interval]
         into = self.held[last[closing[last]]]
-        number = (np.cumsum(np.append(closing[last], False)) - 1)[stretch]
+        number = (np.cumsum(np.append(closing[last], False)) - 1)[interval]
         took = np.bincount(number[of_closing], table["duration_ns"][self.held[of_closing]]).astype(np.int64)
         changed = {name: np.array(table[name]) for name in ("op", "start_ns", "duration_ns")}
         end = table["start_ns"][into] + table["duration_ns"][into]

@@ -46,7 +46,7 @@ _LAYERS = 128
 #: step.
 _LARGE = 0.5
 #: Within a segment, the time between two steps stays below this many times the usual.
-_STRETCH = 8.0
+_GAP = 8.0
 #: A step is long from this many times the typical one on. If this many long steps make up this share of the time, parts
 #: of steps were taken for steps; steps that wait for each worker of a loader in turn make up less.
 _LONG, _LONG_ONES, _LONG_SHARE = 3.0, 10, 0.67
@@ -157,12 +157,10 @@ def _numbered(found: Ints, marks: Marks | None) -> Ints:
         return found
     numbers, first, which = np.unique(found[inside], return_index=True, return_inverse=True)
     at = marks.at[inside[first]]
-    stretch = (
-        np.cumsum(np.append(False, np.diff(at) > _STRETCH * float(median(np.diff(at))))) if len(at) > 2 else 0 * first
-    )
+    segment = np.cumsum(np.append(False, np.diff(at) > _GAP * float(median(np.diff(at))))) if len(at) > 2 else 0 * first
     out = numbers.copy()
-    for one in np.unique(stretch):
-        mine = np.flatnonzero(stretch == one)
+    for one in np.unique(segment):
+        mine = np.flatnonzero(segment == one)
         shift = _shift(numbers[mine], at[mine], marks)
         floor = out[mine[0] - 1] + 1 - numbers[mine[0]] if mine[0] else int(marks.number[0])
         out[mine] = numbers[mine] + max(shift, floor)

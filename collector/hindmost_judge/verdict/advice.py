@@ -19,7 +19,7 @@ from hindmost_judge.verdict.wording import names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.findings import Bound
+    from hindmost_judge.blocks import Bound
     from hindmost_judge.model import Run
     from hindmost_judge.verdict.schema import Verdict
 

@@ -25,8 +25,7 @@ from hindmost_judge.whatif import savings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 

@@ -21,9 +21,8 @@ from hindmost_judge.whatif.savings import repaired, stall_saving, waste, without
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.blocks import Blocks, Habit, Stalls
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.findings import Habit, Stalls
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 

@@ -36,8 +36,7 @@ from hindmost_judge.whatif.savings import stretched
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Bound, Habit, Sharing, Stalls
+    from hindmost_judge.blocks import Blocks, Bound, Habit, Sharing, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints

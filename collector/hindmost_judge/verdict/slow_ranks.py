@@ -20,9 +20,8 @@ from hindmost_judge.whatif.savings import repaired, stretched, waste
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.blocks import Blocks, Habit, SlowLink, SlowNetwork
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.findings import Habit, SlowLink, SlowNetwork
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats
 

@@ -20,9 +20,8 @@ from hindmost_judge.verdict.wording import ms, names, percent
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
     from hindmost_judge.causes.loading import Loading
-    from hindmost_judge.findings import HostBound, Uneven, UnevenStages
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 

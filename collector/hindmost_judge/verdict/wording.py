@@ -14,9 +14,8 @@ from hindmost_judge.stats.robust import median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.blocks import Blocks, Habit, SlowLink, SlowNetwork, Stalls
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.findings import Habit, SlowLink, SlowNetwork, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.types import Array, Ints
     from hindmost_judge.whatif.savings import Change

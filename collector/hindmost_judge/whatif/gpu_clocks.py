@@ -18,9 +18,8 @@ from hindmost_judge.verdict.wording import ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.causes.table import Cause
-    from hindmost_judge.findings import Habit
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Causes by which a GPU works all of the time that its peers wait in.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.findings import Due
+from hindmost_judge.blocks import Due
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import repaired
@@ -25,8 +25,7 @@ from hindmost_judge.whatif.savings import repaired
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 

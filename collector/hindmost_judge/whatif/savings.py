@@ -20,8 +20,7 @@ from hindmost_judge.whatif import replay
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.findings import Habit
+    from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 

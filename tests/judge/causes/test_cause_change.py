@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.blocks import Habit
 from hindmost_judge.causes import why_late
-from hindmost_judge.findings import Habit
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost_judge.causes import launch_bound
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.verdict.quality import hosts_unmarked
+from hindmost_judge.verdict.inconclusive import hosts_unmarked
 
 STEPS, OPERATIONS = 60, 6
 MS = 1e6

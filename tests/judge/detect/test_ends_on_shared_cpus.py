@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_judge.detect import episodes
+from hindmost_judge.detect import nested_segments
 from hindmost_judge.settings import DEFAULT
 
 
@@ -16,6 +16,6 @@ def test_a_segment_ends_where_enough_steps_follow_to_tell(slow: int, shared: boo
     """On shared CPUs the last few of a hundred steps are no end of what lasted all the others: a fifth of these is."""
     noise = np.random.default_rng(4).normal(0.0, 0.3, 600)
     series = noise + np.where(np.arange(600) < slow, 4.0, 0.0)
-    (found,) = episodes.find(series, 0.5, DEFAULT, shared=shared)
+    (found,) = nested_segments.find(series, 0.5, DEFAULT, shared=shared)
     assert found.first == 0
     assert (found.stop if found.end == found.stop < 600 else None) == (pytest.approx(until, abs=2) if until else None)

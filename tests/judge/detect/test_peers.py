@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_judge.blocks import Habit
 from hindmost_judge.causes import backward
 from hindmost_judge.detect import intermittent, straggler
-from hindmost_judge.findings import Habit
 from hindmost_judge.verdict.whole_job import since
 from hindmost_judge.whatif import savings
 

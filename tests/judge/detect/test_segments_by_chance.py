@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_judge.detect import episodes, straggler
+from hindmost_judge.detect import nested_segments, straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 
@@ -23,7 +23,7 @@ STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4
 STRETCH_MORE = 0.8
 
 
-def series(usual: float, more: float) -> episodes.Floats:
+def series(usual: float, more: float) -> nested_segments.Floats:
     """A rank that is late by ``usual`` throughout, and by so much more for sixteen steps."""
     made = usual + NOISE * np.random.default_rng(1).standard_normal(STEPS)
     made[STRETCH] += more
@@ -35,7 +35,7 @@ def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> 
     """Fewer have no usual delay: each is a stall, however long."""
     made = series(0.0, 0.0)
     made[100 : 100 + steps] += 20.0
-    found = episodes.find(made, 1.0, DEFAULT)
+    found = nested_segments.find(made, 1.0, DEFAULT)
     assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * told
 
 
@@ -49,7 +49,7 @@ def test_no_rank_of_a_clean_job_is_named_for_steps_high_by_chance() -> None:
 def test_a_segment_counts_by_its_height_above_the_steps_around(usual: float, told: int) -> None:
     """Not by how late the rank is in it, which it may nearly be throughout."""
     made = series(usual, 1.6 - usual)
-    assert len(episodes.find(made, 1.0, DEFAULT)) == told
+    assert len(nested_segments.find(made, 1.0, DEFAULT)) == told
 
 
 @pytest.mark.parametrize(("steps", "told"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
@@ -57,7 +57,7 @@ def test_a_short_segment_at_an_end_is_compared_with_the_other_steps(steps: slice
     """It was picked among many, as any was: one that takes half of the series was not."""
     made = series(0.8, 0.0)
     made[steps] += STRETCH_MORE
-    found = [one for one in episodes.find(made, 1.0, DEFAULT) if one.outer is None]
+    found = [one for one in nested_segments.find(made, 1.0, DEFAULT) if one.outer is None]
     assert len(found) == told
 
 
@@ -65,7 +65,7 @@ def test_a_segment_on_top_of_another_needs_steps_with_that_other_alone() -> None
     """The first seven steps of a rank that is late throughout are no base for all its others."""
     made = series(5.0, 0.0)
     made[:7] -= 2.0
-    assert [(one.first, one.stop, one.outer) for one in episodes.find(made, 1.0, DEFAULT)] == [(0, STEPS, None)]
+    assert [(one.first, one.stop, one.outer) for one in nested_segments.find(made, 1.0, DEFAULT)] == [(0, STEPS, None)]
 
 
 def test_two_segments_of_most_steps_are_not_compared_with_each_other() -> None:
@@ -73,7 +73,7 @@ def test_two_segments_of_most_steps_are_not_compared_with_each_other() -> None:
     made = series(0.0, 0.0)
     made[20:100] += 3.0
     made[130:220] += 3.0
-    assert [(one.first, one.stop) for one in episodes.find(made, 1.0, DEFAULT)] == [(20, 100), (130, 220)]
+    assert [(one.first, one.stop) for one in nested_segments.find(made, 1.0, DEFAULT)] == [(20, 100), (130, 220)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 6, 16])
@@ -82,7 +82,7 @@ def test_a_segment_is_compared_with_as_many_steps_as_it_has(seed: int) -> None:
     wandering = np.zeros(2000)
     for at, change in enumerate(np.random.default_rng(seed).standard_normal(1999)):
         wandering[at + 1] = 0.8 * wandering[at] + change
-    assert episodes.find(wandering * 0.6 / wandering.std(), 1.0, DEFAULT) == []
+    assert nested_segments.find(wandering * 0.6 / wandering.std(), 1.0, DEFAULT) == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -96,7 +96,7 @@ def test_a_slowdown_keeps_its_onset_though_later_steps_drift(seed: int) -> None:
         size = int(random.integers(15, 150))
         made[at : at + size] += 0.8 * random.standard_normal()
         at += size
-    layers = episodes.find(made, 0.4, DEFAULT)
+    layers = nested_segments.find(made, 0.4, DEFAULT)
     assert min(abs(one.first - 800) for one in layers) <= 3
 
 
@@ -143,4 +143,4 @@ def _named_of_four(second: float) -> list[int]:
 def test_a_dip_between_equally_early_segments_ends_like_any_other() -> None:
     """Of times in whole microseconds two medians may be the same number, and below nothing."""
     made = np.repeat([-1000.0, -9000.0, -1000.0], [40, 8, 40])
-    assert episodes.find(made, 50.0, DEFAULT) == []
+    assert nested_segments.find(made, 50.0, DEFAULT) == []

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_judge.blocks import SlowNetwork
 from hindmost_judge.detect import slow_network
-from hindmost_judge.findings import SlowNetwork
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Past
 

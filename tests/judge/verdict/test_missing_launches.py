@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.verdict.quality import without_lost_leads
+from hindmost_judge.verdict.inconclusive import without_lost_leads
 from hindmost_judge.verdict.schema import Verdict
 
 STEPS = 100

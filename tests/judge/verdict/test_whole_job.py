@@ -10,8 +10,8 @@ import pytest
 from hindmost_collector.formats import tables
 from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.detect import Case
 from hindmost_judge.detect import host_bound as host_bound_of
-from hindmost_judge.detector import Case
 from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, RUNNING, VANISHED
 from hindmost_judge.settings import DEFAULT

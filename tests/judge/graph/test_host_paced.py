@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
-from hindmost_judge.graph.host_lanes import by_work
+from hindmost_judge.graph.host_paced import by_work
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import summary
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from hindmost_judge.detect import host_work
-from hindmost_judge.graph import lanes
+from hindmost_judge.graph import self_time
 from hindmost_judge.whatif import replay
 
 from .timelines import MS, PHASES, run, work
@@ -21,7 +21,7 @@ def test_hosts_that_are_ahead_wait_where_no_mark_precedes_the_gpu(waits: str) ->
     """The place is found from the marks alone, wherever the program waits for its GPU."""
     own = work(4, 120)
     own[INPUT, 2] += 6.0
-    found = lanes.build_lanes(run(own, 5.0, waits=waits)).wait
+    found = self_time.build_lanes(run(own, 5.0, waits=waits)).wait
     assert found is not None
     assert (found.phase, found.lag) == WAITS[waits]
 
@@ -31,7 +31,7 @@ def test_hosts_wait_where_they_follow_their_gpus_at_once(waits: str) -> None:
     """Their clocks may be off by more than they are ahead: several places look as if they came after the GPU's end."""
     own = work(3, 150, noise=0.01) * np.array([0.05, 0.06, 3.6, 1.0, 0.0])[:, None, None]
     own[BACKWARD, 2] += 2.0
-    found = lanes.build_lanes(replace(run(own, 5.0, waits=waits), clock=4.0 * MS)).wait
+    found = self_time.build_lanes(replace(run(own, 5.0, waits=waits), clock=4.0 * MS)).wait
     assert found is not None
     assert (found.phase, found.lag) == WAITS[waits]
 
@@ -40,7 +40,7 @@ def test_hosts_pace_gpus_that_run_all_they_were_given_while_the_next_batch_is_fe
     """A GPU takes 4 ms longer for a backward than its host, and then has nothing to do for 15 ms."""
     timeline = run(work(4, 120), 14.0, waits="before")
     timeline = replace(timeline, arrived=timeline.arrived + 4.0 * MS, left=timeline.left + 4.0 * MS)
-    assert lanes.paced_by_hosts(timeline, lanes.build_lanes(timeline))
+    assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
 @pytest.mark.parametrize("waits", WAITS)
@@ -49,7 +49,7 @@ def test_own_work_is_what_hosts_did_without_their_waits(waits: str) -> None:
     own = work(4, 120)
     own[INPUT, 2] += 6.0
     timeline = run(own, 5.0, waits=waits)
-    found = lanes.build_lanes(timeline)
+    found = self_time.build_lanes(timeline)
     assert (timeline.spent.sum(axis=0).mean(axis=1) / MS) == pytest.approx([45.0] * 4, rel=0.03)
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.02)
     assert (found.least <= found.host + 1).all()
@@ -60,7 +60,7 @@ def test_work_after_a_copy_is_known_of_hosts_that_wait_in_each_step() -> None:
     """One host works 10 ms longer from the start: the others never do a forward without waiting in its copy."""
     own = work(4, 120)
     own[FORWARD, 2] += 10.0
-    found = lanes.build_lanes(run(own, 5.0, waits="copy"))
+    found = self_time.build_lanes(run(own, 5.0, waits="copy"))
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.04)
 
 
@@ -74,8 +74,8 @@ def test_hosts_that_wait_in_two_phases_work_in_them_as_those_that_do_not() -> No
     spent[FORWARD] -= moved
     spent[BACKWARD] += moved
     timeline = replace(timeline, spent=spent)
-    found = lanes.build_lanes(timeline)
-    assert lanes.paced_by_hosts(timeline, found)
+    found = self_time.build_lanes(timeline)
+    assert self_time.paced_by_hosts(timeline, found)
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.04)
 
 
@@ -88,7 +88,7 @@ def test_a_host_that_works_in_no_phase_before_its_launches_paces_its_gpu() -> No
     spent[INPUT, 2] -= 18.0 * MS
     spent[OTHER, 2] += 18.0 * MS
     timeline = replace(timeline, spent=spent)
-    assert lanes.paced_by_hosts(timeline, lanes.build_lanes(timeline))
+    assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
 def test_a_host_that_ends_a_step_long_after_its_gpu_did_not_wait_for_it() -> None:
@@ -96,7 +96,7 @@ def test_a_host_that_ends_a_step_long_after_its_gpu_did_not_wait_for_it() -> Non
     own = work(4, 120)
     own[OTHER] *= 9.0
     own[FORWARD, 2] += 6.0
-    found = lanes.build_lanes(run(own, 5.0, waits="step"))
+    found = self_time.build_lanes(run(own, 5.0, waits="step"))
     assert (found.host[OTHER, 2].mean() / MS) == pytest.approx(9.0, rel=0.02)
 
 
@@ -111,7 +111,7 @@ def test_a_host_that_takes_long_and_stays_ahead_waits() -> None:
         spent[FORWARD, :, step] -= moved
         spent[OTHER, :, step - 1] += moved
         began[:, step] += moved
-    found = lanes.build_lanes(replace(timeline, began=began, spent=spent))
+    found = self_time.build_lanes(replace(timeline, began=began, spent=spent))
     assert (found.host.sum(axis=0).mean(axis=1) / MS) == pytest.approx(own.sum(axis=0).mean(axis=1), rel=0.03)
 
 
@@ -122,7 +122,7 @@ def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str
     slow = own.copy()
     slow[INPUT, 2] += 6.0
     timeline, without = run(slow, 5.0, waits=waits), run(own, 5.0, waits=waits)
-    found = lanes.build_lanes(timeline)
+    found = self_time.build_lanes(timeline)
     observed, true = (np.diff(one.left[0]).mean() for one in (timeline, without))
     late = found.host.sum(axis=0) - found.peer_pace
     fixed = late.copy()
@@ -137,7 +137,7 @@ def test_a_slower_host_behind_a_busy_gpu_costs_nothing() -> None:
     own = work(4, 120)
     own[INPUT, 2] += 6.0
     timeline = run(own, 60.0, waits="before")
-    assert not lanes.paced_by_hosts(timeline, lanes.build_lanes(timeline))
+    assert not self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
 @pytest.mark.parametrize("launches", [True, False])
@@ -146,7 +146,7 @@ def test_hosts_pace_gpus_that_idle(launches: bool) -> None:
     own = work(4, 120)
     own[INPUT, 2] += 6.0
     timeline = run(own, 5.0, waits="before", launches=launches)
-    assert lanes.paced_by_hosts(timeline, lanes.build_lanes(timeline))
+    assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
 @pytest.mark.parametrize("waits", WAITS)
@@ -154,7 +154,7 @@ def test_a_slow_host_is_found_with_its_phase_and_its_onset(waits: str) -> None:
     """Rank 1's forward takes 5 ms longer from step 60 on; no other rank changes."""
     own = work(4, 160, noise=0.05)
     own[FORWARD, 1, 60:] += 5.0
-    (found,) = host_work.find_delays(lanes.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS)
     assert (found.row, found.phase, found.stop) == (1, FORWARD, 160)
     assert abs(found.first - 60) <= 3
     assert found.level == pytest.approx(5.0 * MS, rel=0.1)
@@ -165,7 +165,7 @@ def test_a_slow_host_is_found_once() -> None:
     own = work(4, 160, noise=0.05)
     own[FORWARD, 1, 60:] += 5.0
     own[BACKWARD, 1, 60:] += 1.5
-    (found,) = host_work.find_delays(lanes.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
+    (found,) = host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits="step")), 0.8 * MS, 8 * MS)
     assert (found.row, found.phase) == (1, FORWARD)
 
 
@@ -178,4 +178,4 @@ def test_no_rank_is_found_where_hosts_are_alike(waits: str, seed: int) -> None:
     for step in range(1, 200):
         drift[:, step] = 0.8 * drift[:, step - 1] + 0.6 * drift[:, step]
     own[INPUT] += drift
-    assert host_work.find_delays(lanes.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS) == []
+    assert host_work.find_delays(self_time.build_lanes(run(own, 5.0, waits=waits)), 0.8 * MS, 8 * MS) == []

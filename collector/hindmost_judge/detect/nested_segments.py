@@ -61,14 +61,14 @@ def find(
     hide it for longer. A segment higher by ``large`` is not noise. It does not count when segments that come and go too
     often are taken as one.
     """
-    edges = _without_pauses(series, pieces(series, smallest, settings), settings.recovered_steps)
+    edges = _without_pauses(series, segment_edges(series, smallest, settings), settings.recovered_steps)
     while True:
         layers = _layered(series, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
         calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
         sure = [_stands_out(series, calm, layer, layers, smallest, settings.min_above_around) for layer in layers]
         if min(sure, default=1.0) >= 1:
             told = sum(layer.outer is None and layer.level < large for layer in layers)
-            few = told <= settings.max_stretches and len(layers) <= _IN_TURN * settings.max_stretches
+            few = told <= settings.max_segments and len(layers) <= _IN_TURN * settings.max_segments
             return layers if few else [_all(series, layers)]
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
@@ -160,7 +160,7 @@ def _levels(series: Floats, edges: list[int]) -> list[float]:
 def _layers(
     edges: list[int], levels: list[float], floor: float, smallest: float, outer: Layer | None, end: dict[int, int]
 ) -> Iterator[Layer]:
-    """Each run of pieces above the floor as one layer as high as its lowest, and what is on top of that."""
+    """Each run of segments above the floor as one layer as high as its lowest, and what is on top of that."""
     for high, run in itertools.groupby(range(len(levels)), key=lambda at: levels[at] - floor >= smallest):
         if not high:
             continue
@@ -175,7 +175,7 @@ def _layers(
 
 
 def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[int]:
-    """Edges of the pieces with each short one joined to its neighbours that is lower than both."""
+    """Edges of the segments with each short one joined to its neighbours that is lower than both."""
     while True:
         levels = _levels(series, edges)
         pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at, recovered)), None)
@@ -206,12 +206,12 @@ def _alike(one: float, other: float) -> bool:
     return 2 * min(one, other) >= max(one, other)
 
 
-def stretch(series: Floats, smallest: float, settings: Settings) -> tuple[int, int]:
+def main_segment(series: Floats, smallest: float, settings: Settings) -> tuple[int, int]:
     """[first, stop) of the steps in which a series is persistently high on the whole.
 
-    Neighbouring pieces count as one while each is at least half as high as the highest.
+    Neighbouring segments count as one while each is at least half as high as the highest.
     """
-    edges = pieces(series, smallest, settings)
+    edges = segment_edges(series, smallest, settings)
     levels = _levels(series, edges)
     lengths = np.diff(edges)
     worth = [level * length for level, length in zip(levels, lengths, strict=True)]
@@ -233,7 +233,7 @@ def _over(after: Floats, level: float, recovered: int) -> bool:
     return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
 
 
-def pieces(series: Floats, smallest: float, settings: Settings) -> list[int]:
+def segment_edges(series: Floats, smallest: float, settings: Settings) -> list[int]:
     """Edges of the segments between the changes of a series, with its own ends."""
     series = np.nan_to_num(series)
     edges = _sharpened(series, _cut(series, smallest))
@@ -286,7 +286,7 @@ def _cut(series: Floats, smallest: float) -> list[int]:
 
 
 def _cheapest(levels: Floats, price: float) -> list[int]:
-    """Edges that cut levels [B] into pieces of two at least, of least squared error and price: optimal partitioning."""
+    """Edges that cut levels [B] into segments of two or more, at the least squared error and price."""
     sums, squares = (np.concatenate([[0.0], np.cumsum(one)]) for one in (levels, levels**2))
     at = np.arange(len(sums))
     lengths = np.maximum(at[:, None] - at, 1)

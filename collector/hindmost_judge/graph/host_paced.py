@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.graph.lanes import build_lanes, paced_by_hosts, paces
+from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import median

@@ -44,7 +44,7 @@ class Events:
 
 
 @dataclass(frozen=True)
-class Rare:
+class Recurring:
     """A row that is late again and again by about ``size`` ns, in these ``steps`` [E].
 
     ``share`` is its part of all ranks' events that are as large, ``p_value`` the chance that some healthy rank has as
@@ -74,7 +74,7 @@ def events(delay: Floats, least: float) -> Events:
     return Events(row[at], step[at], size[at])
 
 
-def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = ()) -> list[Rare]:
+def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = ()) -> list[Recurring]:
     """Rows of ``delay`` [R, S] (ns) with at least ``fewest`` events of one size, no smaller than ``least`` ns.
 
     Of rows that another measurement has ``confirmed`` to stall, events of one size are not tested against chance.
@@ -87,7 +87,7 @@ def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = 
     bounds = np.searchsorted(stalls.row, np.arange(ranks + 1))
     least_likely = _CHANCE if ranks >= _FEW_RANKS else _CHANCE_AMONG_FEW
     sizes = 1 + log(float(in_order[-1]) / float(in_order[0])) / log(ALIKE)
-    rare = []
+    found = []
     for row in np.flatnonzero(np.diff(bounds) >= fewest).tolist():
         of_row = slice(bounds[row], bounds[row + 1])
         row_sizes = np.sort(stalls.size[of_row])
@@ -106,8 +106,8 @@ def find(delay: Floats, least: float, fewest: int, confirmed: Collection[int] = 
             counted = stalls.size[of_row] >= low / ALIKE
             typical = float(np.median(stalls.size[of_row][counted]))
             share = np.count_nonzero(counted) / np.count_nonzero(stalls.size >= low / ALIKE)
-            rare.append(Rare(row, stalls.step[of_row][counted], typical, share, one_size))
-    return rare
+            found.append(Recurring(row, stalls.step[of_row][counted], typical, share, one_size))
+    return found
 
 
 def _divergence(seen: Floats, chance: float) -> Floats:

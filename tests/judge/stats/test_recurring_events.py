@@ -6,20 +6,20 @@ import time
 
 import numpy as np
 import pytest
-from hindmost_judge.stats import rare
+from hindmost_judge.stats import recurring_events
 
 STEPS, LEAST, FEWEST = 200, 0.1, 5
 
 
-def _hiccups(ranks: int, seed: int) -> rare.Floats:
+def _hiccups(ranks: int, seed: int) -> recurring_events.Floats:
     """Delays, in steps: noise, and in one step of a hundred a hiccup of a heavy-tailed size."""
     random = np.random.default_rng(seed)
     late = random.normal(0, 0.02, (ranks, STEPS))
     return np.asarray(late + (random.random(late.shape) < 0.01) * 0.1 * (1 + random.pareto(1.2, late.shape)))
 
 
-def _named(late: rare.Floats) -> list[int]:
-    return [one.row for one in rare.find(late, LEAST, FEWEST)]
+def _named(late: recurring_events.Floats) -> list[int]:
+    return [one.row for one in recurring_events.find(late, LEAST, FEWEST)]
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
@@ -51,8 +51,8 @@ def test_five_stalls_name_one_of_two_ranks_that_was_seen_to_stall() -> None:
     late = np.zeros((2, STEPS))
     late[1, 10:135:25] = 3.0
     assert _named(late) == []
-    assert [one.row for one in rare.find(late, LEAST, FEWEST, confirmed=[1])] == [1]
-    assert rare.find(late, LEAST, FEWEST, confirmed=[0]) == []
+    assert [one.row for one in recurring_events.find(late, LEAST, FEWEST, confirmed=[1])] == [1]
+    assert recurring_events.find(late, LEAST, FEWEST, confirmed=[0]) == []
 
 
 def test_larger_stalls_of_the_same_rank_count_for_it() -> None:
@@ -65,7 +65,7 @@ def test_larger_stalls_of_the_same_rank_count_for_it() -> None:
 
 def test_a_stall_over_several_steps_is_one() -> None:
     """It is as large as its largest step, and is in that step."""
-    found = rare.events(np.array([[0.0, 0.2, 0.5, 0.3, 0.0, 0.4], [0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]), LEAST)
+    found = recurring_events.events(np.array([[0.0, 0.2, 0.5, 0.3, 0.0, 0.4], [0.3, 0.0, 0.0, 0.0, 0.0, 0.0]]), LEAST)
     assert [found.row.tolist(), found.step.tolist(), found.size.tolist()] == [[0, 0, 1], [2, 5, 0], [0.5, 0.4, 0.3]]
 
 
@@ -73,16 +73,16 @@ def test_what_is_found_says_how_many_how_large_and_how_sure() -> None:
     """Of two ranks one has eight of eight by chance in one job of 128."""
     late = np.zeros((2, STEPS))
     late[1, 10::25] = 3.0
-    (one,) = rare.find(late, LEAST, FEWEST)
+    (one,) = recurring_events.find(late, LEAST, FEWEST)
     assert (len(one.steps), one.size, one.share) == (8, 3.0, 1.0)
     assert one.p_value == pytest.approx(2 / 2**8)
 
 
 def test_the_tail_is_the_binomials() -> None:
     """Three heads or more of four."""
-    assert rare.tail(3, 4, 0.5) == pytest.approx(5 / 16)
-    assert rare.tail(9, 9, 0.25) == pytest.approx(0.25**9)
-    assert rare.tail(2, 4, 0.5) == 1.0
+    assert recurring_events.tail(3, 4, 0.5) == pytest.approx(5 / 16)
+    assert recurring_events.tail(9, 9, 0.25) == pytest.approx(0.25**9)
+    assert recurring_events.tail(2, 4, 0.5) == 1.0
 
 
 def test_a_large_job_whose_ranks_scatter_takes_no_time() -> None:
