@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import argparse
+import argparse
 
 EPILOG = """\
 examples:
@@ -24,6 +21,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--spool-size", default="256MiB", metavar="SIZE", help="limit of the spool (default: 256MiB)")
     parser.add_argument("--interval", default="1s", metavar="TIME", help="time between samples (default: 1s)")
     parser.add_argument("--exit-when-stdin-closes", action="store_true", help="exit when stdin closes")
+    name = "exit_when_stdin_closes"
+    parser.add_argument("--hold", dest=name, action="store_true", help=argparse.SUPPRESS)  # its name in 0.1
 
 
 def run(args: argparse.Namespace) -> int:

@@ -31,6 +31,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         text = meaning if "default" in meaning or not one.default else f"{meaning} (default: {one.default})"
         if isinstance(one.default, bool):
             parser.add_argument(flag(one.name), action=argparse.BooleanOptionalAction, help=text)
+            if former := one.metadata["formerly"]:
+                hidden = argparse.SUPPRESS
+                parser.add_argument(flag(former), dest=one.name, action=argparse.BooleanOptionalAction, help=hidden)
         else:
             parser.add_argument(flag(one.name), metavar=form or None, choices=choices or None, help=text)
     parser.add_argument(

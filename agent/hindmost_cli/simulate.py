@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
@@ -9,15 +10,12 @@ import re
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost.errors import UsageError
 from hindmost_proto.address import parse
 
 from hindmost_cli import arguments, report
-
-if TYPE_CHECKING:
-    import argparse
 
 _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
@@ -69,6 +67,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--clock-drift-ppm", type=float, metavar="PPM", help="drift between the nodes' clocks (default: 10)")
     add("--fault", action="append", default=[], metavar="FAULT", help="inject a fault (see below); may be repeated")
     add("--ground-truth", type=Path, metavar="FILE", help="write the injected faults and their cost to FILE (JSON)")
+    add("--truth", dest="ground_truth", type=Path, help=argparse.SUPPRESS)  # its name in 0.1
 
 
 def run(args: argparse.Namespace) -> int:

@@ -33,8 +33,9 @@ if TYPE_CHECKING:
 GRPC_PORT, HTTP_PORT = 9460, 9461
 
 
-def _setting(default: Any, meaning: str, form: str = "", choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"meaning": meaning, "form": form, "choices": choices})
+def _setting(default: Any, meaning: str, form: str = "", choices: tuple[str, ...] = (), formerly: str = "") -> Any:
+    """``formerly`` is the setting's name in 0.1: still accepted, and in no help."""
+    return field(default=default, metadata={"meaning": meaning, "form": form, "choices": choices, "formerly": formerly})
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class Options:
     job_id: str = _setting("", "the job of --out and --command", "ID")
     command: str = _setting("", "command line of the job, for reports", "TEXT")
     launcher: str = _setting("", "launcher of the job, for reports", "NAME")
-    exit_when_stdin_closes: bool = _setting(default=False, meaning="exit when stdin closes")
+    exit_when_stdin_closes: bool = _setting(default=False, meaning="exit when stdin closes", formerly="hold")
     flush_seconds: float = _setting(0.0, "time between writes to the store (default: 1 with --out, else 10)", "SECONDS")
     memory_mib: int = _setting(256, "memory for rows; above it, node samples are dropped", "MIB")
     judge_seconds: float = _setting(1.5, "time between evaluations of a running job", "SECONDS")
@@ -97,6 +98,9 @@ def address(text: str, what: str) -> Address:
         raise UsageError(f"{what} {text!r} is not HOST:PORT, for example 127.0.0.1:{GRPC_PORT}")
     return found._replace(host=found.host or "0.0.0.0")  # noqa: S104 - asked for by leaving the host out
 
+
+#: Former name of a setting to its name.
+_FORMERLY = {one.metadata["formerly"]: one.name for one in fields(Options) if one.metadata["formerly"]}
 
 PREFIX = "HINDMOST_COLLECTOR_"
 #: The table of the TOML file that holds thresholds.
@@ -145,10 +149,11 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
     for layer in layers:
-        for name, value in layer.values.items():
+        for given, value in layer.values.items():
+            name = _FORMERLY.get(given, given)
             if name not in known:
                 raise UsageError(f"{layer.named(name)} is not a setting; settings are {', '.join(sorted(known))}")
-            written[name] = layer.named(name)
+            written[name] = layer.named(given)
             values[name] = converted(written[name], value, known[name])
     options = Options(**values)
     _check(options, lambda name: written.get(name, flag(name)))
@@ -320,7 +325,7 @@ def _table(config: Path | None) -> Mapping[str, Any]:
     if config is None:
         return {}
     found = read(config)
-    for name in found.keys() - {one.name for one in fields(Options)} - {JUDGE}:
+    for name in found.keys() - {one.name for one in fields(Options)} - _FORMERLY.keys() - {JUDGE}:
         raise UsageError(f"{config}: {name} is neither [{JUDGE}] nor a setting of the collector")
     table = found.get(JUDGE, {})
     if not isinstance(table, dict):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 from typing import TYPE_CHECKING
@@ -12,7 +13,6 @@ import pytest
 from words import rules
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 LONGEST_SENTENCE = 25
@@ -28,7 +28,7 @@ def name(request: pytest.FixtureRequest) -> str:
 def texts(parser: argparse.ArgumentParser) -> list[str]:
     """What a parser's help says: a text for each option, and for each line around them."""
     around = f"{parser.description}\n{parser.epilog or ''}".splitlines()
-    return around + [action.help or "" for action in parser._actions]
+    return around + [action.help or "" for action in parser._actions if action.help != argparse.SUPPRESS]
 
 
 def examples(name: str) -> list[list[str]]:
@@ -61,6 +61,23 @@ def test_the_first_help_fits_a_screen_and_names_every_command(monkeypatch: pytes
     assert re.findall(r"^  (\w+) +\w", text.partition("commands:")[2], re.MULTILINE)[
         : len(hindmost_cli.COMMANDS)
     ] == list(hindmost_cli.COMMANDS)
+
+
+@pytest.mark.parametrize(
+    ("former", "words"),
+    [
+        ("agent --hold", "agent --exit-when-stdin-closes"),
+        ("collector --hold", "collector --exit-when-stdin-closes"),
+        ("collector --no-hold", "collector --no-exit-when-stdin-closes"),
+        ("simulate run --truth F", "simulate run --ground-truth F"),
+        ("attach --pid 1 --stacks --keep D", "attach --pid 1 --stacks --save-to D"),
+    ],
+)
+def test_an_option_of_0_1_is_accepted_and_in_no_help(former: str, words: str) -> None:
+    name, *old = former.split()
+    parser = hindmost_cli.command(name)
+    assert parser.parse_args(old) == parser.parse_args(words.split()[1:])
+    assert re.search(r"--(no-)?(hold|truth|keep)\b", parser.format_help()) is None
 
 
 def test_help_has_an_example_that_the_command_accepts(name: str) -> None:

@@ -17,9 +17,10 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command_line
 from hindmost_collector import main, maintenance
-from hindmost_collector.options import Options, resolve
+from hindmost_collector.options import Options, resolve, resolve_thresholds
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_collector.store.parquet.upkeep import Upkeep
+from hindmost_judge.settings import DEFAULT
 
 from tests.collector.waiting import until
 
@@ -160,6 +161,16 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(name, tmp_path):
     assert [*found, resolve({}, {}, tmp_path / "c.toml")] == found[:1] * 3
     assert str(getattr(found[0], name)) == text.replace("true", "True")
     assert getattr(found[0], name) != getattr(Options(), name)
+
+
+def test_the_name_of_a_setting_in_0_1_is_accepted(tmp_path):
+    """It counts as the setting of today, and mistakes name it as it was written."""
+    (tmp_path / "c.toml").write_text("hold = true\n")
+    assert resolve({}, {}, tmp_path / "c.toml").exit_when_stdin_closes
+    assert resolve({}, {"HINDMOST_COLLECTOR_HOLD": "1"}).exit_when_stdin_closes
+    assert resolve_thresholds((), {}, tmp_path / "c.toml") == DEFAULT
+    with pytest.raises(UsageError, match="HINDMOST_COLLECTOR_HOLD is 'maybe', which is neither true nor false"):
+        resolve({}, {"HINDMOST_COLLECTOR_HOLD": "maybe"})
 
 
 def test_a_flag_takes_back_what_the_environment_says():

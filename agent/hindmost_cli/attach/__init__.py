@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 import time
@@ -13,8 +14,6 @@ from hindmost.errors import HindmostError, UsageError
 from hindmost_cli import arguments
 
 if TYPE_CHECKING:
-    import argparse
-
     from hindmost_cli.attach.sampling import Shares
     from hindmost_cli.attach.target import Target
 
@@ -48,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stacks", action="store_true", help=what)
     what = "with --stacks: also append each rank's stacks to a file in DIR/stacks"
     parser.add_argument("--save-to", type=Path, metavar="DIR", help=what)
+    parser.add_argument("--keep", dest="save_to", type=Path, help=argparse.SUPPRESS)  # its name in 0.1
     parser.add_argument("--format", choices=("text", "json"), default="text", help="output format (default: text)")
 
 
