@@ -29,11 +29,11 @@ from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
+from hindmost_collector.live.evaluation_loop import LOOK_S, Watch
+from hindmost_collector.live.evaluation_schedule import Judging, load_judge, share_of
 from hindmost_collector.live.incremental import seen
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.judging import Judging, load_judge, share_of
-from hindmost_collector.live.watching import LOOK_S, Watch
 from hindmost_collector.live.window import ROWS
 from hindmost_collector.simulate import Fault, Scenario, engine
 from hindmost_collector.simulate.stream import Job

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import priority
+from hindmost import daemon_process
 from hypothesis import HealthCheck, settings
 
 from tests import recordings
@@ -50,8 +50,8 @@ def names(item: pytest.Item, *marks: str) -> set[str]:
 @pytest.fixture(autouse=True)
 def priority_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent or collector inside of a test would lower this process for good, and all that later tests start."""
-    monkeypatch.setattr(priority, "lower", lambda *_, **__: None)
-    monkeypatch.setattr(priority, "weigh", lambda *_, **__: None)
+    monkeypatch.setattr(daemon_process, "lower_priority", lambda *_, **__: None)
+    monkeypatch.setattr(daemon_process, "set_session_priority", lambda *_, **__: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from hindmost import __version__, priority
-from hindmost.open_files import allow_files
-from hindmost.priority import FullCores
+from hindmost import __version__, daemon_process
+from hindmost.daemon_process import FullCores, raise_open_file_limit
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import Address
 
@@ -107,7 +106,9 @@ class Daemon:
         if self.settings.exit_when_stdin_closes:
             self._watch_stdin(loop)
         self._say_ready(server)
-        await asyncio.to_thread(priority.lower, priority.AGENT, nice=priority.AGENT_THREADS)
+        await asyncio.to_thread(
+            daemon_process.lower_priority, daemon_process.AGENT_SESSION, nice=daemon_process.AGENT_THREADS
+        )
         gc.collect()
         gc.freeze()  # what is here now stays: no later collection needs to look through it
         gc.set_threshold(YOUNG)
@@ -249,7 +250,9 @@ class Daemon:
         """Give this session its priority: below the ranks, but while stacks are read and once it leaves."""
         async with self._weighing:
             leaves = self._leaving is None or self._leaving.done()
-            await asyncio.to_thread(priority.weigh, 0 if leaves or self._dumping else priority.AGENT)
+            await asyncio.to_thread(
+                daemon_process.set_session_priority, 0 if leaves or self._dumping else daemon_process.AGENT_SESSION
+            )
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
         paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]
@@ -322,7 +325,7 @@ def serve(
 ) -> int:
     """Run an agent in this process; returns its exit code. ``again`` starts another in its place."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="hindmost agent: %(message)s")
-    allow_files()
+    raise_open_file_limit()
     held = lock(settings.ring_dir) if settings.ring_dir is not None else None
     if settings.ring_dir is not None and held is None:
         log.info("another agent already reads %s; nothing to do", settings.ring_dir)

@@ -1,4 +1,4 @@
-"""A closer look at one rank: every event of some steps that its rings still hold, as a trace that viewers open.
+"""The event trace of one rank that a collector asks for: every event of some steps that its rings still hold.
 
 Chrome's trace format (Perfetto, chrome://tracing): complete events with ``ts`` and ``dur`` in us of the node's
 CLOCK_MONOTONIC, one thread a producer.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 from hindmost import __version__
 from hindmost.errors import HindmostError, MissingError, UsageError
 
-from hindmost_cli import streams
+from hindmost_cli import stdio
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,7 +55,7 @@ class _Help(argparse.RawDescriptionHelpFormatter):
     """Options and their meaning in one line where the terminal is wide enough."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=34, width=streams.width(unknown=80) - 2)
+        super().__init__(prog, max_help_position=34, width=stdio.width(unknown=80) - 2)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -80,7 +80,7 @@ def command(name: str) -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one subcommand; return its exit code. What is wrong with its input or around it is one line on stderr."""
-    streams.prepare()
+    stdio.prepare()
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments[:1] and arguments[0] in COMMANDS else ""
     try:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # the reader of our output has closed it
-        streams.discard()
+        stdio.discard()
         return 141
     except (HindmostError, ImportError, MemoryError, OSError, UnicodeEncodeError) as error:
         return _fail(name, _in_words(name, error))
@@ -99,7 +99,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _fail(name: str, why: HindmostError) -> int:
-    streams.say(f"{f'hindmost {name}'.rstrip()}: {why}\n")
+    stdio.say(f"{f'hindmost {name}'.rstrip()}: {why}\n")
     return why.exit_code
 
 
@@ -151,7 +151,7 @@ def _of_the_system(error: Exception) -> HindmostError:
     why, file = getattr(error, "strerror", None) or error, getattr(error, "filename", None)
     if file is not None or getattr(error, "errno", None) not in _UNWRITTEN:
         return HindmostError(f"{file}: {why}" if file is not None else str(why))
-    streams.discard()
+    stdio.discard()
     return HindmostError(f"cannot write the output ({why}): free some space, or write it elsewhere")
 
 

@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
-from hindmost_cli import arguments, streams
+from hindmost_cli import arguments, stdio
 from hindmost_cli.report import place
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
         return 0
     from hindmost_collector.report import compare as text
 
-    sys.stdout.write(text.render(found, streams.width(least=80), streams.colored(sys.stdout)))
+    sys.stdout.write(text.render(found, stdio.width(least=80), stdio.colored(sys.stdout)))
     return 0
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from hindmost.errors import UsageError, printable
 
-from hindmost_cli import streams
+from hindmost_cli import stdio
 from hindmost_cli.report import place
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def _screen(names: list[str], rows: Iterator[tuple[Any, ...]], out: TextIO) -> N
         table.add_column(printable(str(name)), justify="right" if numbers else "left", overflow="fold")
     for row in shown:
         table.add_row(*(printable(_cell(one), keep="\n") for one in row))
-    page = console(shutil.get_terminal_size().columns, streams.colored(out))
+    page = console(shutil.get_terminal_size().columns, stdio.colored(out))
     page.print(table)
     out.write(written(page))
     if left := sum(1 for _ in rows):

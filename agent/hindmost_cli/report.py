@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import UsageError
 
-from hindmost_cli import arguments, streams
+from hindmost_cli import arguments, stdio
 
 if TYPE_CHECKING:
     import argparse
@@ -57,7 +57,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
     chosen = parse_ranks(args.ranks) if args.ranks else None
-    color = args.output is None and streams.colored(sys.stdout)
+    color = args.output is None and stdio.colored(sys.stdout)
     given = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
     recordings_in = [args.path] if others else _recordings(args.path, args.format)
@@ -150,15 +150,15 @@ def render(
     report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False, more: str = ""
 ) -> str:
     """The report in one of the formats; ``more`` is the command that explains it."""
-    from hindmost_collector.report import csv, html, rendered, text
+    from hindmost_collector.report import csv, html, text, verdict_lines
 
     if kind == "json":
-        return rendered.render_json(report)
+        return verdict_lines.render_json(report)
     if kind == "html":
         return html.render(report)
     if kind == "csv":
         return csv.render(report, ranks)
-    return text.render(report, streams.width(least=80), color, ranks, explain=explain, more=more or text.EXPLAIN)
+    return text.render(report, stdio.width(least=80), color, ranks, explain=explain, more=more or text.EXPLAIN)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

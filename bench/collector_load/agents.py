@@ -24,7 +24,7 @@ from hindmost_agent.delivery.ship import CLOCK_PERIOD_S, SILENCE_S, RoundTrips
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import REPEAT_NS
 from hindmost_agent.sampler import Own
-from hindmost_collector.ingest.packed import varint
+from hindmost_collector.ingest.packed_fields import varint
 from hindmost_proto import telemetry_pb2 as wire
 
 from bench.collector_load import node

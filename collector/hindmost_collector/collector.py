@@ -14,13 +14,13 @@ from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.connections import listen
 from hindmost_collector.ingest.session import batch_ns
 from hindmost_collector.ingest.streams import MESSAGE_LIMIT
-from hindmost_collector.live.judging import STARTING_S
+from hindmost_collector.live.evaluation_loop import Watch
+from hindmost_collector.live.evaluation_schedule import STARTING_S
 from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note
-from hindmost_collector.live.watching import Watch
 from hindmost_collector.maintenance import tend
+from hindmost_collector.serve.endpoints import Endpoints
 from hindmost_collector.serve.http import Page
-from hindmost_collector.serve.scrape import Scrape
 from hindmost_collector.store.recorder import WAIT_S
 from hindmost_collector.store.remote_write.http import Receiver
 from hindmost_collector.store.remote_write.sink import RemoteWrite
@@ -50,7 +50,7 @@ class Collector(Components):
 
     def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
         super().__init__(options, store, settings)
-        self.scrape = Scrape(self)
+        self.endpoints = Endpoints(self)
         self.remote = self._remote_write()
         self.watch = Watch(self, self.judging, self._end)
         self._described: set[str] = set()  # jobs of whose ranks something new is known
@@ -63,7 +63,7 @@ class Collector(Components):
         if not self.options.remote_write:
             return None
         receiver = Receiver(self.options.remote_write)
-        label, page = self.options.job_label, self.scrape.jobs_text
+        label, page = self.options.job_label, self.endpoints.jobs_text
         return RemoteWrite(receiver, self.definitions, page, job_label=label, now_ns=self.clock.now)
 
     async def start(self, page: Page | None = None) -> dict[str, str | None]:
@@ -76,7 +76,7 @@ class Collector(Components):
         self._server, bound = listen(self.options.listen, handlers, MESSAGE_LIMIT)
         http = self.options.http_address
         if http and not page:
-            self._page = Page(http, self.scrape)
+            self._page = Page(http, self.endpoints)
         await self._server.start()
         if self.remote:
             self.remote.start()
@@ -84,7 +84,7 @@ class Collector(Components):
         self._tasks = [asyncio.create_task(one) for one in work]
         self.ready = True
         if page:
-            page.show(self.scrape)
+            page.show(self.endpoints)
         if self.options.job_id:
             self.job(self.options.job_id)
             note(self, self.options.job_id, {"started_ns": self.clock.now()})
@@ -185,7 +185,7 @@ class Collector(Components):
         """Write down the end of a job, and forget it."""
         await seal(self, job, self.flush)
         del self.jobs[job.id]
-        self.scrape.forget(job.id)
+        self.endpoints.forget(job.id)
         self.definitions.forget_job(job.id)
 
     async def stop(self, reason: str) -> dict[str, Any] | None:

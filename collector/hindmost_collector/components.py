@@ -1,11 +1,11 @@
-"""What a collector is made of: each part made once, and given to all that work with several of them."""
+"""The objects that a collector is made of, each made once, and passed to modules that need several of them."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from hindmost.priority import FullCores
+from hindmost.daemon_process import FullCores
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.clock import JobClock
@@ -13,10 +13,10 @@ from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.inbox import Parking
 from hindmost_collector.ingest.streams import Ingest
+from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.live.notification import Lines, Outlet, destination
-from hindmost_collector.process import Lag, ShieldedTasks
+from hindmost_collector.runtime import Lag, ShieldedTasks
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import Recorder
 

@@ -13,18 +13,18 @@ import sys
 import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from hindmost import priority
+from hindmost import daemon_process
+from hindmost.daemon_process import raise_open_file_limit
 from hindmost.errors import HindmostError
-from hindmost.open_files import allow_files
 from hindmost_judge.settings import DEFAULT
 from hindmost_proto import retry
 
-from hindmost_collector import process
+from hindmost_collector import runtime
 from hindmost_collector.collector import Collector
 from hindmost_collector.ingest import relay
 from hindmost_collector.live.sealing import from_memory
 from hindmost_collector.store.clickhouse.client import Unreachable, is_url, parse
-from hindmost_collector.store.opening import store_and_page
+from hindmost_collector.store.startup import store_and_page
 
 if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
@@ -61,10 +61,10 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     # A user who starts a job by hand also keeps its collector, and reads its log only for trouble.
     logging.basicConfig(level=logging.WARNING if options.exit_when_stdin_closes else logging.INFO, handlers=[handler])
     logging.getLogger("grpc").setLevel(logging.ERROR)
-    allow_files()
+    raise_open_file_limit()
     sys.setswitchinterval(SWITCH_S)
-    process.set_up_allocator()
-    process.put_off_pandas()
+    runtime.set_up_allocator()
+    runtime.put_off_pandas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)
     return asyncio.run(_serve(options, settings))
@@ -108,7 +108,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
         log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
     if options.exit_when_stdin_closes:
-        await asyncio.to_thread(priority.lower, priority.COLLECTOR)
+        await asyncio.to_thread(daemon_process.lower_priority, daemon_process.COLLECTOR_SESSION)
     job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
     if options.exit_when_stdin_closes:
         follow = (collector, asyncio.get_running_loop(), (job_over, stopped))
@@ -116,7 +116,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     await stopped.wait()
     log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
     if options.exit_when_stdin_closes:
-        await asyncio.to_thread(priority.weigh, 0)
+        await asyncio.to_thread(daemon_process.set_session_priority, 0)
     reason = retry.JOB_OVER if job_over.is_set() else "the collector is stopping"
     stopping = asyncio.create_task(collector.stop(reason))
     if not await ended(stopping, collector):
@@ -169,7 +169,8 @@ def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_
         else:
             job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
-            priority.weigh(0)  # the ranks are gone, and the agent waits only so long for its last acknowledgement
+            # the ranks are gone, and the agent waits only so long for its last acknowledgement
+            daemon_process.set_session_priority(0)
     for one in at_the_end:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the collector has stopped before stdin
             loop.call_soon_threadsafe(one.set)

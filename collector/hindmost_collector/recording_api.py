@@ -1,4 +1,4 @@
-"""A recorded run for notebooks and scripts: its tables as Arrow or pandas, and SQL over them.
+"""The Python API of recordings, for notebooks and ``hindmost query``: tables as Arrow or pandas, and SQL over them.
 
 >>> run = hindmost_collector.open("runs/42")                            # doctest: +SKIP
 >>> run.steps().to_pandas().groupby("rank").duration_ns.median()        # doctest: +SKIP

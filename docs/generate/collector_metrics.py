@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_collector import process
+from hindmost_collector import runtime
 from hindmost_collector.ingest import connections, relay
-from hindmost_collector.serve import metrics, own_metrics
+from hindmost_collector.serve import job_metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
 from hindmost_collector.store.remote_write import sink
 
@@ -33,7 +33,7 @@ OWN = (
     *own_metrics.OF_AGENTS,
     *own_metrics.OF_COLLECTOR,
     connections.REFUSED,
-    process.LOOP_LAG,
+    runtime.LOOP_LAG,
     *sink.METRICS,
 )
 
@@ -44,10 +44,10 @@ def page() -> str:
         (
             HEAD,
             "## Jobs and ranks\n",
-            _table(metrics.OF_JOBS),
+            _table(job_metrics.OF_JOBS),
             "## Verdicts\n",
             VERDICTS,
-            _table(metrics.OF_VERDICTS),
+            _table(job_metrics.OF_VERDICTS),
             "## The collector itself\n",
             _table(OWN),
             "## A relay\n",

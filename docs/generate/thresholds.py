@@ -37,7 +37,7 @@ name the wrong rank more often. Numbers that are part of a method are in the cod
 #: Modules that judge, live and after the run; every detector and all that these import judge too.
 ROOTS = (
     "hindmost_judge.judge",
-    "hindmost_collector.live.judging",
+    "hindmost_collector.live.evaluation_schedule",
     "hindmost_collector.live.verdicts",
     "hindmost_collector.live.jobs",
 )

@@ -16,7 +16,7 @@ import pytest
 from hindmost_collector.collector import Collector
 from hindmost_collector.options import Options
 from hindmost_collector.simulate.stream import open_stream
-from hindmost_collector.store.opening import open_store
+from hindmost_collector.store.startup import open_store
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

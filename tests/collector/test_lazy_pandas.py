@@ -10,7 +10,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from hindmost_collector.process import put_off_pandas
+from hindmost_collector.runtime import put_off_pandas
 put_off_pandas()
 column = pa.array(np.arange(3))
 pq.write_table(pa.table({"column": column, "text": pa.array(["a", "b", "a"]).dictionary_encode()}), sys.argv[1])

@@ -228,7 +228,7 @@ def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):
     async def scenario():
         async with collecting(store=str(tmp_path)) as collector:
             await until(lambda: collector.upkeep_seconds > 0.001)
-            return collector.scrape.metrics().decode()
+            return collector.endpoints.metrics().decode()
 
     (line,) = re.findall(r"^hindmost_collector_upkeep_seconds_total (\S+)$", asyncio.run(scenario()), re.MULTILINE)
     assert float(line) > 0.001

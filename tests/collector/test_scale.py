@@ -10,7 +10,7 @@ from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.window import ALL_ROWS, LEAST_ROWS, ROWS, window_limit
 from hindmost_collector.store.parquet import segments

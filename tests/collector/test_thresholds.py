@@ -9,7 +9,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
 from hindmost_collector.live import jobs
-from hindmost_collector.live.judging import Judging
+from hindmost_collector.live.evaluation_schedule import Judging
 from hindmost_collector.options import resolve_thresholds, with_thresholds
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge

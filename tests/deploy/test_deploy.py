@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hindmost.open_files import MOST_FILES
+from hindmost.daemon_process import MOST_FILES
 from hindmost_collector.store.recorder import HANGS_S
 
 from tests.needs import need

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.priority import FullCores
+from hindmost.daemon_process import FullCores
 
 if TYPE_CHECKING:
     from pathlib import Path

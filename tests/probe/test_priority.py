@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 LOWERED = """
 import os, sys, threading, time
 from pathlib import Path
-from hindmost import priority
+from hindmost import daemon_process
 threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
-priority.lower(19, Path(sys.argv[1]))
+daemon_process.lower_priority(19, Path(sys.argv[1]))
 tasks = [int(task) for task in os.listdir("/proc/self/task")]
 nice = {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
 print(len(tasks), nice, {os.sched_getscheduler(task) for task in tasks})

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.report import columns
-from hindmost_collector.report.rendered import rendered
+from hindmost_collector.report.verdict_lines import rendered
 
 from words import rules
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_collector.report import columns, html, text
-from hindmost_collector.report.rendered import rendered
+from hindmost_collector.report.verdict_lines import rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs, every few seconds: what drifts rather than jumps."""
+"""Memory in use, temperatures, memory clock and performance state of NVIDIA GPUs, every 5 s."""
 
 from __future__ import annotations
 

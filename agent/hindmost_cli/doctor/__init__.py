@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
 
-from hindmost_cli import streams
+from hindmost_cli import stdio
 from hindmost_cli.doctor import checks
 from hindmost_cli.doctor.checks import Machine
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     if args.format == "json":
         print(json.dumps({name: dataclasses.asdict(finding) for name, finding in findings.items()}, indent=2))
     else:
-        color = streams.colored(sys.stdout)
+        color = stdio.colored(sys.stdout)
         print("\n".join(_lines(name, finding, color) for name, finding in findings.items()))
     return 0
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import HindmostError, UsageError
 from hindmost_proto.address import parse
 
-from hindmost_cli import arguments, launchers, streams
-from hindmost_cli.run import foreground, lines
+from hindmost_cli import arguments, launchers, stdio
+from hindmost_cli.run import foreground, live_output
 from hindmost_cli.run.session import RunRequest, Session
 
 if TYPE_CHECKING:
@@ -77,13 +77,13 @@ def run(args: argparse.Namespace) -> int:
         _say(f"the job runs unobserved: {error}")
         return foreground.exit_like(foreground.run(request.command, environ))
     wanted = not args.quiet and (args.log_verdicts or sys.stderr.isatty())
-    return foreground.exit_like(_observed(session, lines.say if wanted else lines.none))
+    return foreground.exit_like(_observed(session, live_output.say if wanted else live_output.none))
 
 
 def _observed(session: Session, tell: Callable[[dict[str, Any]], None]) -> int:
     if session.page:
         _say(f"page http://{session.page}/  metrics http://{session.page}/metrics  run {_short(session.directory)}")
-        if tunnel := lines.tunnel(session.page, session.environ):
+        if tunnel := live_output.tunnel(session.page, session.environ):
             _say(f"from your own machine: {tunnel}")
     try:
         returncode = foreground.run(
@@ -147,7 +147,7 @@ def _short(path: Path) -> str:
 
 
 def _say(sentence: str) -> None:
-    streams.say(f"hindmost: {sentence}\n")
+    stdio.say(f"hindmost: {sentence}\n")
 
 
 def show(directory: Path, said: str) -> None:
@@ -157,13 +157,13 @@ def show(directory: Path, said: str) -> None:
     """
     report = _written(directory) or _spoken(said)
     if report is None:
-        streams.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n")
+        stdio.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n")
         return
     from hindmost_collector.report import text
 
-    width = streams.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
+    width = stdio.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
     more = f"hindmost report {shlex.quote(str(directory))} --explain"
-    streams.say(text.render(report, width, streams.colored(sys.stderr), more=more).rstrip("\n") + "\n")
+    stdio.say(text.render(report, width, stdio.colored(sys.stderr), more=more).rstrip("\n") + "\n")
 
 
 def _say_files(directory: Path) -> None:

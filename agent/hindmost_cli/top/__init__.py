@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
 
-from hindmost_cli import streams
+from hindmost_cli import stdio
 from hindmost_cli.top.source import Collector, RunDirectory
 
 if TYPE_CHECKING:
@@ -71,4 +71,4 @@ def printed(source: Collector | RunDirectory, job: str | None) -> str:
         return f"hindmost · {', '.join(source.jobs()) or 'no job yet'} · no verdict yet\n"
     from hindmost_collector.report import text
 
-    return text.render(report, streams.width(), streams.colored(sys.stdout), more="on the page")
+    return text.render(report, stdio.width(), stdio.colored(sys.stdout), more="on the page")

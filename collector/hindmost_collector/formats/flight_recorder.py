@@ -24,7 +24,7 @@ from hindmost.errors import UsageError
 from hindmost_judge.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged
-from hindmost_collector.formats.processes import ITEM_BYTES, ProcessGroup, rank_in_name
+from hindmost_collector.formats.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
 from hindmost_collector.formats.tables import concatenate, operation, table
 from hindmost_collector.joining import one_job
 

@@ -21,7 +21,7 @@ from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
-from hindmost_collector.formats.processes import (
+from hindmost_collector.formats.rank_mapping import (
     WINDOW_NS,
     communicators,
     counted,

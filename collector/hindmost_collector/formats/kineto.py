@@ -26,7 +26,7 @@ from hindmost_judge.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.formats.files import SAMPLE_BYTES, open_bytes, read_undamaged
 from hindmost_collector.formats.json_stream import events, microseconds
-from hindmost_collector.formats.processes import ITEM_BYTES, ProcessGroup, rank_in_name
+from hindmost_collector.formats.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
 from hindmost_collector.formats.tables import concatenate, operation, table
 from hindmost_collector.joining import one_job
 

@@ -29,7 +29,7 @@ import pyarrow.csv as pa_csv
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table, rows
 
 from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged
-from hindmost_collector.formats.processes import (
+from hindmost_collector.formats.rank_mapping import (
     WINDOW_NS,
     communicators,
     counted,

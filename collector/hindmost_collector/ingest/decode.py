@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_judge.model import ANY_PEER, GPU_TIME
 
-from hindmost_collector.ingest.packed import IntervalBlock, cut, eights, first, varint, varint_count, varints
+from hindmost_collector.ingest.packed_fields import IntervalBlock, cut, eights, first, varint, varint_count, varints
 from hindmost_collector.ingest.row_builder import (
     NAME_LIMIT,
     PHASE_COLUMNS,
@@ -69,7 +69,7 @@ def references(batch: Any, blocks: Iterable[Samples], definitions: Definitions) 
 
 
 class Decoder:
-    """Takes batches, as :mod:`hindmost_collector.ingest.packed` has them, apart into rows by job.
+    """Takes batches, as :mod:`hindmost_collector.ingest.packed_fields` has them, apart into rows by job.
 
     ``words`` holds the operation, step-kind and interval names behind the codes in the rows.
     """

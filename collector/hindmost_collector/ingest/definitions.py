@@ -16,7 +16,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 from google.protobuf.message import DecodeError
 
-from hindmost_collector.ingest.packed import Label, eights
+from hindmost_collector.ingest.packed_fields import Label, eights
 from hindmost_collector.ingest.row_builder import NAME_LIMIT, RANK_LIMIT, TICK_NS, Malformed, bounded
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Schema:
 
 
 def learned(sent: Any) -> Schema:
-    """The schema that an agent defines, as :mod:`hindmost_collector.ingest.packed` has it. Raises Malformed."""
+    """The schema that an agent defines, as :mod:`hindmost_collector.ingest.packed_fields` has it. Raises Malformed."""
     helps: dict[str, str] = {}
     for one in sent.series:  # help travels once for each name
         if one.help:

@@ -6,7 +6,7 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.ingest.packed import AgentMessage
+from hindmost_collector.ingest.packed_fields import AgentMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -24,7 +24,7 @@ from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
 from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, RejectedCalls, ended, listen, served
-from hindmost_collector.ingest.packed import varint
+from hindmost_collector.ingest.packed_fields import varint
 from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import address
 from hindmost_collector.serve.exposition import INFO, collected, counter, gauge

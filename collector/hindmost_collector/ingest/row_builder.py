@@ -15,7 +15,7 @@ import numpy as np
 from hindmost_judge import encoding
 from hindmost_judge.model import PHASES
 
-from hindmost_collector.ingest.packed import eights, first, signed, varint, varint_count, varints
+from hindmost_collector.ingest.packed_fields import eights, first, signed, varint, varint_count, varints
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -56,7 +56,7 @@ class StoreAway(HindmostError):  # noqa: N818 - a state of the store, said as an
 
 
 class Ingest:
-    """The Telemetry service. Its messages are those of :mod:`hindmost_collector.ingest.packed`.
+    """The Telemetry service. Its messages are those of :mod:`hindmost_collector.ingest.packed_fields`.
 
     Args:
         durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.

@@ -17,7 +17,7 @@ from hindmost_judge.model import Run, Unseen, rows, without_waits
 from hindmost_judge.timeline import matching
 from hindmost_judge.verdict.wording import names
 
-from hindmost_collector.formats import flight_recorder, processes
+from hindmost_collector.formats import flight_recorder, rank_mapping
 from hindmost_collector.formats.tables import select
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def _missing(one: Run, world: set[int]) -> list[str]:
     lacking = sorted(world - set(one.ranks["rank"].tolist()))
     if not lacking:
         return []
-    if processes.GUESSED in one.notes:
+    if rank_mapping.GUESSED in one.notes:
         return [f"{one.job.source}: the files of {len(lacking)} of {len(world)} ranks are missing (ranks unknown)."]
     are = "'s file is missing" if len(lacking) == 1 else ": their files are missing"
     return [f"{one.job.source}: {names(lacking)}{are}."]
@@ -121,7 +121,7 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
 
 def _guessed(run: Run) -> bool:
     """Whether nothing tells which ranks the files are of: nor, then, whose are missing."""
-    return processes.GUESSED in run.notes
+    return rank_mapping.GUESSED in run.notes
 
 
 def _shortened(run: Run, cut: Sequence[Extent]) -> Run:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_judge.model import UNMEASURED, has_launches, rows
 
-from hindmost_collector.formats import processes
+from hindmost_collector.formats import rank_mapping
 from hindmost_collector.formats.tables import select
 
 if TYPE_CHECKING:
@@ -122,9 +122,9 @@ _MOST_RANKS = 4096
 
 def with_ranks_by_time(runs: Sequence[Run]) -> list[Run]:
     """The runs, those whose ranks were guessed from process ids with the ranks that another one's times tell."""
-    known = [run for run in runs if _enqueued_by_rank(run) and processes.GUESSED not in run.notes]
+    known = [run for run in runs if _enqueued_by_rank(run) and rank_mapping.GUESSED not in run.notes]
     return [
-        _with_ranks(run, known) if processes.GUESSED in run.notes and _enqueued_by_rank(run) else run for run in runs
+        _with_ranks(run, known) if rank_mapping.GUESSED in run.notes and _enqueued_by_rank(run) else run for run in runs
     ]
 
 
@@ -185,7 +185,7 @@ def _renumbered(run: Run, ranks: dict[int, int]) -> Run:
         ranks=mapped(run.ranks),
         collectives=mapped(run.collectives),
         communicators=mapped(run.communicators),
-        notes=tuple(note for note in run.notes if note != processes.GUESSED),
+        notes=tuple(note for note in run.notes if note != rank_mapping.GUESSED),
     )
 
 

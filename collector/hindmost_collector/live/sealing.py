@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost import __version__
 from hindmost_judge.verdict import missing_ranks
 
-from hindmost_collector import process
+from hindmost_collector import runtime
 from hindmost_collector.report import html
 
 if TYPE_CHECKING:
@@ -87,12 +87,12 @@ def _whole(components: Components, job: LiveJob) -> Run:
     if recorder.store is None:
         return from_memory(components, job)
     try:
-        process.give_memory_back()
+        runtime.give_memory_back()
         run = missing_ranks.with_missing(recorder.store.read(job.id))
     except Exception as error:  # noqa: BLE001 - readers of torn files raise errors of their own
         return from_memory(components, job, f"the recording cannot be read ({error})")
     job.window.let_go()  # judging a large job takes as much again
-    process.give_memory_back()
+    runtime.give_memory_back()
     return run
 
 

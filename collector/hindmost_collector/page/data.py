@@ -12,7 +12,7 @@ from hindmost_judge.causes.telemetry import LEVELS, Metrics, with_gpus
 from hindmost_judge.encoding import chosen
 
 from hindmost_collector.page.history import StepHistory
-from hindmost_collector.report.rendered import with_rendered
+from hindmost_collector.report.verdict_lines import with_rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

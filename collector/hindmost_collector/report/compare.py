@@ -12,8 +12,8 @@ from rich.text import Text
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import number, ratio, title_of
-from hindmost_collector.report.rendered import doing, of_verdict
 from hindmost_collector.report.text import console, labelled, written
+from hindmost_collector.report.verdict_lines import doing, of_verdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,12 +16,12 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns
-from hindmost_collector.report.rendered import in_short, overlap, rendered
+from hindmost_collector.report.verdict_lines import in_short, overlap, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from hindmost_collector.report.rendered import RenderedVerdict
+    from hindmost_collector.report.verdict_lines import RenderedVerdict
 
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7

@@ -30,7 +30,7 @@ class Live(Protocol):
     def report_page(self, name: str, /) -> bytes | None: ...
 
 
-class Scrape(Protocol):
+class Endpoints(Protocol):
     """What is served: a collector's side of it, or a relay's, which has no jobs to show."""
 
     @property
@@ -80,7 +80,7 @@ _POLICY = (
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     timeout = 10  # seconds that a slow client may hold a thread
-    scrape: ClassVar[Scrape]
+    endpoints: ClassVar[Endpoints]
     streams: ClassVar[_Streams]
 
     def do_GET(self) -> None:
@@ -90,7 +90,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._stream(query)
             return
         route = ROUTES.get(url.path)
-        self._send(route(self.scrape, query) if route else _unknown())
+        self._send(route(self.endpoints, query) if route else _unknown())
 
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
@@ -113,7 +113,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _stream(self, query: dict[str, str]) -> None:
         """The state of a job each second, until the page is closed or the server is."""
-        if self.scrape.live is None or self.command == "HEAD" or not self.streams.enter():
+        if self.endpoints.live is None or self.command == "HEAD" or not self.streams.enter():
             self._send(Answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, b"no more pages are sent events\n"))
             return
         self.close_connection = True
@@ -125,7 +125,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             closing = False
             while True:
-                state = self.scrape.live.state(query.get("job")) if self.scrape.live else {}
+                state = self.endpoints.live.state(query.get("job")) if self.endpoints.live else {}
                 event = "event: bye\n" if closing else ""
                 self.wfile.write(f"{event}data: {json.dumps(state, separators=(',', ':'))}\n\n".encode())
                 if closing:
@@ -167,64 +167,64 @@ class _Streams:
             self._changed.wait_for(lambda: self._open == 0, GOODBYE_S)
 
 
-def _page(_: Scrape, __: dict[str, str]) -> Answer:
+def _page(_: Endpoints, __: dict[str, str]) -> Answer:
     nonce = secrets.token_urlsafe(16)
     body = gzip.compress(document.render(nonce=nonce).encode(), 6)
     return Answer(HTTPStatus.OK, _HTML, body, gzipped=True, scripts=f"'nonce-{nonce}'")
 
 
-def _metrics(scrape: Scrape, _: dict[str, str]) -> Answer:
-    return Answer(HTTPStatus.OK, CONTENT_TYPE, scrape.metrics())
+def _metrics(endpoints: Endpoints, _: dict[str, str]) -> Answer:
+    return Answer(HTTPStatus.OK, CONTENT_TYPE, endpoints.metrics())
 
 
-def _report(scrape: Scrape, query: dict[str, str]) -> Answer:
-    report = scrape.report(query.get("job"))
+def _report(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+    report = endpoints.report(query.get("job"))
     if report is None:
         return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}')
-    from hindmost_collector.report.rendered import with_rendered  # noqa: PLC0415 - heavy, and only needed once a page is open
+    from hindmost_collector.report.verdict_lines import with_rendered  # noqa: PLC0415 - heavy, and only needed once a page is open
 
     return Answer(HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode())
 
 
-def _newest(scrape: Scrape, query: dict[str, str]) -> Answer:
-    found = scrape.newest(query.get("job"))
+def _newest(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+    found = endpoints.newest(query.get("job"))
     if found is None:
         return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}')
     return Answer(HTTPStatus.OK, _JSON, json.dumps(found).encode())
 
 
-def _jobs(scrape: Scrape, _: dict[str, str]) -> Answer:
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(scrape.jobs()).encode())
+def _jobs(endpoints: Endpoints, _: dict[str, str]) -> Answer:
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(endpoints.jobs()).encode())
 
 
-def _state(scrape: Scrape, query: dict[str, str]) -> Answer:
-    state = scrape.live.state(query.get("job")) if scrape.live else {"state": "waiting"}
+def _state(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+    state = endpoints.live.state(query.get("job")) if endpoints.live else {"state": "waiting"}
     return Answer(HTTPStatus.OK, _JSON, json.dumps(state).encode())
 
 
-def _live(scrape: Scrape, query: dict[str, str]) -> Answer:
-    body = scrape.live.answer(query.get("of", ""), query) if scrape.live else None
+def _live(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+    body = endpoints.live.answer(query.get("of", ""), query) if endpoints.live else None
     if body is None:
         return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job, or nothing of that name"}')
     return Answer(HTTPStatus.OK, _JSON, body, gzipped=True)
 
 
-def _stored(scrape: Scrape, query: dict[str, str]) -> Answer:
-    body = scrape.live.report_page(query.get("job", "")) if scrape.live else None
+def _stored(endpoints: Endpoints, query: dict[str, str]) -> Answer:
+    body = endpoints.live.report_page(query.get("job", "")) if endpoints.live else None
     if body is None:
         return Answer(HTTPStatus.NOT_FOUND, _TEXT, b"no report of such a job is stored here\n")
     return Answer(HTTPStatus.OK, _HTML, gzip.compress(body, 1), gzipped=True)
 
 
-def _healthy(_: Scrape, __: dict[str, str]) -> Answer:
+def _healthy(_: Endpoints, __: dict[str, str]) -> Answer:
     return Answer(HTTPStatus.OK, _TEXT, b"ok\n")
 
 
-def _ready(scrape: Scrape, _: dict[str, str]) -> Answer:
-    reason = scrape.ready()
+def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
+    reason = endpoints.ready()
     if reason:
         return Answer(HTTPStatus.SERVICE_UNAVAILABLE, _TEXT, f"{reason}\n".encode())
-    shown = scrape.damage()
+    shown = endpoints.damage()
     more = [f"and {len(shown) - DAMAGE_LINES} more"] if len(shown) > DAMAGE_LINES else []
     return Answer(HTTPStatus.OK, _TEXT, "".join(f"{one}\n" for one in ["ready", *shown[:DAMAGE_LINES], *more]).encode())
 
@@ -233,7 +233,7 @@ def _unknown() -> Answer:
     return Answer(HTTPStatus.NOT_FOUND, _TEXT, f"served here: {' '.join(ROUTES)}\n".encode())
 
 
-ROUTES: dict[str, Callable[[Scrape, dict[str, str]], Answer]] = {
+ROUTES: dict[str, Callable[[Endpoints, dict[str, str]], Answer]] = {
     "/": _page,
     "/report": _stored,
     "/metrics": _metrics,
@@ -258,9 +258,9 @@ class _Server(ThreadingHTTPServer):
 class Page:
     """The server. Raises HindmostError when the port cannot be had."""
 
-    def __init__(self, address: tuple[str, int], scrape: Scrape) -> None:
+    def __init__(self, address: tuple[str, int], endpoints: Endpoints) -> None:
         self._streams = _Streams()
-        self._handler: Any = type("Handler", (_Handler,), {"scrape": scrape, "streams": self._streams})
+        self._handler: Any = type("Handler", (_Handler,), {"endpoints": endpoints, "streams": self._streams})
         try:
             self._server = _Server(address, self._handler)
         except OSError as error:
@@ -273,9 +273,9 @@ class Page:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="http")
         self._thread.start()
 
-    def show(self, scrape: Scrape) -> None:
+    def show(self, endpoints: Endpoints) -> None:
         """Serve another side from now on."""
-        self._handler.scrape = scrape
+        self._handler.endpoints = endpoints
 
     def close(self) -> None:
         """Tell open pages, and stop serving."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.errors import HindmostError
 
-from hindmost_collector.live.state import ENDED, LOST, RUNNING, Contact
+from hindmost_collector.live.job_state import ENDED, LOST, RUNNING, Contact
 from hindmost_collector.page import data
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ STARTING = "starting"
 
 
 def condition_of(job: LiveJob, parts: Components) -> Condition:
-    """One of :data:`hindmost_collector.live.state.STATES`, or ``STARTING``."""
+    """One of :data:`hindmost_collector.live.job_state.STATES`, or ``STARTING``."""
     now, nodes = parts.clock.now(), set(job.window.nodes_of().values())
     agents = list(parts.ingest.agents.values())
     heard = [agent.last_heard_ns for agent in agents if agent.job in {job.id, ""} and agent.node in nodes]

@@ -16,7 +16,7 @@ import numpy as np
 from hindmost_judge.verdict.schema import STOPS
 
 from hindmost_collector.report import columns
-from hindmost_collector.report.rendered import of_verdict, rendered
+from hindmost_collector.report.verdict_lines import of_verdict, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -11,7 +11,7 @@ import pyarrow as pa
 from hindmost.errors import HindmostError, UsageError
 from hindmost_judge.model import Run, Table, rows
 
-from hindmost_collector.formats.processes import counted
+from hindmost_collector.formats.rank_mapping import counted
 from hindmost_collector.formats.tables import select, table
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.engine import draw

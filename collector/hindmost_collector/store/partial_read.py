@@ -1,4 +1,4 @@
-"""Reading a recording that is too large for memory: periods spread over it, the same ones for every rank."""
+"""Partial read of a recording too large for memory: periods spread over it, the same ones for every rank."""
 
 from __future__ import annotations
 

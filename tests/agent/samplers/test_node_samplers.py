@@ -8,7 +8,7 @@ import resource
 from pathlib import Path
 
 import pytest
-from hindmost.open_files import allow_files
+from hindmost.daemon_process import raise_open_file_limit
 from hindmost_agent import samplers
 from hindmost_agent.files import File
 from hindmost_agent.jobs.ranks import RankProcess
@@ -307,7 +307,7 @@ def test_the_number_of_files_that_may_be_open_is_raised(node: Host) -> None:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, before[1]))
     try:
-        allow_files()
+        raise_open_file_limit()
         runner = Runner(samplers.load(), node, NS)
         for second in (0, 100):
             runner.run(second * NS, everything=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector.formats import files, processes, profiler_csv, recordings
+from hindmost_collector.formats import files, profiler_csv, rank_mapping, recordings
 from hindmost_collector.formats.recordings import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
@@ -34,8 +34,8 @@ def test_a_large_recording_is_read_in_windows_alike_on_all_ranks(
     """What is left out is left out everywhere, and the report says so."""
     write(simulate(Scenario(4, 40)).run, tmp_path / "traces", "traces")
     whole = load(tmp_path / "traces")
-    monkeypatch.setattr(processes, "MAX_OPERATIONS", 400)
-    monkeypatch.setattr(processes, "WINDOW_NS", 500_000_000)
+    monkeypatch.setattr(rank_mapping, "MAX_OPERATIONS", 400)
+    monkeypatch.setattr(rank_mapping, "WINDOW_NS", 500_000_000)
     monkeypatch.setattr(profiler_csv, "WINDOW_NS", 500_000_000)
     part = load(tmp_path / "traces")
     counts = np.bincount(part.collectives["rank"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats.processes import rank_in_name
+from hindmost_collector.formats.rank_mapping import rank_in_name
 from hindmost_collector.formats.recordings import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, rows

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import Chunk, finish, with_words
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import JobRows, Owners, Words
 from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_judge.encoding import chosen, is_constant, repeated, thinned

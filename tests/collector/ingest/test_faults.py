@@ -85,10 +85,10 @@ def test_full_disk(collecting, small_disk, tmp_path):
                     for _ in range(50):
                         one.make()
                 await until(lambda: collector.recorder.failures > 2)
-                reason, acked = collector.scrape.ready(), [one.acked for one in clients]
+                reason, acked = collector.endpoints.ready(), [one.acked for one in clients]
                 (small_disk / "ballast").unlink()
                 await until(lambda: all(one.acked == one.sequence for one in clients))
-                return clients, reason, acked, collector.scrape.ready()
+                return clients, reason, acked, collector.endpoints.ready()
 
     clients, reason, acked, ready = asyncio.run(scenario())
     assert (reason, acked, ready) == ("recording fails: the disk is full", [1, 1], None)

@@ -18,7 +18,7 @@ from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.connections import RejectedCalls
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import Malformed, Words
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.arrow_tables import arrow_tables

@@ -7,7 +7,7 @@ from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_judge.model import GPU_TIME
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -10,7 +10,7 @@ from hindmost_collector.ingest.clock import JobClock, NodeClock
 from hindmost_collector.ingest.decode import STACK_LIMIT, Decoder
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
 from hindmost_collector.ingest.inbox import PARK_BATCHES, PARK_NS, Parking
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import NAME_LIMIT, Malformed, Words
 from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.live.jobs import LiveJob

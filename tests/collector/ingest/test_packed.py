@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hindmost_collector.ingest.definitions import Schema, Series, learned
-from hindmost_collector.ingest.packed import cut, eights, packed, signed, varint_count, varints
+from hindmost_collector.ingest.packed_fields import cut, eights, packed, signed, varint_count, varints
 from hindmost_collector.ingest.row_builder import Malformed
 from hindmost_proto import telemetry_pb2 as wire
 from hypothesis import given

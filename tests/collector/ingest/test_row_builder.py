@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import Builder, Malformed, Owners, Words
 from hindmost_collector.live.totals import Waits
-from hindmost_collector.serve.metrics import ranks_label
+from hindmost_collector.serve.job_metrics import ranks_label
 from hindmost_judge.model import NONBLOCKING
 from hindmost_proto import telemetry_pb2 as wire
 from hypothesis import given

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.processes import GUESSED, world_ranks
+from hindmost_collector.formats.rank_mapping import GUESSED, world_ranks
 from hindmost_collector.formats.recordings import load
 
 if TYPE_CHECKING:

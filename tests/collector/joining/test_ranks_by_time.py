@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hindmost_collector.formats.processes import GUESSED
+from hindmost_collector.formats.rank_mapping import GUESSED
 from hindmost_collector.formats.recordings import load
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import asyncio
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.live.judging import LEAST_SHARE, Judging
-from hindmost_collector.live.watching import LOOK_S, Watch
+from hindmost_collector.live.evaluation_loop import LOOK_S, Watch
+from hindmost_collector.live.evaluation_schedule import LEAST_SHARE, Judging
 from hindmost_collector.page.history import StepHistory
 from hindmost_judge.model import Job, Run
 from hindmost_judge.verdict.schema import JobSummary, Report, Verdict

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hindmost_collector.live.job_state import Contact
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.state import Contact
 from hindmost_collector.live.window import Window
-from hindmost_collector.report.rendered import with_rendered
-from hindmost_collector.serve.metrics import JobPage
+from hindmost_collector.report.verdict_lines import with_rendered
+from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT

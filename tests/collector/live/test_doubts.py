@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hindmost_collector.live.judging import Doubts
+from hindmost_collector.live.evaluation_schedule import Doubts
 
 KEY, OTHER = ("straggler", (3,)), ("straggler", (4,))
 

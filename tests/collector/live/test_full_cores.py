@@ -10,7 +10,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost import priority
+from hindmost import daemon_process
 from hindmost_collector import main
 from hindmost_collector.collector import Collector
 from hindmost_collector.options import Options
@@ -91,7 +91,7 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
         yield '{"exit_code": 0}'
         seen.append(list(raised))  # stdin stays open until the agent is done
 
-    monkeypatch.setattr(priority, "weigh", raised.append)
+    monkeypatch.setattr(daemon_process, "set_session_priority", raised.append)
     monkeypatch.setattr(sys, "stdin", stdin())
     collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), job=lambda job_id: SimpleNamespace())
     main._follow_stdin(collector, Any, ())

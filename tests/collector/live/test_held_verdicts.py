@@ -15,11 +15,11 @@ from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
+from hindmost_collector.live.evaluation_loop import Watch
+from hindmost_collector.live.evaluation_schedule import LEAST_SHARE, OF_LOOKS, WHOLES_AHEAD, Judging
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.judging import LEAST_SHARE, OF_LOOKS, WHOLES_AHEAD, Judging
 from hindmost_collector.live.verdicts import VerdictLog
-from hindmost_collector.live.watching import Watch
 from hindmost_collector.live.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.stream import Job

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.live import evaluation_window
+from hindmost_collector.live.evaluation_schedule import Judging
 from hindmost_collector.live.evaluation_window import Piece, piece
 from hindmost_collector.live.incremental import Seen, apart, borne_out, news, seen
-from hindmost_collector.live.judging import Judging
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Job, Run

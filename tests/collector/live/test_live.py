@@ -9,8 +9,8 @@ import pytest
 from hindmost_collector.ingest.chunk import Chunk, from_rows
 from hindmost_collector.ingest.definitions import Definitions, Schema
 from hindmost_collector.ingest.row_builder import MetricRows, Words
+from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.judging import Judging, share_of
 from hindmost_collector.live.window import Window
 from hindmost_judge.detect import hang
 from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run

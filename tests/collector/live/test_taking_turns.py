@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 from hindmost_collector.collector import Collector
-from hindmost_collector.live import watching
-from hindmost_collector.live.judging import Judging
-from hindmost_collector.live.watching import Watch
+from hindmost_collector.live import evaluation_loop
+from hindmost_collector.live.evaluation_loop import Watch
+from hindmost_collector.live.evaluation_schedule import Judging
 from hindmost_collector.options import Options
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.store import recorder
@@ -241,7 +241,7 @@ def test_a_report_is_as_young_as_the_evaluation_that_confirms_it(agree):
 
 def test_a_full_evaluation_that_takes_longer_delays_no_other_evaluation(monkeypatch):
     """It is judged on while its newest steps are looked at."""
-    monkeypatch.setattr(watching, "EVERY_S", 0.0)
+    monkeypatch.setattr(evaluation_loop, "EVERY_S", 0.0)
     costly = Costly()
     judging = costly.judging()
     judging.costly, judging.judged = lambda name: False, lambda *_, beside, show: costly.judged(beside=True, show=show)

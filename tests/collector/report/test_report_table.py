@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hindmost_collector.report import columns, rendered, text
+from hindmost_collector.report import columns, text, verdict_lines
 
 
 def report(**row: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_advice_is_given_once() -> None:
     """A rank that was slow in two periods is to be looked at once; what another verdict advises stays."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "advice": ["look at rank 1"]}
     other = slow | {"ranks": [0], "advice": ["look at rank 1", "look at rank 0"]}
-    found = rendered.rendered(report() | {"verdicts": [slow, {**slow, "since_step": 40}, other]})
+    found = verdict_lines.rendered(report() | {"verdicts": [slow, {**slow, "since_step": 40}, other]})
     assert [one.do for one in found] == [("look at rank 1",), (), ("look at rank 0",)]
 
 
@@ -62,8 +62,8 @@ def test_a_fault_that_comes_again_is_one_verdict() -> None:
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ms_per_step": 4.0, "cost_ratio": 0.4}
     since = [{"since_step": 60, "until_step": None}, {"since_step": 20, "until_step": 40}]
     found = report() | {"verdicts": [slow | steps for steps in since]}
-    (one,) = rendered.in_short(found)
+    (one,) = verdict_lines.in_short(found)
     assert one.what == "rank 1 on n: computing, since step 60"
     assert one.also == "steps 20 to 40: 4.0 of 10.0 ms"
-    assert not rendered.overlap(found)
-    assert rendered.overlap(report() | {"verdicts": [slow | since[0], slow | since[0] | {"ranks": [0]}]})
+    assert not verdict_lines.overlap(found)
+    assert verdict_lines.overlap(report() | {"verdicts": [slow | since[0], slow | since[0] | {"ranks": [0]}]})

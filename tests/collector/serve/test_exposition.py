@@ -11,14 +11,14 @@ from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
-from hindmost_collector.ingest.packed import packed
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import MetricRows
-from hindmost_collector.live.state import Contact
+from hindmost_collector.live.job_state import Contact
 from hindmost_collector.options import Options
-from hindmost_collector.serve import metrics as page
+from hindmost_collector.serve import job_metrics
+from hindmost_collector.serve.endpoints import Endpoints
 from hindmost_collector.serve.levels import CORE, JOB, NODE, RANK, fitting
 from hindmost_collector.serve.node_metrics import NodeMetrics
-from hindmost_collector.serve.scrape import Scrape
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -174,7 +174,7 @@ def values(text, name):
 
 def state(job, *agents, at=101):
     """The state that the page shows."""
-    found = values(page.JobPage().text([job], Contact(agents, at * S)), "hindmost_job_state")
+    found = values(job_metrics.JobPage().text([job], Contact(agents, at * S)), "hindmost_job_state")
     return [name for (name,), value in found.items() if value]
 
 
@@ -199,7 +199,7 @@ def test_a_job_is_lost_when_no_agent_of_it_is_heard(job, facts, at):
 
 def test_a_lost_job_has_no_values_and_an_ended_one_has_them_once_more(job):
     """What is last known of a job is no news of it; of one that ended, a scrape still gets the last counts."""
-    shown, there = page.JobPage(), Contact([], 0)
+    shown, there = job_metrics.JobPage(), Contact([], 0)
     assert 'steps_total{job_id="j",rank="1"} 100' in shown.text([job], there)
     gone = Contact([agent(node="n0"), agent(node="n1")], 200 * S)
     assert {line.split("{")[0] for line in shown.text([job], gone).splitlines() if line[0] != "#"} == {
@@ -212,7 +212,7 @@ def test_a_lost_job_has_no_values_and_an_ended_one_has_them_once_more(job):
 
 def test_a_job_counts_steps_and_work(job):
     """Steps are those of the rank with most, work is that of all ranks."""
-    text = page.JobPage().text([job], Contact([], 0), JOB)
+    text = job_metrics.JobPage().text([job], Contact([], 0), JOB)
     found = [values(text, f"hindmost_job_{name}")[()] for name in ("steps_total", "work_total", "devices")]
     assert found == [100, 1990, 2]
     assert "hindmost_rank_" not in text
@@ -243,14 +243,14 @@ SLOW = verdict("straggler", cause="gpu_throttle", ranks=[3], cost_ratio=0.4)
 def test_the_most_urgent_verdict_is_what_a_person_looks_at_first(job, verdicts, first, urgency):
     """A stop comes before any cost; what is not known is not taken for health; a balanced job names no rank."""
     job.verdicts = lambda: verdicts
-    found = values(page.JobPage().text([job], Contact([], 0)), "hindmost_verdict_urgency")
+    found = values(job_metrics.JobPage().text([job], Contact([], 0)), "hindmost_verdict_urgency")
     labels, highest = max(found.items(), key=lambda one: one[1])
     assert (labels[-1], highest) == (first, urgency)
 
 
 def test_the_onset_of_a_verdict_outlives_the_window(job):
     """Once its first step has left the window, the time of it is still known."""
-    job.verdicts, shown = lambda: [SLOW], page.JobPage()
+    job.verdicts, shown = lambda: [SLOW], job_metrics.JobPage()
     for _ in range(2):
         text = shown.text([job], Contact([], 0))
         assert list(values(text, "hindmost_verdict_onset_time_seconds").values()) == [2]
@@ -265,7 +265,7 @@ def test_two_slowdowns_of_one_rank_are_one_series():
         window=SimpleNamespace(began_ns=lambda _: None),
         verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}],
     )
-    told = "".join(page.JobPage()._verdicts([job]))
+    told = "".join(job_metrics.JobPage()._verdicts([job]))
     (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
     (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)
@@ -283,7 +283,7 @@ def scraped(job):
         series = [Series(f"hindmost_{name}", False, "", one) for name, one in zip("abc", labels, strict=True)]
         parts.definitions.schemas = {1: Schema(series)}
         parts.nodes.add([MetricRows.of("n0", 1, np.array([5]), np.array([[1.0, 2.0, 3.0]]))])
-        scrape = Scrape(parts)
+        scrape = Endpoints(parts)
         scrape.metrics()  # the own metrics of the next one know what this one left out
         return scrape.metrics().decode()
 

@@ -18,7 +18,7 @@ from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import Job, send
 from hindmost_collector.simulate.telemetry import sampled
-from hindmost_collector.store.opening import open_store
+from hindmost_collector.store.startup import open_store
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 

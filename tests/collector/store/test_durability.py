@@ -113,11 +113,11 @@ def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monke
                 await agent.send(agent.batch(0))
                 while not collector.recorder.failing:
                     await asyncio.sleep(0.05)
-                reason = collector.scrape.ready()
+                reason = collector.endpoints.ready()
                 acked = agent.acked
                 await agent.send(agent.batch(1))
             await agent.until_acked(2)
-            healthy = collector.scrape.ready()
+            healthy = collector.endpoints.ready()
             await agent.close()
             return reason, acked, healthy
 

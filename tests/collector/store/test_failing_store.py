@@ -57,7 +57,7 @@ def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch)
             await until(lambda: collector.jobs["j"].window.last_step == 15)
             counted = dict(collector.jobs["j"].counters())["steps_total"].tolist()
             await agent.close()
-            return acked, durable, counted, collector.scrape.ready()
+            return acked, durable, counted, collector.endpoints.ready()
 
     acked, durable, counted, ready = asyncio.run(scenario())
     assert (acked, durable, counted, ready) == (0, 0, [16, 16], None)

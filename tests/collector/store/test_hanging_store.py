@@ -17,9 +17,9 @@ from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows, Words
 from hindmost_collector.options import Options
 from hindmost_collector.store import recorder as store_recorder
-from hindmost_collector.store.opening import open_store
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.recorder import Recorder
+from hindmost_collector.store.startup import open_store
 
 from tests.collector.waiting import until
 
@@ -147,12 +147,12 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
             await until(lambda: recorder._held_bytes)
             recorder._limit = 1  # any row is too much to keep
             await until(lambda: not collector.ingest._open.is_set())
-            ready = [collector.scrape.ready()]
+            ready = [collector.endpoints.ready()]
             recorder._now = lambda: time.monotonic() + store_recorder.HANGS_S
             for step in range(1, 5):
                 await agent.send(agent.batch(step))
             await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
-            ready.append(collector.scrape.ready())
+            ready.append(collector.endpoints.ready())
             acked, recorder._limit = collector.ingest.agents["a@n0"].durable, 1 << 20
             release.set()
             assert "send it again" in await agent.ended()
@@ -160,7 +160,7 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
             await agent.connect()
             await agent.until_acked(5)
             await agent.close()
-            return acked, [*ready, collector.scrape.ready()]
+            return acked, [*ready, collector.endpoints.ready()]
 
     monkeypatch.setattr(service, "TICK_S", 0.02)
     try:

@@ -299,13 +299,13 @@ def test_two_agents_of_a_node_are_one_line(collecting, fake_agent):
             agents = [fake_agent(collector.addresses["grpc"], agent_id=name, job=name) for name in "ab"]
             for agent in agents:
                 await agent.connect()
-            both = collector.scrape.jobs_text()
+            both = collector.endpoints.jobs_text()
             await agents[1].close()
             deadline = time.monotonic() + 30
             while collector.ingest.connected() > 1:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.01)
-            one = collector.scrape.jobs_text()
+            one = collector.endpoints.jobs_text()
             await agents[0].close()
             return both, one
 

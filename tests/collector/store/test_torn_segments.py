@@ -115,7 +115,9 @@ def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
     def look(collector):
         with urllib.request.urlopen(f"http://{collector.addresses['http']}/readyz") as answer:
             ready = answer.read().decode()
-        return ready, re.findall(rb"^hindmost_collector_torn_segments (.*)$", collector.scrape.metrics(), re.MULTILINE)
+        return ready, re.findall(
+            rb"^hindmost_collector_torn_segments (.*)$", collector.endpoints.metrics(), re.MULTILINE
+        )
 
     before, after = asyncio.run(scenario())
     assert before == (f"ready\ntorn, left out by every reader: {aside}\n", [b"1.0"])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
-from hindmost_collector.report.rendered import of_verdict, with_rendered
+from hindmost_collector.report.verdict_lines import of_verdict, with_rendered
 from hindmost_judge.judge import judge
 
 from tests.scenarios.loads import Load, hang, make

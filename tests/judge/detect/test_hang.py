@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.formats import tables
 from hindmost_collector.ingest.chunk import from_rows
-from hindmost_collector.report.rendered import of_verdict
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.detect.hang import _steps_done
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty

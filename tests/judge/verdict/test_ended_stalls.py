@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report import text
-from hindmost_collector.report.rendered import with_rendered
+from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, NONBLOCKING, empty
 from hindmost_judge.types import UNREAD

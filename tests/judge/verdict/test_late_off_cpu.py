@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.report.rendered import of_verdict
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
 from hindmost_judge.model import FINISHED, METRICS, empty
 from hindmost_judge.settings import DEFAULT

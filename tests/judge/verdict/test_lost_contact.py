@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.formats.recordings import load
-from hindmost_collector.report.rendered import of_verdict
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.report.rendered import of_verdict
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import TABLES, empty

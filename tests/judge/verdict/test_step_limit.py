@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.tables import concatenate, table
 from hindmost_collector.report import columns, html, text
-from hindmost_collector.report.rendered import with_rendered
+from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT

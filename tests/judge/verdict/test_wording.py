@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.recordings import load
 from hindmost_collector.report import text
-from hindmost_collector.report.rendered import of_verdict
+from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_proto.exposition import JOB_LABEL
 
-from hindmost_collector.ingest.packed import varint
+from hindmost_collector.ingest.packed_fields import varint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the HTTP side shows: the metrics page, reports, health."""
+"""What each HTTP endpoint answers: /metrics, reports, jobs, health."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hindmost.errors import HindmostError
 from hindmost_proto.exposition import JOB_LABEL
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from hindmost_collector.live.state import HUNG, RUNNING, Contact
+from hindmost_collector.live.job_state import HUNG, RUNNING, Contact
+from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.serve.levels import CORE, JOB, LEVELS, RANK, fitting
 from hindmost_collector.serve.live_page import LivePage
-from hindmost_collector.serve.metrics import JobPage
 from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hindmost_collector.live.jobs import LiveJob
 
 
-class Scrape:
+class Endpoints:
     """Reads a running collector from another thread."""
 
     def __init__(self, parts: Components) -> None:

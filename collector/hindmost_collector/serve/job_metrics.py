@@ -1,4 +1,4 @@
-"""Metrics of jobs, ranks and verdicts."""
+"""Metrics of jobs, ranks and verdicts on /metrics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from hindmost_judge.verdict.schema import STOPS, UNSURE
 from hindmost_proto.exposition import labelled
 
-from hindmost_collector.live.state import ENDED, LOST, STATES
+from hindmost_collector.live.job_state import ENDED, LOST, STATES
 from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
 from hindmost_collector.serve.levels import RANK
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Table
 
+    from hindmost_collector.live.job_state import Contact
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.live.state import Contact
 
 Array = np.ndarray[Any, Any]
 

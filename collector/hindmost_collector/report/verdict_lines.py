@@ -1,4 +1,4 @@
-"""Each verdict in words, the same in every format: a head word, a finding, what it costs, why, and what to do.
+"""The lines of a verdict, the same in every format: head word (SLOW) and finding, COST, WHY, DO.
 
 ``hindmost.report/1``, the contract for programs, is the report with these words as JSON.
 """

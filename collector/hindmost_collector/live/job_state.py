@@ -1,4 +1,4 @@
-"""What a job does now: it runs, hangs, has ended, or nothing is heard of it any more."""
+"""The state of a job: running, hung, ended or lost, and which of its nodes lost contact."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Running jobs: which is judged when, where its verdicts go, and when it is over."""
+"""The loop that judges running jobs: where their verdicts go, and when a job is over."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.live.judging import EVERY_S
+from hindmost_collector.live.evaluation_schedule import EVERY_S
 from hindmost_collector.live.notification import Notification
 from hindmost_collector.live.verdicts import VerdictLog, line, zoom
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from hindmost_proto import telemetry_pb2 as wire
 
     from hindmost_collector.components import Components
+    from hindmost_collector.live.evaluation_schedule import Judging
     from hindmost_collector.live.jobs import LiveJob
-    from hindmost_collector.live.judging import Judging
 
 #: How often is looked whether a job is to be judged; and how often that and a tick come where a job may hang.
 LOOK_S, HASTE_S = 0.25, 0.05

@@ -1,4 +1,4 @@
-"""Agents' messages whose packed columns stay bytes: parsing one makes no object for a number in it.
+"""Agents' messages whose packed fields stay bytes: parsing one makes no object for a number in it.
 
 On the wire a packed column is its length and its values, little endian, which is also what ``bytes`` are. So the
 same messages are declared a second time, with every packed column as ``bytes``; those of many messages are joined

@@ -1,4 +1,4 @@
-"""The store that a collector's options name, and the wait for one that is down when the collector starts.
+"""Opens the store that a collector's options name at its start, and waits for one that is down.
 
 Meanwhile health is served, readiness says why not, and the agents' port is closed: agents keep their data in their
 spools, and retry.

@@ -1,4 +1,4 @@
-"""What ``hindmost run`` says while the job runs: a line for each verdict, and how to see the page over ssh."""
+"""What ``hindmost run`` prints while the job runs: a line a verdict, and how to see the page over ssh."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_proto.address import parse
 
-from hindmost_cli import streams
+from hindmost_cli import stdio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,7 +22,7 @@ _BOLD, _NORMAL = "\x1b[1m", "\x1b[0m"
 def say(event: Mapping[str, Any]) -> None:
     """One verdict as it opens, changes or closes, on stderr; the end of the job closes none, as the report follows."""
     if not event.get("ended"):
-        streams.say(line(event, columns(), color=streams.colored(sys.stderr)))
+        stdio.say(line(event, columns(), color=stdio.colored(sys.stderr)))
 
 
 def none(_: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The collector as a process: how late its event loop is, tasks that nothing cancels, memory, and imports put off."""
+"""What the collector sets up of Python: watch of the event loop, shielded tasks, malloc, a late import of pandas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Standard streams as they are found: closed, full, with a reader that has gone, in a poor encoding; and terminals."""
+"""stdin, stdout and stderr as they are found: closed, full, without a reader, in a poor encoding; and terminals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Agent and collector give way to the ranks of their node: what they take comes off the job's time on full cores.
+"""Priority and open-file limit of the daemons, agent and collector: they give way to the ranks of their node.
+
+On full cores what they take comes off the job's time.
 
 A nice value compares threads of one scheduling group. Where the kernel makes a group of each session (autogroup), it
 shares the CPU between sessions first, by the nice value in ``/proc/PID/autogroup``: a daemon in a session of its own
@@ -13,7 +15,9 @@ system refuses stays as it was.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import resource
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,17 +25,19 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
+log = logging.getLogger(__name__)
+
 #: Of threads, for good: no user may raise them again. The collector keeps a tenth of a core next to a rank that
 #: spins, so that a report is made while another job runs. An agent keeps a quarter: it reads rings and stacks in time.
 NICE, AGENT_THREADS = 10, 5
 #: Of sessions, which can be raised again: a tenth of what a job gets. At 19 it is a seventieth, and where other
 #: sessions keep the cores full a collector cannot even start in time.
-COLLECTOR, AGENT = 10, 10
+COLLECTOR_SESSION, AGENT_SESSION = 10, 10
 #: The kernel lets a user set autogroups once in a tenth of a second.
 TRIES, PAUSE_S = 3, 0.12
 
 
-def lower(session: int, process: Path = Path("/proc/self"), nice: int = NICE) -> None:
+def lower_priority(session: int, process: Path = Path("/proc/self"), nice: int = NICE) -> None:
     """Lower the priority of every thread of this process to ``nice``, and of its session to ``session``.
 
     A thread that is lower already stays so, and a session that others share, as a terminal's, stays as it is. Takes
@@ -43,10 +49,10 @@ def lower(session: int, process: Path = Path("/proc/self"), nice: int = NICE) ->
         with contextlib.suppress(OSError):
             if os.sched_getscheduler(task) == os.SCHED_OTHER:
                 os.sched_setscheduler(task, os.SCHED_BATCH, os.sched_param(0))
-    weigh(session, process)
+    set_session_priority(session, process)
 
 
-def weigh(session: int, process: Path = Path("/proc/self")) -> None:
+def set_session_priority(session: int, process: Path = Path("/proc/self")) -> None:
     """Give the session of this process a nice value, 0 for as much as any other, where it is its own."""
     with contextlib.suppress(OSError):
         if _is_alone():
@@ -136,3 +142,19 @@ class FullCores:
             )
         except (OSError, ValueError, IndexError):
             return None
+
+
+#: More open files than any node or collector needs, and few enough to close one by one before a child is run.
+MOST_FILES = 65536
+
+
+def raise_open_file_limit() -> None:
+    """Raise the soft limit as far as that is free: samplers keep their files open, and each agent is a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    except (OSError, ValueError) as error:
+        log.warning("the limit of open files stays %d: %s", soft, error)
