@@ -22,8 +22,8 @@ from hindmost_proto.address import Address
 from hindmost_agent import event_trace, samplers, stacks
 from hindmost_agent.agent import Agent
 from hindmost_agent.delivery import spool
-from hindmost_agent.delivery.ship import Shipper
 from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.files import text
 from hindmost_agent.jobs.discovery import Jobs, sweep

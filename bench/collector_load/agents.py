@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from hindmost_agent.agent import FLUSH_MOST_NS, FLUSH_NS
 from hindmost_agent.delivery import batch as packing
-from hindmost_agent.delivery.call import Call, CallError, connect
-from hindmost_agent.delivery.ship import CLOCK_PERIOD_S, SILENCE_S, RoundTrips
+from hindmost_agent.delivery.stream import CLOCK_PERIOD_S, SILENCE_S, Call, CallError, RoundTrips, connect
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import REPEAT_NS
 from hindmost_agent.sampler import Own

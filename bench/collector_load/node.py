@@ -53,7 +53,7 @@ SOURCES = (
     Source("hugepages", 30, 8),
     Source("nvidia_health", 30, 10, "gpu"),
     Source("nvidia_links", 30, 8, "gpu"),
-    Source("nvidia_slow", 60, 8, "gpu"),
+    Source("nvidia_counters", 60, 8, "gpu"),
 )
 _EACH = {"node": 1, "gpu": GPUS, "process": RANKS}
 _PREFIX = {"node": "node", "gpu": "gpu", "process": "process"}

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow.parquet as pq
-from hindmost_agent.delivery.ship import Pace
+from hindmost_agent.delivery.stream import Pace
 
 from .account import settled
 from .scene import Scene

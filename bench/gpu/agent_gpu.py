@@ -36,7 +36,7 @@ from nvml_cost import show_ticks, ticks
 #: Length of one block of training steps.
 BLOCK_MS = 2_000
 #: What the agent's readings are compared with, and what of them does not stand still.
-READ, COUNTED = ("nvidia", "nvidia_state"), ("nvidia_links", "nvidia_slow", "nvidia_health")
+READ, COUNTED = ("nvidia", "nvidia_state"), ("nvidia_links", "nvidia_counters", "nvidia_health")
 TRAIN = """
 import os, sys, time, torch, torch.distributed as dist
 from torch import nn

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
-from hindmost_collector.store.remote_write.http import Receiver
-from hindmost_collector.store.remote_write.sink import RemoteWrite
+from hindmost_collector.http_client import Receiver
+from hindmost_collector.store.remote_write import RemoteWrite
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

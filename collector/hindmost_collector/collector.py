@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.components import Components
+from hindmost_collector.http_client import Receiver
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.connections import listen
 from hindmost_collector.ingest.session import batch_ns
@@ -22,8 +23,7 @@ from hindmost_collector.maintenance import tend
 from hindmost_collector.serve.endpoints import Endpoints
 from hindmost_collector.serve.http import Page
 from hindmost_collector.store.recorder import WAIT_S
-from hindmost_collector.store.remote_write.http import Receiver
-from hindmost_collector.store.remote_write.sink import RemoteWrite
+from hindmost_collector.store.remote_write import RemoteWrite
 
 if TYPE_CHECKING:
     import grpc

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.options import Options
     from hindmost_collector.store.recorder import Store
-    from hindmost_collector.store.remote_write.sink import RemoteWrite
+    from hindmost_collector.store.remote_write import RemoteWrite
 
 
 def _never() -> bool:

@@ -19,7 +19,7 @@ from hindmost_judge.settings import RENAMED, Settings
 from hindmost_proto.address import parse
 from hindmost_proto.exposition import JOB_LABEL
 
-from hindmost_collector.serve.levels import LEVELS
+from hindmost_collector.serve.metrics_level import LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -205,7 +205,7 @@ def _check(options: Options, named: Named) -> None:
         address(options.http, named("http"))
     _check_store(options, named)
     if options.remote_write:
-        from hindmost_collector.store.remote_write.http import Receiver  # noqa: PLC0415 - where used
+        from hindmost_collector.http_client import Receiver  # noqa: PLC0415 - where used
 
         Receiver(options.remote_write, named("remote_write"))  # raises when it is none
     if options.on_verdict:

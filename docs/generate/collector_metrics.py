@@ -8,7 +8,7 @@ from hindmost_collector import runtime
 from hindmost_collector.ingest import connections, relay
 from hindmost_collector.serve import job_metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
-from hindmost_collector.store.remote_write import sink
+from hindmost_collector.store import remote_write
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -34,7 +34,7 @@ OWN = (
     *own_metrics.OF_COLLECTOR,
     connections.REFUSED,
     runtime.LOOP_LAG,
-    *sink.METRICS,
+    *remote_write.METRICS,
 )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost_agent.agent import Agent
-from hindmost_agent.delivery.ship import Shipper
 from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner

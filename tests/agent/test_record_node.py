@@ -165,7 +165,7 @@ def test_gpus_that_were_recorded_are_played_back() -> None:
     expected = gpu_values(lib)
     played = PlayedNvml(json.loads(json.dumps({"constants": lib.constants, "answers": lib.answers})))
     assert gpu_values(played) == expected
-    assert {"nvidia", "nvidia_gpm", "nvidia_health", "nvidia_links", "nvidia_slow", "nvidia_state"} <= set(expected)
+    assert {"nvidia", "nvidia_gpm", "nvidia_health", "nvidia_links", "nvidia_counters", "nvidia_state"} <= set(expected)
 
 
 def test_a_call_that_was_not_recorded_is_one_that_this_driver_lacks() -> None:

@@ -1,4 +1,4 @@
-"""Which running job is judged when: its whole window or its newest steps, for how much of a core.
+"""Which running job is judged when: all of its window or its newest steps, for how much of a core.
 
 A fault that has just begun shows in the newest steps first; the full evaluation needs more of it and runs again
 soon. Claims of incremental evaluations that the full evaluation does not confirm trigger it less and less often.

@@ -27,8 +27,8 @@ from hindmost.errors import UsageError, one_line
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_proto import retry
 
+from hindmost_collector.http_client import Answer, Receiver
 from hindmost_collector.report.verdict_lines import RenderedVerdict, of_verdict
-from hindmost_collector.store.remote_write.http import Answer, Receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

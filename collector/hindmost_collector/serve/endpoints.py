@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector,
 
 from hindmost_collector.live.job_state import HUNG, RUNNING, Contact
 from hindmost_collector.serve.job_metrics import JobPage
-from hindmost_collector.serve.levels import CORE, JOB, LEVELS, RANK, fitting
 from hindmost_collector.serve.live_page import LivePage
+from hindmost_collector.serve.metrics_level import CORE, JOB, LEVELS, RANK, fitting
 from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 

@@ -10,7 +10,7 @@ from hindmost_proto.exposition import labelled
 
 from hindmost_collector.live.job_state import ENDED, LOST, STATES
 from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
-from hindmost_collector.serve.levels import RANK
+from hindmost_collector.serve.metrics_level import RANK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

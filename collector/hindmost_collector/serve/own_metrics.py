@@ -8,7 +8,7 @@ from hindmost import __version__
 from hindmost_judge.detect import failures
 
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, counter, family, gauge
-from hindmost_collector.store.remote_write import sink
+from hindmost_collector.store import remote_write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -134,7 +134,7 @@ class OwnMetrics:
             yield collected(metric, [((), float(value(self._parts)))])
         yield self._parts.ingest.rejected_calls.metric()
         if self._parts.remote:
-            yield from sink.metrics(self._parts.remote)
+            yield from remote_write.metrics(self._parts.remote)
 
 
 def of_agents(parts: Components) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
-from hindmost_agent.delivery.call import CallError, connect
+from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_proto import SERVICE
 from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
 

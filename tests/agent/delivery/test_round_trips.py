@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import pytest
-from hindmost_agent.delivery.ship import FIRST_ROUND_TRIPS, RoundTrips
+from hindmost_agent.delivery.stream import FIRST_ROUND_TRIPS, RoundTrips
 from hindmost_agent.sampler import Own
 from hindmost_proto import telemetry_pb2 as wire
 

@@ -13,13 +13,13 @@ from hindmost_agent.nvml import Device
 from hindmost_agent.nvml.events import XidErrors
 from hindmost_agent.sampler import Absent, Asking, Host
 from hindmost_agent.samplers.nvidia import Nvidia
+from hindmost_agent.samplers.nvidia_counters import NvidiaCounters
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
 from hindmost_agent.samplers.nvidia_health import NvidiaHealth
 from hindmost_agent.samplers.nvidia_link_errors import AT_ONCE, LINKS, NvidiaLinkErrors
 from hindmost_agent.samplers.nvidia_links import NvidiaLinks
 from hindmost_agent.samplers.nvidia_mig import NvidiaMig
 from hindmost_agent.samplers.nvidia_processes import NvidiaProcesses
-from hindmost_agent.samplers.nvidia_slow import NvidiaSlow
 from hindmost_agent.samplers.nvidia_state import NvidiaState
 
 from tests.agent.readings import read_gpu
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaLinkErrors, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaSlow)
+ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaLinkErrors, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaCounters)
 
 
 def test_a_card_says_what_it_draws_and_what_holds_it_back(gpu_host: Host) -> None:
@@ -103,7 +103,7 @@ def test_cards_without_a_performance_monitor_are_no_error(nvml: Any) -> None:
 def test_a_field_that_is_slow_here_is_left_out(gpu_host: Host, nvml: Any) -> None:
     """NVML says how long each value took; after the first reading a slow one is not asked for again."""
     nvml.latency_us[83] = 4_000
-    sampler = NvidiaSlow(gpu_host)
+    sampler = NvidiaCounters(gpu_host)
     first, second = read_gpu(sampler), read_gpu(sampler)
     assert first["energy_joules_total", "GPU-00000000"] == pytest.approx(83.0)
     assert math.isnan(second["energy_joules_total", "GPU-00000000"])

@@ -10,12 +10,11 @@ import cramjam
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.http_client import Answer, Receiver
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows
-from hindmost_collector.store.remote_write import sink as remote_write
-from hindmost_collector.store.remote_write.encoding import STALE, PageEncoder
-from hindmost_collector.store.remote_write.http import Answer, Receiver
-from hindmost_collector.store.remote_write.sink import RemoteWrite
+from hindmost_collector.store import remote_write
+from hindmost_collector.store.remote_write import STALE, PageEncoder, RemoteWrite
 
 SECOND = 1_000_000_000
 NOW_NS = 1_760_000_000 * SECOND

@@ -1,4 +1,4 @@
-"""What NVML takes long to tell of NVIDIA GPUs, a millisecond or so in all: once a minute."""
+"""Counters of NVIDIA GPUs that NVML takes a millisecond to read: time throttled by reason, energy, PCIe replays."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ FIELDS = (
 
 
 @register
-class NvidiaSlow(GpuSampler):
+class NvidiaCounters(GpuSampler):
     """Time held back by each reason, PCIe replays and width, and energy where it takes less than 2 ms.
 
     On the H200 we measured (driver 580) energy takes 6 ms, so it is missing there: integrate the power instead.
     """
 
-    name = "nvidia_slow"
+    name = "nvidia_counters"
     period = 60.0
     source = "NVML"
     metrics = (*dict.fromkeys(field.metric for field in FIELDS), gpu.PCIE_WIDTH)

@@ -1,4 +1,4 @@
-"""Posting to a receiver of samples or notifications: in bounded time, and which answers are worth another try."""
+"""HTTP POST to a receiver of samples or a webhook: in bounded time, and which answers are worth another try."""
 
 from __future__ import annotations
 

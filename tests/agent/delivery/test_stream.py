@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import grpc.aio
 import pytest
-from hindmost_agent.delivery import ship
+from hindmost_agent.delivery import stream as delivery_stream
 from hindmost_agent.delivery.batch import message, sequenced
-from hindmost_agent.delivery.ship import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.delivery.stream import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.sampler import Own
 from hindmost_agent.settings import Address
 from hindmost_proto import SERVICE, retry
@@ -208,7 +208,7 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restarting a collector ends no agent of a running job: it lets go of the stream, and comes back."""
-    monkeypatch.setattr(ship, "GONE_ATTEMPTS", 0)
+    monkeypatch.setattr(delivery_stream, "GONE_ATTEMPTS", 0)
 
     class Going(Collector):
         async def stream(self, messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
@@ -301,16 +301,16 @@ def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptu
 
 def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     """After the line that it is out of reach, one that it is back; none when it was there from the start."""
-    caplog.set_level("INFO", logger="hindmost_agent.delivery.ship")
+    caplog.set_level("INFO", logger="hindmost_agent.delivery.stream")
 
     async def work() -> None:
         async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
             await until(lambda: link.own.connected)
-            assert not [one for one in caplog.records if one.name == "hindmost_agent.delivery.ship"]
+            assert not [one for one in caplog.records if one.name == "hindmost_agent.delivery.stream"]
             await collector.stop()
             async with listening(collector.successor()):
                 await until(lambda: link.own.connects == 2)
-                lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.delivery.ship")
+                lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.delivery.stream")
         assert "does not answer" in lost
         assert "answers again" in back
 

@@ -1,4 +1,4 @@
-"""How many series ``/metrics`` has: each level adds finer ones to those before it."""
+"""The setting ``metrics_level``, how many series ``/metrics`` has: each level adds finer ones to those before it."""
 
 from __future__ import annotations
 

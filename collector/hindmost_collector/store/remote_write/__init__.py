@@ -1,1 +1,0 @@
-"""Prometheus remote write, as a second sink."""
