@@ -41,8 +41,6 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.definitions import Definitions, Schema
     from hindmost_collector.ingest.row_builder import MetricRows
 
-    Array = np.ndarray[Any, Any]
-
 Array = np.ndarray[Any, Any]
 
 SAMPLE_BYTES = 18
