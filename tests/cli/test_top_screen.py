@@ -12,7 +12,8 @@ import pytest
 from hindmost.errors import HindmostError
 from hindmost_cli.top import rows as top_rows
 from hindmost_cli.top.app import Table, Top
-from hindmost_collector.serve.newest import added_up, cell, picture
+from hindmost_collector.report.machine_tables import added_up, cell
+from hindmost_collector.serve.live_tables import picture
 from hindmost_judge.judge import judge
 from textual import events
 

@@ -214,7 +214,7 @@ class Top(App[None]):
 
     def _state(self) -> str:
         """Whether what is shown is live."""
-        age = self._picture.get("age_s", 0.0)
+        age = self._picture.get("age_s") or 0.0
         if self._trouble:
             return f"NO CONTACT since {time.strftime('%H:%M:%S', time.localtime(self._since))}"
         if self._held:

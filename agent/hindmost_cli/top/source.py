@@ -92,7 +92,7 @@ class RunDirectory:
         self._due = float("-inf")
 
     def picture(self, _: str | None) -> dict[str, Any]:
-        from hindmost_collector.serve.newest import recorded
+        from hindmost_collector.serve.live_tables import recorded
 
         return recorded(self._path, self.report(None), time.time_ns())
 

@@ -37,11 +37,17 @@ class Contact:
 
     def lost_of(self, job: LiveJob) -> set[str]:
         """The nodes of a job's ranks from which no agent that serves this job is heard."""
-        serving = {
-            node: [agent for agent in self._agents.get(node, ()) if agent.job in {job.id, ""}]
-            for node in set(job.window.ranks()["node"].tolist())
-        }
+        serving = self._serving(job)
         return {node for node, agents in serving.items() if agents and not any(map(self._reached, agents))}
+
+    def age_ns(self, job: LiveJob) -> int | None:
+        """How old the newest word of the agents that serve a job is; ``None`` where it has none."""
+        heard = [agent.last_heard_ns for agents in self._serving(job).values() for agent in agents]
+        return self._now_ns - max(heard) if heard else None
+
+    def _serving(self, job: LiveJob) -> dict[str, list[Agent]]:
+        nodes = set(job.window.ranks()["node"].tolist())
+        return {node: [one for one in self._agents.get(node, ()) if one.job in {job.id, ""}] for node in nodes}
 
     def state(self, job: LiveJob) -> str:
         """One of ``STATES``. A job is lost when all of its nodes are; its last verdict says nothing of it then."""

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import base64
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost_judge import communication
-from hindmost_judge.causes.telemetry import LEVELS, Metrics, with_gpus
-from hindmost_judge.encoding import chosen
+from hindmost_judge.causes.telemetry import LEVELS
 
 from hindmost_collector.page.history import StepHistory
+from hindmost_collector.report import machine_tables
 from hindmost_collector.report.verdict_lines import with_rendered
 
 if TYPE_CHECKING:
@@ -212,76 +211,6 @@ def of_communication(run: Run) -> list[dict[str, Any]]:
     return [one._asdict() for one in communication.find(run)]
 
 
-#: Columns of the tables of nodes and GPUs: title, metric, labels that its series must have, how it is written.
-_Columns: TypeAlias = "tuple[tuple[str, str, dict[str, str], str], ...]"
-_OF_NODES: _Columns = (
-    ("CPUs", "hindmost_node_cpus", {}, "number"),
-    ("wait for CPU", "hindmost_node_pressure_waiting_seconds_total", {"resource": "cpu"}, "ratio"),
-    ("wait for memory", "hindmost_node_pressure_waiting_seconds_total", {"resource": "memory"}, "ratio"),
-    ("wait for I/O", "hindmost_node_pressure_waiting_seconds_total", {"resource": "io"}, "ratio"),
-)
-_OF_GPUS: _Columns = (
-    ("busy", "hindmost_gpu_utilization_ratio", {}, "ratio"),
-    ("SM active", "hindmost_gpu_sm_activity_ratio", {}, "ratio"),
-    ("clock", "hindmost_gpu_sm_clock_hertz", {}, "hertz"),
-    ("power", "hindmost_gpu_power_watts", {}, "watts"),
-    ("memory", "hindmost_gpu_memory_used_bytes", {}, "bytes"),
-    ("temperature", "hindmost_gpu_temperature_celsius", {}, "celsius"),
-)
-#: Samples of a series that a table shows the median of, or the rate over: the newest ones.
-_NEWEST, _NEWEST_NS = 30, 120_000_000_000
-
-
-def of_machines(run: Run) -> dict[str, Any]:
-    """The nodes and GPUs of a job: a row each, with its ranks."""
-    run = with_gpus(run)
-    table = run.metrics
-    newest = table["time_ns"] >= table["time_ns"].max(initial=0) - _NEWEST_NS
-    metrics = Metrics(replace(run, metrics=chosen(table, newest)))
-    nodes: dict[str, list[int]] = {}
-    gpus: dict[tuple[str, str | None], list[int]] = {}
-    columns = (run.ranks[name].tolist() for name in ("rank", "node", "gpu_uuid"))
-    for rank, node, gpu in zip(*columns, strict=True):
-        nodes.setdefault(node, []).append(rank)
-        if gpu:
-            gpus.setdefault((node, gpu), []).append(rank)
-    return {
-        "nodes": _table(metrics, _OF_NODES, {(node, None): ranks for node, ranks in nodes.items() if node}),
-        "gpus": _table(metrics, _OF_GPUS, gpus),
-    }
-
-
-def _table(
-    metrics: Metrics,
-    wanted: _Columns,
-    rows: Mapping[tuple[str, str | None], list[int]],
-) -> dict[str, Any]:
-    columns = []
-    for title, metric, labels, unit in wanted:
-        values: dict[tuple[str, str | None], float] = {}
-        for one in metrics.series(metric):
-            if labels.items() <= one.labels.items():
-                values[one.node, one.labels.get("gpu_uuid")] = _level(one.times, one.values, metric)
-        found = [values.get(key, float("nan")) for key in rows]
-        if any(one == one for one in found):  # noqa: PLR0124 - false for NaN only
-            shown = [None if one != one else float(f"{one:.5g}") for one in found]  # noqa: PLR0124
-            columns.append({"name": title, "unit": unit, "values": shown})
-    return {
-        "node": [node for node, _ in rows],
-        "gpu": [gpu for _, gpu in rows],
-        "ranks": list(rows.values()),
-        "columns": columns,
-    }
-
-
-def _level(times: Array, values: Floats, metric: str) -> float:
-    times, values = times[-_NEWEST:], values[-_NEWEST:]
-    if not metric.endswith("_total"):
-        return float(np.median(values))
-    seconds = (int(times[-1]) - int(times[0])) / 1e9
-    return float((values[-1] - values[0]) / seconds) if seconds > 0 else float("nan")
-
-
 def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[str, Any]:
     """Everything at once, for a page that is one file."""
     history = StepHistory()
@@ -300,7 +229,7 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[s
         "gauges": of_gauges(history),
         "stacks": stacks_of(run),
         "communication": of_communication(run),
-        "machines": of_machines(run),
+        "machines": machine_tables.of_run(run),
     }
 
 

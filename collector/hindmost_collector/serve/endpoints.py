@@ -14,7 +14,6 @@ from hindmost_collector.live.job_state import HUNG, RUNNING, Contact
 from hindmost_collector.serve.job_metrics import JobPage
 from hindmost_collector.serve.live_page import LivePage
 from hindmost_collector.serve.metrics_level import CORE, JOB, LEVELS, RANK, fitting
-from hindmost_collector.serve.newest import Newest
 from hindmost_collector.serve.own_metrics import OwnMetrics, of_agents, torn
 
 if TYPE_CHECKING:
@@ -28,7 +27,6 @@ class Endpoints:
     def __init__(self, parts: Components) -> None:
         self._parts = parts
         self._jobs, self._remote_jobs = JobPage(), JobPage()
-        self._newest = Newest(parts)
         self.live = LivePage(parts)
         self._registry = CollectorRegistry()
         self._registry.register(OwnMetrics(parts))
@@ -82,7 +80,7 @@ class Endpoints:
 
     def newest(self, name: str | None) -> dict[str, Any] | None:
         """What ``hindmost top`` shows of a job, or of the only one."""
-        return self._newest.picture(name)
+        return self.live.tables.picture(name)
 
     def report(self, name: str | None) -> dict[str, Any] | None:
         """The newest report of a job, or of the only one; the stored one of a job that is over; None when none is."""

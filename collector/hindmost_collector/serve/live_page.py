@@ -13,6 +13,7 @@ from hindmost.errors import HindmostError
 
 from hindmost_collector.live.job_state import ENDED, LOST, RUNNING, Contact
 from hindmost_collector.page import data
+from hindmost_collector.serve.live_tables import LiveTables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -42,11 +43,8 @@ STARTING = "starting"
 
 def condition_of(job: LiveJob, parts: Components) -> Condition:
     """One of :data:`hindmost_collector.live.job_state.STATES`, or ``STARTING``."""
-    now, nodes = parts.clock.now(), set(job.window.nodes_of().values())
-    agents = list(parts.ingest.agents.values())
-    heard = [agent.last_heard_ns for agent in agents if agent.job in {job.id, ""} and agent.node in nodes]
-    age = now - max(heard) if heard else None
-    contact = Contact(agents, now)
+    contact = Contact(list(parts.ingest.agents.values()), parts.clock.now())
+    age = contact.age_ns(job)
     state = ENDED if job.exit_code is not None else contact.state(job)
     why, lost = "", sorted(contact.lost_of(job))
     if state == ENDED:
@@ -63,7 +61,7 @@ class LivePage:
     """Reads a running collector from the threads that serve."""
 
     def __init__(self, parts: Components, condition: Callable[[LiveJob], Condition] | None = None) -> None:
-        self._parts = parts
+        self._parts, self.tables = parts, LiveTables(parts)
         self._condition = condition or (lambda job: condition_of(job, parts))
         self._kept: OrderedDict[tuple[Any, ...], tuple[Any, bytes]] = OrderedDict()
         self._lock = threading.Lock()
@@ -141,7 +139,7 @@ class LivePage:
         return data.of_communication(job.snapshot(self._parts.decoder.words)())
 
     def _machines(self, job: LiveJob, _: Mapping[str, str]) -> Any:
-        return data.of_machines(job.snapshot(self._parts.decoder.words)())
+        return self.tables.machines(job)
 
     def _events(self, job: LiveJob, _: Mapping[str, str]) -> Any:
         return list(job.events)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,9 @@ import pytest
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.recording_api import Recording
-from hindmost_collector.serve.newest import Newest, cell, recorded
+from hindmost_collector.report.machine_tables import cell
+from hindmost_collector.serve.live_page import LivePage, condition_of
+from hindmost_collector.serve.live_tables import recorded
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.write import simulated
@@ -23,6 +26,8 @@ if TYPE_CHECKING:
 SECOND = 1_000_000_000
 RANK = '{"job":"j","rank":"2"}'
 CPU = "hindmost_process_cpu_seconds_total"
+WAIT = {"name": "wait for I/O", "unit": "ratio", "values": [0.25]}
+POWER = {"name": "power", "unit": "watts", "values": [310.0]}
 
 
 class Node:
@@ -35,9 +40,13 @@ class Node:
         ranks = {name: np.array(values) for name, values in (("rank", [2]), ("node", ["n0"]), ("gpu_uuid", [""]))}
         job: Any = SimpleNamespace(
             id="j",
-            heard_ns=0,
             over=False,
+            sealed=False,
+            exit_code=None,
             report=None,
+            reported=0,
+            verdicts=list,
+            history=SimpleNamespace(revision=0),
             world_size=4,
             window=SimpleNamespace(ranks=lambda: ranks, last_step=7),
             counters=lambda: [("last_step", np.array([np.nan, np.nan, 7.0]))],
@@ -49,7 +58,8 @@ class Node:
             clock=SimpleNamespace(now=lambda: 20 * SECOND),
             ingest=SimpleNamespace(agents={}),
         )
-        self.agents, self.newest = parts.ingest.agents, Newest(parts)
+        self.parts, self.agents, self.job, self.page = parts, parts.ingest.agents, job, LivePage(parts)
+        self.tables = self.page.tables
 
     def defined(self, ref: int, *series: tuple[str, str, bool]) -> None:
         self.definitions.schemas[ref] = Schema(Series(name, counter, "", labels) for name, labels, counter in series)
@@ -59,7 +69,7 @@ class Node:
         self.nodes.add([MetricRows.of("n0", ref, times, np.array([values], float))])
 
     def table(self, name: str) -> dict[str, list[Any]]:
-        shown = self.newest.picture("j")
+        shown = self.tables.picture("j")
         assert shown is not None
         found: dict[str, list[Any]] = shown["tables"][name]
         return found
@@ -134,16 +144,40 @@ def test_an_agent_that_started_anew_is_not_counted_twice() -> None:
 
 
 @pytest.mark.parametrize(
-    ("outbox", "heard", "age_s", "lost"), [(object(), 19, 1.0, []), (None, 12, 8.0, ["n0"]), (object(), 5, 15.0, [])]
+    ("outbox", "heard", "age_s", "lost"),
+    [(object(), 19, 1.0, []), (None, 13, 7.0, []), (None, 12, 8.0, ["n0"]), (object(), 5, 15.0, ["n0"])],
 )
 def test_lost_contact_is_that_of_the_agents(outbox: Any, heard: int, age_s: float, lost: list[str]) -> None:
-    """A hung job makes no steps, and its agents are heard all the same."""
+    """A hung job makes no steps, and its agents are heard all the same; the page says of it what the tables say."""
     node = Node((CPU, RANK, True))
-    node.agents["a"] = SimpleNamespace(node="n0", outbox=outbox, last_heard_ns=heard * SECOND)
-    node.agents["b"] = SimpleNamespace(node="another", outbox=None, last_heard_ns=20 * SECOND)
-    shown = node.newest.picture("j")
+    agent = {"job": "", "departed": False, "outbox": outbox}
+    node.agents["a"] = SimpleNamespace(node="n0", last_heard_ns=heard * SECOND, **agent)
+    node.agents["b"] = SimpleNamespace(node="another", last_heard_ns=20 * SECOND, **agent)
+    shown = node.tables.picture("j")
     assert shown is not None
-    assert (shown["age_s"], shown["lost"]) == (age_s, lost)
+    assert (shown["age_s"], shown["lost"], shown["tables"]["jobs"]["age_s"]) == (age_s, lost, [age_s])
+    state, _, age_ns = condition_of(node.job, node.parts)
+    assert (state, age_ns) == ("lost" if lost else "starting", age_s * SECOND)
+
+
+def test_the_page_has_the_same_nodes_and_gpus() -> None:
+    """Of its job; another job's are left out."""
+    node = Node(
+        ("hindmost_node_pressure_waiting_seconds_total", '{"resource":"io"}', True),
+        ("hindmost_gpu_rank_info", '{"gpu_uuid":"GPU-1","job":"j","rank":"2"}', False),
+        ("hindmost_gpu_power_watts", '{"gpu_uuid":"GPU-1"}', False),
+        ("hindmost_gpu_power_watts", '{"gpu_uuid":"GPU-2"}', False),
+    )
+    node.heard(1, [0.0, 1.0, 300.0, 400.0])
+    node.table("nodes")
+    node.heard(2, [0.25, 1.0, 310.0, 410.0])
+    assert (node.table("nodes")["io_wait"], node.table("gpus")["power"]) == ([0.25], [310.0, 410.0])
+    answer = node.page.answer("machines", {"job": "j"})
+    assert answer is not None
+    assert json.loads(gzip.decompress(answer)) == {
+        "nodes": {"node": ["n0"], "gpu": [None], "ranks": [[2]], "columns": [WAIT]},
+        "gpus": {"node": ["n0"], "gpu": ["GPU-1"], "ranks": [[2]], "columns": [POWER]},
+    }
 
 
 @pytest.mark.parametrize("labels", ["{}", '{"job":"j","rank":"x"}', '{"job":"j","rank":"-1"}'])

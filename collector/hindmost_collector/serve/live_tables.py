@@ -1,21 +1,19 @@
-"""The newest state of a job's ranks, of nodes and GPUs as tables: what ``hindmost top`` shows, of a collector or a run.
+"""The tables of ranks, nodes, GPUs and jobs now (``/api/newest``): of a running collector, or of a run directory.
 
-Metrics are added up to a cell of a table: a rank's CPU time is that of its process and its descendants (DataLoader
-workers), a node's disk traffic is that of all its disks. Counters are shown as rates. Not measured is ``None``.
+``hindmost top`` shows them, and the page those of nodes and GPUs.
 """
 
 from __future__ import annotations
 
-import functools
-import json
-import re
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.verdict.schema import STOPS
 
-from hindmost_collector.report import columns
+from hindmost_collector.live.job_state import Contact
+from hindmost_collector.report import columns, machine_tables
+from hindmost_collector.report.machine_tables import Cell, Cells, added_up, cell, machines
 from hindmost_collector.report.verdict_lines import of_verdict, rendered
 
 if TYPE_CHECKING:
@@ -27,103 +25,6 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.row_builder import MetricRows, Origin
     from hindmost_collector.live.jobs import LiveJob
 
-_PROCESS, _GPU, _NODE = "hindmost_process_", "hindmost_gpu_", "hindmost_node_"
-#: Metric to the column that it is added to, by table.
-RANKS: Mapping[str, str] = {
-    f"{_PROCESS}cpu_seconds_total": "cpu",
-    f"{_PROCESS}children_cpu_seconds_total": "cpu",
-    f"{_PROCESS}runqueue_seconds_total": "cpu_wait",
-    f"{_PROCESS}children_runqueue_seconds_total": "cpu_wait",
-    f"{_PROCESS}resident_memory_bytes": "memory",
-    f"{_PROCESS}children_resident_memory_bytes": "memory",
-    f"{_PROCESS}read_bytes_total": "read",
-    f"{_PROCESS}children_read_bytes_total": "read",
-    f"{_PROCESS}written_bytes_total": "written",
-    f"{_PROCESS}children": "children",
-    f"{_GPU}process_memory_used_bytes": "gpu_memory",
-}
-NODES: Mapping[str, str] = {
-    f"{_NODE}cpu_seconds_total": "cpu",
-    f"{_NODE}cpus": "cpus",
-    f"{_NODE}load1": "load",
-    f"{_NODE}pressure_waiting_seconds_total": "cpu_wait",
-    f"{_NODE}memory_used_bytes": "memory",
-    f"{_NODE}memory_total_bytes": "memory_total",
-    f"{_NODE}disk_read_bytes_total": "read",
-    f"{_NODE}disk_written_bytes_total": "written",
-    f"{_NODE}network_receive_bytes_total": "received",
-    f"{_NODE}network_transmit_bytes_total": "sent",
-    f"{_NODE}infiniband_receive_bytes_total": "received",
-    f"{_NODE}infiniband_transmit_bytes_total": "sent",
-}
-GPUS: Mapping[str, str] = {
-    f"{_GPU}utilization_ratio": "busy",
-    f"{_GPU}sm_activity_ratio": "sm",
-    f"{_GPU}memory_used_bytes": "memory",
-    f"{_GPU}memory_total_bytes": "memory_total",
-    f"{_GPU}sm_clock_hertz": "clock",
-    f"{_GPU}sm_clock_max_hertz": "clock_max",
-    f"{_GPU}temperature_celsius": "temperature",
-    f"{_GPU}power_watts": "power",
-    f"{_GPU}power_limit_watts": "power_limit",
-}
-_RANK_OF_GPU, _INFO = f"{_GPU}rank_info", f"{_GPU}info"
-#: CPU modes that are no work; guest time is in that of users too.
-_NOT_WORK = frozenset({"idle", "iowait", "guest", "guest_nice"})
-#: Devices whose traffic is none, or is counted on the devices below them too.
-_NOT_A_WIRE = re.compile(r"lo$|docker|br-|virbr|bond|team|cni|flannel")
-
-
-class Cell(NamedTuple):
-    """Where a series goes: its ``key`` is ``(job, rank)``, a node, or a GPU's UUID."""
-
-    table: str
-    key: Any
-    column: str
-
-
-#: Values of tables by key and column.
-Cells: TypeAlias = "dict[str, dict[Any, dict[str, Any]]]"
-
-
-@functools.lru_cache(maxsize=1 << 17)
-def cell(node: str, name: str, labels: str) -> Cell | None:
-    """The cell of a series, whose labels are JSON; None for what no table has."""
-    if name in RANKS or name == _RANK_OF_GPU:
-        known = json.loads(labels)
-        if not str(known.get("rank", "")).isdigit():
-            return None
-        key = known.get("job"), int(known["rank"])
-        return Cell("ranks", key, RANKS[name] if name in RANKS else f"gpu:{known['gpu_uuid']}")
-    if name in GPUS or name == _INFO:
-        known = json.loads(labels)
-        shown = f"info:{known.get('gpu', '')}:{known.get('model', '')}" if name == _INFO else GPUS[name]
-        return Cell("gpus", (node, known["gpu_uuid"]), shown)
-    if name not in NODES:
-        return None
-    known = json.loads(labels)
-    left_out = (
-        known.get("mode") in _NOT_WORK
-        or known.get("resource", "cpu") != "cpu"
-        or (name.startswith(f"{_NODE}network_") and _NOT_A_WIRE.match(known.get("device", "")))
-    )
-    return None if left_out else Cell("nodes", node, NODES[name])
-
-
-def added_up(values: Iterable[tuple[Cell, float]]) -> Cells:
-    """The tables' cells from the value of each series, a counter's as its rate."""
-    found: Cells = {"ranks": {}, "nodes": {}, "gpus": {}}
-    for (table, key, column), value in values:
-        row = found[table].setdefault(key, {})
-        kind, colon, rest = column.partition(":")
-        if kind == "gpu" and colon:
-            row["gpu"] = min(row.get("gpu", rest), rest)
-        elif kind == "info":
-            row["index"], _, row["model"] = rest.partition(":")
-        else:
-            row[column] = row.get(column, 0.0) + value
-    return found
-
 
 def picture(
     report: Mapping[str, Any] | None,
@@ -133,8 +34,34 @@ def picture(
     **more: Any,
 ) -> dict[str, Any]:
     """All tables of one job. ``places`` are its ranks as in the table ``ranks`` of a run, ``last_steps`` by rank."""
-    judged = {row["rank"]: row for row in (report or {}).get("ranks") or ()}
     job = more["job"]
+    rows = _ranks(report, places, last_steps, cells, job)
+    nodes, gpus = machines(cells, rows)
+    verdicts = rendered(report) if report else []
+    shown = [
+        {**vars(words), "ranks": list(one["ranks"])}
+        for words, one in zip(verdicts, (report or {}).get("verdicts") or (), strict=True)
+        if one.get("until_step") is None
+    ]
+    shown.sort(key=lambda one: one["kind"] not in STOPS)  # a job that stands still has no other cost
+    tables = {"ranks": rows, "nodes": nodes, "gpus": gpus, "jobs": more.pop("jobs", [])}
+    return {
+        **more,
+        "title": columns.title(report) if report else f"hindmost · {job}",
+        "judged": report is not None,
+        "verdicts": shown,
+        "tables": {name: _by_column(found) for name, found in tables.items()},
+    }
+
+
+def _ranks(
+    report: Mapping[str, Any] | None,
+    places: Mapping[str, Sequence[Any]],
+    last_steps: Sequence[float],
+    cells: Cells,
+    job: str,
+) -> list[dict[str, Any]]:
+    judged = {row["rank"]: row for row in (report or {}).get("ranks") or ()}
     rows = []
     for rank, node, uuid in zip(places["rank"], places["node"], places["gpu_uuid"], strict=True):
         known = cells["ranks"].get((job, rank), {})
@@ -154,30 +81,7 @@ def picture(
                 "node_net": sum(net) if net else None,
             }
         )
-    ranks_on: dict[Any, list[int]] = {}
-    for row in rows:
-        for where in (row["node"], (row["node"], row["gpu"])):
-            ranks_on.setdefault(where, []).append(row["rank"])
-    known_nodes = sorted({*cells["nodes"], *places["node"]})
-    nodes = [{"node": node, "ranks": ranks_on.get(node), **cells["nodes"].get(node, {})} for node in known_nodes]
-    gpus = [
-        {"node": key[0], "gpu": key[1], "ranks": ranks_on.get(key), **row} for key, row in sorted(cells["gpus"].items())
-    ]
-    verdicts = rendered(report) if report else []
-    shown = [
-        {**vars(words), "ranks": list(one["ranks"])}
-        for words, one in zip(verdicts, (report or {}).get("verdicts") or (), strict=True)
-        if one.get("until_step") is None
-    ]
-    shown.sort(key=lambda one: one["kind"] not in STOPS)  # a job that stands still has no other cost
-    tables = {"ranks": rows, "nodes": nodes, "gpus": gpus, "jobs": more.pop("jobs", [])}
-    return {
-        **more,
-        "title": columns.title(report) if report else f"hindmost · {job}",
-        "judged": report is not None,
-        "verdicts": shown,
-        "tables": {name: _by_column(found) for name, found in tables.items()},
-    }
+    return rows
 
 
 def _by_column(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
@@ -198,7 +102,7 @@ class _Held(NamedTuple):
     rates: np.ndarray[Any, Any]
 
 
-class Newest:
+class LiveTables:
     """Tables of a running collector, for threads that serve HTTP. Rows are remembered between two calls, for rates."""
 
     def __init__(self, parts: Components) -> None:
@@ -216,21 +120,19 @@ class Newest:
         with self._one_at_a_time:
             cells = added_up(self._values())
         now = self._parts.clock.now()
-        shown = [_job(one, now) for one in jobs]
+        contact = Contact(list(self._parts.ingest.agents.values()), now)
+        shown = [_job(one, contact) for one in jobs]
         if job is None:
             return picture(None, {"rank": (), "node": (), "gpu_uuid": ()}, (), cells, job="", jobs=shown, time_ns=now)
-        places = {key: column.tolist() for key, column in job.window.ranks().items()}
-        counters = dict(job.counters())
-        steps = counters.get("last_step", counters.get("steps_total", np.empty(0))).tolist()
-        more = {"over": job.over, "jobs": shown, "time_ns": now, **self._contact(job, set(places["node"]), now)}
-        return picture(job.report, places, steps, cells, job=job.id, **more)
+        heard = {"age_s": _seconds(contact.age_ns(job)), "lost": sorted(contact.lost_of(job))}
+        more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard}
+        return picture(job.report, *_of(job), cells, job=job.id, **more)
 
-    def _contact(self, job: LiveJob, nodes: set[str], now_ns: int) -> dict[str, Any]:
-        """For how long no agent of a job's nodes was heard, and the nodes whose agents have no stream."""
-        agents = [agent for agent in list(self._parts.ingest.agents.values()) if agent.node in nodes]
-        connected = {agent.node for agent in agents if agent.outbox is not None}
-        heard_ns = max([job.heard_ns, *(agent.last_heard_ns for agent in agents)])
-        return {"age_s": (now_ns - heard_ns) / 1e9, "lost": sorted(nodes - connected)}
+    def machines(self, job: LiveJob) -> dict[str, Any]:
+        """What the page shows of the nodes and GPUs of a job."""
+        with self._one_at_a_time:
+            cells = added_up(self._values())
+        return machine_tables.shown(*machines(cells, _ranks(job.report, *_of(job), cells, job.id)))
 
     def _values(self) -> Iterable[tuple[Cell, float]]:
         """The value of each series that has a cell: of two schemas with one series, that which came last."""
@@ -282,7 +184,18 @@ class Newest:
 _PLANS = 1 << 15
 
 
-def _job(job: LiveJob, now_ns: int) -> dict[str, Any]:
+def _of(job: LiveJob) -> tuple[Mapping[str, Sequence[Any]], Sequence[float]]:
+    """Where the ranks of a job are, and the last step of each."""
+    counters = dict(job.counters())
+    steps: Sequence[float] = counters.get("last_step", counters.get("steps_total", np.empty(0))).tolist()
+    return {key: column.tolist() for key, column in job.window.ranks().items()}, steps
+
+
+def _seconds(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e9
+
+
+def _job(job: LiveJob, contact: Contact) -> dict[str, Any]:
     """A row of the table of jobs."""
     first = next(iter((job.report or {}).get("verdicts") or ()), None)
     words = of_verdict(first) if first else None
@@ -294,7 +207,7 @@ def _job(job: LiveJob, now_ns: int) -> dict[str, Any]:
         "size": job.world_size,
         "step": job.window.last_step if job.window.last_step >= 0 else None,
         "step_ms": typical.get("p50"),
-        "age_s": (now_ns - job.heard_ns) / 1e9,
+        "age_s": _seconds(contact.age_ns(job)),
     }
 
 
