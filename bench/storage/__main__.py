@@ -26,9 +26,8 @@ from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import metrics_tables
 from hindmost_collector.store.clickhouse.store import ClickHouseStore
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.merge import merged
+from hindmost_collector.store.parquet.compaction import Retention, Upkeep, merged
 from hindmost_collector.store.parquet.store import ParquetStore
-from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 from bench.storage import data, engines, questions
 

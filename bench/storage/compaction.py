@@ -17,8 +17,8 @@ from typing import Any
 from unittest import mock
 
 from hindmost_collector.store.arrow_tables import metrics_tables
-from hindmost_collector.store.parquet import upkeep
-from hindmost_collector.store.parquet.merge import merged
+from hindmost_collector.store.parquet import compaction
+from hindmost_collector.store.parquet.compaction import merged
 from hindmost_collector.store.parquet.store import ParquetStore
 
 from bench.storage import data
@@ -38,9 +38,9 @@ def measured(nodes: int, seconds: int, folder: Path) -> dict[str, Any]:
             yield piece
 
     store = ParquetStore(folder, single=True)
-    work = upkeep.Upkeep(store, upkeep.Retention())
+    work = compaction.Upkeep(store, compaction.Retention())
     rows, flushing, compacting, before = 0, 0.0, 0.0, 0.0
-    with mock.patch.object(upkeep, "merged", counted):
+    with mock.patch.object(compaction, "merged", counted):
         for number, tick in enumerate(data.metrics(nodes, seconds, 1_760_000_400 * data.SECOND, kinds), 1):
             began = time.process_time()
             rows += store.write({("job", "metrics"): metrics_tables(tick, definitions)}, {})[0]

@@ -11,8 +11,8 @@ from hindmost.errors import HindmostError
 
 from hindmost_collector.live.window import window_limit
 from hindmost_collector.page.history import cells_of
+from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
-from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,9 +12,8 @@ import pytest
 from hindmost import requirements
 from hindmost.native import build
 from hindmost_agent import stacks
-from hindmost_cli import main
-from hindmost_cli.doctor import checks
-from hindmost_cli.doctor.checks import Machine
+from hindmost_cli import doctor, main
+from hindmost_cli.doctor import Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,8 +50,8 @@ def test_a_bare_machine_is_described(bare: Machine, monkeypatch: pytest.MonkeyPa
     """Where nothing can be seen every check still answers, and says what is lost by it."""
     monkeypatch.setattr(stacks, "_beside_interpreter", list)
     monkeypatch.setattr(stacks, "_beside_modules", list)
-    findings = checks.examine(bare)
-    assert list(findings) == list(checks.CHECKS)
+    findings = doctor.examine(bare)
+    assert list(findings) == list(doctor.CHECKS)
     assert {finding.state for finding in findings.values()} <= STATES
     unseen = ("mpi", "compiler", "gpu", "shared memory", "cgroup", "pressure", "run queue", "stacks")
     if sys.version_info >= (3, 14):
@@ -71,7 +70,7 @@ def test_py_spy_is_found_where_attach_finds_it(bare: Machine, monkeypatch: pytes
     program.parent.mkdir(parents=True)
     program.touch(0o755)
     assert stacks.py_spy(str(bare.root)) == str(program)
-    assert checks.stacks(bare).state == "yes"
+    assert doctor.stacks(bare).state == "yes"
 
 
 def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,16 +79,16 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
     def broken(_: Machine) -> None:
         raise RuntimeError("struck by lightning")
 
-    monkeypatch.setitem(checks.CHECKS, "gpu", broken)
-    assert "struck by lightning" in checks.examine(bare)["gpu"].found
+    monkeypatch.setitem(doctor.CHECKS, "gpu", broken)
+    assert "struck by lightning" in doctor.examine(bare)["gpu"].found
 
 
 @pytest.mark.parametrize(
     ("check", "files", "state", "says"),
     [
-        (checks.cgroup, {"sys/fs/cgroup/cgroup.controllers": "cpu"}, "yes", "v2, no limit"),
+        (doctor.cgroup, {"sys/fs/cgroup/cgroup.controllers": "cpu"}, "yes", "v2, no limit"),
         (
-            checks.cgroup,
+            doctor.cgroup,
             {
                 "sys/fs/cgroup/cgroup.controllers": "cpu",
                 "proc/self/cgroup": "0::/job\n",
@@ -98,15 +97,15 @@ def test_a_check_that_fails_is_an_answer(bare: Machine, monkeypatch: pytest.Monk
             "yes",
             "cpu 200000 100000",
         ),
-        (checks.cgroup, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n"}, "yes", "CPU quota 50000 us"),
-        (checks.pressure, {"proc/pressure/cpu": "some avg10=0.00"}, "yes", "pressure"),
-        (checks.run_queue, {"proc/self/schedstat": "12 3 4\n"}, "yes", "run-queue"),
-        (checks.run_queue, {"proc/self/schedstat": "0 0 0\n"}, "no", "is empty"),
-        (checks.perf, {"proc/sys/kernel/perf_event_paranoid": "2\n"}, "yes", "is 2"),
+        (doctor.cgroup, {"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "50000\n"}, "yes", "CPU quota 50000 us"),
+        (doctor.pressure, {"proc/pressure/cpu": "some avg10=0.00"}, "yes", "pressure"),
+        (doctor.run_queue, {"proc/self/schedstat": "12 3 4\n"}, "yes", "run-queue"),
+        (doctor.run_queue, {"proc/self/schedstat": "0 0 0\n"}, "no", "is empty"),
+        (doctor.perf, {"proc/sys/kernel/perf_event_paranoid": "2\n"}, "yes", "is 2"),
     ],
 )
 def test_what_files_say(
-    bare: Machine, check: Callable[[Machine], checks.Finding], files: dict[str, str], state: str, says: str
+    bare: Machine, check: Callable[[Machine], doctor.Finding], files: dict[str, str], state: str, says: str
 ) -> None:
     """Each check reads the kernel's own files, below the root it is given."""
     for path, text in files.items():
@@ -125,7 +124,7 @@ def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: s
     program = bare.root / "mpirun"
     program.write_text(f"#!/bin/sh\necho '{said}'\n")
     program.chmod(0o755)
-    finding = checks.mpi(bare)
+    finding = doctor.mpi(bare)
     assert (finding.state, names in finding.found) == (state, True)
 
 
@@ -134,7 +133,7 @@ def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     old = bare.root / "python"
     old.write_text("#!/bin/sh\necho 3.6.8\n")
     old.chmod(0o755)
-    finding = checks.python(Machine(root=bare.root, python=str(old), environ=bare.environ))
+    finding = doctor.python(Machine(root=bare.root, python=str(old), environ=bare.environ))
     assert finding.state == "no"
     assert "3.6.8" in finding.found
 
@@ -153,7 +152,7 @@ def test_where_hooks_run_in_python_is_said(bare: Machine, says: str, cc: bool, s
     for program in [python, bare.root / "cc"][: 1 + cc]:
         program.write_text(f"#!/bin/sh\necho {says}\n")
         program.chmod(0o755)
-    finding = checks.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
+    finding = doctor.hooks(Machine(root=bare.root, python=str(python), environ=bare.environ))
     assert (finding.state, found in finding.found) == (state, True)
     assert ("ten times" in finding.lost) is (state == "part")
 
@@ -163,7 +162,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
     """Whichever distribution of an extra is missing, doctor names it and the command that installs it."""
     here = {one.name for one in requirements.required(extra)}
     assert here == {re.match(r"[\w-]+", line)[0] for line in EXTRAS[extra] if applies(line)}  # type: ignore[index]
-    check = getattr(checks, extra)
+    check = getattr(doctor, extra)
     monkeypatch.setattr(Machine, "ask", lambda *_: "")  # it can be loaded all the same
     for name in here:
         monkeypatch.setattr(requirements, "_installed", lambda asked, gone=name: "" if asked == gone else "999")
@@ -175,7 +174,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
 def test_a_requirement_that_is_too_old_is_named(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version below the least that the metadata allows is no match, whatever its digits sort like."""
     monkeypatch.setattr(requirements, "_installed", lambda name: "1.9.2" if name == "grpcio" else "999")
-    assert checks.collector(bare).found.startswith("grpcio 1.9.2 is older than 1.")
+    assert doctor.collector(bare).found.startswith("grpcio 1.9.2 is older than 1.")
 
 
 def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
@@ -184,10 +183,10 @@ def test_a_part_that_cannot_be_loaded_is_not_complete(bare: Machine) -> None:
     broken.mkdir()
     (broken / "__init__.py").write_text("raise ImportError('libz.so.1: no such file')")
     machine = Machine(root=bare.root, environ={**bare.environ, "PYTHONPATH": str(bare.root)})
-    assert checks.agent(machine) == checks.Finding(
+    assert doctor.agent(machine) == doctor.Finding(
         "no",
         "hindmost_agent.daemon cannot be loaded: ImportError: libz.so.1: no such file",
-        checks.agent(machine).lost,
+        doctor.agent(machine).lost,
         "pip install --force-reinstall '.[agent]' in a clone of hindmost",
     )
 
@@ -204,7 +203,7 @@ def test_an_amd_node_gets_no_line_about_nvidia(bare: Machine, files: dict[str, s
     """Which vendor's driver is loaded decides what is asked and which package is missing."""
     for path, text in files.items():
         write(bare, path, text)
-    finding = checks.gpu(bare)
+    finding = doctor.gpu(bare)
     assert (finding.state, finding.found.startswith(says)) == ("no", True)
     assert ("NVIDIA" in finding.found + finding.remedy) is (not files)
 
@@ -214,7 +213,7 @@ def test_a_wheel_needs_no_compiler(bare: Machine, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(build, "wheel_has_all", lambda: True)
     found = {
         check.__name__: check(Machine(root=bare.root, environ=bare.environ))
-        for check in (checks.hooks, checks.compiler)
+        for check in (doctor.hooks, doctor.compiler)
     }
     assert {name: finding.state for name, finding in found.items()} == {"hooks": "yes", "compiler": "yes"}
     assert all("prebuilt" in finding.found for finding in found.values())
@@ -224,7 +223,7 @@ def test_json_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     """--format json holds the same findings, a key a check."""
     assert main(["doctor", "--format", "json"]) == 0
     said = json.loads(capsys.readouterr().out)
-    assert list(said) == list(checks.CHECKS)
+    assert list(said) == list(doctor.CHECKS)
     assert said["python"]["state"] == "yes"
 
 

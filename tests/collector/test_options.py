@@ -18,8 +18,8 @@ from hindmost.errors import UsageError
 from hindmost_cli import collector as command_line
 from hindmost_collector import main, maintenance
 from hindmost_collector.options import Options, resolve, resolve_thresholds
+from hindmost_collector.store.parquet.compaction import Upkeep
 from hindmost_collector.store.parquet.store import read_run
-from hindmost_collector.store.parquet.upkeep import Upkeep
 from hindmost_judge.settings import DEFAULT
 
 from tests.collector.waiting import until

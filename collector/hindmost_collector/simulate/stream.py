@@ -28,19 +28,21 @@ from hindmost_collector.simulate.record import (
     comm_id,
     gpu,
     in_flight,
+    labels_of,
     on_host_clock,
+    sampled,
     steps_of,
+    told_by,
 )
 from hindmost_collector.simulate.record import node as node_of
-from hindmost_collector.simulate.telemetry import labels_of, sampled, told_by
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hindmost_collector.simulate.engine import Draws, Timing
     from hindmost_collector.simulate.layout import Groups
+    from hindmost_collector.simulate.record import Metric
     from hindmost_collector.simulate.scenario import Scenario
-    from hindmost_collector.simulate.telemetry import Metric
 
 #: How often agents of a job that stands still say so, where it is not sent at once.
 LOOK_S = 2.0

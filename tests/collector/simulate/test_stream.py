@@ -15,9 +15,9 @@ from hindmost_collector.collector import Collector
 from hindmost_collector.formats.recordings import load
 from hindmost_collector.options import Options
 from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate.record import sampled
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import Job, send
-from hindmost_collector.simulate.telemetry import sampled
 from hindmost_collector.store.startup import open_store
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire

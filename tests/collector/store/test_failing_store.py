@@ -11,8 +11,8 @@ import duckdb
 import pytest
 from hindmost_collector import maintenance
 from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.compaction import Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, folder, read_run
-from hindmost_collector.store.parquet.upkeep import Upkeep
 
 from tests.collector.waiting import until
 

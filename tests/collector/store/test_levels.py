@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
-from hindmost_collector.store.parquet import merge, segments, upkeep
+from hindmost_collector.store.parquet import compaction, segments
+from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
-from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
 SECOND = 1_000_000_000
 START_NS = 1_760_000_400 * SECOND  # a full hour
@@ -119,13 +119,13 @@ def test_day_that_is_over_is_compacted_whatever_it_has(tmp_path):
 
 def test_merge_in_pieces_is_the_sorted_whole(tmp_path, monkeypatch):
     """Merging piece by piece gives every row once, sorted, whatever words and ranges the segments have."""
-    monkeypatch.setattr(merge, "PIECE_ROWS", 400)
+    monkeypatch.setattr(compaction, "PIECE_ROWS", 400)
     paths = []
     for number in range(4):
         paths.append(tmp_path / f"{number}.parquet")
         pieces = [samples(number * 50, 50, nodes=2 + 3 * number).slice(at, 100) for at in range(0, 550, 100)]
         segments.write("metrics", [piece for piece in pieces if len(piece)], paths[-1])
-    made = list(merge.merged("metrics", paths))
+    made = list(compaction.merged("metrics", paths))
     assert len(made) > 2
     rows = [row for piece in made for row in piece.to_pylist()]
     keys = [(row["node"], row["name"], row["labels"], row["time_ns"]) for row in rows]
@@ -136,7 +136,7 @@ def test_merge_in_pieces_is_the_sorted_whole(tmp_path, monkeypatch):
 def test_late_rows_are_sorted_in():
     """Samples that an agent sent late, from its spool, end up in their place."""
     late = pa.concat_tables([samples(10, 5, 1), samples(0, 5, 1)]).unify_dictionaries().combine_chunks()
-    made = merge.in_order("metrics", late)
+    made = compaction.in_order("metrics", late)
     assert made["time_ns"].to_pylist() == sorted(late["time_ns"].to_pylist())
 
 
@@ -212,8 +212,8 @@ def test_large_segment_is_not_stood_for(tmp_path):
     large = segments.file_name("20250101", 4, 9)
     for name in [*names, large, segments.file_name("20250101", 10)]:
         (tmp_path / name).touch()
-    os.truncate(tmp_path / large, upkeep.LARGE_BYTES)
-    groups = [[one.path.name for one in group] for group in upkeep._mergeable(tmp_path, "20250102")]
+    os.truncate(tmp_path / large, compaction.LARGE_BYTES)
+    groups = [[one.path.name for one in group] for group in compaction._mergeable(tmp_path, "20250102")]
     assert groups == [names, [segments.file_name("20250101", 10)]]
 
 
@@ -223,7 +223,7 @@ def test_row_is_rewritten_as_often_as_its_table_doubles(tmp_path):
 
     def merge_all(today):
         nonlocal written
-        while groups := upkeep._mergeable(tmp_path, today):
+        while groups := compaction._mergeable(tmp_path, today):
             for group in groups:
                 total = sum(one.bytes for one in group)
                 for one in group:
@@ -258,11 +258,11 @@ def of_cpus(first_s, seconds, cpus):
 
 def test_merge_cuts_within_one_node(tmp_path, monkeypatch):
     """A store of one node, whose leading column never changes, is merged in pieces too, and no series is cut in two."""
-    monkeypatch.setattr(merge, "PIECE_ROWS", 400)
+    monkeypatch.setattr(compaction, "PIECE_ROWS", 400)
     paths = [tmp_path / f"{number}.parquet" for number in range(3)]
     for number, path in enumerate(paths):
-        segments.write("metrics", [merge.in_order("metrics", of_cpus(number * 20, 20, 40))], path)
-    made = list(merge.merged("metrics", paths))
+        segments.write("metrics", [compaction.in_order("metrics", of_cpus(number * 20, 20, 40))], path)
+    made = list(compaction.merged("metrics", paths))
     assert len(made) == 6
     assert max(map(len, made)) <= 2 * 400
     of = [set(piece["labels"].to_pylist()) for piece in made]
@@ -274,7 +274,7 @@ def test_merge_cuts_within_one_node(tmp_path, monkeypatch):
 
 def test_merge_reads_each_row_group_once(tmp_path, monkeypatch):
     """However many pieces share a row group of a segment, it is read once for all of them."""
-    monkeypatch.setattr(merge, "PIECE_ROWS", 60)
+    monkeypatch.setattr(compaction, "PIECE_ROWS", 60)
     monkeypatch.setattr(segments, "_FLUSH_GROUP", 128)
     paths = [tmp_path / segments.file_name("20250101", flush) for flush in (1, 2)]
     for number, path in enumerate(paths):
@@ -287,7 +287,7 @@ def test_merge_reads_each_row_group_once(tmp_path, monkeypatch):
         return real(file, number, columns)
 
     monkeypatch.setattr(segments, "read_group", counted)
-    pieces = list(merge.merged("metrics", paths))
+    pieces = list(compaction.merged("metrics", paths))
     assert len(pieces) > 4
     assert (len(read), set(read.values())) == (6, {1})
     assert sum(map(len, pieces)) == sum(len(segments.read(path)) for path in paths)

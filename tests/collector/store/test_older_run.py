@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost_collector.store import schema
+from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_collector.store.parquet.run_directory import read_run
 from hindmost_collector.store.parquet.store import ParquetStore
-from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 from tests.recordings import unpacked
 

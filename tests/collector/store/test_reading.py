@@ -19,8 +19,8 @@ from hindmost.errors import UsageError
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 from hindmost_collector.store import schema
+from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
-from hindmost_collector.store.parquet.upkeep import Retention, Upkeep
 
 DOCS = Path(__file__).parents[3] / "docs"
 FLUSHES = 20  # one more than a compaction wants

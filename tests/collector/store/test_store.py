@@ -15,8 +15,8 @@ from hindmost_cli import query
 from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import in_order
 from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
-from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
 DAY = 86400.0
 

@@ -19,9 +19,9 @@ from hindmost.errors import UsageError
 from hindmost_collector import maintenance
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
-from hindmost_collector.store.parquet.upkeep import FEW, Retention, Upkeep
 
 pytestmark = pytest.mark.torture
 

@@ -33,7 +33,7 @@ from hindmost_collector.store.clickhouse import ddl
 from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
 from hindmost_collector.store.clickhouse.reading import read_file, read_run
 from hindmost_collector.store.downsample import reduced
-from hindmost_collector.store.parquet.merge import in_order
+from hindmost_collector.store.parquet.compaction import in_order
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
