@@ -131,12 +131,9 @@ def of_samples(sizes: Sequence[int]) -> int:
     return left
 
 
-def needed(metrics: Table, ranks: int) -> Table:
-    """The rows that may be named, in a job of so many: all where ranks share CPUs, else these."""
-    if ranks <= _ON_A_NODE:
-        return metrics
-    chosen = np.asarray(metrics["name"] == "hindmost_node_cpus", bool)
-    return {name: column[chosen] for name, column in metrics.items()}
+def may_share_cpus(ranks: Table) -> bool:
+    """Whether ranks may share CPUs: then metrics say which of them may be named, else how many CPUs there are."""
+    return rows(ranks) <= _ON_A_NODE
 
 
 def _span(pieces: Sequence[Piece]) -> int:

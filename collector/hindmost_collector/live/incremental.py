@@ -27,6 +27,8 @@ _MOVED = 0.4
 _SLOWED = 0.1
 #: Transfers that take less than this share of a step, before and after, are ignored.
 _SMALL = 0.02
+#: So many ranks, from all over the job, show how long transfers take.
+_SOME = 256
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def seen(report: Report) -> Seen:
         for one in report.verdicts
         if one.kind not in QUIET and one.until_step is None
     }
-    transfers = [one.transfer_ms for one in report.ranks if one.transfer_ms is not None]
+    some = report.ranks[:: len(report.ranks) // _SOME + 1]  # rows of ranks are made when looked at
+    transfers = [one.transfer_ms for one in some if one.transfer_ms is not None]
     return Seen(costs, report.job.step_ms.get("p50"), median(transfers) if transfers else None)
 
 

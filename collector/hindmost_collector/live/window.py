@@ -7,6 +7,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from hindmost_judge.encoding import chosen
 from hindmost_judge.model import (
     GPU_TIME,
     IN_FLIGHT,
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from hindmost_collector.ingest.chunk import Chunk
-    from hindmost_collector.ingest.definitions import Definitions, Schema
+    from hindmost_collector.ingest.definitions import Definitions, Head
     from hindmost_collector.ingest.row_builder import MetricRows, Origin, Words
 
 _ORIGIN = attrgetter("origin")
@@ -53,12 +54,14 @@ _NODES = 1 << 15
 _COLLECTIVE = frozenset({"collective", "p2p"})
 #: Schemas of nodes of which it is remembered which series those are.
 _SCHEMAS = 1 << 16
+#: How many CPUs a node has.
+CPUS = "hindmost_node_cpus"
 #: What causes are read from; other metrics are for dashboards and stay out of the window.
 CAUSAL = (
     "hindmost_process_",
     "hindmost_gpu_",
     "hindmost_node_pressure_",
-    "hindmost_node_cpus",
+    CPUS,
     "hindmost_node_cpu_throttled",
     "hindmost_node_oom_kills_total",
 )
@@ -78,12 +81,12 @@ class Window:
         self._metrics: deque[_Samples] = deque()
         self._samples = 0
         self._causal: dict[Origin, _Causal] = {}
-        self._causal_series: dict[int, _Causal] = {}
+        self._places: dict[Head, tuple[_Places, _Places]] = {}
         self._ranks = Known("ranks", ("rank",))
         self._stated = Known("ranks", ("rank", "world_size"))  # the last of each size that the job had
         self._communicators = Known("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
-        self._states: dict[int, tuple[Any, ...]] = {}
+        self._states = Known("rank_states", ("rank",))
         self._stacks: dict[int, tuple[Any, ...]] = {}
         self._heard: dict[str, int] = {}
         self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
@@ -108,7 +111,7 @@ class Window:
         """Hold those samples that causes are read from, a tick's as one piece."""
         if len(self._causal) >= _SCHEMAS:  # processes and devices come and go
             self._causal.clear()
-            self._causal_series.clear()
+            self._places.clear()
         known = self._causal
         for origin in set(map(_ORIGIN, blocks)).difference(known):
             known[origin] = self._causal_of(origin, definitions)
@@ -133,10 +136,15 @@ class Window:
 
     def _causal_of(self, origin: Origin, definitions: Definitions) -> _Causal:
         """The series of a schema that a cause is read from."""
-        known = self._causal_series.get(origin.schema)
+        schema = definitions.schemas[origin.schema]
+        known = self._places.get(schema.head)
         if known is None:
-            known = self._causal_series[origin.schema] = _causal(definitions.schemas[origin.schema])
-        return known
+            causal = _Places.of(schema.head, lambda name: name.startswith(CAUSAL))
+            known = self._places[schema.head] = causal, _Places.of(schema.head, CPUS.__eq__)
+        causal, cpus = known
+        if not len(causal.place):
+            return _NOTHING
+        return _Causal(causal, cpus if len(cpus.place) else _NOWHERE, np.array(schema.words, object))
 
     def _observe(self, chunk: Chunk) -> None:
         """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
@@ -146,10 +154,10 @@ class Window:
             del self._heard[next(iter(self._heard))]
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]] = row
+        self._states.add(chunk.plain.get("rank_states"))
         states = {row[0]: row for row in _tuples(chunk.plain.get("rank_states"), RANK_STATES)}
         nodes = self._nodes() if states else {}
         for rank, state in states.items():
-            self._states[rank] = state
             self._in_flight.pop(rank, None)
             if rank in nodes:
                 self._heard[nodes[rank]] = max(self._heard.get(nodes[rank], 0), state[1])
@@ -199,7 +207,8 @@ class Window:
     @property
     def gone(self) -> set[int]:
         """Ranks that run no more."""
-        return {rank for rank, state in self._states.items() if state[2] != RUNNING}
+        states = self._states.table()
+        return set(states["rank"][states["life"] != RUNNING].tolist())
 
     @property
     def begun(self) -> set[str]:
@@ -287,13 +296,9 @@ class Window:
             parts = evaluation_window.newest_steps(parts, newest_of_ns, rows(ranks), least_rows)
             ticks = ticks[evaluation_window.of_samples([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
-        communicators = self._communicators.table()
-        small = {
-            "in_flight": self._still_in_flight(),
-            "rank_states": list(self._states.values()),
-            "stacks": list(self._stacks.values()),
-        }
-        facts = self._facts(job, ranks)
+        communicators, states = self._communicators.table(), self._states.table()
+        small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks.values())}
+        facts, few = self._facts(job, ranks), newest_of_ns is not None and not evaluation_window.may_share_cpus(ranks)
 
         def make() -> Run:
             tables: dict[str, Any] = {
@@ -301,12 +306,12 @@ class Window:
                 for name, found in pieces.items()
             }
             tables |= {name: from_rows(name, found) for name, found in small.items() if found}
-            metrics = _joined([tick.long() for tick in ticks])
             whole = Run(
                 job=facts,
                 ranks=ranks,
                 communicators=communicators,
-                metrics=metrics if newest_of_ns is None else evaluation_window.needed(metrics, rows(ranks)),
+                rank_states=states,
+                metrics=_joined([tick.cpus() if few else tick.long() for tick in ticks]),
                 look=newest_of_ns is not None,
                 **tables,
             )
@@ -332,15 +337,31 @@ def _tuples(table: Table | None, columns: Mapping[str, Any]) -> Iterator[tuple[A
     return zip(*(table[name].tolist() for name in columns), strict=True)
 
 
+class _Places(NamedTuple):
+    """What of a schema causes are read from, as all nodes of one kind have it: places, names, and which of the schema's
+    words are their labels (C,)."""
+
+    place: np.ndarray[Any, Any]
+    name: np.ndarray[Any, Any]
+    word: np.ndarray[Any, Any]
+
+    @classmethod
+    def of(cls, head: Head, wanted: Callable[[str], bool]) -> _Places:
+        """The series whose names are wanted."""
+        place = np.array([place for place, name in enumerate(head.names) if wanted(name)], np.int64)
+        return cls(place, np.array([head.names[one] for one in place.tolist()], object), head.word[place])
+
+
 class _Causal(NamedTuple):
-    """The series of a schema that causes are read from: their places, names and labels (C,)."""
+    """The series of a node's schema that causes are read from; ``cpus``: those that say how many CPUs there are."""
 
-    places: np.ndarray[Any, Any]
-    names: np.ndarray[Any, Any]
-    labels: np.ndarray[Any, Any]
+    all: _Places
+    cpus: _Places
+    words: np.ndarray[Any, Any]
 
 
-_NOTHING = _Causal(np.empty(0, np.int64), np.empty(0, object), np.empty(0, object))
+_NOWHERE = _Places(np.empty(0, np.int64), np.empty(0, object), np.empty(0, np.int64))
+_NOTHING = _Causal(_NOWHERE, _NOWHERE, np.empty(0, object))
 
 
 class _Samples:
@@ -349,37 +370,43 @@ class _Samples:
     def __init__(self, blocks: list[tuple[MetricRows, _Causal]]) -> None:
         self.size = sum([len(block.raw) for block, _ in blocks]) // 8
         self._held: list[tuple[MetricRows, _Causal]] | Table = blocks
+        self._cpus: Table | None = None
 
     def long(self) -> Table:
         """As long rows."""
         held = self._held  # read once: two threads may ask
         if isinstance(held, list):
-            held = self._held = _long(held)
+            held = self._held = _long([(block, causal.all, causal.words) for block, causal in held])
         return held
 
+    def cpus(self) -> Table:
+        """Those rows that say how many CPUs nodes have."""
+        if self._cpus is None:
+            held = self._held
+            if isinstance(held, list):
+                told = [(block, one.cpus, one.words) for block, one in held if one.cpus is not _NOWHERE]
+                self._cpus = _long(told)
+            else:
+                self._cpus = chosen(held, held["name"] == CPUS)
+        return self._cpus
 
-def _causal(schema: Schema) -> _Causal:
-    places = [place for place, name in enumerate(schema.head.names) if name.startswith(CAUSAL)]
-    names = np.array([schema.head.names[place] for place in places], dtype=object)
-    labels = np.array([schema.labels(place) for place in places], dtype=object)
-    return _Causal(np.array(places, np.int64), names, labels) if places else _NOTHING
 
-
-def _long(blocks: list[tuple[MetricRows, _Causal]]) -> Table:
+def _long(blocks: list[tuple[MetricRows, _Places, np.ndarray[Any, Any]]]) -> Table:
     """Causal series as long rows, in the model's columns; texts are objects, of which many rows share one."""
+    if not blocks:
+        return empty(METRICS)
     columns: dict[str, list[np.ndarray[Any, Any]]] = {name: [] for name in METRICS}
-    for block, causal in blocks:
-        ticks, chosen = block.ticks, len(causal.places)
-        node = np.empty(ticks * chosen, dtype=object)
+    for block, places, words in blocks:
+        ticks, series = block.ticks, len(places.place)
+        node = np.empty(ticks * series, dtype=object)
         node.fill(block.node)
         columns["node"].append(node)
-        columns["name"].append(np.repeat(causal.names, ticks))
-        columns["labels"].append(np.repeat(causal.labels, ticks))
-        columns["time_ns"].append(np.tile(block.times, chosen))
-        columns["value"].append(block.values[:, causal.places].T.ravel())
+        columns["name"].append(np.repeat(places.name, ticks))
+        columns["labels"].append(np.repeat(words[places.word], ticks))
+        columns["time_ns"].append(np.tile(block.times, series))
+        columns["value"].append(block.values[:, places.place].T.ravel())
     joined = {name: np.concatenate(parts) for name, parts in columns.items()}
-    keep = ~np.isnan(joined["value"])
-    return {name: column[keep] for name, column in joined.items()}
+    return chosen(joined, ~np.isnan(joined["value"]))
 
 
 def _joined(parts: list[Table]) -> Table:

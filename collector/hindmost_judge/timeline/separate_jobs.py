@@ -207,9 +207,11 @@ def judged_incarnation(run: Run, stated: Table) -> Run:
 
 
 def _starts(stated: Table) -> list[_Start]:
-    """Each start of the job with another number of ranks, in order; at most one if starts cannot be separated."""
+    """Each start of the job with another number of ranks, in order; none where there is one size, or starts cannot be
+    separated."""
     known = encoding.chosen(stated, np.asarray((stated["world_size"] > 0) & (stated["start_ns"] > 0)))
-    if not rows(known) or _resized(known):
+    sizes = known["world_size"]
+    if not rows(known) or (sizes == sizes[0]).all() or _resized(known):
         return []
     order = np.lexsort((known["world_size"], known["start_ns"]))
     known = {name: column[order] for name, column in known.items()}

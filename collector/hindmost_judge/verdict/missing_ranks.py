@@ -78,8 +78,10 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
 
 def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
     """That no rank can be cleared if steps alone show who is late, and some ranks of the recording have none."""
-    lacking = [int(rank) for rank in run.ranks["rank"] if rank not in blocks.ranks]
-    if blocks.evidence != build_blocks.PHASES or run.job.source == Job.source or not lacking:
+    if blocks.evidence != build_blocks.PHASES or run.job.source == Job.source:
+        return None
+    lacking = run.ranks["rank"][~np.isin(run.ranks["rank"], blocks.ranks)].tolist()
+    if not lacking:
         return None
     late = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
     remedy = f"add the log of the steps{_of(lacking)}; `hindmost run -- COMMAND` records every rank"

@@ -7,13 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.ingest.chunk import Chunk
+from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.row_builder import MetricRows, Words
 from hindmost_collector.live import evaluation_window
 from hindmost_collector.live.evaluation_schedule import Judging
 from hindmost_collector.live.evaluation_window import Piece, piece
 from hindmost_collector.live.incremental import Seen, apart, borne_out, news, seen
+from hindmost_collector.live.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Job, Run
+from hindmost_judge.model import RANKS, Job, Run
 from hindmost_judge.verdict.schema import JobSummary, RankRow, Report, Verdict
 
 from tests.collector.live.pacing import BEGAN, Paced
@@ -296,15 +300,26 @@ def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_s
 
 
 def test_a_few_ticks_of_metrics_are_enough() -> None:
-    """The newest, as many as hold enough samples; of a job that is larger than any node those of its CPUs."""
+    """The newest, as many as hold enough samples."""
     assert evaluation_window.of_samples([9000] * 10) == 7
     assert evaluation_window.of_samples([100, 100]) == 0
-    metrics = {
-        "name": np.array(["hindmost_node_cpus", "hindmost_gpu_power_watts"], object),
-        "value": np.array([8.0, 1.0]),
-    }
-    assert evaluation_window.needed(metrics, 8) is metrics
-    assert evaluation_window.needed(metrics, 1024)["value"].tolist() == [8.0]
+
+
+def metrics_of_a_look(ranks: int) -> list[str]:
+    """The names of the metrics that an incremental evaluation of a job reads."""
+    definitions, window = Definitions(), Window()
+    names = "hindmost_node_cpus", "hindmost_gpu_power_watts"
+    definitions.schemas[1] = Schema(Series(name, False, "", "{}") for name in names)
+    known = {name: np.zeros(ranks, dtype) for name, dtype in RANKS.items()} | {"rank": np.arange(ranks)}
+    rows = MetricRows.of("n0", 1, np.array([5]), np.array([[8.0, 300.0]]))
+    window.add(Chunk({}, {"ranks": known}, [rows], []), definitions)
+    return sorted(window.snapshot("j", Words(), 1e8)().metrics["name"].tolist())
+
+
+def test_of_a_job_larger_than_any_node_only_the_number_of_cpus_is_read() -> None:
+    """Ranks of a small one may share CPUs, and then metrics say which of them may be named."""
+    assert metrics_of_a_look(8) == ["hindmost_gpu_power_watts", "hindmost_node_cpus"]
+    assert metrics_of_a_look(1024) == ["hindmost_node_cpus"]
 
 
 def test_an_incremental_evaluation_may_read_fewer_rows_but_never_too_few_steps() -> None:
