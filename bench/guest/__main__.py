@@ -5,6 +5,7 @@
     python bench/guest --job numpy --pairs 10      # an all-reduce of NumPy arrays with mpi4py
     python bench/guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
     python bench/guest --job hpl --size 6000       # a longer job: start-up is a smaller part of it
+    python bench/guest --job numpy --size 40000 --within  # agent and collector are stopped every other second
 
 One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
 that of the job's own mpirun: what hindmost does before and after it is no time of the ranks, and is given for itself,
@@ -12,12 +13,17 @@ as the seconds that the whole command takes longer. The ratio is the geometric m
 interval. The ranks poll while they wait, so they want their cores all the time: the share of these that they did not
 get shows what others took, whatever the cores' clock does meanwhile. Of observed runs: events that were lost, of how
 many; and what agent and collector used, in cores, while the job ran.
+
+Runs differ by more than what is measured where other machines share the cores. ``--within`` compares seconds of one
+run, in which agent and collector go on, with the seconds beside them, in which they are stopped (SIGSTOP); what was
+left undone then is done in the seconds that count for them. Start-up and the probes are in both.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import itertools
 import json
 import math
 import os
@@ -25,15 +31,20 @@ import platform
 import random
 import re
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import duckdb
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results" / "guest.json"
@@ -41,6 +52,8 @@ HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
 #: Order of HPL's matrix, and steps of the other job: about seven seconds on two cores.
 SIZES = {"hpl": 2400, "numpy": 2400}
 DRAWS = 4000
+#: Of one run that is compared with itself: when it is under way (s), and for how long agent and collector are stopped.
+SETTLED_S, SLICE_S = 8.0, 1.0
 #: Stands in for mpirun: notes the times of its start and end, and what our parent's other children have used by then.
 TIMED = """#!/bin/sh
 note() {
@@ -77,13 +90,13 @@ class Bench:
             (folder / "hpccinf.txt").write_text(text)
             program = ["hpcc"]
         else:
-            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(size)]
+            file = str(self.folder / "steps.npy")
+            program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(size), file]
         self.line = [str(timed), "-np", str(ranks), *program]
+        self.observed = [sys.executable, "-m", "hindmost", "run", "--out", str(folder / "run"), "--", *self.line]
 
     def run(self, observed: bool) -> dict[str, Any]:
-        out, line = self.folder / "run", self.line
-        if observed:
-            line = [sys.executable, "-m", "hindmost", "run", "--out", str(out), "--", *line]
+        out, line = self.folder / "run", self.observed if observed else self.line
         began = time.monotonic()
         done = subprocess.run(line, cwd=self.folder, env=self.environ, capture_output=True, text=True, check=False)
         command_s = time.monotonic() - began
@@ -98,6 +111,43 @@ class Bench:
             found |= events(out)
             shutil.rmtree(out)
         return found
+
+    def pairs(self, most: int, seconds: float) -> Iterator[dict[str, Any]]:
+        """Pairs of runs; none begins later than that."""
+        self.run(observed=True)  # caches, and the native parts are built
+        end = time.monotonic() + seconds
+        for number in range(most):
+            if time.monotonic() > end:
+                break
+            order = (True, False) if number % 2 == 0 else (False, True)
+            pair = {("with" if observed else "without"): self.run(observed) for observed in order}
+            wall = {name: one["wall_s"] for name, one in pair.items()}
+            print(f"{wall['with']:.2f} s with, {wall['without']:.2f} s without; {pair['with']}", flush=True)
+            yield pair
+
+    def within(self) -> dict[str, Any]:
+        """How much slower steps were while agent and collector went on, by pairs of slices of one run."""
+        with subprocess.Popen(self.observed, cwd=self.folder, env=self.environ, stderr=subprocess.DEVNULL) as run:
+            time.sleep(SETTLED_S)
+            switched = [time.monotonic()]
+            for stopped in itertools.cycle((False, True, True, False)):
+                guests = [pid for pid in children(run.pid) if is_guest(pid)]
+                for pid in guests:
+                    os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
+                time.sleep(SLICE_S)
+                switched.append(time.monotonic())
+                if run.poll() is not None or len(guests) < 2 or not ranks_run(run.pid):
+                    break
+            for pid in (pid for pid in children(run.pid) if is_guest(pid)):
+                os.kill(pid, signal.SIGCONT)
+        ended = np.load(self.folder / "steps.npy")
+        shutil.rmtree(self.folder / "run")
+        ended_by = np.interp(switched, ended, np.arange(len(ended)))  # how many steps, and parts of one
+        whole = [at for at in range(0, len(switched) - 4, 4) if switched[at + 4] < ended[-1]]
+        rates = np.diff(ended_by) / np.diff(switched)
+        logs = [math.log(rates[at + 1 + two] / rates[at + 3 * two]) for at in whole for two in (0, 1)]
+        found = {"pairs": len(logs), "slice_s": SLICE_S, "percent": percent(statistics.fmean(logs))}
+        return found | {"percent_95": [percent(one) for one in interval(logs, statistics.fmean)]}
 
     def _noted(self) -> dict[str, Any]:
         """Wall time, and cores that the other children than mpirun used: first the collector, then the agent."""
@@ -121,6 +171,27 @@ class Bench:
         return {"wall_s": wall, "ranks_without_cpu_percent": without_cpu, "cores": of_guests}
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started and that still run."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def is_guest(pid: int) -> bool:
+    """Whether a child of ``hindmost run`` is its collector or its agent."""
+    try:
+        return not {b"collector", b"agent"}.isdisjoint(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"))
+    except OSError:
+        return False
+
+
+def ranks_run(pid: int) -> bool:
+    """Whether the job of ``hindmost run`` goes on."""
+    return any(not is_guest(child) for child in children(pid))
+
+
 def events(run: Path) -> dict[str, int]:
     """Events that the ranks of a run have written, and how many of them were lost."""
     files = [str(path) for path in (run / "segments" / "rank_states").rglob("*.parquet")]
@@ -134,7 +205,7 @@ def events(run: Path) -> dict[str, int]:
 
 def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     observed = [pair["with"] for pair in pairs]
-    found: dict[str, Any] = {"pairs": len(pairs)}
+    found: dict[str, Any] = {"pairs": len(pairs), "runs": pairs}
     for what in ("wall_s", "hpl_s"):
         if what in observed[0]:
             logs = [math.log(pair["with"][what] / pair["without"][what]) for pair in pairs]
@@ -182,28 +253,22 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--seconds", type=float, default=math.inf, help="begin no pair later than this")
     parser.add_argument("--add", action="store_true", help="to the pairs that are in the results file")
+    parser.add_argument("--within", action="store_true", help="stop agent and collector every other second of one run")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
     size = args.size or SIZES[args.job]
     name = args.job if size == SIZES[args.job] else f"{args.job} {size}"
-    pairs: list[dict[str, Any]] = result.get(name, {}).get("runs", []) if args.add else []
-    ranks, end = len(os.sched_getaffinity(0)), time.monotonic() + args.seconds
+    name += " within" if args.within else ""
+    before: list[dict[str, Any]] = result.get(name, {}).get("runs", []) if args.add else []
+    ranks = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
         bench = Bench(args.job, size, Path(folder), ranks)
-        bench.run(observed=True)  # caches, and the native parts are built
-        for number in range(args.pairs):
-            if time.monotonic() > end:
-                break
-            order = (True, False) if number % 2 == 0 else (False, True)
-            pair = {("with" if observed else "without"): bench.run(observed) for observed in order}
-            pairs.append(pair)
-            wall = {name: one["wall_s"] for name, one in pair.items()}
-            print(f"{wall['with']:.2f} s with, {wall['without']:.2f} s without; {pair['with']}", flush=True)
-    made_by = f"bench/guest --job {args.job} --size {size} --pairs {len(pairs)}"
+        found = bench.within() if args.within else summary([*before, *bench.pairs(args.pairs, args.seconds)])
+    made_by = f"bench/guest --job {args.job} --size {size}{' --within' if args.within else ''}"
     machine = {"cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    result[name] = {"made_by": made_by, "when": when, **machine, **summary(pairs), "runs": pairs}
+    result[name] = {"made_by": made_by, "when": when, **machine, **found}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({one: value for one, value in result[name].items() if one != "runs"}, indent=1))
     return 0

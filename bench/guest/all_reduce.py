@@ -1,9 +1,13 @@
-"""A job that leaves no core idle: each rank multiplies matrices, and averages the result with all others."""
+"""A job that leaves no core idle: each rank multiplies matrices, and averages the result with all others.
+
+Its steps, and a file for the times (s, of the system's monotonic clock) at which rank 0 ended them.
+"""
 
 from __future__ import annotations
 
 import os
 import sys
+import time
 
 os.environ["OMP_NUM_THREADS"] = "1"  # one core a rank: numpy's BLAS reads it when it is imported
 
@@ -14,9 +18,13 @@ steps = int(sys.argv[1])
 random = np.random.default_rng(MPI.COMM_WORLD.rank)
 weights, batch = random.random((256, 256), np.float32), random.random((256, 256), np.float32)
 mean = np.empty_like(weights)
-for _ in range(steps):
+ended = np.empty(steps)
+for step in range(steps):
     gradient = weights
     for _ in range(4):
         gradient = np.tanh(batch @ gradient)
     MPI.COMM_WORLD.Allreduce(gradient, mean)
     weights = mean / MPI.COMM_WORLD.size
+    ended[step] = time.monotonic()
+if MPI.COMM_WORLD.rank == 0:
+    np.save(sys.argv[2], ended)
