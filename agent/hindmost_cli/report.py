@@ -13,12 +13,17 @@ from hindmost_cli import arguments, stdio
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hindmost_judge.model import Run
     from hindmost_judge.verdict.schema import Report
 
-FORMATS = ("text", "json", "html", "csv")
+FORMATS = ("text", "json", "html", "markdown", "csv")
+#: Sections of which a format has a line or a column in any case.
+_ALWAYS = {
+    "text": {"wall_clock", "throughput", "advice", "phases"},
+    "brief": {"wall_clock", "throughput", "advice", "limits"},
+}
 #: A range of more is a slip of the keyboard.
 _MOST_RANKS = 1 << 20
 
@@ -26,6 +31,7 @@ _MOST_RANKS = 1 << 20
 EPILOG = """\
 examples:
   hindmost report hindmost-runs/JOB
+  hindmost report hindmost-runs/JOB --sections all
   hindmost report hindmost-runs/JOB --format html -o report.html
   hindmost report profiler-traces --ranks 0-7"""
 
@@ -50,34 +56,57 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
     parser.add_argument("--explain", action="store_true", help="show all evidence and notes of the text report")
-    parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the table, e.g. 0-3,17")
+    parser.add_argument(
+        "--sections",
+        metavar="LIST",
+        help="show these sections, or all: wall_clock, throughput, limits, advice, phases, efficiency, communication,"
+        " io, hosts, gpus, not_measured",
+    )
+    parser.add_argument("--brief", action="store_true", help="with --format json: at most 8 kB, for programs")
+    parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the tables, e.g. 0-3,17")
     arguments.add_thresholds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
+    from hindmost_collector.report import brief, csv, html, markdown, sections
+
+    if args.brief and args.format != "json":
+        raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
     chosen = parse_ranks(args.ranks) if args.ranks else None
+    wanted = sections.chosen(args.sections) if args.sections else []
     color = args.output is None and stdio.colored(sys.stdout)
     given = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
+    pages = []
     recordings_in = [args.path] if others else _recordings(args.path, args.format)
-    found = [_judged(one, given, others) for one in recordings_in]
-    reports = [report.to_dict() for _, report in found]
-    if chosen is not None:
-        for report in reports:
+    for one in recordings_in:
+        run, found = _judged(one, given, others)
+        report = found.to_dict()
+        if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
-    more = [again(one, args) for one in recordings_in]
-    if args.format == "html":
-        from hindmost_collector.report import html
-
-        pages = [html.render(told, run, report.overview) for told, (run, report) in zip(reports, found, strict=True)]
-    else:
-        pages = [
-            render(report, args.format, chosen, color, args.explain, command)
-            for report, command in zip(reports, more, strict=True)
-        ]
+        if needed := _needed("brief" if args.brief else args.format, wanted):
+            report = sections.added(report, sections.of(run, report, found.overview, needed))
+        if args.format == "html":
+            pages.append(html.render(report, run, found.overview))
+        elif args.format == "markdown":
+            pages.append(markdown.render(report, chosen))
+        elif args.brief:
+            pages.append(brief.render(report))
+        elif args.format == "csv" and wanted:
+            pages.append(csv.render_sections(report, wanted))
+        else:
+            pages.append(render(report, args.format, chosen, color, args.explain, again(one, args), wanted))
     write("\n".join(pages), args.output)
     return 0
+
+
+def _needed(kind: str, wanted: list[str]) -> set[str]:
+    """The sections to make: those that are wanted; without any, all where the format has them."""
+    from hindmost_collector.report.sections import SECTIONS
+
+    every = set() if kind in ("text", "brief", "csv") else set(SECTIONS)
+    return {*(wanted or every), *_ALWAYS.get(kind, ())}
 
 
 def again(path: Path | str, args: argparse.Namespace) -> str:
@@ -147,7 +176,13 @@ def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> 
 
 
 def render(
-    report: dict[str, Any], kind: str, ranks: list[int] | None, color: bool, explain: bool = False, more: str = ""
+    report: dict[str, Any],
+    kind: str,
+    ranks: list[int] | None,
+    color: bool,
+    explain: bool = False,
+    more: str = "",
+    wanted: Sequence[str] = (),
 ) -> str:
     """The report in one of the formats; ``more`` is the command that explains it."""
     from hindmost_collector.report import csv, html, text, verdict_lines
@@ -158,7 +193,8 @@ def render(
         return html.render(report)
     if kind == "csv":
         return csv.render(report, ranks)
-    return text.render(report, stdio.width(least=80), color, ranks, explain=explain, more=more or text.EXPLAIN)
+    width = stdio.width(least=80)
+    return text.render(report, width, color, ranks, explain=explain, more=more or text.EXPLAIN, wanted=wanted)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

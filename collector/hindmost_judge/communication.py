@@ -1,4 +1,4 @@
-"""What ranks sent each other: calls, bytes, wait, transfer and bandwidth of each operation, size and group.
+"""What ranks sent each other: calls, bytes, wait, transfer and bandwidth of each operation, size class and group.
 
 Also how long a cycle of Horovod takes, in which ranks negotiate what is ready.
 """
@@ -10,28 +10,37 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.encoding import chosen, codes
-from hindmost_judge.model import NONBLOCKING, rows
+from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, rows
 from hindmost_judge.timeline.collective_calls import is_synchronising
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run, Table
+    from hindmost_judge.types import Array, Floats, Ints
 
 
 class Traffic(NamedTuple):
-    """Calls of one operation, of one size, in groups of one size; ``None`` is unmeasured.
+    """Calls of one operation whose sizes have the same power of two above them, in groups of one size and name.
 
-    ``wait_ms`` and ``transfer_ms`` are of the mean call: what it took beyond the shortest of its members, and that.
-    ``bandwidth`` is bytes a second of a transfer.
+    ``None`` is unmeasured. ``least`` and ``bytes`` are the smallest and the largest call, ``total`` all bytes that
+    ranks contributed, ``calls`` the calls of all ranks. ``wait_ms`` and ``transfer_ms`` are of the mean call: what it
+    took beyond the shortest of its members, and that. ``bandwidth`` is contributed bytes a second of a transfer,
+    ``bus_bandwidth`` what each link carries meanwhile (as NCCL's tests count it). ``exposed`` is the share of the time
+    in which its rank did nothing else.
     """
 
     operation: str
+    least: int | None
     bytes: int | None
+    total: int | None
+    communicator: str | None
     group: int
     groups: int
     calls: int
     wait_ms: float | None
     transfer_ms: float | None
     bandwidth: float | None
+    bus_bandwidth: float | None
+    exposed: float | None
 
 
 #: Rows beyond these, those that take least time, are left out.
@@ -40,71 +49,130 @@ MOST = 200
 CALLS = 2_000_000
 
 
-def find(run: Run) -> list[Traffic]:
-    """A row each, those that take most time first. Of messages between two ranks no wait is known."""
-    table = _newest(run.collectives)
+def find(run: Run, most: int | None = None) -> list[Traffic]:
+    """A row each, those that take most time first. Of messages between two ranks no wait is known.
+
+    Of more calls than ``most`` (:data:`CALLS`) the newest are counted.
+    """
+    table = _newest(run.collectives, CALLS if most is None else most)
     if not rows(table):
         return []
     op, names = codes(table["op"])
     order = np.lexsort((table["seq"], op, table["comm"]))
     comm, seq, code = table["comm"][order], table["seq"][order], op[order]
-    took, size = table["duration_ns"][order].astype(np.float64), table["bytes"][order]
+    took, size = table["duration_ns"][order].astype(np.float64), table["bytes"][order].astype(np.int64)
     new = np.ones(len(order), bool)
     new[1:] = (comm[1:] != comm[:-1]) | (seq[1:] != seq[:-1]) | (code[1:] != code[:-1])
     starts = np.flatnonzero(new)
-    meets = np.array([is_synchronising(name) for name in names], bool)[code[starts]]
     calls = np.diff(np.append(starts, len(order)))
+    meets = np.array([is_synchronising(name) for name in names], bool)[code[starts]]
     blocking = np.logical_and.reduceat((table["flags"][order] & NONBLOCKING) == 0, starts)
-    measured = np.minimum.reduceat(took, starts)
-    known = meets & blocking & (measured >= 0) & (calls > 1)
-    total = np.add.reduceat(np.maximum(took, 0.0), starts)
-    members = _members(run, table, comm[starts])
-    key = np.stack([code[starts].astype(np.int64), size[starts].astype(np.int64), members])
-    kinds, which = np.unique(key, axis=1, return_inverse=True)
-    which = which.ravel()
-    count = np.bincount(which, calls)
-    held = [np.bincount(which, values * known) for values in (calls, measured * calls, total, size[starts] * calls)]
+    on_gpu = np.logical_or.reduceat((table["flags"][order] & GPU_TIME) != 0, starts)
+    shortest = np.minimum.reduceat(took, starts)
+    known = meets & blocking & (shortest >= 0) & (calls > 1)
+    members, named, called = _groups(run, table, comm[starts])
+    largest = np.maximum.reduceat(size, starts)
+    parts = (code[starts].astype(np.int64), _class(largest), members, named)
+    shape = tuple(int(part.max()) + 1 for part in parts)
+    kinds, which = np.unique(np.ravel_multi_index(parts, shape), return_inverse=True)
+    which, count = which.ravel(), len(kinds)
+    number_of, _, group_of, name_of = (one.tolist() for one in np.unravel_index(kinds, shape))
+    sums = {
+        "calls": calls * known,
+        "shortest": shortest * calls * known,
+        "whole": np.add.reduceat(np.maximum(took, 0.0), starts) * known,
+        "sent": np.add.reduceat(np.maximum(size, 0), starts) * known,
+        "moved": _on_a_link(run, names, code[starts], members, on_gpu) * largest * calls * known,
+    }
+    held = {name: np.bincount(which, values, count) for name, values in sums.items()}
+    least, most_ = np.full(count, np.iinfo(np.int64).max), np.full(count, -1)
+    np.minimum.at(least, which, np.minimum.reduceat(size, starts))
+    np.maximum.at(most_, which, largest)
+    total = np.zeros(count, np.int64)
+    np.add.at(total, which, np.add.reduceat(np.maximum(size, 0), starts))
+    every = np.bincount(which, calls, count).astype(np.int64)
+    alone = np.bincount(which, calls * (blocking & ~on_gpu), count)
     found = []
-    for at in range(kinds.shape[1]):
-        number, size_, group = (int(one) for one in kinds[:, at])
-        some, shortest, whole, sent = (float(one[at]) for one in held)
+    for at in range(count):
+        some, short = float(held["calls"][at]), float(held["shortest"][at])
+        sized, timed = int(most_[at]) >= 0, some > 0
+        moved = timed and short > 0 and int(most_[at]) > 0
         found.append(
             Traffic(
-                operation=names[number],
-                bytes=size_ if size_ >= 0 else None,
-                group=group,
+                operation=names[number_of[at]],
+                least=int(least[at]) if sized else None,
+                bytes=int(most_[at]) if sized else None,
+                total=int(total[at]) if sized else None,
+                communicator=called[name_of[at]] or None,
+                group=group_of[at],
                 groups=len(np.unique(comm[starts][which == at])),
-                calls=int(count[at]),
-                wait_ms=(whole - shortest) / some / 1e6 if some else None,
-                transfer_ms=shortest / some / 1e6 if some else None,
-                bandwidth=sent / shortest * 1e9 if some and shortest > 0 and size_ > 0 else None,
+                calls=int(every[at]),
+                wait_ms=(float(held["whole"][at]) - short) / some / 1e6 if timed else None,
+                transfer_ms=short / some / 1e6 if timed else None,
+                bandwidth=float(held["sent"][at]) / short * 1e9 if moved else None,
+                bus_bandwidth=float(held["moved"][at]) / short * 1e9 if moved else None,
+                exposed=1.0 if alone[at] == every[at] else None,
             )
         )
     return sorted(found, key=lambda one: -one.calls * ((one.wait_ms or 0.0) + (one.transfer_ms or 0.0)))[:MOST]
 
 
-def _newest(table: Table) -> Table:
+def _class(size: Ints) -> Ints:
+    """[N] a number for the power of two that a size does not exceed, and for 0 and -1 (not known)."""
+    exponent = np.ceil(np.log2(np.maximum(size, 1).astype(np.float64)))
+    return np.where(size > 0, exponent.astype(np.int64) + 2, np.maximum(size, -1) + 1)
+
+
+def _on_a_link(run: Run, names: list[str], code: Array, members: Ints, on_gpu: Array) -> Floats:
+    """[N] how many times the bytes that a rank contributes pass each link, at least.
+
+    ``nccl-tests``, doc/PERFORMANCE.md. It counts what all ranks gather or scatter together, which is what one rank
+    contributes times their number, but for a scatter that is recorded as what goes in. NCCL's plugin has what comes
+    out.
+    """
+    plain = ["".join(c for c in name.lower() if c.isalnum()).removeprefix("mpi") for name in names]
+    others = np.maximum(members - 1, 0).astype(np.float64)
+    part = others / np.maximum(members, 1)
+    found = np.ones(len(code))
+    for number, name in enumerate(plain):
+        held = code == number
+        if "allreduce" in name or name == "ddpsync":
+            found[held] = 2 * part[held]
+        elif "allgather" in name:
+            found[held] = others[held]
+        elif "reducescatter" in name:
+            found[held] = np.where(on_gpu & (run.job.source == Job.source), others, part)[held]
+        elif "alltoall" in name:
+            found[held] = part[held]
+    return found
+
+
+def _newest(table: Table, most: int) -> Table:
     count = rows(table)
-    if count <= CALLS:
+    if count <= most:
         return table
     start = table["start_ns"]
-    since = int(start.max()) - int((int(start.max()) - int(start.min())) * CALLS / count)
+    since = int(start.max()) - int((int(start.max()) - int(start.min())) * most / count)
     return chosen(table, start >= since)
 
 
-def _members(
-    run: Run, table: Table, comm: np.ndarray[tuple[int], np.dtype[np.uint64]]
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    """[N] how many ranks the communicator of each has: as it says, else as many as were seen in it."""
+def _groups(run: Run, table: Table, comm: Array) -> tuple[Ints, Ints, list[str]]:
+    """[N] how many ranks the communicator of each has (as it says, else as were seen in it), [N] the number of its
+    name, and the names.
+    """
     known, which = np.unique(comm, return_inverse=True)
-    size = np.zeros(len(known), np.int64)
-    pairs = np.unique(np.stack([table["comm"].astype(np.uint64), table["rank"].astype(np.uint64)]), axis=1)
-    np.add.at(size, np.searchsorted(known, pairs[0]), 1)
+    size, name, names = np.zeros(len(known), np.int64), np.zeros(len(known), np.int64), [""]
+    ranks = int(table["rank"].max()) + 1
+    pairs = np.unique(np.searchsorted(known, table["comm"]) * ranks + table["rank"])
+    np.add.at(size, pairs // ranks, 1)
     if rows(run.communicators):
         place = np.minimum(np.searchsorted(known, run.communicators["comm"]), len(known) - 1)
         there = known[place] == run.communicators["comm"]
         np.maximum.at(size, place[there], run.communicators["size"][there].astype(np.int64))
-    return size[which.ravel()]
+        code, texts = codes(run.communicators["name"][there])
+        names = ["", *texts]
+        name[place[there]] = np.asarray(code, np.int64) + 1
+    return size[which.ravel()], name[which.ravel()], names
 
 
 #: Intervals of this name are series of cycles; their value is how many.

@@ -52,7 +52,7 @@ class Overview:
     ``delay`` against the cohort, ``own`` time between collectives, ``wait`` and ``transfer`` in these, ``caused`` wait
     of the others, ``last`` the share of collectives entered last, and the parts of :data:`PLANES`. ``on_gpu``:
     collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
-    rank wrote one. ``work`` [S]: samples or tokens of all ranks together.
+    rank wrote one. ``work`` [S]: samples or tokens of all ranks together. ``overlapped``: computing may hide transfers.
     """
 
     ranks: Ints
@@ -65,6 +65,7 @@ class Overview:
     checkpoint: Array
     work: Floats | None = None
     samples: Samples | None = None
+    overlapped: bool = False
 
 
 def of(blocks: Blocks, delay: Floats) -> Overview:
@@ -86,6 +87,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
         checkpoint=longest > _CHECKPOINT * np.nan_to_num(blocks.period),
         work=None if blocks.work is None else np.nansum(blocks.work, axis=0),
         samples=blocks.samples,
+        overlapped=blocks.overlapped,
     )
 
 
@@ -118,6 +120,7 @@ def together(parts: Sequence[Overview]) -> Overview:
         on_gpu=parts[0].on_gpu,
         gathers=any(one.gathers for one in parts),
         checkpoint=np.any([one.checkpoint[at] for one, at in zip(parts, held, strict=True)], axis=0),
+        overlapped=any(one.overlapped for one in parts),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.generate import collector_metrics, command_line, metrics, report_json, settings, thresholds
+from docs.generate import collector_metrics, command_line, metrics, report_json, report_schema, settings, thresholds
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 PAGES = {
@@ -13,6 +13,7 @@ PAGES = {
     "command-line.md": command_line.page,
     "metrics.md": metrics.page,
     "report-json.md": report_json.page,
+    "report.schema.json": report_schema.page,
     "settings.md": settings.page,
     "thresholds.md": thresholds.page,
 }

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_judge import communication
-from hindmost_judge.model import Job, Run
+from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, Run
 
 
 def test_wait_is_what_a_call_takes_beyond_the_shortest_of_its_members() -> None:
@@ -40,3 +41,47 @@ def test_a_message_has_no_wait_that_is_known() -> None:
     rows = [(rank, 1, 0, "send", 10**9, 5, 8, 0, 1 - rank, -1, -1, -1, -1, -1) for rank in range(2)]
     (found,) = communication.find(Run(Job("j"), collectives=from_rows("collectives", rows)))
     assert (found.wait_ms, found.transfer_ms, found.bandwidth) == (None, None, None)
+
+
+def sweep(op: str, sizes: list[int], *, calls: int = 20, ranks: int = 4) -> Run:
+    """As OSU's benchmarks: so many calls of each size, which take 1 us and 1 ns for each 10 bytes."""
+    rows = [
+        (rank, 7, seq, op, 10**9 + seq, 1000 + size // 10, size, 0, -1, -1, -1, -1, -1, -1)
+        for rank in range(ranks)
+        for seq, size in enumerate(size for size in sizes for _ in range(calls))
+    ]
+    return Run(Job("j"), collectives=from_rows("collectives", rows))
+
+
+def test_calls_and_bytes_of_a_sweep_are_exact() -> None:
+    """A row a size, as sizes are powers of two."""
+    sizes = [4 << power for power in range(20)]
+    found = {one.bytes: one for one in communication.find(sweep("all_reduce", sizes))}
+    assert sorted(size for size in found if size is not None) == sizes
+    assert {one.calls for one in found.values()} == {80}
+    assert [found[size].total for size in sizes] == [80 * size for size in sizes]
+
+
+def test_sizes_between_two_powers_of_two_are_one_class() -> None:
+    """It says its smallest and largest call; the sum is exact."""
+    (found,) = communication.find(sweep("all_reduce", [600, 1000, 1024]))
+    assert (found.least, found.bytes, found.total) == (600, 1024, 80 * (600 + 1000 + 1024))
+
+
+@pytest.mark.parametrize(
+    ("op", "times"), [("all_reduce", 1.5), ("all_gather", 3.0), ("reduce_scatter", 0.75), ("all_to_all", 0.75)]
+)
+def test_bus_bandwidth_is_what_each_link_carries(op: str, times: float) -> None:
+    """Of 4 ranks, by what each of them contributes (doc/PERFORMANCE.md of nccl-tests)."""
+    (found,) = communication.find(sweep(op, [1 << 20]))
+    assert found.bandwidth is not None
+    assert found.bus_bandwidth == pytest.approx(times * found.bandwidth)
+
+
+def test_a_host_that_waits_in_a_call_does_nothing_else() -> None:
+    """So all of a blocking call is exposed; of one that a GPU runs, or that is waited for later, it is not known."""
+    blocking = sweep("all_reduce", [8])
+    assert communication.find(blocking)[0].exposed == 1.0
+    for flag in (GPU_TIME, NONBLOCKING):
+        table = blocking.collectives | {"flags": np.full(len(blocking.collectives["rank"]), flag, np.int32)}
+        assert communication.find(Run(Job("j"), collectives=table))[0].exposed is None

@@ -10,7 +10,7 @@ from hindmost_judge import communication
 from hindmost_judge.causes.telemetry import LEVELS
 
 from hindmost_collector.page.history import StepHistory
-from hindmost_collector.report import machine_tables
+from hindmost_collector.report import machine_tables, sections
 from hindmost_collector.report.verdict_lines import with_rendered
 
 if TYPE_CHECKING:
@@ -129,7 +129,9 @@ def of_cube(history: StepHistory) -> dict[str, Any] | None:
 
 def of_report(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
     """The report of a job, which may be ``over``, in words, without its rows of ranks: a page has means of steps."""
-    return {name: value for name, value in with_rendered(report, over=over).items() if name != "ranks"}
+    return {
+        name: value for name, value in with_rendered(report, over=over).items() if name not in ("ranks", "sections")
+    }
 
 
 def of_ranks(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,8 +213,29 @@ def of_communication(run: Run) -> list[dict[str, Any]]:
     return [one._asdict() for one in communication.find(run)]
 
 
+#: Rows of a table of a section at most.
+_SECTION_ROWS = 512
+
+
+def of_sections(found: sections.Sections) -> list[dict[str, Any]]:
+    """The tables of a report's sections, in words."""
+    return [
+        {
+            "title": table.title,
+            "about": table.about.replace("`", ""),
+            "columns": [{"name": one.title, "text": one.unit == "text"} for one in table.columns],
+            "rows": [
+                [sections.written(row.get(one.key), one.unit) for one in table.columns]
+                for row in table.rows[:_SECTION_ROWS]
+            ],
+            "left_out": max(len(table.rows) - _SECTION_ROWS, 0),
+        }
+        for table in sections.shown(found)
+    ]
+
+
 def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[str, Any]:
-    """Everything at once, for a page that is one file."""
+    """Everything at once, for a page that is one file; with the sections of a report that has them."""
     history = StepHistory()
     if seen is not None:
         history.add(seen, gauges_of(seen))
@@ -230,6 +253,7 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[s
         "stacks": stacks_of(run),
         "communication": of_communication(run),
         "machines": machine_tables.of_run(run),
+        "sections": of_sections(report.get("sections") or {}),
     }
 
 

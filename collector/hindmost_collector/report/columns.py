@@ -257,7 +257,11 @@ def caption(titles: Sequence[str], report: Mapping[str, Any]) -> str:
     stopped = any(one["kind"] in STOPS for one in found[:1])
     of = "the steps before the job stopped" if stopped else "all steps after warm-up"
     starts = [one["since_step"] for one in found if one.get("since_step") and not stopped]
-    of += f", also those before step {min(starts)}" if starts else ""
+    when, _ = of_fault(report)
+    if when and any(title.endswith(f" {when}") for title in titles):
+        of += f"; `{when}`: of these steps alone"
+    else:
+        of += f", also those before step {min(starts)}" if starts else ""
     cost = any(one.get("cost_ms_per_step") is not None for one in found)
     means = [*(["COST"] if cost else []), *(title for title in _MEANS if title in titles)]
     explained = [f"{title}: {words}" for title, words in _explained(report).items() if title in titles]
@@ -333,14 +337,34 @@ def _measured(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
 _FIRST_TO_GO = ("memory", "transfer", "CPUs", "self time", "node", "last to arrive")
 
 
+def of_fault(report: Mapping[str, Any]) -> tuple[str, dict[str, dict[int, float | None]]]:
+    """The steps in which the most costly verdict holds, where these are not all, and of each measure, by its title in
+    the table, ms of each rank in them. Nothing of a report without sections."""
+    found: dict[str, dict[int, float | None]] = {}
+    rows = ((report.get("sections") or {}).get("phases") or {}).get("fault") or ()
+    for row in rows:
+        found.setdefault(row["measure"], {})[row["rank"]] = row["ms"]
+    if not rows:
+        return "", {}
+    until = rows[0]["until_step"]
+    since = rows[0]["since_step"]
+    return f"since {since}" if until is None else f"{since} to {until}", found
+
+
 def table(
-    rows: Sequence[Mapping[str, Any]], width: int | None = None, deciding: Sequence[str] = ()
+    rows: Sequence[Mapping[str, Any]],
+    width: int | None = None,
+    deciding: Sequence[str] = (),
+    fault: tuple[str, Mapping[str, Mapping[int, float | None]]] = ("", {}),
 ) -> tuple[list[str], list[list[str]]]:
     """Titles and cells for these rank rows. A column that no rank measured, or that tells nothing, is left out.
 
     With ``width``, columns are dropped until the rest fits, those that are ``deciding`` never: a number is never cut.
+    The step and what decides have a second column for the steps of a ``fault``, as :func:`of_fault` gives it.
     """
     chosen = [(title, cell) for title, cell in _columns(rows, deciding) if any(cell(row) != UNMEASURED for row in rows)]
+    chosen = [one for title, cell in chosen for one in _with_fault(title, cell, deciding, *fault)]
+    deciding = [*deciding, *(title for title, _ in chosen if fault[0] and title.endswith(f" {fault[0]}"))]
     phases = sorted(_telling(rows).items(), key=lambda item: item[1])
     order = [*_FIRST_TO_GO[:2], *(_title(name) for name, _ in phases[:-2]), *_FIRST_TO_GO[2:]]
     order = [title for title in order if title not in deciding]
@@ -348,8 +372,17 @@ def table(
         gone = order.pop(0)
         chosen = [(title, cell) for title, cell in chosen if title != gone]
     on_gpu = any(title == f"GPU {phase}" for title, _ in chosen for phase in _ON_BOTH)
-    titles = [f"CPU {title}" if on_gpu and title in _ON_BOTH else title for title, _ in chosen]
+    titles = [f"CPU {title}" if on_gpu and title.split(" ")[0] in _ON_BOTH else title for title, _ in chosen]
     return titles, [[cell(row) for _, cell in chosen] for row in rows]
+
+
+def _with_fault(
+    title: str, cell: Cell, deciding: Sequence[str], when: str, measured: Mapping[str, Mapping[int, float | None]]
+) -> list[tuple[str, Cell]]:
+    of_rank = measured.get(title) if title == "step" or title in deciding else None
+    if of_rank is None:
+        return [(title, cell)]
+    return [(title, cell), (f"{title} {when}", lambda row: number(of_rank.get(row["rank"])))]
 
 
 def _width(title: str, cell: Cell, rows: Sequence[Mapping[str, Any]]) -> int:

@@ -1,4 +1,4 @@
-"""The table of ranks as CSV, for a spreadsheet: plain numbers, an empty cell where unmeasured."""
+"""The table of ranks, or of a section, as CSV for a spreadsheet: plain numbers, an empty cell where unmeasured."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import printable
 
+from hindmost_collector.report.sections import SECTIONS
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _PLAIN = (
     "rank",
@@ -38,6 +40,19 @@ def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str
             writer.writerow(
                 [_cell(row[name]) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases]
             )
+    return sink.getvalue()
+
+
+def render_sections(report: Mapping[str, Any], wanted: Collection[str]) -> str:
+    """The tables of these sections, one after the other: first their names, then a header line, then the rows."""
+    sink = io.StringIO()
+    writer = csv.writer(sink, lineterminator="\n")
+    for name in wanted:
+        for key, table in SECTIONS[name].tables.items():
+            writer.writerow([f"# {name}.{key}"])
+            writer.writerow([column.key for column in table.columns])
+            for row in (report["sections"].get(name) or {}).get(key) or ():
+                writer.writerow([_cell(row.get(column.key)) for column in table.columns])
     return sink.getvalue()
 
 

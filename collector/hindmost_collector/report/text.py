@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.schema import STOPS
@@ -15,11 +15,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import columns
+from hindmost_collector.report import columns, sections
 from hindmost_collector.report.verdict_lines import in_short, overlap, rendered
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
     from hindmost_collector.report.verdict_lines import RenderedVerdict
 
@@ -32,8 +32,11 @@ _LONGEST, _WIDEST = 2000, 64
 _COMMAND, _IN_COMMAND = re.compile(r"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:%|ms|s|[KMG]i?B(?:/s)?)(?!\w)"), "\ue000"
 #: Kinds of verdicts that can wait while a job has stopped.
 _LIMITS = ("input_bound", "host_bound")
-#: Notes that are shown without being asked for.
-_NOTES = 2
+#: Notes, and settings to try, that are shown without being asked for.
+_NOTES, _ADVICE = 2, 2
+#: A table with a text of more words than this is written row by row; settings are tried first that are about this
+#: share of the step.
+_PROSE, _TRIED = 7, 0.05
 #: How the rest of the evidence is asked for.
 EXPLAIN = "hindmost report PATH --explain"
 #: What the numbers of a verdict are, with all its evidence.
@@ -48,11 +51,13 @@ def render(
     *,
     explain: bool = False,
     more: str = EXPLAIN,
+    wanted: Collection[str] = (),
 ) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as text.
 
-    ``ranks`` limits the table to these. Without ``explain`` each verdict has the one line of evidence that decided it,
-    and a last line has the command that shows ``more``: of a job that stopped the table, too.
+    ``ranks`` limits the tables to these. Without ``explain`` each verdict has the one line of evidence that decided it,
+    and a last line has the command that shows ``more``: of a job that stopped the table, too. Of a report with
+    sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
     page.print(Text(one_line(columns.title(report)), style="bold"), soft_wrap=False)
@@ -67,13 +72,7 @@ def render(
         aside = one.head == "OK" and report["job"].get("ended") and not explain  # how the job ended is the news
         said = "; ".join((one.what, *one.why[:1]))
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
-    if overlapping := overlap(report):
-        page.print(labelled("NOTE", overlapping, "dim"))
-    if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
-        limited = "otherwise limited by" if any(one.cost for one in shown) else "by"
-        page.print(labelled("BOUND", f"{limited} {bound}" if columns.bound_by(report) else bound))
-        if to_do := columns.on_bound(report):
-            page.print(labelled("DO", to_do))
+    _print_job(page, report, costs=any(one.cost for one in shown), explain=explain)
     waste = columns.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
@@ -88,13 +87,89 @@ def render(
         page.print(labelled("NOTE", _MEANS, "dim"))
     if explain or ranks is not None or not stopped:  # no column shows a stop
         _print_ranks(page, report, ranks)
+    asked = {name: found for name, found in (report.get("sections") or {}).items() if name in wanted}
+    title = ""
+    for table in sections.shown(asked, sections.rank_rows(report, ranks)):
+        page.print(Text(f"\n{table.title}" if table.title != title else "", style="bold"))
+        page.print(Text(table.about.replace("`", ""), "dim"))
+        (_print_prose if _is_prose(table) else _print_section)(page, table)
+        title = table.title
     return written(page)
+
+
+def _is_prose(table: sections.Shown) -> bool:
+    """Whether it holds sentences, which no column is wide enough for."""
+    texts = [one.key for one in table.columns if one.unit == "text"]
+    return any(len(str(row.get(key) or "").split()) > _PROSE for row in table.rows for key in texts)
+
+
+def _print_prose(page: Console, table: sections.Shown) -> None:
+    """A paragraph a row, or where it has more than two sentences a line each of them, with its title."""
+    first, *rest = table.columns
+    for row in table.rows:
+        name, cells = str(row[first.key]), [sections.written(row.get(one.key), one.unit) for one in rest]
+        if len(rest) < 3:
+            page.print(labelled("", f"{name.replace('_', ' ')}: {': '.join(cells)}"))
+            continue
+        page.print(labelled("", name, style="bold"))
+        for one, cell in zip(rest, cells, strict=True):
+            page.print(labelled("", f"{one.title}: {cell}"))
+
+
+def _print_section(page: Console, table: sections.Shown) -> None:
+    """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
+    rows = [
+        [one_line(sections.written(row.get(one.key), one.unit), _WIDEST) for one in table.columns] for row in table.rows
+    ]
+    widths = [
+        max([len(word) for word in one.title.split()] + [len(row[at]) for row in rows])
+        for at, one in enumerate(table.columns)
+    ]
+    for first, last in _that_fit(widths, page.width):
+        drawn = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+        held = [0, *range(first, last)]
+        for at in held:
+            one = table.columns[at]
+            justify: Literal["left", "right"] = "left" if one.unit == "text" else "right"
+            drawn.add_column(one.title.replace(" ", "\n"), justify=justify, no_wrap=True, vertical="bottom")
+        for row in rows:
+            drawn.add_row(*(row[at] for at in held))
+        page.print(drawn)
+
+
+def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
+    """Ranges of columns that fit next to the first one, which stands in each."""
+    first = 1
+    while first < len(widths) or first == 1:
+        last, room = first, width - widths[0] - 3
+        while last < len(widths) and (last == first or room >= widths[last]):
+            room -= widths[last] + 3
+            last += 1
+        yield first, last
+        first = max(last, first + 1)
+
+
+def _print_job(page: Console, report: Mapping[str, Any], *, costs: bool, explain: bool) -> None:
+    """What is said of the job as a whole: how verdicts overlap, what limits it, its pace, and settings to try."""
+    if overlapping := overlap(report):
+        page.print(labelled("NOTE", overlapping, "dim"))
+    if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
+        limited = "otherwise limited by" if costs else "by"
+        page.print(labelled("BOUND", f"{limited} {bound}" if columns.bound_by(report) else bound))
+        if to_do := columns.on_bound(report):
+            page.print(labelled("DO", to_do))
+    parts = report.get("sections") or {}
+    if pace := sections.in_one_line(parts):
+        page.print(labelled("PACE", pace))
+    settings = [one for one in (parts.get("advice") or {}).get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
+    for one in settings[:_ADVICE]:
+        page.print(labelled("TRY", f"{one['set']} ({one['found']})"))
 
 
 def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None) -> None:
     """The table of ranks, what its columns mean, and how many ranks it leaves out."""
     rows, left_out = columns.choose(report, ranks)
-    titles, cells = columns.table(rows, page.width, columns.deciding(report))
+    titles, cells = columns.table(rows, page.width, columns.deciding(report), columns.of_fault(report))
     if len(titles) > 1:
         page.print(_table(rows, titles, cells, _named(report)))
         page.print(Text(columns.caption(titles, report), "dim"))

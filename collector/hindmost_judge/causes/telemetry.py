@@ -110,7 +110,7 @@ class Metrics:
         bounds = zip(found.first[:-1].tolist(), found.first[1:].tolist(), strict=True)
         whose = zip(found.label.tolist(), found.node.tolist(), strict=True)
         for (begin, end), (label, node) in zip(bounds, whose, strict=True):
-            yield Series(_labels(self.labels[label]), self.nodes[node], found.time[begin:end], found.value[begin:end])
+            yield Series(labels_of(self.labels[label]), self.nodes[node], found.time[begin:end], found.value[begin:end])
 
     def owners(self, found: MetricSamples) -> tuple[Ints, Ints]:
         """Number of a series and a rank that it is of, for each such pair, [P] and [P].
@@ -161,7 +161,7 @@ _REMEMBERED = 1 << 16
 @lru_cache(_REMEMBERED)
 def _owner(text: str) -> int | str:
     """What a series is of, by its labels: a rank, by its number; a GPU, by its name; else its node."""
-    labels = _labels(text)
+    labels = labels_of(text)
     if "rank" in labels:
         name = labels["rank"]
         return int(name) if name.isdigit() and len(name) <= _DIGITS else NO_RANK
@@ -171,11 +171,12 @@ def _owner(text: str) -> int | str:
 @lru_cache(_REMEMBERED)
 def has(text: str, wanted: tuple[tuple[str, str], ...]) -> bool:
     """Whether labels have all of these values."""
-    labels = _labels(text)
+    labels = labels_of(text)
     return all(labels.get(key) == value for key, value in wanted)
 
 
-def _labels(text: str) -> dict[str, str]:
+def labels_of(text: str) -> dict[str, str]:
+    """The labels of a series from their JSON; none where it is none."""
     try:
         parsed = json.loads(text or "{}")
     except ValueError:
@@ -189,7 +190,7 @@ def with_gpus(run: Run) -> Run:
     if not unknown.any() or not rows(run.metrics):
         return run
     info = run.metrics["name"] == "hindmost_gpu_rank_info"
-    said = [_labels(text) for text in np.unique(run.metrics["labels"][info]).tolist()]
+    said = [labels_of(text) for text in np.unique(run.metrics["labels"][info]).tolist()]
     seen = {one["rank"]: one["gpu_uuid"] for one in said if one.get("job") == run.job.id and "gpu_uuid" in one}
     names, said_so = run.ranks["rank"].tolist(), run.ranks["gpu_uuid"].tolist()
     found = [uuid or seen.get(str(rank), "") for rank, uuid in zip(names, said_so, strict=True)]

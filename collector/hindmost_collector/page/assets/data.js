@@ -83,10 +83,11 @@ class File {
   }
 
   async get(of, _, query = {}) {
-    const { report, ranks, communication, machines, stacks, gauges } = this.data;
+    const { report, ranks, communication, machines, stacks, gauges, sections } = this.data;
     if (of === "report") return { report, ranks };
     if (of === "communication") return communication || null;
     if (of === "machines") return machines || null;
+    if (of === "sections") return sections || null;
     if (of !== "rank" || !this.data.steps) return null;
     const steps = this.data.steps;
     const at = steps.ranks.indexOf(Number(query.rank));

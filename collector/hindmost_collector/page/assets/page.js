@@ -721,6 +721,7 @@ const TABS = {
   communication: { name: "Communication", show: showCommunication },
   nodes: { name: "Nodes", show: () => showMachines("nodes") },
   gpus: { name: "GPUs", show: () => showMachines("gpus") },
+  run: { name: "Run", show: showSections },
   verdicts: { name: "Verdicts", show: showHistory },
   jobs: { name: "Jobs", show: showJobs },
 };
@@ -728,7 +729,7 @@ const TABS = {
 function makeTabs() {
   const box = find("tabs");
   for (const [key, tab] of Object.entries(TABS)) {
-    if (key === "jobs" && !source.live) continue;
+    if ((key === "jobs" && !source.live) || (key === "run" && source.live)) continue;
     const button = box.appendChild(make("button", tab.name));
     Object.assign(button, { type: "button", id: "tab-" + key });
     button.setAttribute("role", "tab");
@@ -762,11 +763,13 @@ function openTab(key) {
 }
 
 function plainTable(titles, rows, empty) {
-  const box = find("other");
-  if (!rows.length) { box.replaceChildren(make("p", empty, "soft")); return; }
+  find("other").replaceChildren(rows.length ? tableOf(titles, rows, TABS[view.tab].name) : make("p", empty, "soft"));
+}
+
+function tableOf(titles, rows, label) {
   const scroll = make("div", null, "scroll"), table = make("table"), head = make("tr");
   scroll.tabIndex = 0;
-  scroll.setAttribute("aria-label", TABS[view.tab].name);
+  scroll.setAttribute("aria-label", label);
   for (const [name, className] of titles) {
     const cell = make("th", name, className);
     cell.scope = "col";
@@ -785,17 +788,36 @@ function plainTable(titles, rows, empty) {
   top.append(head);
   table.append(top, body);
   scroll.append(table);
-  box.replaceChildren(scroll);
+  return scroll;
+}
+
+async function showSections() {
+  const found = (await source.get("sections", view.job)) || [];
+  if (view.tab !== "run") return;
+  const parts = [];
+  let title = "";
+  for (const one of found) {
+    if (one.title !== title) parts.push(make("h2", title = one.title));
+    parts.push(make("p", one.about, "soft"));
+    parts.push(tableOf(one.columns.map(column => [column.name, column.text ? "left wrap" : ""]), one.rows, one.title));
+    if (one.left_out) parts.push(make("p", number(one.left_out) + " more rows: hindmost report RUN --format csv", "soft"));
+  }
+  find("other").replaceChildren(...(parts.length ? parts : [make("p", "The recording of this report was not at hand.", "soft")]));
+}
+
+function sizes(one) {
+  if (one.bytes == null) return ABSENT;
+  return (one.least == null || one.least === one.bytes ? "" : UNITS.bytes(one.least) + "–") + UNITS.bytes(one.bytes);
 }
 
 async function showCommunication() {
   const found = (await source.get("communication", view.job)) || [];
   if (view.tab !== "communication") return;
   const rows = found.map(one => [
-    one.operation, one.bytes == null ? ABSENT : UNITS.bytes(one.bytes), one.group + (one.group === 1 ? " rank" : " ranks") + (one.groups > 1 ? ", " + one.groups + " groups" : ""),
-    number(one.calls), milliseconds(one.wait_ms), milliseconds(one.transfer_ms), UNITS["bytes/s"](one.bandwidth),
+    one.operation, sizes(one), one.group + (one.group === 1 ? " rank" : " ranks") + (one.groups > 1 ? ", " + one.groups + " groups" : ""),
+    number(one.calls), milliseconds(one.wait_ms), milliseconds(one.transfer_ms), UNITS["bytes/s"](one.bandwidth), UNITS["bytes/s"](one.bus_bandwidth),
   ]);
-  plainTable([["operation", "left"], ["size"], ["group"], ["calls"], ["wait, a call"], ["transfer, a call"], ["bandwidth"]], rows, "No communication was recorded.");
+  plainTable([["operation", "left"], ["size"], ["group"], ["calls"], ["wait, a call"], ["transfer, a call"], ["bandwidth"], ["bus bandwidth"]], rows, "No communication was recorded.");
 }
 
 function ranksText(ranks) {

@@ -1,0 +1,44 @@
+"""A report as Markdown, to paste into a ticket: the verdict as text, then every section as a table."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from hindmost_collector.report import columns, sections, text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+#: What would end a cell or begin markup in it; code spans keep theirs.
+_MARKUP = re.compile(r"([|\\<>*_\[\]])")
+_CODE = re.compile(r"(`[^`]*`)")
+
+
+def render(report: Mapping[str, Any], ranks: Sequence[int] | None = None) -> str:
+    """The report with its sections; the block with the verdict is what a terminal shows."""
+    block = text.render({**report, "sections": {}}, 100, ranks=ranks)
+    found = [f"# {_safe(columns.title(report))}", "", "```text", *block.rstrip().splitlines()[1:], "```"]
+    title = ""
+    for table in sections.shown(report.get("sections") or {}, sections.rank_rows(report, ranks)):
+        found += ["", f"## {table.title}"] if table.title != title else []
+        title = table.title
+        found += ["", table.about, "", *_table(table)]
+    return "\n".join(found) + "\n"
+
+
+def _table(table: sections.Shown) -> Iterable[str]:
+    yield _row(one.title for one in table.columns)
+    yield _row("---" if one.unit == "text" else "---:" for one in table.columns)
+    for row in table.rows:
+        yield _row(_safe(sections.written(row.get(one.key), one.unit)) for one in table.columns)
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _safe(cell: str) -> str:
+    """One line without markup of its own."""
+    parts = _CODE.split(" ".join(cell.split()))
+    return "".join(one.replace("|", "\\|") if one[:1] == "`" else _MARKUP.sub(r"\\\1", one) for one in parts)

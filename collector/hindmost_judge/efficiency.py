@@ -1,0 +1,146 @@
+"""Parallel efficiencies as the POP centre of excellence defines them, and the step with one thing made free.
+
+https://pop-coe.eu/node/69: parallel efficiency = load balance x communication efficiency; communication efficiency =
+serialisation x transfer. GPUs: "orchestration" is the share of the time in which they have work (DLB's TALP).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import overview
+from hindmost_judge.stats.robust import median, or_zero
+
+if TYPE_CHECKING:
+    from hindmost_judge.overview import Overview
+    from hindmost_judge.types import Floats
+
+_GPU_PHASES = ("gpu_forward", "gpu_backward", "gpu_optimizer")
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """Shares of the time of the judged steps, 0 to 1; ``None`` is unknown. ``lane`` is ``host`` or ``GPU``.
+
+    ``parallel`` is useful work of the mean rank over time, ``load_balance`` that of the mean rank over the longest,
+    ``communication`` the longest over time, ``serialisation`` the longest over time without transfers, ``transfer``
+    time without transfers over time. ``orchestration``: a GPU's time with work over time.
+    """
+
+    lane: str
+    parallel: float | None = None
+    load_balance: float | None = None
+    communication: float | None = None
+    serialisation: float | None = None
+    transfer: float | None = None
+    orchestration: float | None = None
+
+
+def of(seen: Overview) -> list[Efficiency]:
+    """Of the hosts where these run the collectives, of the GPUs where these were timed."""
+    period = seen.period
+    known = np.isfinite(period)
+    if not known.any():
+        return []
+    step = float(period[known].mean())
+    gpus = _of_gpus(seen, step)
+    own = seen.planes["own"]
+    if seen.on_gpu or gpus or np.isnan(own).all():  # of steps that GPUs were timed in it is what these do
+        return gpus
+    useful = np.nanmean(own[:, known], axis=1)
+    return [_split("host", useful[~np.isnan(useful)], _transfer(seen), step), *gpus]
+
+
+def _transfer(seen: Overview) -> float | None:
+    """ns a mean step that the typical rank is in collectives with all ranks there; ``None`` where it is unknown."""
+    block = seen.planes["transfer"]
+    if np.isnan(block).all():
+        return None
+    return float(np.nanmean(median(block, axis=0)))
+
+
+def _split(lane: str, useful: Floats, transfer: float | None, step: float, whole: float | None = None) -> Efficiency:
+    """``useful`` [R] ns of a mean ``step``, of which GPUs have work for ``whole`` ns (hosts: all of it)."""
+    longest, mean = float(useful.max()), float(useful.mean())
+    busy = step if whole is None else whole
+    free = busy - transfer if transfer is not None else None
+    return Efficiency(
+        lane,
+        parallel=mean / step,
+        load_balance=mean / longest if longest > 0 else None,
+        communication=longest / busy,
+        serialisation=longest / free if free else None,
+        transfer=free / busy if free is not None else None,
+        orchestration=None if whole is None else whole / step,
+    )
+
+
+def _of_gpus(seen: Overview, step: float) -> list[Efficiency]:
+    """Where collectives overlap with computing, kernels alone would show what is useful: then only what GPUs idle."""
+    phases = [seen.planes[name] for name in _GPU_PHASES if name in seen.planes]
+    if not phases:
+        return []
+    known = np.isfinite(seen.period)
+    means = {name: np.nanmean(block[:, known], axis=1) for name, block in seen.planes.items() if not _empty(block)}
+    lane = overview.lanes(means, np.full(len(seen.ranks), step), on_gpu=seen.on_gpu, gathers=seen.gathers).get("gpu")
+    if lane is None:
+        return []
+    busy = step - lane.parts["idle"]
+    if np.isnan(busy).all():
+        return []
+    whole = float(np.nanmax(busy))
+    if seen.overlapped or not seen.on_gpu:
+        return [Efficiency("GPU", orchestration=whole / step)]
+    useful = busy - lane.parts.get("wait", 0.0) - lane.parts.get("transfer", 0.0)
+    return [_split("GPU", useful[~np.isnan(useful)], _transfer(seen), step, whole)]
+
+
+def _empty(block: Floats) -> bool:
+    return bool(np.isnan(block).all())
+
+
+def free(seen: Overview) -> dict[str, float]:
+    """What was made free, ``input``, ``copies`` or ``communication``, to the mean step's ms without it.
+
+    A step ends when the last rank is done: it is shorter by as much as the latest rank then comes earlier. Where GPUs
+    were timed, only that part of the input counts in which they had no work. Left out is what was not measured, and
+    transfers that computing may hide.
+    """
+    known = np.isfinite(seen.period)
+    if not known.any():
+        return {}
+    step, found = float(seen.period[known].mean()), {}
+    gpu = [seen.planes[name] for name in _GPU_PHASES if name in seen.planes]
+    idle = None
+    if gpu:
+        idle = np.maximum(seen.period - np.sum([_filled(block) for block in gpu], axis=0), 0.0)
+    for name, plane in (("input", "input"), ("copies", "h2d")):
+        block = seen.planes.get(plane)
+        if block is None or _empty(block) or (seen.on_gpu and not gpu):
+            continue
+        shown = _filled(block)
+        if idle is not None and name == "input":
+            shown = np.minimum(shown, idle)
+        found[name] = (step - float(_saved(seen, shown)[known].mean())) / 1e6
+    transfer = _transfer(seen)
+    if transfer is not None and not seen.overlapped:
+        found["communication"] = (step - transfer) / 1e6
+    return found
+
+
+def _filled(block: Floats) -> Floats:
+    """[R, S] with the rank's mean where a step was not timed: few steps of a GPU are."""
+    known = ~np.isnan(block)
+    mean = np.where(known, block, 0.0).sum(axis=1) / np.maximum(known.sum(axis=1), 1)
+    return np.where(known, block, mean[:, None])
+
+
+def _saved(seen: Overview, shown: Floats) -> Floats:
+    """[S] ns by which the latest rank comes earlier without what it ``shown`` [R, S] does."""
+    own = seen.planes["own"]
+    late = seen.planes["delay"] if seen.on_gpu or _empty(own) else own
+    late = or_zero(late)
+    return np.asarray(late.max(axis=0) - (late - shown).max(axis=0))

@@ -1,0 +1,424 @@
+"""Settings that would help a job whose ranks are all alike: each with its threshold, its evidence and what to type.
+
+A rule looks at one thing that was recorded. What was not recorded has no rule, and gets no advice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hindmost_judge import efficiency, usage
+from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
+from hindmost_judge.stats.robust import median
+from hindmost_judge.verdict.wording import ms, names, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from hindmost_judge.communication import Traffic
+    from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
+    from hindmost_judge.types import Floats
+
+
+@dataclass(frozen=True)
+class Advice:
+    """One setting: what was ``found`` (with its numbers), the ``threshold`` that it passed, what to ``set``.
+
+    ``share`` is the part of the step that it is about, to put the largest first; 0 where unknown.
+    """
+
+    name: str
+    found: str
+    threshold: str
+    set: str
+    share: float = 0.0
+
+
+#: From these shares of the step on: waiting for input, copies to the GPU, small collectives, waits for a GPU.
+INPUT, COPIES, SMALL, WAITS = 0.10, 0.05, 0.05, 0.10
+#: A collective is small up to this size, and many are this many calls of a rank in a step.
+SMALL_BYTES, MANY = 256 << 10, 16
+#: CPUs of a node are full from this share on, threads queue from this many at a time on, a quota holds from this on.
+FULL, QUEUE, QUOTA = 0.90, 1.0, 0.05
+#: Workers that compute for this share of the time are what input waits for.
+WORKERS_BUSY = 0.7
+#: A rank that uses at most this many CPUs has one thread that computes.
+ONE_THREAD = 1.1
+#: GPUs: busy, memory nearly full or half empty, SMs active, tensor cores idle, clock of the highest one.
+BUSY, NEARLY_FULL, HALF, ACTIVE, IDLE_TENSOR, CLOCK = 0.90, 0.95, 0.50, 0.50, 0.02, 0.90
+#: A read is small below this many bytes; reads matter from this many a second on.
+SMALL_READ, READS = 16 << 10, 1000.0
+#: Page faults that read from disk, a second.
+FAULTS = 10.0
+
+
+#: Programs that start jobs of PyTorch, where its probe did not name itself.
+_TORCH = re.compile(r"\b(torchrun|torch\.distributed|accelerate|deepspeed)\b")
+
+
+class Facts:
+    """What the rules look at, each read when first asked for. Arrays are [R] in the order of ``seen.ranks``."""
+
+    def __init__(self, run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> None:
+        self.run, self.seen, self.traffic = run, seen, traffic
+        self.metrics = Metrics.of(run)
+        self.frameworks = {str(name) for name in run.ranks["framework"].tolist()} - {""}
+        self.torch = bool(self.frameworks & {"torch", "horovod"}) or bool(_TORCH.search(run.job.command or ""))
+        self.on = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+
+    @cached_property
+    def step(self) -> float:
+        """ns of the mean step; NaN where unknown."""
+        known = self.seen.period[np.isfinite(self.seen.period)] if self.seen is not None else np.empty(0)
+        return float(known.mean()) if len(known) else float("nan")
+
+    def share(self, plane: str) -> float:
+        """What the typical rank spends in a part of the step, as a share; NaN where it was not measured."""
+        block = None if self.seen is None else self.seen.planes.get(plane)
+        if block is None or np.isnan(block).all():
+            return float("nan")
+        return float(median(np.nanmean(block, axis=1))) / self.step
+
+    @cached_property
+    def input(self) -> float:
+        """The share of the step that the typical rank waits for input, as far as this makes the step longer."""
+        without = efficiency.free(self.seen).get("input") if self.seen is not None else None
+        return float("nan") if without is None else min(self.share("input"), 1.0 - without * 1e6 / self.step)
+
+    def rank(self, metric: str, how: str) -> dict[int, float]:
+        """Rank to the number of its process."""
+        found = usage.summary(self.metrics, metric, "rank", how)
+        return {int(rank): value for (_, rank), value in found.items() if rank.isdigit()}
+
+    def gpu(self, metric: str, how: str) -> Floats:
+        """[G] of the job's GPUs that have it."""
+        ours = {str(one) for one in self.run.ranks["gpu_uuid"].tolist()} - {""}
+        found = usage.summary(self.metrics, metric, "gpu_uuid", how)
+        return np.array([value for (_, uuid), value in found.items() if not ours or uuid in ours])
+
+    @cached_property
+    def cpus(self) -> dict[str, float]:
+        """Node to its CPUs."""
+        return {
+            node: value for (node, _), value in usage.summary(self.metrics, "hindmost_node_cpus", "", "median").items()
+        }
+
+    @cached_property
+    def cpus_each(self) -> float:
+        """CPUs that each rank of the fullest node has to itself; NaN where unknown."""
+        shares = [self.cpus[node] / held for node, held in self.ranks_on.items() if node in self.cpus]
+        return min(shares, default=float("nan"))
+
+    @cached_property
+    def ranks_on(self) -> dict[str, int]:
+        """Node to its ranks."""
+        counts: dict[str, int] = {}
+        for node in self.on.values():
+            counts[node] = counts.get(node, 0) + 1
+        return counts
+
+    @cached_property
+    def used(self) -> dict[str, float]:
+        """Node to the share of its CPUs in use."""
+        idle = {"mode": "idle"}
+        every = usage.summary(self.metrics, "hindmost_node_cpu_seconds_total", "", "rate")
+        free = usage.summary(self.metrics, "hindmost_node_cpu_seconds_total", "", "rate", idle)
+        waits = usage.summary(self.metrics, "hindmost_node_cpu_seconds_total", "", "rate", {"mode": "iowait"})
+        return {
+            owner[0]: 1.0 - (free.get(owner, 0.0) + waits.get(owner, 0.0)) / total
+            for owner, total in every.items()
+            if total > 0 and owner in free
+        }
+
+
+def find(run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> list[Advice]:
+    """The advice on a job, what is about the largest part of the step first."""
+    facts = Facts(run, seen, traffic)
+    found = [one for rule in RULES for one in (rule(facts),) if one is not None]
+    return sorted(found, key=lambda one: -one.share)
+
+
+def _binding(facts: Facts) -> Advice | None:
+    lists = usage.texts(facts.metrics, "hindmost_process_affinity_info", "rank", "cpus")
+    bound: dict[tuple[str, frozenset[int]], list[int]] = {}
+    for (node, rank), listed in lists.items():
+        if rank.isdigit():
+            bound.setdefault((node, usage.allowed(listed)), []).append(int(rank))
+    for (node, cpus), ranks in bound.items():
+        taken = frozenset().union(*(one for name, one in bound if name == node))
+        if cpus and len(ranks) > len(cpus) and len(taken) < facts.cpus.get(node, 0.0):
+            listed = lists[node, str(ranks[0])]
+            have = f"{names(ranks)} may run only on CPU{'s' if len(cpus) > 1 else ''} {listed} of {node}"
+            return Advice(
+                "CPU binding",
+                f"{have}, which has {facts.cpus[node]:.0f} CPUs",
+                "more ranks than CPUs in their set while other CPUs of the node have none",
+                "`mpirun --map-by core --bind-to core` or `srun --cpu-bind=cores`, or no `taskset`",
+                1.0,
+            )
+    return None
+
+
+def _quota(facts: Facts) -> Advice | None:
+    stopped = usage.summary(
+        facts.metrics, "hindmost_node_cgroup_cpu_throttled_seconds_total", "", "rate", None, "cgroup"
+    )
+    most = max(stopped, key=lambda owner: stopped[owner], default=None)
+    if most is None or stopped[most] < QUOTA:
+        return None
+    return Advice(
+        "CPU quota",
+        f"a control group on {most[0]} was stopped {percent(stopped[most])} of the time by its CPU quota",
+        f"stopped for {percent(QUOTA)} of the time",
+        "raise the limit: `resources.limits.cpu` (Kubernetes), `--cpus` (containers), `CPUQuota=` (systemd)",
+        min(stopped[most], 1.0),
+    )
+
+
+def _too_many_threads(facts: Facts) -> Advice | None:
+    queued = facts.rank("hindmost_process_threads_runqueue_seconds_total", "rate")
+    cpu = facts.rank("hindmost_process_cpu_seconds_total", "rate")
+    if not queued or not cpu or not facts.cpus_each >= 1.0:
+        return None
+    waiting, used = float(np.median(list(queued.values()))), float(np.median(list(cpu.values())))
+    full = max(facts.used.values(), default=0.0)
+    if waiting < QUEUE or used <= ONE_THREAD or full < FULL:
+        return None
+    each = int(facts.cpus_each)
+    return Advice(
+        "threads of each rank",
+        f"{waiting:.1f} threads of the typical rank wait for a CPU at a time; it uses {used:.1f} of its {each} CPUs,"
+        f" its node {percent(full)} of all",
+        f"{QUEUE:.0f} waiting thread, and CPUs {percent(FULL)} busy",
+        f"`export OMP_NUM_THREADS={each}` (and `torch.set_num_threads({each})`): one thread for each CPU of a rank",
+        min(waiting / (waiting + used), 1.0),
+    )
+
+
+def _too_few_threads(facts: Facts) -> Advice | None:
+    cpu = facts.rank("hindmost_process_cpu_seconds_total", "rate")
+    if not cpu or not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
+        return None
+    used = float(np.median(list(cpu.values())))
+    busy = max(facts.used.values(), default=1.0)
+    if not 0.8 <= used <= ONE_THREAD or busy > HALF + 0.1 or not (facts.torch or "keras" in facts.frameworks):
+        return None
+    each = int(facts.cpus_each)
+    return Advice(
+        "threads of each rank",
+        f"each rank computes on {used:.1f} of its {each} CPUs, and the node is {percent(busy)} busy",
+        f"at most {ONE_THREAD} CPUs of a rank in use, {percent(HALF + 0.1)} of the node",
+        f"`export OMP_NUM_THREADS={each}` (torchrun sets 1)",
+        0.5,
+    )
+
+
+def _workers(facts: Facts) -> Advice | None:
+    """More DataLoader workers, or fewer, for ranks that wait for input."""
+    share, room = facts.input, facts.cpus_each
+    workers = facts.rank("hindmost_process_children", "mean")
+    if not share >= INPUT or not room >= 1.0 or not workers or not facts.torch:
+        return None
+    count, wanted = float(np.median(list(workers.values()))), max(int(room) - 1, 1)
+    cpu = facts.rank("hindmost_process_children_cpu_seconds_total", "rate")
+    busy = float(np.median(list(cpu.values()))) / count if cpu and count >= 0.5 else float("nan")
+    why = f"{percent(INPUT)} of the step"
+    if count < 0.5:
+        found, why = "and has no worker process", f"{why}, no workers"
+    elif count > room:
+        found, why = f"and shares {room:.0f} CPUs with its {count:.0f} workers", f"{why}, more workers than CPUs"
+    elif count < wanted and busy >= WORKERS_BUSY:
+        found = f"its {count:.0f} workers compute {percent(busy)} of the time, and it has {room:.0f} CPUs"
+        why = f"{why}, workers {percent(WORKERS_BUSY)} busy, fewer than CPUs"
+    else:
+        return None
+    return Advice(
+        "DataLoader workers",
+        f"the typical rank waits for input {percent(share)} of the step, {found}",
+        why,
+        f"`DataLoader(..., num_workers={wanted}, prefetch_factor=4, persistent_workers=True)`",
+        share,
+    )
+
+
+def _small_collectives(facts: Facts) -> Advice | None:
+    if facts.seen is None or not len(facts.seen.ranks) or not facts.step > 0:
+        return None
+    small = [one for one in facts.traffic if one.bytes is not None and 0 < one.bytes <= SMALL_BYTES and one.transfer_ms]
+    sums: dict[str, tuple[float, float]] = {}
+    turns = _rank_steps(facts)
+    for one in small:
+        calls, took = sums.get(one.operation, (0.0, 0.0))
+        sums[one.operation] = calls + one.calls / turns, took + one.calls * (one.transfer_ms or 0.0) * 1e6 / turns
+    for operation, (calls, took) in sorted(sums.items(), key=lambda item: -item[1][1]):
+        if calls >= MANY and took >= SMALL * facts.step:
+            fuse = "send them together: one call with all of the data, or a nonblocking one"
+            if "horovod" in facts.frameworks:
+                fuse = "`HOROVOD_FUSION_THRESHOLD=134217728 HOROVOD_CYCLE_TIME=5`"
+            elif facts.torch:
+                fuse = "`DistributedDataParallel(..., bucket_cap_mb=100, gradient_as_bucket_view=True)`"
+            return Advice(
+                "many small collectives",
+                f"{calls:.0f} {operation} of at most {SMALL_BYTES >> 10} KiB per step take {ms(took)}"
+                f" ({percent(took / facts.step)} of it) beyond any waiting",
+                f"{MANY} calls, {percent(SMALL)} of the step",
+                fuse,
+                took / facts.step,
+            )
+    return None
+
+
+def _rank_steps(facts: Facts) -> float:
+    """Steps of all ranks together that the traffic is of."""
+    assert facts.seen is not None  # noqa: S101 - asked before
+    start = facts.run.collectives["start_ns"]
+    recorded = float(start.max() - start.min()) if len(start) else 0.0
+    return max(recorded / facts.step, float(len(facts.seen.steps)), 1.0) * len(facts.seen.ranks)
+
+
+def _copies(facts: Facts) -> Advice | None:
+    call, copied = facts.share("device_copy"), facts.share("h2d")
+    share = call if call >= COPIES else copied if copied >= COPIES else float("nan")
+    if not share >= COPIES or not facts.torch:
+        return None
+    where = "hosts wait in copy calls" if call >= COPIES else "copies to the GPU take"
+    return Advice(
+        "copies to the GPU",
+        f"{where} {percent(share)} of the step ({ms(share * facts.step)})",
+        f"{percent(COPIES)} of the step",
+        "`DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`: copies then overlap",
+        share,
+    )
+
+
+def _synchronising(facts: Facts) -> Advice | None:
+    share = facts.share("device_wait")
+    gpu = facts.gpu("hindmost_gpu_utilization_ratio", "mean")
+    if not share >= WAITS or not len(gpu) or float(np.median(gpu)) >= BUSY:
+        return None
+    return Advice(
+        "waiting for the GPU each step",
+        f"hosts wait for their GPU {percent(share)} of the step, and GPUs are busy {percent(float(np.median(gpu)))}",
+        f"waits of {percent(WAITS)} of the step on GPUs less than {percent(BUSY)} busy",
+        "read `.item()`, `print(loss)` and metrics every 50 steps, not each",
+        share,
+    )
+
+
+def _memory(facts: Facts) -> Advice | None:
+    used, total = (facts.gpu(f"hindmost_gpu_memory_{name}_bytes", "highest") for name in ("used", "total"))
+    busy = facts.gpu("hindmost_gpu_utilization_ratio", "mean")
+    if not len(used) or len(used) != len(total):
+        return None
+    peak = float((used / total).max())
+    if peak >= NEARLY_FULL:
+        return Advice(
+            "GPU memory nearly full",
+            f"its peak is {percent(peak)} of the GPU's memory",
+            f"{percent(NEARLY_FULL)} of the GPU's memory",
+            "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or a smaller batch",
+        )
+    if peak <= HALF and len(busy) and float(np.median(busy)) < BUSY:
+        more = max(int(0.9 / max(peak, 0.05)), 2)
+        return Advice(
+            "GPU memory half empty",
+            f"its peak is {percent(peak)} of the GPU's memory, and GPUs are busy {percent(float(np.median(busy)))}",
+            f"at most {percent(HALF)} of the memory, and GPUs less than {percent(BUSY)} busy",
+            f"a larger batch: {more} times as large would fit, as far as memory grows with it",
+        )
+    return None
+
+
+def _tensor_cores(facts: Facts) -> Advice | None:
+    sm, tensor = (facts.gpu(f"hindmost_gpu_{name}_activity_ratio", "mean") for name in ("sm", "tensor"))
+    if not len(sm) or not len(tensor):
+        return None
+    active, used = float(np.median(sm)), float(np.median(tensor))
+    if active < ACTIVE or used > IDLE_TENSOR:
+        return None
+    return Advice(
+        "tensor cores idle",
+        f"SMs are active {percent(active)} of the time, tensor cores work at {percent(used)} of their peak",
+        f"SMs active {percent(ACTIVE)}, tensor cores at most {percent(IDLE_TENSOR)}",
+        "`torch.autocast('cuda', dtype=torch.bfloat16)`, or `torch.set_float32_matmul_precision('high')`",
+        active,
+    )
+
+
+def _clocks(facts: Facts) -> Advice | None:
+    clock, top = (
+        facts.gpu(f"hindmost_gpu_sm_clock_{name}hertz", how) for name, how in (("", "median"), ("max_", "highest"))
+    )
+    if not len(clock) or len(clock) != len(top) or not (top > 0).all():
+        return None
+    least = float((clock / top).min())
+    reasons = facts.gpu("hindmost_gpu_clocks_event_reasons", "median")
+    why = [text for bit, text in SLOWING_REASONS.items() if any(int(one) & bit for one in reasons.tolist())]
+    if least >= CLOCK or not why:
+        return None
+    cap = any(int(one) & POWER_CAP for one in reasons.tolist())
+    return Advice(
+        "GPU clocks",
+        f"the slowest GPU runs at {percent(least)} of its highest clock: {', '.join(why)}",
+        f"below {percent(CLOCK)} of the highest clock, with a reason that slows",
+        "`nvidia-smi -q -d POWER,PERFORMANCE`; "
+        + ("a higher power limit: `nvidia-smi -pl WATTS`" if cap else "look at its cooling"),
+        1.0 - least,
+    )
+
+
+def _small_reads(facts: Facts) -> Advice | None:
+    calls = facts.rank("hindmost_process_read_calls_total", "rate")
+    asked = facts.rank("hindmost_process_read_characters_total", "rate")
+    both = [rank for rank in calls if rank in asked and calls[rank] > 0]
+    if not both or not facts.input >= INPUT:
+        return None
+    rate = float(np.median([calls[rank] for rank in both]))
+    size = float(np.median([asked[rank] / calls[rank] for rank in both]))
+    if rate < READS or size > SMALL_READ:
+        return None
+    return Advice(
+        "small reads",
+        f"the typical rank makes {rate:,.0f} reads a second of {size / 1024:.1f} KiB, and waits for input"
+        f" {percent(facts.share('input'))} of the step",
+        f"{READS:,.0f} reads a second of at most {SMALL_READ >> 10} KiB",
+        "pack samples into shards (WebDataset, TFRecord, Parquet), or read whole files at once",
+        facts.input,
+    )
+
+
+def _page_faults(facts: Facts) -> Advice | None:
+    faults = facts.rank("hindmost_process_major_page_faults_total", "rate")
+    worst = max(faults, key=lambda rank: faults[rank], default=None)
+    if worst is None or faults[worst] < FAULTS:
+        return None
+    return Advice(
+        "memory of the node",
+        f"rank {worst} has {faults[worst]:.0f} page faults from disk a second",
+        f"{FAULTS:.0f} a second",
+        "fewer workers or ranks per node, or more memory: `free -h`, `vmstat 1` shows swapping",
+    )
+
+
+#: In no order: what is about the largest share of the step comes first.
+RULES: tuple[Callable[[Facts], Advice | None], ...] = (
+    _binding,
+    _quota,
+    _too_many_threads,
+    _too_few_threads,
+    _workers,
+    _small_collectives,
+    _copies,
+    _synchronising,
+    _memory,
+    _tensor_cores,
+    _clocks,
+    _small_reads,
+    _page_faults,
+)

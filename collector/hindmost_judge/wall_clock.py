@@ -1,0 +1,221 @@
+"""Where a job's wall-clock time went, from its start to its end; and how many steps, samples or tokens a second."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from hindmost_judge.model import GPU_TIME, rows
+from hindmost_judge.timeline.phases import training
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from hindmost_judge.model import Run, Table
+    from hindmost_judge.overview import Overview
+    from hindmost_judge.types import Array, Floats, Ints
+
+
+class WallClock(NamedTuple):
+    """R ranks. ``parts``: name to [R] seconds, in the order of time; of each rank they add up to ``seconds``.
+
+    ``whole``: it is known when the job began and ended; else the parts are of what was recorded.
+    """
+
+    seconds: float
+    ranks: Ints
+    parts: dict[str, Floats]
+    whole: bool
+
+
+class Throughput(NamedTuple):
+    """R ranks: ``steps`` [R] and samples or tokens ``work`` [R] (NaN: not counted) in ``seconds`` [R] of training.
+
+    ``step_ms`` is the mean step after warm-up; ``None`` is unknown.
+    """
+
+    ranks: Ints
+    steps: Ints
+    work: Floats
+    seconds: Floats
+    step_ms: float | None
+
+
+def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int | None = None) -> WallClock | None:
+    """The parts of each rank's time; ``None`` where no rank recorded when its steps or collectives were.
+
+    ``stalls`` are (since, until) in seconds from the start of the job, ``first`` the first step after warm-up.
+    """
+    table = _spans(run)
+    if table is None:
+        return None
+    known = np.unique(table["rank"])
+    row = np.searchsorted(known, table["rank"])
+    begin, end = table["start_ns"], table["start_ns"] + table["duration_ns"]
+    job = run.job
+    began = job.started_ns if job.started_ns else int(begin.min())
+    ended = job.ended_ns if job.ended_ns else int(end.max())
+    began, ended = min(began, int(begin.min())), max(ended, int(end.max()))
+    line = _Line(row, begin - began, end - began, ended - began)
+    of_steps = table.get("kind")
+    evaluates = np.zeros(len(row), bool) if of_steps is None else of_steps == "eval"
+    warms = np.zeros(len(row), bool)
+    if of_steps is not None and first is not None and "step" in table:
+        warms = ~evaluates & (table["step"] < first)
+    ranks, zero = len(known), np.zeros(len(known))
+    first_ns, last_ns = line.first(ranks), line.last(ranks)
+    launched = _launched(run, known, began, first_ns)
+    trains = line.lengths(~evaluates & ~warms, ranks)
+    parts = {
+        "launch": launched,
+        "set-up": first_ns - launched,
+        "warm-up steps": line.lengths(warms, ranks),
+        "training" if of_steps is not None else "first to last collective": trains,
+        "evaluation": line.lengths(evaluates, ranks),
+        "checkpoints": zero,
+        "stalls": zero,
+        "between steps": last_ns - first_ns - line.lengths(np.ones(len(row), bool), ranks),
+        "tear-down": float(ended - began) - last_ns,
+    }
+    busy = "training" if of_steps is not None else "first to last collective"
+    inside = (~evaluates & ~warms, ranks)
+    for since, until in stalls:
+        left, right = (np.clip(np.full(ranks, one * 1e9), first_ns, last_ns) for one in (since, until))
+        within = line.within(*inside, left, right)
+        elsewhere = np.maximum(right - left - within, 0.0)
+        moved = np.minimum(within, parts[busy]), np.minimum(elsewhere, parts["between steps"])
+        parts[busy], parts["between steps"] = parts[busy] - moved[0], parts["between steps"] - moved[1]
+        parts["stalls"] = parts["stalls"] + moved[0] + moved[1]
+    saved = _checkpoints(run, table, row, ~evaluates & ~warms, ranks)
+    between = _between_steps(run, known, began, line)
+    for name, wrote in ((busy, saved), ("between steps", between)):
+        taken = np.minimum(wrote, parts[name])
+        parts[name], parts["checkpoints"] = parts[name] - taken, parts["checkpoints"] + taken
+    if not job.started_ns:
+        parts["set-up"], parts["launch"] = parts["launch"] + parts["set-up"], zero
+    shown = {name: values / 1e9 for name, values in parts.items() if (values > 0).any() or name == busy}
+    return WallClock((ended - began) / 1e9, known.astype(np.int64), shown, bool(job.started_ns and job.ended_ns))
+
+
+def _spans(run: Run) -> Table | None:
+    """The steps that were marked, else one span of each rank from its first collective to its last."""
+    if rows(run.steps):
+        held = run.steps["duration_ns"] > 0
+        found = {name: run.steps[name][held] for name in ("rank", "step", "kind", "start_ns", "duration_ns")}
+        return _without_gaps(found, run) if held.any() and int(found["start_ns"].min()) > 0 else None
+    table = run.collectives
+    if not rows(table) or (table["flags"] & GPU_TIME).any() or int(table["start_ns"].min()) <= 0:
+        return None  # a GPU's clock is not the job's
+    known, row = np.unique(table["rank"], return_inverse=True)
+    first, last = np.full(len(known), np.iinfo(np.int64).max), np.zeros(len(known), np.int64)
+    np.minimum.at(first, row.ravel(), table["start_ns"])
+    np.maximum.at(last, row.ravel(), table["start_ns"] + np.maximum(table["duration_ns"], 0))
+    return {"rank": known, "start_ns": first, "duration_ns": last - first}
+
+
+def _without_gaps(table: Table, run: Run) -> Table:
+    """Of a long recording, of which an excerpt was read, steps last until the next that was: in between are others."""
+    if run.job.steps is None:
+        return table
+    order = np.lexsort((table["start_ns"], table["kind"], table["rank"]))
+    now, later = order[:-1], order[1:]
+    same = (table["rank"][now] == table["rank"][later]) & (table["kind"][now] == table["kind"][later])
+    left_out = same & (table["step"][later] > table["step"][now] + 1)
+    long = table["duration_ns"].copy()
+    long[now[left_out]] = (table["start_ns"][later] - table["start_ns"][now])[left_out]
+    return table | {"duration_ns": long}
+
+
+class _Line:
+    """Spans [N] of R ranks as a line of time each: what two of them share counts for the earlier one."""
+
+    def __init__(self, row: Array, begin: Ints, end: Ints, span: int) -> None:
+        self._order = np.lexsort((begin, row))
+        self.row, begin, end = row[self._order], begin[self._order], end[self._order]
+        apart = self.row.astype(np.int64) * (2 * span + 1)  # one axis for all ranks
+        reached = np.maximum.accumulate(end + apart) - apart
+        before = np.append(begin[:1], reached[:-1])
+        before[np.append(True, self.row[1:] != self.row[:-1])] = 0
+        self.begin = np.maximum(begin, before)
+        self.end = np.maximum(reached, self.begin)
+
+    def first(self, ranks: int) -> Floats:
+        """[R] begin of the first span."""
+        return self._extreme(self.begin, ranks, np.minimum, np.inf)
+
+    def last(self, ranks: int) -> Floats:
+        """[R] end of the last."""
+        return self._extreme(self.end, ranks, np.maximum, -np.inf)
+
+    def _extreme(self, values: Ints, ranks: int, of: np.ufunc, start: float) -> Floats:
+        found = np.full(ranks, start)
+        of.at(found, self.row, values.astype(np.float64))
+        return found
+
+    def lengths(self, which: Array, ranks: int) -> Floats:
+        """[R] length of those of the [N] spans."""
+        long = (self.end - self.begin).astype(np.float64) * which[self._order]
+        return np.asarray(np.bincount(self.row, long, ranks), np.float64)
+
+    def within(self, which: Array, ranks: int, left: Floats, right: Floats) -> Floats:
+        """[R] how much of the time between ``left`` and ``right`` [R] is in those of the [N] spans."""
+        shared = np.minimum(self.end, right[self.row]) - np.maximum(self.begin, left[self.row])
+        return np.asarray(np.bincount(self.row, np.maximum(shared, 0.0) * which[self._order], ranks), np.float64)
+
+
+def _launched(run: Run, known: Array, began: int, first_ns: Floats) -> Floats:
+    """[R] ns from the job's start to that of each rank's process; 0 where it is not known."""
+    found = np.zeros(len(known))
+    place = np.minimum(np.searchsorted(known, run.ranks["rank"]), len(known) - 1)
+    there = (known[place] == run.ranks["rank"]) & (run.ranks["start_ns"] > began)
+    found[place[there]] = run.ranks["start_ns"][there] - began
+    return np.minimum(found, first_ns)
+
+
+def _checkpoints(run: Run, table: Table, row: Array, which: Array, ranks: int) -> Floats:
+    """[R] ns of checkpoints that were written inside these steps."""
+    took = run.steps.get("checkpoint_ns")
+    if took is None or "step" not in table:
+        return np.zeros(ranks)
+    took = np.minimum(np.maximum(took[run.steps["duration_ns"] > 0], 0), table["duration_ns"])
+    return np.asarray(np.bincount(row, took * which, ranks), np.float64)
+
+
+def _between_steps(run: Run, known: Array, began: int, line: _Line) -> Floats:
+    """[R] ns of checkpoints that were written between two steps."""
+    found = np.zeros(len(known))
+    table = run.intervals
+    held = np.flatnonzero((table["name"] == "checkpoint") & (table["duration_ns"] > 0)) if rows(table) else ()
+    everything = np.ones(len(line.row), bool)
+    for one in held:
+        at = int(np.searchsorted(known, table["rank"][one]))
+        if at >= len(known) or known[at] != table["rank"][one]:
+            continue
+        left = float(table["start_ns"][one] - began)
+        right = left + float(table["duration_ns"][one])
+        edges = np.zeros(len(known)), np.zeros(len(known))
+        edges[0][at], edges[1][at] = left, right
+        found[at] += right - left - line.within(everything, len(known), *edges)[at]
+    return np.maximum(found, 0.0)
+
+
+def throughput(run: Run, seen: Overview | None) -> Throughput | None:
+    """Steps and work of each rank after warm-up; ``None`` where no steps are known."""
+    step_ms = None if seen is None or np.isnan(seen.period).all() else float(np.nanmean(seen.period)) / 1e6
+    table = training(run.steps)
+    if seen is not None and len(seen.steps) and rows(table):
+        held = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1])
+        table = {name: column[held] for name, column in table.items()}
+    if not rows(table):
+        if seen is None or step_ms is None:
+            return None
+        each = np.full(len(seen.ranks), len(seen.steps))
+        seconds = np.full(len(seen.ranks), float(np.nansum(seen.period)) / 1e9)
+        return Throughput(seen.ranks, each, np.full(len(seen.ranks), np.nan), seconds, step_ms)
+    known, row = np.unique(table["rank"], return_inverse=True)
+    row, count = row.ravel(), len(known)
+    counted = np.bincount(row, table["work"] > 0, count) > 0
+    work = np.where(counted, np.bincount(row, np.maximum(table["work"], 0), count), np.nan)
+    seconds = np.bincount(row, table["duration_ns"], count) / 1e9
+    return Throughput(known.astype(np.int64), np.bincount(row, minlength=count), work, seconds, step_ms)

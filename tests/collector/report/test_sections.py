@@ -1,0 +1,217 @@
+"""The sections of a report: one model, written alike in every format."""
+
+from __future__ import annotations
+
+import csv as csv_reader
+import io
+import json
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import numpy as np
+import pytest
+from hindmost.errors import UsageError
+from hindmost_collector.page import data
+from hindmost_collector.report import brief, columns, csv, html, markdown, sections, text
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+
+from tests.runs import made
+from tests.scenarios import loads
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
+
+ROOT = Path(__file__).resolve().parents[3]
+GOLDEN = ROOT / "tests/golden/sections"
+SCHEMA = json.loads((ROOT / "docs/reference/report.schema.json").read_text(encoding="utf-8"))
+
+
+def single() -> Run:
+    """One process, whose steps were marked."""
+    run = simulate(Scenario(2, 60)).run
+    alone = {name: column[run.steps["rank"] == 0] for name, column in run.steps.items()}
+    return made(1, steps=[alone], command="train.py")
+
+
+RUNS = {
+    "clean": lambda: simulate(Scenario(4, 60)).run,
+    "straggler": lambda: simulate(Scenario(8, 120, faults=(Fault("compute", (3,), 0.2, onset=60),))).run,
+    "input-bound": lambda: simulate(Scenario(4, 60, input_share=0.6)).run,
+    "communication-bound": lambda: loads.make(loads.Load(transfer=20.0)),
+    "hang": lambda: simulate(Scenario(4, 60, faults=(Fault("hang", (2,), onset=40),))).run,
+    "gpu-contention": lambda: simulate(Scenario(4, 60, faults=(Fault("gpu_contention", (1,), 0.3),))).run,
+    "single": single,
+    "several": lambda: (
+        simulate(Scenario(8, 120, faults=(Fault("compute", (3,), 0.2), Fault("input", (5,), 0.3, onset=60)))).run
+    ),
+}
+
+
+@cache
+def judged(name: str) -> tuple[Run, Report, dict[str, Any]]:
+    """A run, and its report with all sections."""
+    run = RUNS[name]()
+    found = judge(run)
+    told = found.to_dict()
+    return run, found, sections.added(told, sections.of(run, told, found.overview))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_sections_are_what_they_were(name: str) -> None:
+    """In text; RENEW_GOLDEN=1 writes them anew."""
+    shown = text.render(judged(name)[2], 100, wanted=tuple(sections.SECTIONS))
+    found = (
+        shown[shown.index(f"\n{sections.SECTIONS['wall_clock'].title}\n") + 1 :] if "\nWall clock\n" in shown else shown
+    )
+    path = GOLDEN / f"{name}.txt"
+    if os.environ.get("RENEW_GOLDEN"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(found, encoding="utf-8")
+    assert found == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_the_report_as_json_is_by_its_schema(name: str) -> None:
+    """All of it, sections included, as standard JSON without NaN."""
+    report = json.loads(json.dumps(judged(name)[2], allow_nan=False))
+    jsonschema.Draft202012Validator(SCHEMA).validate(report)
+    assert report["schema"] in sections.READ
+
+
+def test_the_schema_refuses_what_is_no_report() -> None:
+    """A number where a sentence belongs, a column that there is not."""
+    report = judged("clean")[2]
+    for wrong in ({"notes": [1]}, {"sections": {"hosts": {"ranks": [{"rank": 0}], "nodes": []}}}, {"schema": "x"}):
+        with pytest.raises(jsonschema.ValidationError):
+            jsonschema.validate(report | wrong, SCHEMA)
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_format_has_every_row(name: str) -> None:
+    """CSV has its numbers, Markdown and the page its words."""
+    run, found, report = judged(name)
+    tables = sections.shown(report["sections"])
+    assert tables
+    rows = list(csv_reader.reader(io.StringIO(csv.render_sections(report, tuple(sections.SECTIONS)))))
+    listed = sum(len(table) for section in report["sections"].values() for table in section.values())
+    specified = sum(len(section.tables) for section in sections.SECTIONS.values())
+    assert len(rows) == listed + 2 * specified
+    page = data.of_run(run, report, found.overview)["sections"]
+    assert [len(one["rows"]) for one in page] == [len(one.rows) for one in tables]
+    written = markdown.render(report).splitlines()
+    assert sum(line.startswith("| ") for line in written) == sum(len(one.rows) + 2 for one in tables)
+    assert "sections" in html.render(report, run, found.overview)
+
+
+def test_numbers_of_a_row_are_the_same_everywhere() -> None:
+    """The one model: CSV's cell is JSON's value, and text writes it."""
+    report = judged("clean")[2]
+    pace = report["sections"]["throughput"]["job"][0]["steps_per_s"]
+    rows = list(csv_reader.reader(io.StringIO(csv.render_sections(report, ["throughput"]))))
+    assert float(rows[2][rows[1].index("steps_per_s")]) == pytest.approx(pace, rel=1e-5)
+    assert f"{pace:.1f}" in text.render(report, 100, wanted=["throughput"])
+    assert f"| {pace:.1f} |" in markdown.render(report)
+
+
+def test_what_is_missing_is_a_dash_and_has_its_reason() -> None:
+    """Bare collectives have no samples, GPUs or files: no table shows a 0 for them."""
+    report = judged("communication-bound")[2]
+    assert report["sections"]["gpus"]["gpus"] == []
+    assert report["sections"]["hosts"] == {"ranks": [], "nodes": []}
+    reasons = {row["section"]: row["why"] for row in report["sections"]["not_measured"]["what"]}
+    assert reasons["gpus"] == "no GPU was sampled"
+    assert reasons["hosts"]
+    (row,) = report["sections"]["communication"]["operations"]
+    assert row["bytes"] is None
+
+
+def test_the_default_text_has_one_line_of_pace_and_no_sections() -> None:
+    """One screen: the verdict first."""
+    shown = text.render(judged("straggler")[2], 100).splitlines()
+    assert sum(line.startswith("PACE ") for line in shown) == 1
+    assert shown.index(next(line for line in shown if line.startswith("PACE"))) > 2
+    assert "Wall clock" not in shown
+    assert len(shown) < 40
+
+
+def test_a_fault_in_some_steps_has_these_beside_the_whole_run() -> None:
+    """The table of ranks has columns for the steps since then: the culprit's are longer there, the others' alike."""
+    report = judged("straggler")[2]
+    when, measured = columns.of_fault(report)
+    assert when == "since 60"
+    (decided,) = [name for name in columns.deciding(report) if name != "caused wait"]
+    titles, cells = columns.table(report["ranks"], 100, columns.deciding(report), columns.of_fault(report))
+    assert f"{decided} since 60" in titles
+    since, whole = titles.index(f"{decided} since 60"), titles.index(decided)
+    more = [float(row[since].replace(",", "")) - float(row[whole].replace(",", "")) for row in cells]
+    assert max(range(8), key=lambda rank: more[rank]) == 3
+    assert measured["step"][0] == pytest.approx(
+        report["verdicts"][0]["cost_ms_per_step"] / report["verdicts"][0]["cost_ratio"], rel=0.02
+    )
+    assert columns.of_fault(judged("clean")[2]) == ("", {})
+
+
+@pytest.mark.parametrize("name", ["clean", "several", "gpu-contention"])
+def test_tables_fit_80_columns_with_long_names_and_high_ranks(name: str) -> None:
+    """A wide table goes on below; no number is cut."""
+    run, _, _ = judged(name)
+    moved = {table: {**rows, "rank": rows["rank"] + 99_990} for table, rows in run.tables().items() if "rank" in rows}
+    node = np.array([f"cn-0042-{rank:04}.cluster.example.org" for rank in range(len(run.ranks["rank"]))])
+    moved["ranks"]["node"] = node
+    far = replace(run, **{table: rows for table, rows in moved.items() if len(rows["rank"])})
+    found = judge(far)
+    told = found.to_dict()
+    report = sections.added(told, sections.of(far, told, found.overview))
+    shown = text.render(report, 80, wanted=tuple(sections.SECTIONS))
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in shown[shown.index("\nThroughput") :]
+
+
+def test_tables_by_rank_of_a_large_job_show_the_ranks_that_matter() -> None:
+    """As the table of ranks does; all of them are asked for with a list."""
+    run = simulate(Scenario(64, 60, faults=(Fault("compute", (40,), 0.2),))).run
+    found = judge(run)
+    told = found.to_dict()
+    report = sections.added(told, sections.of(run, told, found.overview, ("throughput",)))
+    by_rank = sections.shown(report["sections"], sections.rank_rows(report, None))[1]
+    assert 40 in {row["rank"] for row in by_rank.rows}
+    assert len(by_rank.rows) <= columns.SHOWN
+    assert len(sections.shown(report["sections"], sections.rank_rows(report, list(range(64))))[1].rows) == 64
+
+
+@pytest.mark.parametrize("ranks", [8, 4096])
+def test_a_brief_report_is_below_8_kb(ranks: int) -> None:
+    """Whatever the job's size, and however long its sentences."""
+    report = json.loads(json.dumps(judged("several")[2]))
+    one = report["verdicts"][0] | {"ranks": list(range(ranks)), "evidence": ["ä" * 4000] * 50, "advice": ["do"] * 50}
+    report |= {"verdicts": [one] * 20, "notes": ["ü" * 4000] * 40}
+    shown = brief.render(report)
+    assert len(shown.encode()) <= brief.MOST
+    parsed = json.loads(shown)
+    assert parsed["verdicts"][0]["kind"] == "straggler"
+    assert parsed["verdicts"][0]["ranks_total"] == ranks
+    assert parsed["left_out"]["verdicts"] > 0
+
+
+def test_a_section_that_there_is_not_is_an_error() -> None:
+    """It names the sections."""
+    assert sections.chosen("hosts, gpus") == ["hosts", "gpus"]
+    assert sections.chosen("all") == list(sections.SECTIONS)
+    with pytest.raises(UsageError, match="no section 'cpus'; sections are all, wall_clock"):
+        sections.chosen("hosts,cpus")
+
+
+def test_a_report_without_sections_is_read_as_before() -> None:
+    """Each format writes what hindmost.report/1 has."""
+    told = judged("straggler")[1].to_dict()
+    assert told["schema"] == "hindmost.report/1"
+    assert "PACE" not in text.render(told)
+    assert markdown.render(told).startswith("# hindmost")
+    assert json.loads(brief.render(told))["pace"] is None
+    assert "<html" in html.render(told)

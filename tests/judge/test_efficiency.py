@@ -1,0 +1,93 @@
+"""POP's efficiencies of runs made by hand, and steps with one thing made free."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_judge import efficiency
+from hindmost_judge.overview import Overview
+
+MS = 1e6
+
+
+def seen(period: Any, *, on_gpu: bool = False, overlapped: bool = False, **planes: Any) -> Overview:
+    """Ranks and steps with these planes, ms; ``own``, ``wait``, ``transfer`` and ``delay`` are NaN unless given."""
+    period = np.asarray(period, float) * MS
+    shape = np.shape(next(iter(planes.values())))
+    blocks = {name: np.full(shape, np.nan) for name in ("own", "wait", "transfer", "caused", "last", "delay")}
+    blocks |= {name: np.asarray(block, float) * MS for name, block in planes.items()}
+    ranks, steps = np.arange(shape[0]), np.arange(shape[1])
+    return Overview(
+        ranks, steps, period, ranks * 0, blocks, on_gpu, False, np.zeros(len(steps), bool), None, None, overlapped
+    )
+
+
+def test_efficiencies_of_hosts_are_those_computed_by_hand() -> None:
+    """Two ranks, two steps of 10 ms, 2 ms of transfer each. Useful: 8 and 4 ms, then 4 and 6.
+
+    Means 6 and 5: load balance 5.5 / 6; without transfers a step takes 8 ms: serialisation 6 / 8.
+    """
+    own = [[8.0, 4.0], [4.0, 6.0]]
+    run = seen([10.0, 10.0], own=own, transfer=np.full((2, 2), 2.0), wait=[[0.0, 4.0], [4.0, 2.0]])
+    (found,) = efficiency.of(run)
+    assert found.lane == "host"
+    shares = (found.parallel, found.load_balance, found.communication, found.serialisation, found.transfer)
+    assert shares == pytest.approx((0.55, 5.5 / 6, 0.6, 0.75, 0.8), rel=1e-3)
+    assert found.parallel == pytest.approx((found.load_balance or 0) * (found.communication or 0))
+    assert found.communication == pytest.approx((found.serialisation or 0) * (found.transfer or 0))
+
+
+def test_efficiency_of_gpus_has_what_they_idle_as_a_factor() -> None:
+    """Steps of 10 ms: 6 ms of kernels on one GPU, 4 on the other, 1 ms of transfer, 1 and 3 of wait; then they idle."""
+    run = seen(
+        [10.0, 10.0],
+        on_gpu=True,
+        own=np.full((2, 2), 9.0),
+        gpu_forward=[[3.0, 3.0], [2.0, 2.0]],
+        gpu_backward=[[5.0, 5.0], [6.0, 6.0]],
+        wait=[[1.0, 1.0], [3.0, 3.0]],
+        transfer=np.full((2, 2), 1.0),
+        delay=np.zeros((2, 2)),
+    )
+    (found,) = efficiency.of(run)
+    assert (found.parallel, found.load_balance, found.orchestration) == pytest.approx((0.5, 5 / 6, 0.8), rel=1e-3)
+    assert (found.serialisation, found.transfer) == pytest.approx((6 / 7, 7 / 8), rel=1e-3)
+
+
+def test_of_gpus_that_compute_beside_collectives_only_idling_is_known() -> None:
+    """Which part of a transfer nothing hides would show in kernels."""
+    run = seen([10.0], on_gpu=True, overlapped=True, own=[[9.0]], gpu_forward=[[4.0]], gpu_backward=[[3.0]])
+    (found,) = efficiency.of(run)
+    assert (found.lane, found.parallel, found.transfer) == ("GPU", None, None)
+    assert found.orchestration == pytest.approx(0.7)
+
+
+def test_one_process_with_a_gpu_has_no_efficiency_of_its_host() -> None:
+    """Without collectives what is known of a step is the GPU's."""
+    (found,) = efficiency.of(seen([10.0], own=[[4.0]], gpu_forward=[[2.0]], gpu_backward=[[5.0]]))
+    assert (found.lane, found.orchestration) == ("GPU", pytest.approx(0.7))
+
+
+def test_a_step_without_its_input_ends_when_the_next_latest_rank_does() -> None:
+    """Rank 1 loads for 5 of its 9 ms: without that rank 0, which loads for 1 of 6, is as late as 5 ms."""
+    run = seen([10.0], own=[[6.0], [9.0]], input=[[1.0], [5.0]], transfer=[[1.0], [1.0]])
+    found = efficiency.free(run)
+    assert found == {"input": pytest.approx(6.0), "communication": pytest.approx(9.0)}
+
+
+def test_input_that_a_gpu_hides_costs_nothing() -> None:
+    """Its kernels fill the step; where they do not, only what they leave counts."""
+    planes: dict[str, Any] = {"input": [[6.0]], "gpu_forward": [[4.0]], "gpu_backward": [[6.0]], "own": [[9.0]]}
+    assert efficiency.free(seen([10.0], on_gpu=True, **planes))["input"] == pytest.approx(10.0)
+    planes["gpu_backward"] = [[3.0]]
+    assert efficiency.free(seen([10.0], on_gpu=True, **planes))["input"] == pytest.approx(7.0)
+
+
+def test_what_was_not_measured_is_left_out() -> None:
+    """Missing is no claim that it is free already; steps of which few were timed on a GPU count by these."""
+    assert efficiency.free(seen([10.0], own=[[6.0]])) == {}
+    assert efficiency.free(seen([10.0], overlapped=True, own=[[6.0]], transfer=[[2.0]])) == {}
+    few = seen([10.0, 10.0], on_gpu=True, own=[[9.0, 9.0]], input=[[6.0, 6.0]], gpu_forward=[[10.0, np.nan]])
+    assert efficiency.free(few)["input"] == pytest.approx(10.0)

@@ -1,0 +1,233 @@
+"""Each setting is advised from its threshold on, with its evidence and what to type, and not below it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hindmost_collector.formats.tables import table
+from hindmost_judge import tuning
+from hindmost_judge.communication import Traffic
+from hindmost_judge.overview import Overview
+
+from tests.runs import made
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run
+
+MS = 1e6
+RANKS, CPUS = 4, 16
+GPU = "hindmost_gpu_"
+PROCESS = "hindmost_process_"
+
+
+def job(*samples: tuple[str, dict[str, str], float], framework: str = "torch", gpus: bool = False) -> Run:
+    """4 ranks on a node of 16 CPUs. A counter's sample is its rate a second; a ``rank`` of ``*`` is each rank."""
+    rows = [("hindmost_node_cpus", {}, float(CPUS)), *samples]
+    each = [
+        (name, {key: str(rank) if value == "*" else value for key, value in labels.items()}, value_)
+        for name, labels, value_ in rows
+        for rank in (range(RANKS) if "*" in labels.values() else range(1))
+    ]
+    times = np.tile(np.array([0, 10]), len(each))
+    names, labels, values = zip(*each, strict=True)
+    level = np.repeat(np.array(values), 2)
+    counts = np.repeat(np.array([name.endswith("_total") for name in names]), 2)
+    metrics = table(
+        "metrics",
+        node=np.full(len(times), "n0"),
+        name=np.repeat(np.array(names), 2),
+        labels=np.repeat(np.array([json.dumps(one) for one in labels]), 2),
+        time_ns=times * 10**9,
+        value=np.where(counts, level * times, level),
+    )
+    who = {
+        "node": "n0",
+        "framework": framework,
+        "gpu_uuid": np.array([f"g{rank}" if gpus else "" for rank in range(RANKS)]),
+    }
+    return replace(made(RANKS, who=who), metrics=metrics)
+
+
+def seen(**planes: float) -> Overview:
+    """Ten steps of 100 ms; planes in ms."""
+    blocks = {name: np.full((RANKS, 10), value * MS) for name, value in planes.items()}
+    for name in ("own", "wait", "transfer", "caused", "last", "delay"):
+        blocks.setdefault(name, np.full((RANKS, 10), 90.0 * MS if name == "own" else np.nan))
+    each, steps = np.arange(RANKS), np.arange(10)
+    return Overview(each, steps, np.full(10, 100 * MS), each * 0, blocks, False, False, np.zeros(10, bool))
+
+
+def cpu_time(busy: float) -> list[Any]:
+    """The node's CPUs, so busy."""
+    modes = {"user": busy * CPUS, "idle": (1 - busy) * CPUS}
+    return [("hindmost_node_cpu_seconds_total", {"mode": mode}, value) for mode, value in modes.items()]
+
+
+def of_ranks(**values: float) -> list[Any]:
+    return [(f"{PROCESS}{name}", {"rank": "*"}, value) for name, value in values.items()]
+
+
+def of_gpus(**values: float) -> list[Any]:
+    return [
+        (f"{GPU}{name}", {"gpu_uuid": f"g{rank}"}, value) for name, value in values.items() for rank in range(RANKS)
+    ]
+
+
+def calls(count: int, size: int, each_ms: float) -> list[Traffic]:
+    """So many calls of each rank and step."""
+    return [Traffic("all_reduce", size, size, None, None, RANKS, 1, count * RANKS * 10, 0.0, each_ms, None, None, 1.0)]
+
+
+def bound(*listed: str) -> list[Any]:
+    return [(f"{PROCESS}affinity_info", {"rank": str(rank), "cpus": cpus}, 1.0) for rank, cpus in enumerate(listed)]
+
+
+CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
+    (
+        "CPU binding",
+        "ranks 0 and 1 may run only on CPU 0 of n0, which has 16 CPUs",
+        {"run": job(*bound("0", "0", "2", "3"))},
+        {"run": job(*bound("0", "1", "2", "3"))},
+    ),
+    (
+        "CPU quota",
+        "stopped 10 % of the time",
+        {"run": job(("hindmost_node_cgroup_cpu_throttled_seconds_total", {"cgroup": "/pod"}, 0.10))},
+        {"run": job(("hindmost_node_cgroup_cpu_throttled_seconds_total", {"cgroup": "/pod"}, 0.02))},
+    ),
+    (
+        "threads of each rank",
+        "8.0 threads of the typical rank wait for a CPU at a time",
+        {"run": job(*of_ranks(threads_runqueue_seconds_total=8.0, cpu_seconds_total=3.9), *cpu_time(0.98))},
+        {"run": job(*of_ranks(threads_runqueue_seconds_total=0.2, cpu_seconds_total=3.9), *cpu_time(0.98))},
+    ),
+    (
+        "threads of each rank",
+        "computes on 1.0 of its 4 CPUs",
+        {"run": job(*of_ranks(cpu_seconds_total=1.0), *cpu_time(0.25))},
+        {"run": job(*of_ranks(cpu_seconds_total=3.5), *cpu_time(0.9))},
+    ),
+    (
+        "DataLoader workers",
+        "waits for input 30 % of the step, and has no worker process",
+        {"run": job(*of_ranks(children=0.0)), "seen": seen(input=30.0)},
+        {"run": job(*of_ranks(children=0.0)), "seen": seen(input=5.0)},
+    ),
+    (
+        "DataLoader workers",
+        "its 2 workers compute 95 % of the time, and it has 4 CPUs",
+        {"run": job(*of_ranks(children=2.0, children_cpu_seconds_total=1.9)), "seen": seen(input=30.0)},
+        {"run": job(*of_ranks(children=2.0, children_cpu_seconds_total=0.2)), "seen": seen(input=30.0)},
+    ),
+    (
+        "DataLoader workers",
+        "shares 4 CPUs with its 12 workers",
+        {"run": job(*of_ranks(children=12.0, children_cpu_seconds_total=4.0)), "seen": seen(input=30.0)},
+        {"run": job(*of_ranks(children=12.0, children_cpu_seconds_total=4.0)), "seen": seen(input=3.0)},
+    ),
+    (
+        "many small collectives",
+        "100 all_reduce of at most 256 KiB per step take 20.0 ms",
+        {"run": job(), "seen": seen(), "traffic": calls(100, 4096, 0.2)},
+        {"run": job(), "seen": seen(), "traffic": calls(100, 4 << 20, 0.2)},
+    ),
+    (
+        "copies to the GPU",
+        "hosts wait in copy calls 12 % of the step (12.0 ms)",
+        {"run": job(), "seen": seen(device_copy=12.0)},
+        {"run": job(), "seen": seen(device_copy=2.0)},
+    ),
+    (
+        "waiting for the GPU each step",
+        "wait for their GPU 40 % of the step, and GPUs are busy 50 %",
+        {"run": job(*of_gpus(utilization_ratio=0.5), gpus=True), "seen": seen(device_wait=40.0)},
+        {"run": job(*of_gpus(utilization_ratio=0.99), gpus=True), "seen": seen(device_wait=40.0)},
+    ),
+    (
+        "GPU memory nearly full",
+        "its peak is 97 % of the GPU's memory",
+        {"run": job(*of_gpus(memory_used_bytes=97.0, memory_total_bytes=100.0), gpus=True)},
+        {"run": job(*of_gpus(memory_used_bytes=90.0, memory_total_bytes=100.0), gpus=True)},
+    ),
+    (
+        "GPU memory half empty",
+        "its peak is 20 % of the GPU's memory, and GPUs are busy 50 %",
+        {"run": job(*of_gpus(memory_used_bytes=20.0, memory_total_bytes=100.0, utilization_ratio=0.5), gpus=True)},
+        {"run": job(*of_gpus(memory_used_bytes=20.0, memory_total_bytes=100.0, utilization_ratio=0.99), gpus=True)},
+    ),
+    (
+        "tensor cores idle",
+        "SMs are active 90 % of the time, tensor cores work at 0 % of their peak",
+        {"run": job(*of_gpus(sm_activity_ratio=0.9, tensor_activity_ratio=0.0), gpus=True)},
+        {"run": job(*of_gpus(sm_activity_ratio=0.9, tensor_activity_ratio=0.3), gpus=True)},
+    ),
+    (
+        "GPU clocks",
+        "the slowest GPU runs at 70 % of its highest clock: software power cap",
+        {"run": job(*of_gpus(sm_clock_hertz=1.4e9, sm_clock_max_hertz=2e9, clocks_event_reasons=4), gpus=True)},
+        {"run": job(*of_gpus(sm_clock_hertz=1.4e9, sm_clock_max_hertz=2e9, clocks_event_reasons=1), gpus=True)},
+    ),
+    (
+        "small reads",
+        "makes 5,000 reads a second of 4.0 KiB",
+        {"run": job(*of_ranks(read_calls_total=5000.0, read_characters_total=5000 * 4096.0)), "seen": seen(input=30.0)},
+        {"run": job(*of_ranks(read_calls_total=5000.0, read_characters_total=5e9)), "seen": seen(input=30.0)},
+    ),
+    (
+        "memory of the node",
+        "rank 0 has 50 page faults from disk a second",
+        {"run": job(*of_ranks(major_page_faults_total=50.0))},
+        {"run": job(*of_ranks(major_page_faults_total=1.0))},
+    ),
+]
+
+
+def advised(run: Run, seen: Overview | None = None, traffic: Any = ()) -> dict[str, tuning.Advice]:
+    return {one.name: one for one in tuning.find(run, seen, traffic)}
+
+
+@pytest.mark.parametrize(
+    ("name", "evidence", "bad", "good"), CASES, ids=[f"{case[0]}: {case[1][:24]}" for case in CASES]
+)
+def test_a_setting_is_advised_from_its_threshold_on(name: str, evidence: str, bad: Any, good: Any) -> None:
+    """With the numbers that it is advised for; below the threshold nothing is."""
+    found = advised(**bad)[name]
+    assert evidence in found.found
+    assert found.set
+    assert found.threshold
+    assert name not in advised(**good)
+
+
+def test_every_rule_has_its_case() -> None:
+    """A rule that nothing shows would rot."""
+    names = {case[0] for case in CASES}
+    fired = [
+        rule for rule in tuning.RULES if any((one := rule(_facts(case[2]))) and one.name in names for case in CASES)
+    ]
+    assert len(fired) == len(tuning.RULES)
+
+
+def _facts(case: dict[str, Any]) -> tuning.Facts:
+    return tuning.Facts(case["run"], case.get("seen"), case.get("traffic", ()))
+
+
+def test_what_was_not_recorded_has_no_advice() -> None:
+    """Nothing is known of a run without samples and steps."""
+    assert advised(made(RANKS)) == {}
+
+
+def test_what_is_about_most_of_the_step_comes_first() -> None:
+    """Input of half the step before copies of a tenth."""
+    run = job(*of_ranks(children=0.0))
+    found = tuning.find(run, seen(input=50.0, device_copy=10.0), ())
+    assert [one.name for one in found] == ["DataLoader workers", "copies to the GPU"]
+
+
+def test_input_that_costs_nothing_needs_no_workers() -> None:
+    """GPUs that have work all the while hide it."""
+    run = job(*of_ranks(children=0.0))
+    assert "DataLoader workers" not in advised(run, seen(input=30.0, gpu_forward=40.0, gpu_backward=60.0))

@@ -1,0 +1,145 @@
+"""Where the wall-clock time of a job went, and how fast it trained."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+from hindmost_collector.formats.tables import table
+from hindmost_judge.model import GPU_TIME, Run
+from hindmost_judge.wall_clock import throughput, wall_clock
+
+from tests.runs import made
+
+S = 1_000_000_000
+START = 1_700_000_000 * S
+
+
+def steps(rank: int, *spans: tuple[float, float, str], **columns: Any) -> Any:
+    """Steps of a rank: from when, how long (s) and of which kind each."""
+    begin, long, kind = zip(*spans, strict=True)
+    return table(
+        "steps",
+        rank=np.full(len(spans), rank),
+        step=np.arange(len(spans)),
+        kind=np.array(kind),
+        start_ns=START + (np.array(begin) * S).astype(np.int64),
+        duration_ns=(np.array(long) * S).astype(np.int64),
+        **columns,
+    )
+
+
+def job(*tables: Any, **more: Any) -> Run:
+    known = {"started_ns": START, "ended_ns": START + 100 * S} | more
+    return made(len(tables), steps=tables, who={"start_ns": np.full(len(tables), START + 4 * S)}, **known)
+
+
+def parts(run: Run, **more: Any) -> dict[str, list[float]]:
+    found = wall_clock(run, **more)
+    assert found is not None
+    return {name: np.round(seconds, 6).tolist() for name, seconds in found.parts.items()}
+
+
+def test_each_second_of_a_job_is_in_one_part() -> None:
+    """Launch, set-up, warm-up, training, evaluation, a checkpoint in a step, a stall, pauses and the end."""
+    spans = [(10, 2, "train"), (12, 20, "train"), (32, 5, "eval"), (40, 20, "train"), (60, 10, "train")]
+    run = job(steps(0, *spans, checkpoint_ns=np.array([-1, -1, -1, -1, 3 * S])))
+    found = parts(run, stalls=[(45.0, 52.0)], first=1)
+    assert found == {
+        "launch": [4.0],
+        "set-up": [6.0],
+        "warm-up steps": [2.0],
+        "training": [40.0],
+        "evaluation": [5.0],
+        "checkpoints": [3.0],
+        "stalls": [7.0],
+        "between steps": [3.0],
+        "tear-down": [30.0],
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_parts_of_every_rank_add_up_to_the_job(seed: int) -> None:
+    """Steps that overlap, pauses and stalls anywhere: nothing counts twice, and nothing is left."""
+    draw = np.random.default_rng(seed)
+    tables = []
+    for rank in range(4):
+        begin = np.sort(draw.uniform(8, 80, 12))
+        spans = [
+            (at, long, kind)
+            for at, long, kind in zip(begin, draw.uniform(0, 12, 12), draw.choice(["train", "eval"], 12), strict=True)
+        ]
+        tables.append(steps(rank, *spans, checkpoint_ns=draw.integers(-1, 3 * S, 12)))
+    found = wall_clock(job(*tables), [(20.0, 30.0), (81.0, 84.0)], 3)
+    assert found is not None
+    np.testing.assert_allclose(sum(found.parts.values()), found.seconds)
+    assert all((seconds >= 0).all() for seconds in found.parts.values())
+
+
+def test_a_checkpoint_between_two_steps_is_one() -> None:
+    """Its interval counts as far as it is in no step."""
+    run = job(steps(0, (10, 10, "train"), (30, 60, "train")))
+    wrote = table(
+        "intervals",
+        rank=np.zeros(1, int),
+        name=np.array(["checkpoint"]),
+        start_ns=[START + 18 * S],
+        duration_ns=[8 * S],
+    )
+    found = parts(dataclasses.replace(run, intervals=wrote))
+    assert (found["checkpoints"], found["between steps"]) == ([6.0], [4.0])
+
+
+def test_without_marks_it_is_from_the_first_collective_to_the_last() -> None:
+    """Of hosts; a GPU's clock says nothing of the job's."""
+    calls = table(
+        "collectives",
+        rank=np.zeros(2, int),
+        comm=np.ones(2, np.uint64),
+        seq=np.arange(2),
+        op=np.array(["all_reduce"] * 2),
+        start_ns=START + np.array([20, 70]) * S,
+        duration_ns=np.full(2, S),
+        flags=np.zeros(2, int),
+    )
+    run = made(1, collectives=[calls], started_ns=START, ended_ns=START + 100 * S)
+    assert parts(run) == {"set-up": [20.0], "first to last collective": [51.0], "tear-down": [29.0]}
+    assert wall_clock(dataclasses.replace(run, collectives=calls | {"flags": np.full(2, GPU_TIME)})) is None
+
+
+def test_a_recording_that_does_not_say_when_the_job_began_has_no_start_up() -> None:
+    """Its parts are of what was recorded, and it says so."""
+    found = wall_clock(job(steps(0, (10, 10, "train"), (20, 10, "train")), started_ns=None, ended_ns=None))
+    assert found is not None
+    assert (found.whole, found.seconds, list(found.parts)) == (False, 20.0, ["training"])
+
+
+def test_between_the_steps_of_an_excerpt_are_others() -> None:
+    """A long recording is read in parts: what lies between two of them is no pause."""
+    spans = table(
+        "steps",
+        rank=[0, 0],
+        step=[3, 60],
+        kind=["train"] * 2,
+        start_ns=[START + 10 * S, START + 70 * S],
+        duration_ns=[S, S],
+    )
+    assert parts(dataclasses.replace(job(spans), job=dataclasses.replace(job(spans).job, steps=100)))["training"] == [
+        61.0
+    ]
+    assert parts(job(spans))["between steps"] == [59.0]
+
+
+def test_throughput_is_of_the_steps_after_warm_up() -> None:
+    """Work that was not counted is missing, and never 0."""
+    run = job(
+        *(steps(rank, *[(10 + at, 1, "train") for at in range(4)], work=np.array([8, 8, 8, 8])) for rank in range(2))
+    )
+    found = throughput(run, None)
+    assert found is not None
+    assert (found.steps.tolist(), found.work.tolist(), found.seconds.tolist()) == ([4, 4], [32.0, 32.0], [4.0, 4.0])
+    bare = throughput(job(steps(0, (10, 1, "train"), work=np.array([0]))), None)
+    assert bare is not None
+    assert np.isnan(bare.work).all()
