@@ -32,16 +32,28 @@ def made(
     steps: Iterable[Table] = (),
     collectives: Iterable[Table] = (),
     who: Mapping[str, Any] | None = None,
+    more: Mapping[str, Table] | None = None,
     **job: Any,
 ) -> Run:
-    """A run of so many ranks with the rows of these tables; ``who`` and ``job`` are what else is known of them."""
+    """A run of so many ranks with the rows of these and ``more`` tables; ``who`` and ``job`` are what else is known."""
     each = np.arange(ranks)
     return Run(
         Job(**{"id": "made", "world_size": ranks} | job),
         table("ranks", **{"rank": each, "world_size": ranks, "pid": each + 1} | dict(who or {})),
         steps=concatenate("steps", steps),
         collectives=concatenate("collectives", collectives),
+        **(more or {}),
     )
+
+
+def rows_of(name: str, /, **columns: Any) -> Table:
+    """Rows of a table from columns that are [rank x step], or broadcast to that; durations and times are in ms."""
+    shape = np.broadcast_shapes(*map(np.shape, columns.values()))
+    rank, step = np.indices(shape)
+    filled = {"rank": rank, "step": step} | {
+        key: ns(one) if key.endswith("_ns") else one for key, one in columns.items()
+    }
+    return table(name, **{key: np.broadcast_to(one, shape).flatten() for key, one in filled.items()})
 
 
 def call(op: str, seq: int, came: Any, left: Any, *, comm: Any = 7, size: int = 1 << 20) -> Table:

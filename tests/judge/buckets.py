@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost_collector.formats.tables import table
-from hindmost_judge.model import GPU_TIME, Job, Run
+from hindmost_judge.model import GPU_TIME
+
+from tests.runs import MS, made, rows_of
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run, Table
 
 RANKS, STEPS, BUCKETS = 4, 120, 12
 FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6
@@ -54,33 +59,21 @@ def run(
         rank=rank,
         comm=7,
         seq=(step * BUCKETS + place) * len(kinds) + kind,
-        op=np.array(kinds)[kind].tolist(),
+        op=np.array(kinds)[kind],
         start_ns=(begins.ravel() + 1e9).astype(np.int64) if starts else -1,
         duration_ns=lasted.ravel().astype(np.int64),
         bytes=1 << 20 | place << 4 | kind,
         flags=GPU_TIME,
-        peer=-1,
     )
     pace = None if starts else float(end[0]) / (steps * BUCKETS * len(kinds))
-    job = Job(id="", world_size=RANKS, source="a trace", pace_ns=pace)
-    ranks = table("ranks", rank=list(range(RANKS)), world_size=RANKS)
     forward = computing[:, :, 0] - (0.0 if in_forward else delays[:, :, 0])
-    marks = _steps(start[:, :, 0], took[:, :, 0], forward) if timed else {}
-    return Run(job=job, ranks=ranks, collectives=collectives, **marks), float(end[0])
+    marks = [_steps(start[:, :, 0], took[:, :, 0], forward)] if timed else []
+    return made(RANKS, steps=marks, collectives=[collectives], source="a trace", pace_ns=pace), float(end[0])
 
 
-def _steps(start: Any, took: Any, forward: Any) -> Any:
+def _steps(start: Any, took: Any, forward: Any) -> Table:
     """Steps of hosts one step ahead of their GPUs: each as long as from one first bucket's end to the next's."""
     end = start + took
     length = np.diff(end, axis=1, append=end[:, -1:] + float(np.median(np.diff(end))))
-    rank, step = (axis.ravel() for axis in np.indices(end.shape))
-    return {
-        "steps": table(
-            "steps",
-            rank=rank,
-            step=step,
-            start_ns=((end - length).ravel() + 1e9).astype(np.int64),
-            duration_ns=length.ravel().astype(np.int64),
-            gpu_forward_ns=forward.ravel().astype(np.int64),
-        )
-    }
+    ms = {"start_ns": (end - length) / MS + 1000, "duration_ns": length / MS, "gpu_forward_ns": forward / MS}
+    return rows_of("steps", **ms)

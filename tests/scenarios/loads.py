@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge.model import COLLECTIVES, IN_FLIGHT, METRICS, RANKS, STEPS, Job, Run, Table, empty
+from hindmost_collector.formats.tables import select, table
 
-MS = 1e6
+from tests.runs import made, rows_of
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run, Table
 
 
 @dataclass
@@ -64,129 +67,44 @@ def make(load: Load) -> Run:
     own, parts = own * load.scale, {name: block * load.scale for name, block in parts.items()}
     duration = own.max(axis=0) - own + load.transfer * load.scale
     period = own.max(axis=0) + load.transfer * load.scale
-    begin = np.concatenate([[0.0], np.cumsum(period)[:-1]])
+    begin = np.cumsum(period) - period
     shift = np.array([load.shift.get(r, 0.0) for r in range(load.ranks)])[:, None]
     start = begin + own + shift
-    names = np.array(load.names if load.names is not None else range(load.ranks), dtype=np.int32)
-    job = Job(id="made", world_size=load.ranks)
+    names = np.array(load.names if load.names is not None else range(load.ranks))[:, None]
+    who = {"rank": names[:, 0], "node": "node0", "pid": 0}
+    call = {"rank": names, "comm": 7, "seq": np.arange(load.steps), "start_ns": start, "duration_ns": duration}
     if load.kind == "torch":
-        return Run(
-            job,
-            ranks=_ranks(names),
-            steps=_steps(names, begin + shift, period, parts),
-            collectives=_sync(names, start, duration),
+        computing = parts["compute"]
+        steps = rows_of(
+            "steps",
+            rank=names,
+            kind="train",
+            start_ns=begin + shift,
+            duration_ns=period,
+            input_ns=parts["input"] + 0.1,
+            forward_ns=computing / 3,
+            backward_ns=computing * 2 / 3 + period - (computing + parts["input"]),
         )
-    table = _collectives(names, start, duration, own, parts)
-    return Run(
-        job,
-        ranks=_ranks(names),
-        collectives=table,
-        intervals=_reads(names, start - own, parts["input"]),
-        metrics=metrics([("hindmost_node_cpus", "{}", 1000, float(load.cpus))]) if load.cpus else empty(METRICS),
-    )
-
-
-def _reads(names: Any, begin: Any, lasted: Any) -> Table:
-    """Reads of a file at the beginning of each step; of ranks that never read, nothing."""
-    row, step = np.nonzero(lasted)
-    return {
-        "rank": names[row],
-        "name": np.full(len(row), "file_read"),
-        "start_ns": _ns(begin[row, step]),
-        "duration_ns": _ns(lasted[row, step]),
-        "value": np.full(len(row), np.nan),
-    }
+        return made(load.ranks, steps=[steps], collectives=[rows_of("collectives", op="ddp_sync", **call)], who=who)
+    measured = {"self_ns": own, "cpu_ns": parts["compute"], "runqueue_ns": parts["runqueue"]}
+    calls = rows_of("collectives", op="all_reduce", step=-1, **call, **measured)
+    reads = rows_of("intervals", rank=names, name="file_read", start_ns=start - own, duration_ns=parts["input"])
+    more = {"intervals": select(reads, reads["duration_ns"] > 0)}
+    if load.cpus:
+        more["metrics"] = metrics([("hindmost_node_cpus", "{}", 1000, float(load.cpus))])
+    return made(load.ranks, collectives=[calls], who=who, more=more)
 
 
 def metrics(samples: list[tuple[str, str, int, float]]) -> Table:
     """What the agent of these ranks' node reads: name, labels, second and value each."""
     name, labels, second, value = zip(*samples, strict=True)
-    return {
-        "node": np.full(len(samples), "node0"),
-        "name": np.array(name),
-        "labels": np.array(labels),
-        "time_ns": np.array(second) * 10**9,
-        "value": np.array(value),
-    }
+    return table("metrics", node="node0", name=name, labels=labels, time_ns=np.array(second) * 10**9, value=value)
 
 
 def hang(load: Load, missing: list[int], op: str = "all_reduce", other: str | None = None, waited: float = 30.0) -> Run:
     """The same, and then all but ``missing`` wait in the next all-reduce; with ``other`` they entered that."""
-    run = make(load)
-    inside = [(r, op) for r in range(load.ranks) if r not in missing] + [
-        (r, other) for r in missing if other is not None
-    ]
-    table = empty(IN_FLIGHT) | {
-        "rank": np.array([r for r, _ in inside], np.int32),
-        "kind": np.array(["collective"] * len(inside)),
-        "name": np.array([name for _, name in inside]),
-        "comm": np.full(len(inside), 7, np.uint64),
-        "seq": np.full(len(inside), load.steps),
-        "peer": np.full(len(inside), -1, np.int32),
-        "flags": np.zeros(len(inside), np.int32),
-        "start_ns": np.full(len(inside), 10**12),
-        "observed_ns": np.full(len(inside), 10**12 + int(waited * 1e9)),
-    }
-    return Run(**{**run.__dict__, "in_flight": table})
-
-
-def _ranks(names: np.ndarray[Any, Any]) -> Table:
-    filled = {name: np.zeros(len(names), dtype if dtype is not np.str_ else "U8") for name, dtype in RANKS.items()}
-    return filled | {"rank": names, "node": np.full(len(names), "node0")}
-
-
-def _blank(columns: Any, count: int) -> Table:
-    return {
-        name: np.full(
-            count, "" if kind is np.str_ else 0 if name == "comm" else -1, dtype="U12" if kind is np.str_ else kind
-        )
-        for name, kind in columns.items()
-    }
-
-
-def _collectives(names: Any, start: Any, duration: Any, own: Any, parts: Any) -> Table:
-    ranks, steps = start.shape
-    return _blank(COLLECTIVES, start.size) | {
-        "rank": np.repeat(names, steps),
-        "comm": np.full(start.size, 7, np.uint64),
-        "seq": np.tile(np.arange(steps), ranks),
-        "op": np.full(start.size, "all_reduce"),
-        "start_ns": _ns(start),
-        "duration_ns": _ns(duration),
-        "flags": np.zeros(start.size, np.int32),
-        "self_ns": _ns(own),
-        "cpu_ns": _ns(parts["compute"]),
-        "runqueue_ns": _ns(parts["runqueue"]),
-    }
-
-
-def _sync(names: Any, start: Any, duration: Any) -> Table:
-    ranks, steps = start.shape
-    return _blank(COLLECTIVES, start.size) | {
-        "rank": np.repeat(names, steps),
-        "comm": np.full(start.size, 7, np.uint64),
-        "seq": np.tile(np.arange(steps), ranks),
-        "step": np.tile(np.arange(steps), ranks),
-        "op": np.full(start.size, "ddp_sync"),
-        "start_ns": _ns(start),
-        "duration_ns": _ns(duration),
-        "flags": np.zeros(start.size, np.int32),
-    }
-
-
-def _steps(names: Any, begin: Any, period: Any, parts: Any) -> Table:
-    ranks, steps = begin.shape
-    return _blank(STEPS, begin.size) | {
-        "rank": np.repeat(names, steps),
-        "step": np.tile(np.arange(steps), ranks),
-        "kind": np.full(begin.size, "train"),
-        "start_ns": _ns(begin),
-        "duration_ns": np.tile((period * MS).astype(np.int64), ranks),
-        "input_ns": _ns(parts["input"] + 0.1),
-        "forward_ns": _ns(parts["compute"] / 3),
-        "backward_ns": _ns(parts["compute"] * 2 / 3 + period[None, :] - (parts["compute"] + parts["input"])),
-    }
-
-
-def _ns(block: Any) -> np.ndarray[Any, Any]:
-    return np.asarray((block * MS).ravel().astype(np.int64))
+    inside = {rank: other if rank in missing else op for rank in range(load.ranks)}
+    entered = {rank: name for rank, name in inside.items() if name is not None}
+    waits = {"start_ns": 10**12, "observed_ns": 10**12 + int(waited * 1e9)}
+    call = {"rank": list(entered), "name": list(entered.values()), "kind": "collective", "comm": 7, "seq": load.steps}
+    return replace(make(load), in_flight=table("in_flight", **call, **waits))

@@ -6,19 +6,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from hindmost_collector.simulate import Fault, Scenario, simulate
 
 from . import loads
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from hindmost_collector.simulate import Truth
+    from hindmost_judge.model import Run
+
 
 def scenarios() -> Iterator[Any]:
     for path in sorted(Path(__file__).parent.glob("*.scenario")):
         for block in path.read_text().split("\n\n"):
-            lines = [line.strip() for line in block.splitlines() if line.strip()]
-            if lines:
-                yield pytest.param(lines[1:], id=f"{path.stem}: {lines[0].lstrip('# ')}")
+            title, *lines = [line.strip() for line in block.splitlines() if line.strip()] or [""]
+            for number in range(max((word.count("|") + 1 for line in lines for word in line.split()), default=0)):
+                yield pytest.param([_chosen(line, number) for line in lines], id=f"{path.stem}: {title.lstrip('# ')}")
+
+
+def _chosen(line: str, number: int) -> str:
+    """The line with one of the alternatives of each value that has some."""
+    cut = (word.rpartition("=") for word in line.split())
+    return " ".join(f"{name}{sign}{(value.split('|') * (number + 1))[number]}" for name, sign, value in cut)
 
 
 def words(line: str) -> tuple[list[str], dict[str, str]]:
@@ -32,7 +42,18 @@ def number(text: str) -> float | int:
     return int(value) if value.is_integer() and "." not in text else value
 
 
-def run_of(lines: list[str]) -> Any:
+def run_of(lines: list[str]) -> Run:
+    return job_of(lines)[0]
+
+
+def job_of(lines: list[str]) -> tuple[Run, Truth | None]:
+    """The run, and of a simulated one what its faults cost."""
+    if lines[0].startswith("simulate"):
+        (_, layout), shape = words(lines[0])
+        faults = tuple(_fault(line) for line in lines if line.startswith("fault"))
+        known: dict[str, Any] = {name: number(value) for name, value in shape.items()}
+        simulated = simulate(Scenario(layout=layout, faults=faults, **known))
+        return simulated.run, simulated.truth
     load, stop = loads.Load(), None
     for line in lines:
         (command, *kind), named = words(line)
@@ -43,7 +64,14 @@ def run_of(lines: list[str]) -> Any:
         elif command == "hang":
             stop = named
     if stop is None:
-        return loads.make(load)
+        return loads.make(load), None
     missing = [int(rank) for rank in stop.pop("missing").split(",") if rank]
     waited = float(stop.pop("waited", "30"))
-    return loads.hang(load, missing, waited=waited, **stop)
+    return loads.hang(load, missing, waited=waited, **stop), None
+
+
+def _fault(line: str) -> Fault:
+    (_, cause), named = words(line)
+    ranks = tuple(int(rank) for rank in named.pop("ranks").split(","))
+    known: dict[str, Any] = {name: number(value) for name, value in named.items()}
+    return Fault(cause, ranks, **known)

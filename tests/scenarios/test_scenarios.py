@@ -4,23 +4,38 @@ A scenario is a title line ``# …`` and lines of words:
 
     load KIND [name=value …]      make a job; KIND is mpi or torch
     fault rank=N WHAT=+MS […]     WHAT is compute, runqueue, input or blocked; from=, until=, every= are steps
+    simulate LAYOUT [name=value …]            or simulate one, with the names of ``simulate.Scenario``
+    fault CAUSE ranks=N[,N] [name=value …]    and those of ``simulate.Fault``: size, onset, end, duty
     hang missing=N[,N] [op=NAME] [other=NAME] [waited=SECONDS]
     expect KIND [ranks=N[,N]] [cause=NAME] [since=STEP~TOLERANCE] [until=STEP~TOLERANCE] [cost=MS~TOLERANCE]
                                   until=-1: it held to the end
     [given=N[,N]]                 ranks fixed before: the cost is what is saved then; empty: none
+    [saves=FAULT~SHARE]           in its steps it costs what is saved without this fault (1, 2 …), or without ``all``
+
+``name=A|B`` is a scenario with A and one with B; all alternatives in it change together.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 
-from .scenario_files import run_of, scenarios, words
+from .scenario_files import job_of, scenarios, words
 
 if TYPE_CHECKING:
+    from hindmost_collector.simulate import Truth
     from hindmost_judge.verdict.schema import Verdict
+
+
+def assert_saves(verdict: Verdict, said: str, truth: Truth, steps: int) -> None:
+    which, _, tolerance = said.partition("~")
+    repaired = truth.repaired_ns if which == "all" else truth.repaired_each_ns[int(which) - 1]
+    lasted = (steps if verdict.until_step is None else verdict.until_step) - (verdict.since_step or 0)
+    saved_ms = (truth.total_ns - repaired) / 1e6
+    assert (verdict.cost_ms_per_step or 0.0) * lasted == pytest.approx(saved_ms, rel=float(tolerance)), verdict
 
 
 def assert_matches(verdict: Verdict, line: str) -> None:
@@ -42,9 +57,12 @@ def assert_matches(verdict: Verdict, line: str) -> None:
 @pytest.mark.parametrize("lines", list(scenarios()))
 def test_scenario(lines: list[str]) -> None:
     """The judge says of a job exactly what its scenario expects, and nothing more."""
-    report = judge(run_of(lines))
+    run, truth = job_of(lines)
+    report = judge(run)
     expected = [line for line in lines if line.startswith("expect")]
     assert expected, "a scenario without an expectation proves nothing"
     assert len(report.verdicts) == len(expected), report.verdicts
     for verdict, line in zip(report.verdicts, expected, strict=True):
         assert_matches(verdict, line)
+        if truth is not None and "saves" in words(line)[1]:
+            assert_saves(verdict, words(line)[1]["saves"], truth, len(np.unique(run.steps["step"])))

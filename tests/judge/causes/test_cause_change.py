@@ -62,31 +62,6 @@ def test_what_takes_over_at_another_level_is_not_on_top_of_what_is_over(
     assert not any("on top of" in line for one in found for line in one.evidence)
 
 
-def test_three_causes_one_after_the_other_are_three_verdicts() -> None:
-    """Each change is a separate one."""
-    faults = (Fault("input", (2,), 0.1, 20, 60), Fault("h2d", (2,), 0.1, 60, 100), Fault("gc", (2,), 0.2, 100, 140))
-    found = judge(simulate(Scenario(8, 180, seed=3, faults=faults)).run).verdicts
-    assert _told(found) == [("input", 20, 60), ("h2d", 60, 100), ("gc", 100, 140)]
-
-
-def test_what_is_on_top_of_what_goes_on_stays_on_top() -> None:
-    """Where the first cause is still measured the second has not taken over, though both began at a step."""
-    faults = (Fault("h2d", (2,), 0.1, 20), Fault("input", (2,), 0.2, 60))
-    found = judge(simulate(Scenario(8, 120, seed=3, layout="fsdp", faults=faults)).run).verdicts
-    assert _told(found) == [("h2d", 20, None), ("input", 60, None)]
-
-
-def test_a_rank_slower_before_its_cause_change_gets_all_three_verdicts() -> None:
-    """What came on top of the first cause ends with it."""
-    faults = (
-        Fault("input", (2,), 0.1, 20, 110),
-        Fault("input", (2,), 0.15, 60, 110),
-        Fault("h2d", (2,), 0.1, 110),
-    )
-    found = judge(simulate(Scenario(8, 160, seed=3, layout="fsdp", faults=faults)).run).verdicts
-    assert _told(found) == [("input", 20, 110), ("input", 60, 110), ("h2d", 110, None)]
-
-
 def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> None:
     """GPU times of every fourth step: computing takes over as input ends."""
     faults = (Fault("input", (2,), 0.1, 20, 100), Fault("compute", (2,), 0.1, 100))
@@ -106,14 +81,6 @@ def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(mo
     inner = replace(whole, first=20, stop=50 + more, outer=whole)
     found = why_late._within(50, 100, [whole, inner], blocks)
     assert (len(found) == 2) == told
-
-
-@pytest.mark.parametrize("cause", ["compute", "gpu_throttle", "input", "h2d", "gc", "cpu_contention"])
-def test_one_cause_stays_one_verdict(cause: str) -> None:
-    """However long it lasts, and though its size changes in the middle by less than makes it another."""
-    faults = (Fault(cause, (2,), 0.1, 20, 150), Fault(cause, (2,), 0.105, 150))
-    found = judge(simulate(Scenario(8, 300, seed=11, faults=faults)).run).verdicts
-    assert _told(found) == [(cause, 20, None)]
 
 
 def test_an_unmeasured_cause_is_not_separated() -> None:

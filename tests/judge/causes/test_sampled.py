@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from hindmost_collector.formats.tables import table
 from hindmost_judge.causes.telemetry import SOURCES, Metrics, Samples
-from hindmost_judge.model import Job, Run
+
+from tests.runs import made
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hindmost_judge.causes.telemetry import Series
+    from hindmost_judge.model import Run
 
 RANKS = np.arange(5)
 #: The last two ranks share a GPU.
@@ -44,11 +46,8 @@ def recorded(seed: int) -> Run:
     rows.append(("node0", "hindmost_process_cpu_seconds_total", json.dumps({"rank": "9" * 30}), 1, 1.0))
     shuffled = [rows[at] for at in random.permutation(len(rows))]
     columns = zip(("node", "name", "labels", "time_ns", "value"), zip(*shuffled, strict=True), strict=True)
-    return Run(
-        Job("j"),
-        ranks=table("ranks", rank=RANKS, node=[f"node{rank // 3}" for rank in RANKS], gpu_uuid=UUID),
-        metrics=table("metrics", **{name: list(values) for name, values in columns}),
-    )
+    who = {"node": [f"node{rank // 3}" for rank in RANKS], "gpu_uuid": UUID}
+    return made(len(RANKS), who=who, more={"metrics": table("metrics", **dict(columns))}, id="j")
 
 
 def owners(series: Series) -> list[int]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import straggler
-from hindmost_judge.judge import judge
 
 LEVEL = 10.0
 
@@ -37,10 +35,3 @@ def test_where_steps_scatter_it_takes_more_of_them() -> None:
     """Two steps may be on time by chance where a step's scatter is half of the delay, and eight may not."""
     assert straggler.steps_on_time(late([0.0] * 2), LEVEL, 5.0) == 0
     assert straggler.steps_on_time(late([0.0] * 8), LEVEL, 5.0) == 8
-
-
-def test_a_short_burst_at_the_start_does_not_begin_in_a_stall_after_it() -> None:
-    """Slow for nine steps, and once more eight steps on: the burst is reported with its own steps."""
-    faults = (Fault("input", (3,), 1.0, 0, end=9), Fault("input", (3,), 1.0, 17, end=18))
-    (verdict,) = judge(simulate(Scenario(8, 100, 5, faults=faults)).run).verdicts
-    assert (verdict.ranks, verdict.since_step, verdict.until_step) == ((3,), 0, 9)

@@ -21,70 +21,6 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Floats
 
 
-@pytest.mark.parametrize("seed", [0, 2])
-def test_a_rank_that_stalls_in_most_steps_is_reported(seed: int) -> None:
-    """Its usual steps are the fewer ones: in these it is as its peers, in the others it costs half a step."""
-    made = simulate(Scenario(8, 150, seed=seed, faults=(Fault("h2d", (3,), 0.5, duty=0.7),)))
-    (verdict,) = judge(made.run).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (3,), "h2d")
-    assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - made.truth.repaired_ns) / 150e6, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("seed", "fault"), [(3, Fault("gc", (3,), 1.5, duty=0.2)), (1, Fault("gc", (3,), 3.0, end=60, duty=0.5))]
-)
-def test_early_stalls_are_no_warm_up(seed: int, fault: Fault) -> None:
-    """Others wait in them, as they do in no warm-up: a rank that stalls from the start is reported since then."""
-    made = simulate(Scenario(8, 150, seed=seed, faults=(fault,)))
-    (verdict,) = judge(made.run).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("intermittent", (3,), 0)
-    assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - made.truth.repaired_ns) / 150e6, rel=0.1)
-
-
-@pytest.mark.parametrize(
-    ("seed", "fault"),
-    [
-        (555007, Fault("compute", (5,), 0.25, duty=0.5)),
-        (555003, Fault("gpu_contention", (5,), 0.25, duty=0.5)),
-        (666000, Fault("compute", (5,), 0.15, duty=0.4)),
-        (666004, Fault("compute", (5,), 0.2, duty=0.6)),
-    ],
-)
-def test_a_gpu_that_is_slow_now_and_then_is_reported(seed: int, fault: Fault) -> None:
-    """Its peers' backward hides half of it, and what is left is less than a tenth of a step."""
-    made = simulate(Scenario(12, 150, seed=seed, faults=(fault,)))
-    (verdict,) = judge(made.run).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (5,), fault.cause)
-    assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - made.truth.repaired_ns) / 150e6, rel=0.15)
-
-
-def test_two_ranks_that_stall_separately_are_both_reported() -> None:
-    """Neither has most of the stalls; all the others have none."""
-    faults = (Fault("input", (2,), 0.3, duty=0.1), Fault("gc", (9,), 0.3, duty=0.1))
-    made = simulate(Scenario(16, 200, seed=990104, faults=faults))
-    found = [(one.kind, one.ranks, one.cause) for one in judge(made.run).verdicts]
-    assert sorted(found) == [("intermittent", (2,), "input"), ("intermittent", (9,), "gc")]
-
-
-@pytest.mark.parametrize(("seed", "rank"), [(88, 2), (3022, 0)])
-def test_a_rank_with_a_sole_peer_that_stalls_in_most_steps_is_reported(seed: int, rank: int) -> None:
-    """A peer that is ahead in most steps does not stall in those in which it is not."""
-    fault = Fault("input", (rank,), 0.4, duty=0.6)
-    made = simulate(Scenario(4, 200, seed, layout="pp_dp", pipeline=2, faults=(fault,)))
-    (one,) = judge(made.run).verdicts
-    assert (one.kind, one.ranks, one.cause) == ("intermittent", (rank,), "input")
-    saved = (made.truth.total_ns - made.truth.repaired_ns) / 200e6
-    assert one.cost_ms_per_step == pytest.approx(saved, rel=0.1)
-
-
-def test_another_ranks_slow_segment_hides_no_stalls() -> None:
-    """Steps in which one rank is late for a while are not stalls that some rank must own."""
-    faults = (Fault("compute", (2,), 0.15, duty=0.25), Fault("input", (5,), 0.2, onset=100, end=140))
-    made = simulate(Scenario(8, 200, seed=990100, faults=faults))
-    found = [(one.kind, one.ranks, one.cause) for one in judge(made.run).verdicts]
-    assert sorted(found) == [("intermittent", (2,), "compute"), ("straggler", (5,), "input")]
-
-
 def test_ranks_that_scatter_more_than_their_peers_do_not_stall() -> None:
     """A rank either stalls or not: one late by anything from nothing to a tenth of a step is noisy."""
     late = np.abs(np.random.default_rng(0).normal(0, 0.002, (8, 200)))
@@ -157,13 +93,6 @@ def test_of_two_nodes_one_has_most_of_the_stalls_by_chance(here: int, told: int)
     often = dict.fromkeys(range(5), here) | dict.fromkeys(range(8, 13), 1)
     found = intermittent.find(_stalling(16, often, [0] * 8 + [1] * 8), DEFAULT)
     assert len(found) == told
-
-
-@pytest.mark.parametrize("seed", [1, 2, 3, 5])
-def test_of_two_ranks_whose_work_varies_neither_stalls(seed: int) -> None:
-    """One of them is usually behind, as far as backward shows; when the other is, it is far from its usual."""
-    run = simulate(Scenario(2, 150, seed=seed, varying_lengths=0.1)).run
-    assert not [one for one in judge(run).verdicts if one.ranks]
 
 
 @pytest.mark.parametrize("lengths", [0.0, 0.1])

@@ -31,42 +31,6 @@ def links(run: Run) -> list[Verdict]:
     return [one for one in judge(run).verdicts if one.kind == "slow_link"]
 
 
-@pytest.mark.parametrize("layout", [{"layout": "dp"}, {"layout": "fsdp"}])
-def test_transfers_that_became_slow_are_the_networks(layout: dict[str, Any]) -> None:
-    """Since the step from which on they did, at what the steps became longer by; no rank is named."""
-    simulated = simulate(slowed(**layout))
-    (verdict,) = judge(simulated.run).verdicts
-    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / (STEPS - ONSET)
-    assert (verdict.kind, verdict.cause, verdict.ranks, verdict.since_step) == ("slow_link", "network", (), ONSET)
-    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
-
-
-def test_all_of_several_groups_may_become_slow() -> None:
-    """No group has a sister that is faster: the same is true of all of them."""
-    ranks = tuple(range(8))
-    scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", ranks, 0.2, ONSET),))
-    (verdict,) = judge(simulate(scenario).run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("slow_link", ())
-
-
-def test_the_network_of_a_pipeline_may_become_slow() -> None:
-    """All of its replicas' groups do, in each stage; sends and receives between the stages take as long as before."""
-    faults = tuple(Fault("network", (rank,), 0.1, ONSET, 110) for rank in (0, 4, 8, 12))
-    simulated = simulate(Scenario(16, STEPS, seed=3, layout="pp_dp", pipeline=4, faults=faults))
-    (verdict,) = judge(simulated.run).verdicts
-    truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6 / (110 - ONSET)
-    assert (verdict.kind, verdict.ranks, verdict.since_step) == ("slow_link", (), ONSET)
-    assert verdict.until_step == pytest.approx(110, abs=1)
-    assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.1)
-
-
-def test_an_episode_has_an_end() -> None:
-    """Transfers that are as fast again as before."""
-    (verdict,) = judge(simulate(slowed(0.2, end=100)).run).verdicts
-    assert verdict.kind == "slow_link"
-    assert (verdict.since_step, verdict.until_step) == (pytest.approx(ONSET, abs=1), pytest.approx(99, abs=1))
-
-
 @pytest.mark.parametrize(("layout", "onset"), [("fsdp", 9), ("fsdp", 0), ("dp", 6)])
 def test_an_early_onset_shows_in_the_steps_after_it(layout: str, onset: int) -> None:
     """Too few steps come before it to tell; once transfers are as fast as they may be, many do."""
@@ -77,13 +41,6 @@ def test_an_early_onset_shows_in_the_steps_after_it(layout: str, onset: int) -> 
     assert (verdict.since_step, verdict.until_step) == (pytest.approx(onset, abs=1), pytest.approx(37, abs=1))
     assert verdict.cost_ms_per_step == pytest.approx(truth, rel=0.2)
     assert any("afterwards" in line for line in verdict.evidence)
-
-
-@pytest.mark.parametrize("end", [None, 72, 14])
-def test_what_lasts_from_the_start_to_the_end_is_how_the_network_is(end: int | None) -> None:
-    """No other step tells what transfers may take, or so few do that they are chance; a start is often slow."""
-    run = simulate(Scenario(8, 80, seed=11, layout="fsdp", faults=(Fault("network", (2,), 0.25, 0, end),))).run
-    assert [one.kind for one in judge(run).verdicts] == ["balanced"]
 
 
 def grown(run: Run, *, sizes: bool) -> Run:
@@ -122,12 +79,6 @@ def test_noise_of_transfers_is_no_change(seed: int) -> None:
     for layout in ("dp", "fsdp"):
         scenario = Scenario(8, 200, seed, layout=layout, transfer_share=0.5, noise=Noise(transfer=0.5))
         assert not links(simulate(scenario, metrics=False).run)
-
-
-def test_a_straggler_is_not_blamed_on_the_network() -> None:
-    """Who is late is what the others' waiting is for."""
-    run = simulate(Scenario(8, STEPS, seed=3, faults=(Fault("compute", (3,), 0.2, ONSET),))).run
-    assert [one.kind for one in judge(run).verdicts] == ["straggler"]
 
 
 def test_a_balanced_report_says_what_transfers_take() -> None:

@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import tracemalloc
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.formats.tables import table
 from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, STEPS, Job, Run, Table
+
+from tests.runs import made
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from hindmost_judge.model import Run
 
 RANKS, STEPS_NOW, SLOW, BEHIND = 256, 40, 3, 7
 STEP_NS, MS = 50_000_000, 1_000_000
-
-
-def table(columns: Mapping[str, Any], **known: Any) -> Table:
-    """A table of which the rest is not measured."""
-    count = len(known["rank"])
-    made = {name: np.full(count, "" if dtype is np.str_ else -1) for name, dtype in columns.items() if name != "comm"}
-    return made | {name: np.broadcast_to(value, (count,)) for name, value in known.items()}
 
 
 def job(backlog: int, *, collectives: bool) -> Run:
@@ -31,13 +26,14 @@ def job(backlog: int, *, collectives: bool) -> Run:
     step = np.concatenate([np.tile(np.arange(STEPS_NOW) + 100_000, RANKS), 100_000 - backlog + np.arange(backlog)])
     late = np.where(rank == SLOW, 8 * MS, np.random.default_rng(1).integers(0, MS // 5, len(rank)))
     began = step * STEP_NS
+    where = {"rank": rank, "step": step}
     if not collectives:
-        steps = table(STEPS, rank=rank, step=step, kind="train", start_ns=began, duration_ns=STEP_NS)
-        steps |= {"forward_ns": 20 * MS + late, "optimizer_ns": np.full(len(rank), MS)}
-        return Run(Job("j", source="hindmost"), steps=steps)
-    calls = table(COLLECTIVES, rank=rank, seq=step, step=step, op="all_reduce", bytes=1024, flags=0)
-    calls |= {"comm": np.full(len(rank), 9, np.uint64), "start_ns": began + late, "duration_ns": 9 * MS - late}
-    return Run(Job("j", source="hindmost"), collectives=calls)
+        phases = {"forward_ns": 20 * MS + late, "optimizer_ns": MS}
+        steps = table("steps", **where, kind="train", start_ns=began, duration_ns=STEP_NS, **phases)
+        return made(RANKS, steps=[steps], source="hindmost")
+    call = {"op": "all_reduce", "comm": 9, "seq": step, "bytes": 1024}
+    calls = table("collectives", **where, **call, start_ns=began + late, duration_ns=9 * MS - late)
+    return made(RANKS, collectives=[calls], source="hindmost")
 
 
 @pytest.mark.parametrize("collectives", [True, False])

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.timeline import phases
 
-from tests.runs import MS, made, ns
+from tests.runs import made, rows_of
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -35,21 +34,10 @@ def job(late: Any, computes: Any, *, members: Any = None) -> Run:
         met = np.array([ready[groups == group].max() for group in groups])
         worked = met + computes + generator.normal(0.0, 0.02, ranks)
         done = np.full(ranks, (worked + 20.0).max())
-        rows.append(_steps(step, began, ready, worked, done))
+        phases = {"input_ns": ready - began, "gpu_forward_ns": worked - ready, "gpu_backward_ns": done - worked}
+        columns = {"start_ns": began + 1, "duration_ns": done - began, **phases}
+        rows.append(rows_of("steps", step=step, **{name: one[:, None] for name, one in columns.items()}))
     return made(ranks, steps=rows)
-
-
-def _steps(step: int, began: Any, ready: Any, worked: Any, done: Any) -> Any:
-    return table(
-        "steps",
-        rank=np.arange(len(done)),
-        step=np.full(len(done), step),
-        start_ns=ns(began) + MS,
-        duration_ns=ns(done - began),
-        input_ns=ns(ready - began),
-        gpu_forward_ns=ns(worked - ready),
-        gpu_backward_ns=ns(done - worked),
-    )
 
 
 @pytest.mark.parametrize("members", [[0, 0, 0, 0], [0, 0, 1, 1]])

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import UNMEASURED, Run
 from hindmost_judge.timeline.phases import busy
 
-from tests.runs import MS, made
+from tests.runs import made, rows_of
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run
 
 RANKS, STEPS, EVERY = 4, 80, 8
 
 
 def _run() -> Run:
     """GPU steps of 32 ms, 3 ms more of them forward on rank 0; hosts wait for all that is queued in every eighth."""
-    step = np.tile(np.arange(STEPS), RANKS)
-    rank = np.repeat(np.arange(RANKS), STEPS)
+    rank, step = np.indices((RANKS, STEPS))
     waits = step % EVERY == EVERY - 1
     # A rank that computes longer has less to wait for at the end: the host's step shows that with the other sign.
     host = np.where(waits, 158.0, 14.0) + np.where(rank == 0, np.where(waits, -3.0, 3.0 / (EVERY - 1)), 0.0)
-    jitter = np.random.default_rng(5).normal(0, 0.02, len(step))
-    steps = table(
-        "steps",
-        rank=rank,
-        step=step,
-        kind="train",
-        start_ns=UNMEASURED,
-        duration_ns=np.rint(host * MS).astype(np.int64),
-        gpu_forward_ns=np.rint((np.where(rank == 0, 13.0, 10.0) + jitter) * MS).astype(np.int64),
-        gpu_backward_ns=np.rint((np.where(rank == 0, 17.0, 20.0) - jitter) * MS).astype(np.int64),
-        gpu_optimizer_ns=2 * MS,
-    )
-    return made(RANKS, steps=[steps])
+    jitter = np.random.default_rng(5).normal(0, 0.02, step.shape)
+    phases = {
+        "gpu_forward_ns": np.where(rank == 0, 13.0, 10.0) + jitter,
+        "gpu_backward_ns": np.where(rank == 0, 17.0, 20.0) - jitter,
+        "gpu_optimizer_ns": 2.0,
+    }
+    return made(RANKS, steps=[rows_of("steps", kind="train", duration_ns=host, **phases)])
 
 
 def test_a_step_is_as_long_as_on_the_gpu() -> None:
@@ -68,7 +64,7 @@ def _slow_input(rank: int, ms: float) -> Run:
     host, gpu = np.zeros(RANKS), np.zeros(RANKS)
     forward = np.where(np.arange(RANKS) == 0, 13.0, 10.0)
     fetch = np.where(np.arange(RANKS) == rank, ms, 1.0)
-    columns: dict[str, list[float]] = {name: [] for name in ("start_ns", "duration_ns", "gpu_backward_ns")}
+    columns: dict[str, list[Any]] = {name: [] for name in ("start_ns", "duration_ns", "gpu_backward_ns")}
     for number in range(STEPS):
         start, begins = host.copy(), np.maximum(host + fetch, gpu)
         gpu = begins + forward
@@ -76,18 +72,10 @@ def _slow_input(rank: int, ms: float) -> Run:
         backward, gpu = done - gpu, np.full(RANKS, done + 2.0)
         host = gpu.copy() if number % EVERY == EVERY - 1 else host + fetch + 12.0
         for name, values in zip(columns, (start, host - start, backward), strict=True):
-            columns[name] += [int(value * MS) for value in values]
-    steps = table(
-        "steps",
-        rank=np.tile(np.arange(RANKS), STEPS),
-        step=np.repeat(np.arange(STEPS), RANKS),
-        kind="train",
-        input_ns=np.tile(fetch * MS, STEPS),
-        gpu_forward_ns=np.tile(forward * MS, STEPS),
-        gpu_optimizer_ns=2 * MS,
-        **columns,
-    )
-    return made(RANKS, steps=[steps])
+            columns[name].append(values)
+    phases = {"gpu_forward_ns": forward[:, None], "gpu_optimizer_ns": 2.0}
+    measured = {name: np.transpose(values) for name, values in columns.items()}
+    return made(RANKS, steps=[rows_of("steps", kind="train", input_ns=fetch[:, None], **phases, **measured)])
 
 
 def test_a_stall_costs_what_steps_grew_by_and_not_how_late_a_rank_came() -> None:

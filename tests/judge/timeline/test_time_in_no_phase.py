@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
 
-from tests.runs import MS, made, ns
+from tests.runs import MS, made, rows_of
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -32,19 +31,9 @@ def job(ranks: int, rest: dict[int, float], *, from_step: int = 0, ran: bool = F
     cpu = OWN_MS + (other if ran else usual + noise)
     phases = {"forward": 4.0, "backward": 0.5, "optimizer": 1.0}
     whole = own + sync
-    rank, step = np.meshgrid(np.arange(ranks), np.arange(STEPS_MADE), indexing="ij")
     start = np.cumsum(whole, axis=1) - whole
-    steps = table(
-        "steps",
-        rank=rank.ravel(),
-        step=step.ravel(),
-        kind="train",
-        start_ns=ns(start).ravel(),
-        duration_ns=ns(whole).ravel(),
-        sync_ns=ns(sync).ravel(),
-        cpu_ns=ns(cpu).ravel(),
-        **{f"{name}_ns": ns(ms) for name, ms in phases.items()},
-    )
+    measured = {"start_ns": start, "duration_ns": whole, "sync_ns": sync, "cpu_ns": cpu}
+    steps = rows_of("steps", kind="train", **measured, **{f"{name}_ns": ms for name, ms in phases.items()})
     return made(ranks, steps=[steps], who={"node": "n", "framework": "torch"}, ended_ns=10**12, exit_code=0)
 
 

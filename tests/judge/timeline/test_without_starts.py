@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import GPU_TIME, Run
+from hindmost_judge.model import GPU_TIME
 
-from tests.runs import made
+from tests.runs import made, rows_of
+
+if TYPE_CHECKING:
+    from hindmost_judge.model import Run, Table
 
 RANKS, COUNT = 4, 400
-TRANSFER, WAIT = 0.2e6, 0.5e6
+TRANSFER, WAIT = 0.2, 0.5
 
 
-def _operations(comm: Any, ranks: Any, count: int, late: int | None) -> dict[str, Any]:
-    rank = np.repeat(ranks, count)
-    noise = np.random.default_rng(3).uniform(0, 0.02e6, rank.size)
-    took = TRANSFER + np.where(rank == late, 0.0, WAIT if late in ranks else 0.0) + noise
-    return {"rank": rank, "comm": np.full(rank.size, comm), "seq": np.tile(np.arange(count), len(ranks)), "took": took}
+def _operations(comm: int, ranks: Any, count: int, late: int | None) -> Table:
+    ranks = np.asarray(ranks)[:, None]
+    noise = np.random.default_rng(3).uniform(0, 0.02, (len(ranks), count))
+    took = TRANSFER + np.where(ranks == late, 0.0, WAIT if late in ranks else 0.0) + noise
+    call = {"comm": comm, "seq": np.arange(count), "step": -1, "op": "all_reduce", "bytes": 1 << 20, "flags": GPU_TIME}
+    return rows_of("collectives", rank=ranks, duration_ns=took, **call)
 
 
-def _run(*parts: dict[str, Any]) -> Run:
-    joined = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-    collectives = table(
-        "collectives",
-        rank=joined["rank"],
-        comm=joined["comm"],
-        seq=joined["seq"],
-        op=["all_reduce"] * len(joined["rank"]),
-        start_ns=-1,
-        duration_ns=joined["took"].astype(np.int64),
-        bytes=1 << 20,
-        flags=GPU_TIME,
-        peer=-1,
-    )
-    return made(RANKS, collectives=[collectives], source="a trace", pace_ns=3e6)
+def _run(*parts: Table) -> Run:
+    return made(RANKS, collectives=parts, source="a trace", pace_ns=3e6)
 
 
 @pytest.mark.parametrize("barriers", [0, 2])
@@ -48,7 +38,7 @@ def test_whom_all_others_wait_for_is_named(barriers: int) -> None:
     parts += [_operations(9, everyone, barriers, late=None)] if barriers else []
     (verdict,) = judge(_run(*parts)).verdicts
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), "unknown")
-    assert verdict.cost_ms_per_step == pytest.approx(WAIT / 1e6, rel=0.05)
+    assert verdict.cost_ms_per_step == pytest.approx(WAIT, rel=0.05)
 
 
 def test_of_several_groups_no_rank_is_named_or_cleared() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
 
-from tests.runs import MS, made, ns
+from tests.runs import made, rows_of
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run
@@ -26,19 +26,8 @@ def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]
     ahead = np.array(forward)[:, None] + noise
     behind = ahead.max(axis=0) - ahead + backward
     took = ahead + behind + 1.0
-    rank, step = (axis.ravel() for axis in np.indices(took.shape))
-    steps = table(
-        "steps",
-        rank=rank,
-        step=step,
-        kind="train",
-        start_ns=ns(np.cumsum(took, axis=1) - took).ravel(),
-        duration_ns=ns(took).ravel(),
-        input_ns=MS // 10,
-        gpu_forward_ns=ns(ahead).ravel(),
-        gpu_backward_ns=ns(behind).ravel(),
-        gpu_optimizer_ns=MS,
-    )
+    phases = {"input_ns": 0.1, "gpu_forward_ns": ahead, "gpu_backward_ns": behind, "gpu_optimizer_ns": 1.0}
+    steps = rows_of("steps", kind="train", start_ns=np.cumsum(took, axis=1) - took, duration_ns=took, **phases)
     members = np.array([(comm, rank) for comm, group in enumerate(groups or [], 1) for rank in group]).reshape(-1, 2)
     comm, member = members.T
     return replace(

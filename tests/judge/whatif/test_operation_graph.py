@@ -6,10 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from hindmost_collector.formats.tables import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Job, Run
+
+from tests.runs import made, ns
 
 if TYPE_CHECKING:
+    from hindmost_judge.model import Run
     from hindmost_judge.verdict.schema import Report
 
 TABLES = ("rank", "node", "stage", "cause", "phase")
@@ -31,17 +34,9 @@ def report(work_ms: dict[tuple[int, int], float]) -> Report:
                 (rank[1], step, "grads-reduce-scatter", first + 1 + last, end + 1 - first - 1 - last, 1, dp),
             ]
     rank_, step_, op, start, duration, stage, replica = zip(*found, strict=True)
-    table = {
-        "rank": np.array(rank_, np.int32),
-        "step": np.array(step_),
-        "op": np.array(op),
-        "start_ns": (np.array(start) * 1e6).astype(np.int64),
-        "duration_ns": (np.array(duration) * 1e6).astype(np.int64),
-        "seq": np.zeros(len(op), np.int64),
-        "stage": np.array(stage, np.int32),
-        "dp": np.array(replica, np.int32),
-    }
-    return judge(Run(Job("made", world_size=4), operations=table))
+    where = {"rank": rank_, "step": step_, "op": op, "seq": 0, "stage": stage, "dp": replica}
+    operations = table("operations", **where, start_ns=ns(start), duration_ns=ns(duration))
+    return judge(made(4, more={"operations": operations}))
 
 
 def test_a_slow_worker_is_named_at_what_its_repair_saves() -> None:
@@ -68,8 +63,8 @@ def test_a_slow_worker_s_waste_is_reported_by_worker_stage_cause_and_phase() -> 
     assert told["rank"] == pytest.approx({"1": told["phase"]["forward"]})
     assert told["stage"] == pytest.approx({"0": told["phase"]["forward"]})
     assert told["cause"]["compute"] == pytest.approx(waste.lost_ms - waste.rest_ms)
-    for table in told.values():
-        assert sum(table.values()) <= waste.lost_ms * (1 + 1e-9)
+    for shares in told.values():
+        assert sum(shares.values()) <= waste.lost_ms * (1 + 1e-9)
 
 
 def test_a_job_of_equals_loses_nothing() -> None:
@@ -99,18 +94,10 @@ def trace(
     took = np.concatenate([work.reshape(ends.shape), met.max(axis=(1, 2), keepdims=True) + 1 - met], axis=-1)
     step, dp, stage, place = (index.ravel() for index in np.indices(start.shape))
     names = np.array(["forward-compute", "backward-compute", "optimizer-clip-main-grad"])
-    table = {
-        "rank": (stage * replicas + dp).astype(np.int32),
-        "step": step,
-        "op": names[place // 8],
-        "start_ns": (start.ravel() * 1e6).astype(np.int64),
-        "duration_ns": (took.ravel() * 1e6).astype(np.int64),
-        "seq": place % 8,
-        "stage": stage.astype(np.int32),
-        "dp": dp.astype(np.int32),
-        "micro_batch": place % 8,
-    }
-    return Run(Job("made", world_size=replicas * stages), operations=table)
+    where = {"rank": stage * replicas + dp, "step": step, "stage": stage, "dp": dp}
+    what = {"op": names[place // 8], "seq": place % 8, "micro_batch": place % 8}
+    operations = table("operations", **where, **what, start_ns=ns(start.ravel()), duration_ns=ns(took.ravel()))
+    return made(replicas * stages, more={"operations": operations})
 
 
 @pytest.mark.parametrize(("replicas", "stages"), [(4, 2), (2, 4), (4, 4), (8, 4)])

@@ -45,12 +45,6 @@ def test_what_a_stage_does_while_it_would_be_idle_costs_nothing() -> None:
     assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
 
 
-def test_stages_are_not_compared_with_each_other() -> None:
-    """The first and the last stage send less often than those between, and are no stragglers for that."""
-    simulated = simulate(Scenario(seed=90, ranks=16, layout="pp_dp", pipeline=8, microbatches=32))
-    assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
-
-
 def test_ranks_that_do_other_things_each_step_are_judged_without_a_replay() -> None:
     """Sends and receives that come in no order are no pipeline's."""
     run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run

@@ -77,13 +77,6 @@ def test_a_fault_among_checkpoints_is_named_as_without_them(seed: int) -> None:
         assert beside == alone
 
 
-def test_a_rank_that_stalls_among_checkpoints_is_named() -> None:
-    """What takes none of the time in checkpoints is no checkpoint."""
-    job = Scenario(8, 200, 4, checkpoint_every=20, faults=(Fault("gc", (5,), 0.5, duty=0.1),))
-    (found,) = [one for one in judge(simulate(job).run).verdicts if one.ranks]
-    assert (found.kind, found.ranks, found.cause) == ("intermittent", (5,), "gc")
-
-
 def _evaluating(job: Scenario) -> Run:
     """The run with what rank 0 writes as evaluations of its own, each a step of that kind before the one that waits."""
     run = simulate(job).run
@@ -130,13 +123,6 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
     found = blocks_of(run)
     after, _, notes = aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
     assert (after.excess.tolist(), notes) == (found.excess.tolist(), [])
-
-
-def test_a_rank_that_writes_in_step_after_step_is_slow_for_it() -> None:
-    """That is no plan: it is persistently late, from then on."""
-    job = Scenario(8, STEPS, 1, faults=(Fault("checkpoint", (3,), 0.1, onset=100),))
-    (found,) = judge(simulate(job).run).verdicts
-    assert (found.kind, found.ranks, found.cause, found.since_step) == ("straggler", (3,), "checkpoint", 100)
 
 
 def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:

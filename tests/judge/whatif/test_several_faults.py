@@ -38,16 +38,6 @@ def _told(found: tuple[Verdict, ...]) -> list[tuple[tuple[int, ...], str | None,
     return [(one.ranks, one.cause, one.since_step, one.until_step) for one in found]
 
 
-def test_two_episodes_of_one_rank_are_reported_with_both_ends_and_costs() -> None:
-    """Neither is hidden for having its like in the other, and each costs what it does in its own steps."""
-    faults = (Fault("input", (2,), 0.2, 20, 60), Fault("input", (2,), 0.2, 120, 160))
-    made = simulate(Scenario(16, 200, seed=4262, faults=faults))
-    found = judge(made.run).verdicts
-    assert _told(found) == [((2,), "input", 20, 60), ((2,), "input", 120, 160)]
-    for verdict, repaired in zip(found, made.truth.repaired_each_ns, strict=True):
-        assert verdict.cost_ms_per_step == pytest.approx((made.truth.total_ns - repaired) / 40e6, rel=0.1)
-
-
 @pytest.mark.parametrize("seed", [5, 9])
 def test_two_slow_ranks_of_four_are_named_though_a_third_is_slow_for_a_while(seed: int) -> None:
     """How much healthy ranks differ is seen in the steps in which the third is one of them."""
@@ -62,29 +52,12 @@ def test_an_end_is_reported_once_three_steps_show_it() -> None:
     assert [until(blocks, stop) for stop in (74, 73, 72, 71)] == [None, None, None, 73]
 
 
-def test_a_cheap_episode_does_not_come_first_for_being_the_earlier_one() -> None:
-    """Of one rank that is slow twice and another one in between, the most costly comes first."""
-    faults = (Fault("input", (2,), 0.08, 20, 60), Fault("gc", (5,), 0.2, 90, 120), Fault("input", (2,), 0.3, 150, 190))
-    found = judge(simulate(Scenario(16, 220, seed=3, faults=faults)).run).verdicts
-    assert _told(found) == [((2,), "input", 150, 190), ((5,), "gc", 90, 120), ((2,), "input", 20, 60)]
-    faults = (Fault("input", (2,), 0.08, 20, 60), Fault("gc", (5,), 0.05, 90, 120), Fault("input", (2,), 0.3, 150, 190))
-    found = judge(simulate(Scenario(16, 220, seed=3, faults=faults)).run).verdicts
-    assert _told(found) == [((2,), "input", 150, 190), ((2,), "input", 20, 60), ((5,), "gc", 90, 120)]
-
-
 def test_what_ends_a_slow_segment_can_be_set() -> None:
     """Twenty steps as its peers are the end of it, or a pause where a rank must be so for 30."""
     faults = (Fault("input", (2,), 0.05, 20, 120), Fault("input", (2,), 0.05, 140))
     run = simulate(Scenario(16, 240, seed=1, faults=faults)).run
     assert _told(judge(run).verdicts) == [((2,), "input", 20, 120), ((2,), "input", 140, None)]
     assert _told(judge(run, Settings(recovered_steps=30)).verdicts) == [((2,), "input", 20, None)]
-
-
-def test_a_slow_gpu_is_found_next_to_a_transient_slowdown() -> None:
-    """It is late in all steps, of which another rank is later in some."""
-    faults = (Fault("compute", (3,), 0.08), Fault("input", (7,), 0.2, 60, 90))
-    found = judge(simulate(Scenario(16, 120, faults=faults)).run).verdicts
-    assert sorted(_told(found)) == [((3,), "compute", 0, None), ((7,), "input", 60, 90)]
 
 
 def test_on_top_of_a_slow_gpu_a_late_input_is_reported_separately() -> None:
@@ -98,18 +71,6 @@ def test_on_top_of_a_slow_gpu_a_late_input_is_reported_separately() -> None:
     assert late.given == slow.given == ()
     assert any(line.startswith("in addition to its usual delay of ") for line in late.evidence)
     assert not any("on top of" in line for line in slow.evidence)
-
-
-@pytest.mark.parametrize(("anyway", "more"), [("gc", "gpu_throttle"), ("checkpoint", "compute"), ("input", "compute")])
-def test_a_base_delay_is_not_scaled_like_a_gpu_that_shows_a_part(anyway: str, more: str) -> None:
-    """The one is not the cause of the other, and each costs what its own repair saves."""
-    faults = (Fault(anyway, (3,), 0.2, 20), Fault(more, (3,), 0.15, 66))
-    made = simulate(Scenario(8, 120, seed=204, faults=faults))
-    found = {one.cause: one for one in judge(made.run).verdicts}
-    assert set(found) == {anyway, more}
-    for fault, repaired in zip(faults, made.truth.repaired_each_ns, strict=True):
-        saved = (made.truth.total_ns - repaired) / (120 - fault.onset) / 1e6
-        assert found[fault.cause].cost_ms_per_step == pytest.approx(saved, rel=0.12)
 
 
 def test_what_a_queue_hides_of_an_input_is_why_it_is_later_where_there_is_no_queue() -> None:
@@ -138,21 +99,6 @@ def test_a_small_slowdown_is_not_too_little_next_to_a_large_one() -> None:
     faults = (Fault("gpu_contention", (3,), 0.4), Fault("h2d", (2,), 0.05, 20, 60))
     found = judge(simulate(Scenario(8, 160, layout="fsdp", faults=faults)).run).verdicts
     assert {one.ranks for one in found} == {(2,), (3,)}
-
-
-@pytest.mark.parametrize("seed", [41016, 41018])
-def test_the_thick_of_stalls_is_no_slow_down(seed: int) -> None:
-    """A rank that stalls in a fourth of the steps does so in several on end now and then."""
-    made = simulate(Scenario(64, 200, seed=seed, step_ms=30, faults=(Fault("h2d", (33,), 0.4, duty=0.3),)))
-    assert [(one.kind, one.ranks) for one in judge(made.run).verdicts] == [("intermittent", (33,))]
-
-
-@pytest.mark.parametrize("seed", [1, 5, 10])
-def test_a_slow_gpu_is_not_lost_when_another_of_four_becomes_slower(seed: int) -> None:
-    """The two others are ahead of the median then: together, which makes them no less alike."""
-    faults = (Fault("compute", (0,), 0.1), Fault("compute", (3,), 0.3, 60))
-    found = judge(simulate(Scenario(4, 120, seed=seed, faults=faults)).run).verdicts
-    assert sorted(_told(found)) == [((0,), "compute", 0, None), ((3,), "compute", 60, None)]
 
 
 def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() -> None:
@@ -206,11 +152,3 @@ def test_one_late_rank_in_each_of_two_stages_of_three_replicas(pipeline: int) ->
     verdicts = judge(run).verdicts
     assert {verdict.cause for verdict in verdicts} == {"io"}
     assert {rank for verdict in verdicts for rank in verdict.ranks} <= {1, 4}
-
-
-@pytest.mark.parametrize(("onset", "said"), [(0, 0), (5, 5), (7, 7)])
-def test_a_rank_late_from_one_of_the_first_steps_on_is_late_since_that(onset: int, said: int) -> None:
-    """Two steps on time after warm-up are no segment of their own, and no part of the one after them."""
-    for layout in ({"layout": "pp_dp", "pipeline": 2}, {"layout": "dp"}):
-        run = simulate(Scenario(8, 100, seed=4, **layout, faults=(Fault("gc", (3,), 0.2, onset),))).run
-        assert [(one.ranks, one.since_step) for one in judge(run).verdicts] == [((3,), said)]
