@@ -90,7 +90,7 @@ def move(rank: int, world_size: int, local_rank: int) -> None:
     os.environ[ATTACHED] = identity.token(_identity)
     _writer = None
     nowhere: Any = _Nowhere()
-    stepping.move(_make_ring(old.path.parent, _identity) or nowhere)
+    stepping.move(make_ring(old.path.parent, _identity) or nowhere)
     old.close()
 
 
@@ -111,7 +111,7 @@ def place(rank: int, world_size: int) -> None:
         return
     nowhere: Any = _Nowhere()
     os.environ[ATTACHED] = identity.token(found)
-    recorder.begin_again(_make_ring(_directory(found), found) or nowhere)
+    recorder.begin_again(make_ring(_directory(found), found) or nowhere)
     stepping.attach(recorder)
     _register_exit()
 
@@ -139,7 +139,7 @@ def _observe(found: Identity, *, named: bool = False) -> None:
     named = named or identity.is_named(os.environ)
     if named:
         os.environ[ATTACHED] = identity.token(found)
-    ring: Any = _make_ring(directory, found) if named else _Deferred(directory, found)
+    ring: Any = make_ring(directory, found) if named else _Deferred(directory, found)
     if ring is None:
         return
     if named:
@@ -192,7 +192,7 @@ def _leave_trace(directory: str) -> None:
         os.close(os.open(os.path.join(directory, ENTERED), flags, 0o600))  # noqa: PTH118 - pathlib is slow to import
 
 
-def _make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | None:
+def make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | None:
     """The ring of this process; ``None``, and a line on stderr, where it cannot be made."""
     global _identity, _writer  # noqa: PLW0603 - see start
     from hindmost import ring
@@ -242,7 +242,7 @@ class _Deferred:
             raise AttributeError(wanted)
         # Only now: until this process trains, one that it started may be what trains.
         os.environ[ATTACHED] = identity.token(self._where[1])
-        ring: Any = _make_ring(*self._where) or _Nowhere()
+        ring: Any = make_ring(*self._where) or _Nowhere()
         for method in RING_METHODS:
             setattr(self, method, getattr(ring, method))
         self.native = getattr(ring, "native", None)
@@ -255,7 +255,7 @@ class _Deferred:
 def _try_to_start_agent(directory: str, found: Identity) -> None:
     """A node without an agent loses its ranks to the report, and nothing else."""
     try:
-        _start_agent(directory, found)
+        start_agent(directory, found)
     except Exception as error:
         warn_once(f"no agent could be started on {found.node} ({error!r})")
 
@@ -269,7 +269,7 @@ def _leave_to_parent() -> None:
     atexit.unregister(stop)
 
 
-def _start_agent(directory: str, found: Identity) -> None:
+def start_agent(directory: str, found: Identity) -> None:
     """Start this node's agent where the job has none here yet; the first local rank does it for all.
 
     On the node of ``hindmost run`` one holds the lock already. A second agent that lost the race for the lock leaves.

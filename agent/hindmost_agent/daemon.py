@@ -121,7 +121,7 @@ class Daemon:
         self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
         if self.shipper is not None and shipping is not None:
             await self._deliver(self.shipper, reason)
-            await _cancelled(shipping)  # before the spool is closed: no acknowledgement may come to a closed account
+            await cancelled(shipping)  # before the spool is closed: no acknowledgement may come to a closed account
         self._part(reason)
         return reason
 
@@ -134,7 +134,7 @@ class Daemon:
         finishing = asyncio.ensure_future(shipper.finish(reason, FLUSH_TIMEOUT_S))
         while not finishing.done() and not (reason in SILENCE and self.awaited()):
             await asyncio.wait([finishing], timeout=LOOK_S)
-        await _cancelled(finishing)
+        await cancelled(finishing)
 
     def leave(self, reason: str) -> None:
         """Start leaving; the first reason counts."""
@@ -282,7 +282,7 @@ class Daemon:
         _say(line, self._out)
 
 
-async def _cancelled(task: asyncio.Future[Any]) -> None:
+async def cancelled(task: asyncio.Future[Any]) -> None:
     """Cancel until it has ended: a connection that fails just then raises its own error in its place."""
     while not task.done():
         task.cancel()

@@ -99,7 +99,7 @@ class Collector(Components):
                     ended, flush = flush, None
                     ended.result()
                 self.gather()
-                if flush is None and self._flush_due():
+                if flush is None and self.flush_due():
                     flush = asyncio.create_task(self.flush())
             except Exception:  # a collector that no longer ticks would take batches and keep none of them
                 if not self.recorder.failing:
@@ -108,7 +108,7 @@ class Collector(Components):
                 self.recorder.discard()
                 self.definitions.forget()
 
-    def _flush_due(self) -> bool:
+    def flush_due(self) -> bool:
         starting = self.options.exit_when_stdin_closes and time.monotonic() - self._began < STARTING_S
         period = self.options.flush_period * (FULL_CORES_FLUSH if starting or self.cores_are_full() else 1)
         overdue = time.monotonic() - self.recorder.last_flush - period

@@ -112,7 +112,7 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
     if options.exit_when_stdin_closes:
         follow = (collector, asyncio.get_running_loop(), (job_over, stopped))
-        threading.Thread(target=_follow_stdin, args=follow, daemon=True, name="stdin").start()
+        threading.Thread(target=follow_stdin, args=follow, daemon=True, name="stdin").start()
     await stopped.wait()
     log.info("stopping: %d agents are asked to send what they have", collector.ingest.connected())
     if options.exit_when_stdin_closes:
@@ -160,7 +160,7 @@ def _say(message: object) -> None:
     sys.stdout.flush()
 
 
-def _follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_end: tuple[asyncio.Event, ...]) -> None:
+def follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_end: tuple[asyncio.Event, ...]) -> None:
     """Read from stdin how the job ended; its end is the end of the job, or of the process that started it."""
     for text in sys.stdin:
         how = _ending(text)

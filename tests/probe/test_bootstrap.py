@@ -248,9 +248,9 @@ def test_a_node_that_has_an_agent_gets_no_other(tmp_path: Path, monkeypatch: pyt
     rank = Identity("job", 0, 2, 0, "node", "python", "train.py")
     with (tmp_path / "agent.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        bootstrap._start_agent(str(tmp_path), rank)
+        bootstrap.start_agent(str(tmp_path), rank)
         assert started == []
-    bootstrap._start_agent(str(tmp_path), rank)
+    bootstrap.start_agent(str(tmp_path), rank)
     assert started == ["/bin/sh"]
 
 
@@ -260,5 +260,5 @@ def test_a_lock_that_is_no_file_keeps_no_rank(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("HINDMOST_COLLECTOR", "127.0.0.1:4317")
     monkeypatch.setattr(os, "posix_spawn", lambda path, *_, **__: started.append(path))
     os.mkfifo(tmp_path / "agent.lock")
-    bootstrap._start_agent(str(tmp_path), Identity("job", 0, 2, 0, "node", "python", "train.py"))
+    bootstrap.start_agent(str(tmp_path), Identity("job", 0, 2, 0, "node", "python", "train.py"))
     assert started == []

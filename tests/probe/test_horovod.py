@@ -37,7 +37,7 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """Horovod, hooked, in a process that is rank 0 of 2."""
     monkeypatch.setenv("HINDMOST_ATTACHED", "")
     identity = Identity("job", 0, 2, 0, "node", "python", "train.py")
-    writer = bootstrap._make_ring(tmp_path, identity)
+    writer = bootstrap.make_ring(tmp_path, identity)
     assert writer is not None
     recorder = Recorder(writer)
     recorder.change_rank = bootstrap.move

@@ -41,7 +41,7 @@ def front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     monkeypatch.setenv("HINDMOST_ATTACHED", "")
     module = Front()
     monkeypatch.setattr(horovod_cycles, "watch", lambda _: horovod_cycles.Cycles(module.words))
-    writer = bootstrap._make_ring(tmp_path, Identity("job", 0, 2, 0, "node", "python", "train.py"))
+    writer = bootstrap.make_ring(tmp_path, Identity("job", 0, 2, 0, "node", "python", "train.py"))
     assert writer is not None
     module.recorder = Recorder(writer, clock=lambda: module.now)
     stepping.attach(module.recorder)

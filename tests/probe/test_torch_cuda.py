@@ -76,7 +76,7 @@ def test_micro_batches_add_up(device: Device) -> None:
     for _ in range(2):
         device.train(micro_batches=4)
     device.cuda.done = device.cuda.enqueued
-    device.gpu._read()
+    device.gpu.read()
     assert device.measured() == [(1, "gpu_forward", 12.0), (1, "gpu_backward", 20.0), (1, "gpu_optimizer", 1.0)]
 
 
@@ -85,7 +85,7 @@ def test_a_gpu_far_behind_bounds_what_is_kept(device: Device) -> None:
     for _ in range(OUTSTANDING + 10):
         device.train()
     device.cuda.done = device.cuda.enqueued
-    device.gpu._read()
+    device.gpu.read()
     steps = sorted({step for step, _, _ in device.measured()})
     assert steps == list(range(10, OUTSTANDING + 10))
 
@@ -97,7 +97,7 @@ def test_no_events_without_cuda_or_inside_a_graph_capture(device: Device, state:
     for _ in range(2):
         device.train()
     device.cuda.done = device.cuda.enqueued
-    device.gpu._read()
+    device.gpu.read()
     assert device.measured() == []
 
 
@@ -131,7 +131,7 @@ def test_copies_are_separate_from_forward(device: Device) -> None:
         device.gpu.backward_begins()
         device.recorder.step(device.cuda.host_ns, device.cuda.host_ns + 1)
         device.cuda.done = device.cuda.enqueued
-    device.gpu._read()
+    device.gpu.read()
     device.recorder.flush()
     told = [(one.name, round(one.duration_ns / 1e6, 3)) for one in device.reader.poll()]
     assert [ms for name, ms in told if name == "h2d"] == [2.0, 0.66]
@@ -155,7 +155,7 @@ def test_evaluation_is_not_counted_into_the_next_step(device: Device) -> None:
     device.recorder.flush()
     device.train()
     device.cuda.done = device.cuda.enqueued
-    device.gpu._read()
+    device.gpu.read()
     assert device.measured() == [(1, "gpu_forward", 3.0), (1, "gpu_backward", 5.0), (1, "gpu_optimizer", 1.0)]
 
 

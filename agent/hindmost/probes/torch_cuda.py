@@ -82,7 +82,7 @@ class GpuPhases:
         self._idle = False  # whether the GPU was, when the copy in progress began
         recorder.sampling.on_gpu = True
         recorder.on_step.append(self.step_ends)
-        recorder.closers.append(self._read)
+        recorder.closers.append(self.read)
 
     def waits(self) -> bool:
         """Whether the next step's end matters."""
@@ -127,7 +127,7 @@ class GpuPhases:
                 self._steps.popleft()
         if self._steps and not self._cuda.is_current_stream_capturing():
             before = self._clock()
-            self._read()
+            self.read()
             self._recorder.sampling.spent_ns += self._clock() - before
 
     def _ends(self, name: str, call: Call | None = None) -> None:
@@ -154,7 +154,7 @@ class GpuPhases:
         self._recorder.sampling.spent_ns += self._clock() - start
         return event
 
-    def _read(self) -> None:
+    def read(self) -> None:
         """Write the steps that the GPU has finished."""
         ring = self._recorder.ring
         while self._steps and self._steps[0][2][-1].end.query():

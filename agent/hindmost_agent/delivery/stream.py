@@ -240,7 +240,7 @@ class Shipper:
         self._on_zoom = on_zoom
         self._pace = pace
         self._monotonic_ns = monotonic_ns
-        self._jitter = jitter
+        self.jitter = jitter
         self._wake = asyncio.Event()
         self._leaving: str | None = None
         self._goodbye_said = False
@@ -286,7 +286,7 @@ class Shipper:
 
     def delay_s(self, attempt: int) -> float:
         """Pause before the next attempt, s."""
-        return retry.pause_s(attempt, LONGEST_PAUSE_S, self._jitter())
+        return retry.pause_s(attempt, LONGEST_PAUSE_S, self.jitter())
 
     async def _stream(self) -> None:
         async with connect(self.target.host, self.target.port, SILENCE_S) as call:

@@ -319,7 +319,7 @@ class Link:
                 raise ConnectionError("it does not answer as a collector that takes relays")
             self.connected, self.connects, self._said = True, self.connects + 1, False
             log.info("relaying agents to %s", self.target)
-            await retry.together(self._receive(call), self._send(call))
+            await retry.together(self._receive(call), self.send_waiting(call))
 
     def _options(self) -> list[tuple[str, int]]:
         """Pings find a collector that is gone; what it sends has any length; no proxy stands in between."""
@@ -347,7 +347,7 @@ class Link:
                     carried.tell(one.message.SerializeToString())
         raise ConnectionError("it ended the stream")
 
-    async def _send(self, call: Call) -> None:
+    async def send_waiting(self, call: Call) -> None:
         while True:
             await self._wake.wait()
             with contextlib.suppress(asyncio.TimeoutError):

@@ -113,12 +113,12 @@ class Outbox:
         while True:
             await self._ready.wait()
             self._ready.clear()
-            for message in self._drain():
+            for message in self.drain():
                 await write(message)
             if self.closed and not self._ready.is_set():
                 return
 
-    def _drain(self) -> list[wire.CollectorMessage]:
+    def drain(self) -> list[wire.CollectorMessage]:
         messages = [self._first] if self._first else []
         self._first = None
         if self._clock_reply:

@@ -52,7 +52,7 @@ class Watch:
                 await asyncio.sleep(self.pause_s(FULL_LOOK_S if full else self._judging.pause_s(LOOK_S)))
                 await self.round()
                 if not self._components.options.exit_when_stdin_closes:
-                    self._seal_finished()
+                    self.seal_finished()
         finally:
             for task in (*self._wholes.values(), self._end):
                 if task:
@@ -75,9 +75,9 @@ class Watch:
             due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)
             if due or ripe:
-                await self._turn(job, whole=ripe)
+                await self.turn(job, whole=ripe)
 
-    async def _turn(self, job: LiveJob, *, whole: bool) -> None:
+    async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
 
         Otherwise, if that costs much or is under way, only the newest steps are evaluated, and the full evaluation
@@ -175,7 +175,7 @@ class Watch:
             except OSError as error:
                 recorder.failing = recorder.failing or error.strerror or str(error)
 
-    def _seal_finished(self) -> None:
+    def seal_finished(self) -> None:
         """Have each job that is over sealed, one after the other, while others are judged on."""
         if self._end:
             if not self._end.done():

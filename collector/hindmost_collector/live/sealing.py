@@ -52,7 +52,7 @@ async def finish(components: Components, job: LiveJob, flush: Callable[[], Await
 
 def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
     """Write ``report.json`` and ``report.html``. The report where they could not be written, else None."""
-    judged = components.judging.at_the_end(lambda: _whole(components, job))
+    judged = components.judging.at_the_end(lambda: whole_run(components, job))
     if judged is None:
         return None
     run, found = judged
@@ -79,7 +79,7 @@ def _page(report: dict[str, Any], run: Run, seen: Overview | None) -> str:
         return html.render(report)
 
 
-def _whole(components: Components, job: LiveJob) -> Run:
+def whole_run(components: Components, job: LiveJob) -> Run:
     """All that was recorded; the window in memory where recording failed."""
     recorder = components.recorder
     if recorder.failing:

@@ -23,11 +23,11 @@ def render(data: Mapping[str, Any] | None = None, title: str = "hindmost", nonce
 
 
 def _assets(names: tuple[str, ...]) -> list[str]:
-    return [_asset(name) for name in names]
+    return [asset(name) for name in names]
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (files(__package__) / "assets" / name).read_text(encoding="utf-8")
 
 
@@ -35,4 +35,4 @@ def _asset(name: str) -> str:
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined  # noqa: PLC0415 - a collector starts without it
 
-    return Environment(autoescape=True, undefined=StrictUndefined).from_string(_asset("page.html"))
+    return Environment(autoescape=True, undefined=StrictUndefined).from_string(asset("page.html"))

@@ -80,7 +80,7 @@ class Recorder:
         limit: int = 256 << 20,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store, self._words, self._definitions, self._limit, self._now = store, words, definitions, limit, now
+        self.store, self._words, self._definitions, self.limit, self._now = store, words, definitions, limit, now
         self._pending: dict[str, list[Chunk]] = defaultdict(list)
         self._sequences: dict[str, int] = {}
         self._unsettled: dict[str, int] = {}
@@ -135,7 +135,7 @@ class Recorder:
     @property
     def pressure(self) -> float:
         """How full the memory for unwritten rows is; over 1 is over the limit."""
-        return self.pending_bytes / self._limit
+        return self.pending_bytes / self.limit
 
     async def flush(self, clock: dict[str, Any]) -> Mapping[str, int]:
         """Write what is pending; the sequences that are durable now. A failing store is remembered, never raised."""

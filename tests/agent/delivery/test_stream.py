@@ -290,7 +290,7 @@ def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptu
 
     async def work() -> None:
         async with shipping(spool, NOBODY) as link:
-            link.shipper._jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
+            link.shipper.jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
             await until(lambda: len(attempts) == 3)
 
     run(work())
@@ -323,5 +323,5 @@ def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
     delays = [patient.delay_s(attempt) for attempt in range(12)]
     assert delays == sorted(delays)
     assert delays[-1] == LONGEST_PAUSE_S / 2
-    patient._jitter = lambda: 1.0
+    patient.jitter = lambda: 1.0
     assert patient.delay_s(3) == 2 * delays[3]

@@ -164,7 +164,7 @@ def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_
     async def work() -> bool:
         task = asyncio.create_task(stream())
         await asyncio.sleep(0)
-        await asyncio.wait_for(daemon._cancelled(task), SOON_S)
+        await asyncio.wait_for(daemon.cancelled(task), SOON_S)
         return task.cancelled()
 
     assert asyncio.run(work())

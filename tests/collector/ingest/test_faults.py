@@ -137,7 +137,7 @@ def test_client_that_never_reads(collecting, fake_agent, tmp_path):
                     client.make()
                 await until(lambda: client.acked == 100)
                 await until(lambda: collector.ingest.agents["deaf@n9"].durable == 100)
-                waiting = len(collector.ingest.agents["deaf@n9"].outbox._drain())
+                waiting = len(collector.ingest.agents["deaf@n9"].outbox.drain())
             await deaf.close()
             return waiting
 

@@ -38,7 +38,7 @@ def greeted(ingest, name):
 
 def told(outbox):
     """What is said about it on a stream, in order."""
-    return [one.throttle for one in outbox._drain() if one.HasField("throttle")]
+    return [one.throttle for one in outbox.drain() if one.HasField("throttle")]
 
 
 def test_every_agent_learns_the_pace_once():

@@ -199,7 +199,7 @@ def test_an_empty_message_is_passed_on():
     async def scenario():
         link, upwards = Link("127.0.0.1:1"), Upwards()
         await link.send(link.open(Agent()), b"")
-        sending = asyncio.create_task(link._send(upwards))
+        sending = asyncio.create_task(link.send_waiting(upwards))
         try:
             return await asyncio.wait_for(upwards.sent, PATIENCE_S)
         finally:

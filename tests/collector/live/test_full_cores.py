@@ -94,7 +94,7 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
     monkeypatch.setattr(daemon_process, "set_session_priority", raised.append)
     monkeypatch.setattr(sys, "stdin", stdin())
     collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), job=lambda job_id: SimpleNamespace())
-    main._follow_stdin(collector, Any, ())
+    main.follow_stdin(collector, Any, ())
     assert seen == [[], [0]]
 
 
@@ -117,6 +117,6 @@ def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float
         collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)
         collector.cores_are_full = lambda: full
         collector._began = collector.recorder.last_flush = time.monotonic() - began_s
-        return collector._flush_due()
+        return collector.flush_due()
 
     assert asyncio.run(scenario()) is due

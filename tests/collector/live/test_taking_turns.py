@@ -39,12 +39,12 @@ def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
         collector = SimpleNamespace(jobs=jobs, outlets=(), clock=SimpleNamespace(now=lambda: 10**12))
         watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
         for _ in range(3):
-            watch._seal_finished()
+            watch.seal_finished()
             await asyncio.sleep(0)
         meanwhile = list(begun)
         through.set()
         for _ in range(9):
-            watch._seal_finished()
+            watch.seal_finished()
             await asyncio.sleep(0)
         return meanwhile, list(jobs)
 
@@ -75,7 +75,7 @@ def test_a_flush_waits_for_the_judging(monkeypatch):
         for busy, overdue in ((False, 1.0), (True, 1.0), (True, recorder.WAIT_S + 1.0), (False, -5.0)):
             monkeypatch.setattr(type(collector.judging), "busy", busy)
             collector.recorder.last_flush = time.monotonic() - 10 - overdue
-            found.append(collector._flush_due())
+            found.append(collector.flush_due())
         return found
 
     assert asyncio.run(scenario()) == [True, False, True, False]
@@ -128,7 +128,7 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
             told.append(job.id)
             job.judged_revision = job.revision
 
-        monkeypatch.setattr(watch, "_turn", turn)
+        monkeypatch.setattr(watch, "turn", turn)
         task = asyncio.create_task(watch.run())
         while not (looked or told or task.done()):
             await asyncio.sleep(0.01)
@@ -190,7 +190,7 @@ class Costly:
         async def scenario():
             watch = self.watch(judging)
             for self.news, self.now in turns:
-                await watch._turn(self.job, whole=False)
+                await watch.turn(self.job, whole=False)
                 await asyncio.sleep(0)  # the full evaluation is begun
             told = self.job.judged, self.job.report
             self.through.set()
@@ -206,7 +206,7 @@ def test_an_evaluation_without_news_is_reported_too(fails):
     costly = Costly()
     costly.news = None if fails else False
     costly.through.set()
-    asyncio.run(costly.watch()._turn(costly.job, whole=False))
+    asyncio.run(costly.watch().turn(costly.job, whole=False))
     assert costly.job.judged == (None if fails else {"time_ns": 5, "last_step": 41})
 
 
@@ -216,7 +216,7 @@ def test_the_last_step_is_left_out_where_none_is_known_by_number():
     costly.news = False
     costly.through.set()
     costly.job.window.last_step = -1
-    asyncio.run(costly.watch()._turn(costly.job, whole=False))
+    asyncio.run(costly.watch().turn(costly.job, whole=False))
     assert costly.job.judged == {"time_ns": 5, "last_step": None}
 
 
@@ -258,7 +258,7 @@ def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same
 
     async def scenario():
         watch = costly.watch(judging)
-        await watch._turn(costly.job, whole=False)
+        await watch.turn(costly.job, whole=False)
         return watch._wholes
 
     assert asyncio.run(scenario()) == {}

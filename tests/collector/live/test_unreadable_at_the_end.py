@@ -28,6 +28,6 @@ def test_what_memory_holds_is_judged() -> None:
     job: Any = SimpleNamespace(
         id="j", snapshot=lambda _: lambda: run, exit_code=0, interrupted_by=None, no_ring=None, entered=True
     )
-    whole = sealing._whole(collector, job)
+    whole = sealing.whole_run(collector, job)
     assert whole.ranks["rank"].tolist() == [0, 1]
     assert any("cannot be read (page 3)" in note for note in whole.notes)

@@ -18,7 +18,7 @@ from hindmost_judge.overview import PLANES
 
 from .steps import seen
 
-CSS = document._asset("page.css")
+CSS = document.asset("page.css")
 _LIGHT, _DARK = (
     dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6})", block)) for block in re.findall(r":root \{(.*?)\}", CSS, re.DOTALL)
 )

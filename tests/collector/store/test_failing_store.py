@@ -37,7 +37,7 @@ def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch)
         async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
             agent = fake_agent(collector.addresses["grpc"])
             await agent.connect()
-            collector.recorder._limit = 1  # any row is too much to keep
+            collector.recorder.limit = 1  # any row is too much to keep
             with monkeypatch.context() as patch:
                 patch.setattr(segments, "write", full)
                 for step in range(10):
@@ -47,7 +47,7 @@ def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch)
                     await agent.send(agent.batch(step))
                 await until(lambda: collector.jobs["j"].window.last_step == 14)
                 acked = agent.acked
-            collector.recorder._limit = 1 << 20
+            collector.recorder.limit = 1 << 20
             assert "send it again" in await agent.ended()
             await agent.close()
             durable = await agent.connect()

@@ -145,7 +145,7 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
             monkeypatch.setattr(segments, "write", hang)
             await agent.send(agent.batch(0))
             await until(lambda: recorder._held_bytes)
-            recorder._limit = 1  # any row is too much to keep
+            recorder.limit = 1  # any row is too much to keep
             await until(lambda: not collector.ingest._open.is_set())
             ready = [collector.endpoints.ready()]
             recorder._now = lambda: time.monotonic() + store_recorder.HANGS_S
@@ -153,7 +153,7 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
                 await agent.send(agent.batch(step))
             await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
             ready.append(collector.endpoints.ready())
-            acked, recorder._limit = collector.ingest.agents["a@n0"].durable, 1 << 20
+            acked, recorder.limit = collector.ingest.agents["a@n0"].durable, 1 << 20
             release.set()
             assert "send it again" in await agent.ended()
             await agent.close()

@@ -213,7 +213,7 @@ def test_large_segment_is_not_stood_for(tmp_path):
     for name in [*names, large, segments.file_name("20250101", 10)]:
         (tmp_path / name).touch()
     os.truncate(tmp_path / large, compaction.LARGE_BYTES)
-    groups = [[one.path.name for one in group] for group in compaction._mergeable(tmp_path, "20250102")]
+    groups = [[one.path.name for one in group] for group in compaction.mergeable(tmp_path, "20250102")]
     assert groups == [names, [segments.file_name("20250101", 10)]]
 
 
@@ -223,7 +223,7 @@ def test_row_is_rewritten_as_often_as_its_table_doubles(tmp_path):
 
     def merge_all(today):
         nonlocal written
-        while groups := compaction._mergeable(tmp_path, today):
+        while groups := compaction.mergeable(tmp_path, today):
             for group in groups:
                 total = sum(one.bytes for one in group)
                 for one in group:

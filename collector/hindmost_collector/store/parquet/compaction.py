@@ -315,7 +315,7 @@ class Upkeep:
         for directory in sorted(self._store.root.rglob("segments/*")):
             if directory.name in schema.LEVELS or directory in self._newer:
                 continue  # levels are made from the samples, and merged as they are
-            for small in _mergeable(directory, today):
+            for small in mergeable(directory, today):
                 try:
                     self._merge(directory, small)
                 except HindmostError as error:
@@ -417,7 +417,7 @@ def _expendable(found: list[Segment]) -> list[Segment]:
     return [one for one in found if one.path.parent.name not in schema.IDENTITY or one.path.parents[1] not in needed]
 
 
-def _mergeable(directory: Path, today: str) -> list[list[Segment]]:
+def mergeable(directory: Path, today: str) -> list[list[Segment]]:
     """Groups of small segments of one day that are many enough to merge.
 
     A group has no other segment in between, nor one that was set aside and may be repaired: the merged segment
