@@ -1,4 +1,4 @@
-"""``hindmost compare``: two recorded runs, what changed between them, and how surely."""
+"""``hindmost compare``: two recorded runs, what changed and how surely; or several, how far more ranks are faster."""
 
 from __future__ import annotations
 
@@ -6,19 +6,24 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from hindmost.errors import UsageError
+
 from hindmost_cli import arguments, stdio
 from hindmost_cli.report import place
 
 if TYPE_CHECKING:
     import argparse
+    from collections.abc import Sequence
     from pathlib import Path
 
     from hindmost_judge.settings import Settings
 
 FORMATS = ("text", "json")
 EPILOG = """\
-example:
-  hindmost compare hindmost-runs/before hindmost-runs/after"""
+examples:
+  hindmost compare hindmost-runs/before hindmost-runs/after
+  hindmost compare hindmost-runs/before hindmost-runs/after --fail-if 'step>3%'
+  hindmost compare hindmost-runs/before hindmost-runs/after hindmost-runs/JOB"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -26,20 +31,48 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     parser.add_argument("a", metavar="A", type=place, help="the run before: a run directory or a folder of traces")
     parser.add_argument("b", metavar="B", type=place, help="the run after")
+    parser.add_argument(
+        "more", metavar="C", type=place, nargs="*", default=[], help="more runs: how far more ranks make the job faster"
+    )
+    parser.add_argument(
+        "--fail-if",
+        metavar="CONDITION",
+        action="append",
+        default=[],
+        help="exit with 1 where a measure surely changed from A to B by more, such as 'step>3%%' or 'work_per_s<-5%%'",
+    )
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     arguments.add_thresholds(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Load both, compare, print. Exit code 0 whatever changed."""
-    found = compared(args.a, args.b, arguments.thresholds(args.set, args.config))
-    if args.format == "json":
-        sys.stdout.write(json.dumps(found, indent=1) + "\n")
-        return 0
+    """Load, compare, print. Exit code 0 whatever changed; 1 where a condition to fail holds."""
+    from hindmost_collector.comparison import condition
     from hindmost_collector.report import compare as text
 
-    sys.stdout.write(text.render(found, stdio.width(least=80), stdio.colored(sys.stdout)))
-    return 0
+    conditions = [condition(one) for one in args.fail_if]
+    thresholds = arguments.thresholds(args.set, args.config)
+    if args.more and conditions:
+        raise UsageError("--fail-if compares two runs; give A and B only")
+    found = scaled([args.a, args.b, *args.more], thresholds) if args.more else compared(args.a, args.b, thresholds)
+    failed = [one for one in conditions if one.holds(found)]
+    if args.format == "json":
+        sys.stdout.write(json.dumps(found, indent=1) + "\n")
+    else:
+        shown = text.render_scaling if args.more else text.render
+        sys.stdout.write(shown(found, stdio.width(least=80), stdio.colored(sys.stdout)))
+    for one in failed:
+        sys.stderr.write(f"hindmost: failed by --fail-if {one.text}\n")
+    return 1 if failed else 0
+
+
+def scaled(places: Sequence[Path | str], settings: Settings | None = None) -> dict[str, Any]:
+    """``hindmost.scaling/1`` of several recordings."""
+    from hindmost_collector.comparison import scaling
+    from hindmost_collector.formats import recordings
+    from hindmost_judge.settings import DEFAULT
+
+    return scaling([recordings.load(one) for one in places], settings or DEFAULT)
 
 
 def compared(a: Path | str, b: Path | str, settings: Settings | None = None) -> dict[str, Any]:

@@ -1,13 +1,19 @@
-"""Comparison of two runs: what takes longer or shorter, how surely, and which verdicts came or went."""
+"""Comparison of two runs: what takes longer or shorter, how surely, and which verdicts came or went.
+
+And of several with different ranks: how far more ranks make the job faster, and where the rest of the time goes.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import asdict, dataclass
 from difflib import SequenceMatcher
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from hindmost.errors import UsageError
+from hindmost_judge import efficiency
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run, rows
 from hindmost_judge.settings import DEFAULT
@@ -18,13 +24,14 @@ from hindmost_collector.live.incremental import QUIET
 from hindmost_collector.live.verdicts import identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks
+    from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
 
-SCHEMA = "hindmost.compare/1"
+SCHEMA, SCALING = "hindmost.compare/1", "hindmost.scaling/1"
 #: Two standard errors: the interval that holds the true change in 19 of 20 cases.
 _SURE = 1.96
 #: A change below this share of the step is negligible, however sure it is.
@@ -50,7 +57,8 @@ class Measure:
 
 def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
     """``hindmost.compare/1``: both jobs, the measures, and verdicts ``gone``, ``new`` and ``kept`` (as each has it)."""
-    reports = [judge(run, settings).to_dict() for run in (a, b)]
+    judged = [judge(run, settings) for run in (a, b)]
+    reports = [report.to_dict() for report in judged]
     series = [_series(run, settings) for run in (a, b)]
     step = max(_typical(found.get("step")) for found in series)
     names = dict.fromkeys([*series[0], *series[1]])
@@ -59,8 +67,143 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "a": reports[0]["job"],
         "b": reports[1]["job"],
         "measures": [asdict(_measure(name, series[0].get(name), series[1].get(name), step)) for name in names],
+        "rates": _rates(judged[0].overview, judged[1].overview),
         "verdicts": _verdicts(*(report["verdicts"] for report in reports)),
-        "notes": _notes(*(report["job"] for report in reports)),
+        "notes": [
+            *_notes(*(report["job"] for report in reports)),
+            *_work_differs(judged[0].overview, judged[1].overview),
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Steps, or samples or tokens, a second of the whole job, in both runs, as :class:`Measure`; changes are shares."""
+
+    name: str
+    a: float | None
+    b: float | None
+    change: float | None = None
+    low: float | None = None
+    high: float | None = None
+    changed: bool | None = None
+
+
+def _rates(a: Overview | None, b: Overview | None) -> list[dict[str, Any]]:
+    """Both paces; runs with other batches or other numbers of ranks are comparable by their work."""
+    found = [{} if seen is None else _paces(seen) for seen in (a, b)]
+    return [asdict(_rate(name, found[0].get(name), found[1].get(name))) for name in ("steps_per_s", "work_per_s")]
+
+
+def _paces(seen: Overview) -> dict[str, Floats]:
+    """Name to [B] a second, in blocks of the run's time."""
+    amounts = {"steps_per_s": np.ones(len(seen.steps))} | ({} if seen.work is None else {"work_per_s": seen.work})
+    known = np.isfinite(seen.period) & (seen.period > 0)
+    found = {}
+    for name, amount in amounts.items():
+        period, done = seen.period[known], amount[known]
+        cuts = time_blocks(len(period))
+        if len(period) and np.nansum(done) > 0:
+            found[name] = np.array([np.nansum(done[cut]) / period[cut].sum() * 1e9 for cut in cuts])
+    return found
+
+
+def _rate(name: str, a: Floats | None, b: Floats | None) -> Rate:
+    left, right = (None if values is None else float(values.mean()) for values in (a, b))
+    if a is None or b is None or left is None or right is None:
+        return Rate(name, left, right)
+    change = right / left - 1
+    error = _SURE * (1 + change) * math.hypot(_error_of_mean(a) / left, _error_of_mean(b) / right)
+    if not math.isfinite(error):
+        return Rate(name, left, right, change)
+    return Rate(name, left, right, change, change - error, change + error, abs(change) > max(error, _SMALL))
+
+
+_CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What makes a comparison fail: a measure or a rate that changed by more (or, ``below``, by less) than a share."""
+
+    text: str
+    name: str
+    below: bool
+    share: float
+
+    def holds(self, found: Mapping[str, Any]) -> bool:
+        """Whether a comparison surely changed so. Raises UsageError where it has no such measure in both runs."""
+        changes = {one["name"]: (one["change"], one["changed"]) for one in found["rates"]}
+        changes |= {
+            one["name"]: (
+                one["change_ms"] / one["a_ms"] if one["a_ms"] and one["change_ms"] is not None else None,
+                one["changed"],
+            )
+            for one in found["measures"]
+        }
+        change, sure = changes.get(self.name, (None, None))
+        if change is None or sure is None:
+            known = sorted(name for name, (value, told) in changes.items() if value is not None and told is not None)
+            raise UsageError(
+                f"--fail-if {self.text}: not measured in both runs; measured are {', '.join(known) or 'none'}"
+            )
+        return bool(sure) and bool(change < self.share if self.below else change > self.share)
+
+
+def condition(text: str) -> Condition:
+    """``step>3%``, ``work_per_s<-5%`` as a condition. Raises UsageError."""
+    found = _CONDITION.fullmatch(text)
+    if found is None:
+        raise UsageError(f"--fail-if {text}: expected MEASURE>N% or MEASURE<-N%, like step>3% or work_per_s<-5%")
+    return Condition(text.strip(), found[1], found[2] == "<", float(found[3]) / 100)
+
+
+def scaling(runs: Sequence[Run], settings: Settings = DEFAULT) -> dict[str, Any]:
+    """``hindmost.scaling/1``: a row a run, by its ranks, against the one with the fewest.
+
+    Speed-up is by samples or tokens a second where all runs counted them, else by steps a second: then a step has to be
+    the same work in all. Efficiency is speed-up over the ratio of ranks.
+    """
+    rows_ = [_row(run, settings) for run in runs]
+    by = "work_per_s" if all(row["work_per_s"] for row in rows_) else "steps_per_s"
+    rows_.sort(key=lambda row: row["ranks"] or 0)
+    first = rows_[0]
+    for row in rows_:
+        known = row[by] and first[by] and row["ranks"] and first["ranks"]
+        row["speed_up"] = row[by] / first[by] if known else None
+        row["efficiency"] = row["speed_up"] / (row["ranks"] / first["ranks"]) if known else None
+    return {"schema": SCALING, "by": by, "runs": rows_}
+
+
+def _row(run: Run, settings: Settings) -> dict[str, Any]:
+    """A run of a scaling study: its paces, and where the step of the typical rank goes, as shares of it."""
+    report = judge(run, settings)
+    seen, job = report.overview, report.job
+    paces = {} if seen is None else {name: float(values.mean()) for name, values in _paces(seen).items()}
+    step = float(np.nanmean(seen.period)) if seen is not None and not np.isnan(seen.period).all() else None
+    shares = {}
+    for name, plane in (("self", "own"), ("wait", "wait"), ("transfer", "transfer"), ("input", "input")):
+        block = None if seen is None else seen.planes.get(plane)
+        whole = (
+            block is None
+            or step is None
+            or np.isnan(block).all()
+            or (seen is not None and seen.overlapped and name == "self")
+        )
+        shares[name] = None if whole else float(np.nanmedian(np.nanmean(block, axis=1))) / step  # type: ignore[arg-type, operator]
+    lanes = efficiency.of(seen) if seen is not None else []
+    parallel = next((lane for lane in lanes if lane.parallel is not None), None)
+    return {
+        "id": job.id,
+        "ranks": job.world_size,
+        "nodes": job.nodes,
+        "step_ms": step / 1e6 if step else None,
+        "steps_per_s": paces.get("steps_per_s"),
+        "work_per_s": paces.get("work_per_s"),
+        "shares": shares,
+        "load_balance": parallel.load_balance if parallel else None,
+        "communication": parallel.communication if parallel else None,
+        "verdict": report.verdicts[0].kind,
     }
 
 
@@ -131,6 +274,19 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         unlike.append(f"the command differs: {_unlike(a['command'].split(), b['command'].split())}")
     failed = [(label, job) for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")]
     return unlike + [f"{label} failed: {job['ended']}" for label, job in failed]
+
+
+def _work_differs(a: Overview | None, b: Overview | None) -> list[str]:
+    """That a step of one run is more work, so that steps cannot be compared."""
+    work = [None if seen is None or seen.work is None else float(np.nanmean(seen.work)) for seen in (a, b)]
+    left, right = work
+    if not left or not right or abs(right / left - 1) < _OTHER_WORK:
+        return []
+    return [f"a step has {left:,.0f} samples or tokens in A and {right:,.0f} in B: compare by PACE"]
+
+
+#: Steps whose work differs by less are alike.
+_OTHER_WORK = 0.01
 
 
 def _unlike(a: list[str], b: list[str]) -> str:

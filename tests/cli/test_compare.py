@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from hindmost.errors import UsageError
 from hindmost_cli import main
 from hindmost_collector import comparison as comparing
 from hindmost_collector.comparison import compare
 from hindmost_collector.report import columns
 from hindmost_collector.report import compare as text
+from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.model import COLLECTIVES, empty
 
@@ -140,3 +142,93 @@ def test_the_command_compares_two_folders(tmp_path: Path, capsys: pytest.Capture
     for command in (["compare", str(tmp_path / "a")], ["report"]):
         assert main([*command, str(tmp_path / "none")]) == 2
         assert "none: no such file or folder; give a run directory" in capsys.readouterr().err
+
+
+def trained(ranks: int, batch: int, step_ms: float = 100.0, seed: int = 1) -> Run:
+    """A job of so many ranks, each with a batch of so many samples a step."""
+    run = simulate(Scenario(ranks, 60, seed=seed, step_ms=step_ms)).run
+    return dataclasses.replace(run, steps=run.steps | {"work": np.full(len(run.steps["rank"]), batch)})
+
+
+def test_runs_with_other_batches_are_compared_by_their_work() -> None:
+    """Twice the batch in 1.5 times the step is a third more samples a second, though each step is longer."""
+    found = compare(trained(4, 32), trained(4, 64, step_ms=150.0))
+    rates = {one["name"]: one for one in found["rates"]}
+    assert rates["work_per_s"]["change"] == pytest.approx(1 / 3, abs=0.05)
+    assert rates["work_per_s"]["changed"]
+    assert rates["steps_per_s"]["change"] < -0.25
+    shown = text.render(found, width=200)
+    assert "a step has 128 samples or tokens in A and 256 in B: compare by PACE" in shown
+    assert re.search(r"PACE .*samples or tokens/s: more, by 3\d %", shown)
+
+
+def test_the_same_work_has_no_note_on_it() -> None:
+    """Nor a change of pace beyond noise."""
+    shown = text.render(compare(trained(4, 32), trained(4, 32, seed=2)), width=200)
+    assert "compare by PACE" not in shown
+    assert "no change beyond noise" in shown
+
+
+@pytest.mark.parametrize(
+    ("asked", "fails"),
+    [("step>3%", True), ("step>60%", False), ("step<-3%", False), ("steps_per_s<-3%", True), ("transfer>3%", False)],
+)
+def test_a_condition_fails_where_a_change_is_sure_and_large(asked: str, fails: bool) -> None:
+    """A step of 10 ms instead of 8.5; noise is no failure."""
+    found = compare(job(), job(2, faults=[SLOW]))
+    assert comparing.condition(asked).holds(found) is fails
+
+
+def test_a_change_by_chance_fails_nothing() -> None:
+    """However small the condition: two runs of the same."""
+    assert not comparing.condition("step>0%").holds(compare(job(1), job(2)))
+
+
+@pytest.mark.parametrize("asked", ["step", "step>3", "step>=3%", "step>x%", ""])
+def test_a_condition_that_is_none_is_an_error(asked: str) -> None:
+    """It says how one is written."""
+    with pytest.raises(UsageError, match="expected MEASURE>N%"):
+        comparing.condition(asked)
+
+
+def test_what_was_not_measured_neither_fails_nor_passes() -> None:
+    """A check in CI that cannot tell is an error, and names what there is."""
+    with pytest.raises(UsageError, match=r"--fail-if input>3%: not measured in both runs; measured are .*step"):
+        comparing.condition("input>3%").holds(compare(job(1), job(2)))
+
+
+def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With 1, after the comparison; with 2 where it cannot be decided."""
+    for name, faults in (("a", []), ("b", [SLOW])):
+        write(job(faults=faults), tmp_path / name, "run")
+    command = ["compare", str(tmp_path / "a"), str(tmp_path / "b"), "--fail-if"]
+    assert main([*command, "step>90%"]) == 0
+    capsys.readouterr()
+    assert main([*command, "step>3%"]) == 1
+    said = capsys.readouterr()
+    assert "RESULT B is slower" in said.out
+    assert said.err == "hindmost: failed by --fail-if step>3%\n"
+    assert main([*command, "input>3%"]) == 2
+
+
+def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
+    """4, 8 and 16 ranks, of which the largest run takes 125 ms a step and not 100: an efficiency of 80 %."""
+    runs = [trained(16, 32, step_ms=131.0), trained(4, 32), trained(8, 32)]
+    found = comparing.scaling(runs)
+    assert (found["schema"], found["by"]) == ("hindmost.scaling/1", "work_per_s")
+    assert [one["ranks"] for one in found["runs"]] == [4, 8, 16]
+    assert [one["speed_up"] for one in found["runs"]] == pytest.approx([1.0, 2.0, 4 * 0.77], rel=0.03)
+    assert [one["efficiency"] for one in found["runs"]] == pytest.approx([1.0, 1.0, 0.77], abs=0.03)
+    shown = text.render_scaling(found, 80)
+    assert re.search(r"RESULT 16 ranks are 3\.\d\d times as fast as 4, by samples or tokens/s", shown)
+    assert max(map(len, shown.splitlines())) <= 80
+    bars = [line.count("█") for line in shown.splitlines() if "█" in line]
+    assert bars == sorted(bars, reverse=True)
+
+
+def test_runs_that_cannot_be_compared_say_so() -> None:
+    """Without steps there is no speed-up, and no number in its place."""
+    nothing = dataclasses.replace(job(), collectives=empty(COLLECTIVES))
+    found = comparing.scaling([nothing, nothing, nothing])
+    assert {one["speed_up"] for one in found["runs"]} == {None}
+    assert "no comparison" in text.render_scaling(found)

@@ -1,4 +1,4 @@
-"""A comparison of two runs for the eye."""
+"""A comparison of two runs, or of several with different ranks, for the eye."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import columns
+from hindmost_collector.report import columns, sections
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.text import console, labelled, written
 from hindmost_collector.report.verdict_lines import doing, of_verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _WORSE, _BETTER = "red", "green"
 #: Measures below this share of the step, in both runs, that did not change: not shown.
@@ -29,6 +29,9 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     for label in ("a", "b"):
         page.print(labelled(label.upper(), columns.title({"job": found[label]}).removeprefix("hindmost · "), "bold"))
     page.print(labelled("RESULT", *_result(found)))
+    for rate in found.get("rates") or ():
+        if rate["name"] == "work_per_s" and rate["change"] is not None:
+            page.print(labelled("PACE", *_pace(rate)))
     for label, style, sentence in _changes(found["verdicts"]):
         page.print(labelled(label, sentence, style))
     for note in found["notes"]:
@@ -52,6 +55,82 @@ def _result(found: Mapping[str, Any]) -> tuple[str, str]:
         return steps, style
     style = f"bold {_WORSE if 'B' in stopped else _BETTER if stopped else 'yellow'}"
     return f"{'; '.join(ends)}; up to there: {steps}", style
+
+
+def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:
+    """Samples or tokens a second of both, which runs with other batches or ranks are to be compared by."""
+    both = f"{sections.written(rate['a'], 'number')} to {sections.written(rate['b'], 'number')} samples or tokens/s"
+    if rate["changed"] is None:
+        return f"{both}; too few steps to call it a change", ""
+    if not rate["changed"]:
+        return f"{both}: no change beyond noise", ""
+    by = f"{'more' if rate['change'] > 0 else 'less'}, by {ratio(abs(rate['change']))}"
+    return f"{both}: {by} ({_share(rate['low'])} to {_share(rate['high'])})", _BETTER if rate["change"] > 0 else _WORSE
+
+
+def _share(value: float) -> str:
+    return ("+" if value > 0 else "") + ratio(value)
+
+
+#: Blocks of the longest bar.
+_BAR = 20
+_SCALING = (
+    ("ranks", "ranks", "count"),
+    ("nodes", "nodes", "count"),
+    ("step_ms", "step", "ms"),
+    ("steps_per_s", "steps/s", "number"),
+    ("work_per_s", "work/s", "number"),
+    ("speed_up", "speed-up", "number"),
+    ("efficiency", "efficiency", "ratio"),
+    ("load_balance", "load balance", "ratio"),
+    ("communication", "communi- cation", "ratio"),
+)
+_SHARES = ("self", "input", "wait", "transfer")
+
+
+def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = False) -> str:
+    """``hindmost.scaling/1`` as text: a row a run, efficiency as bars, then where the typical rank's step goes."""
+    page, runs = console(width, color), found["runs"]
+    best = max((one for one in runs if one["efficiency"]), key=lambda one: one["ranks"], default=None)
+    if best is None or best is runs[0]:
+        page.print(
+            labelled(
+                "RESULT", "no comparison: the runs need recognised steps and different numbers of ranks", "bold yellow"
+            )
+        )
+    else:
+        more, fewer = best["ranks"] / runs[0]["ranks"], runs[0]["ranks"]
+        by = "samples or tokens/s" if found["by"] == "work_per_s" else "steps/s (a step must be the same work in all)"
+        text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {fewer:,}, by {by}"
+        page.print(labelled("RESULT", f"{text}: {ratio(best['efficiency'])} of {more:.1f} times", "bold"))
+    shown = [one for one in _SCALING if any(run[one[0]] is not None for run in runs)]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for _, title, _ in shown:
+        table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
+    for run in runs:
+        table.add_row(*(sections.written(run[key], unit) for key, _, unit in shown))
+    page.print(table)
+    for run in runs:
+        if run["efficiency"] is not None:
+            bar = "█" * round(min(run["efficiency"], 1.0) * _BAR)
+            page.print(Text(f"{run['ranks']:>7,} ranks  {bar:<{_BAR}}  {ratio(run['efficiency'])}"))
+    page.print(_where(runs))
+    page.print(Text("share of the mean step, of the typical rank; a fault of one rank: report that run", "dim"))
+    return written(page)
+
+
+def _where(runs: Sequence[Mapping[str, Any]]) -> Table:
+    """Where the step goes, a row a run."""
+    names = [name for name in _SHARES if any(run["shares"][name] is not None for run in runs)]
+    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    table.add_column("ranks", justify="right", no_wrap=True, vertical="bottom")
+    for name in names:
+        table.add_column(title_of(name).replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
+    table.add_column("first\nverdict", no_wrap=True, vertical="bottom")
+    for run in runs:
+        cells = (ratio(run["shares"][name]) for name in names)
+        table.add_row(sections.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
+    return table
 
 
 def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
