@@ -71,15 +71,6 @@ def test_what_transfers_usually_take_is_known_of_twenty_steps_without_the_fault(
     assert cpu_wait._usual(transfer, np.arange(100 - outside)) == usual
 
 
-def test_long_stalls_are_found_among_many_short_ones() -> None:
-    """On a noisy host all ranks are late by a part of a step in turn; only one is by many."""
-    noise = [{"rank": rank, "blocked": 3.0, "every": 7 + rank} for rank in range(4)]
-    run = make(Load(steps=STEPS, faults=[*noise, {"rank": 2, "blocked": STOPPED_MS, "every": 24}]))
-    (verdict,) = judge(run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("intermittent", (2,))
-    assert [one.kind for one in judge(make(Load(steps=STEPS, faults=noise))).verdicts] == ["balanced"]
-
-
 @pytest.mark.parametrize(
     ("saved", "waited", "others", "cost"),
     [

@@ -40,16 +40,6 @@ def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     assert (verdict.ranks, notes) == ((0,), [])
 
 
-def test_a_slow_loader_costs_what_it_is_slower_than_its_peers_were() -> None:
-    """Their workers catch up while they wait for it: that they no longer wait for input is no reason to add."""
-    before = [{"rank": rank, "input": 40.0, "every": 4, "until": 300} for rank in range(4)]
-    slow = {"rank": 1, "input": 120.0, "every": 4, "from": 300}
-    load = Load(kind="torch", steps=600, compute=20.0, faults=[*before, slow])
-    (verdict,) = judge(make(load)).verdicts
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")
-    assert verdict.cost_ms_per_step == pytest.approx((120.0 - 40.0) / 4, rel=0.1)
-
-
 def test_waits_of_peers_that_end_with_the_onset_are_not_taken_out_of_the_steps_before() -> None:
     """Steps of 40 ms, 10 of them waits for peers, become steps of 50 for one rank: 10 more, not 20."""
     blocks = blocks_of(make(Load(compute=10.0)))
