@@ -126,15 +126,7 @@ class Facts:
     @cached_property
     def used(self) -> dict[str, float]:
         """Node to the share of its CPUs in use."""
-        idle = {"mode": "idle"}
-        every = usage.summary(self.metrics, "hindmost_node_cpu_seconds_total", "", "rate")
-        free = usage.summary(self.metrics, "hindmost_node_cpu_seconds_total", "", "rate", idle)
-        waits = usage.summary(self.metrics, "hindmost_node_cpu_seconds_total", "", "rate", {"mode": "iowait"})
-        return {
-            owner[0]: 1.0 - (free.get(owner, 0.0) + waits.get(owner, 0.0)) / total
-            for owner, total in every.items()
-            if total > 0 and owner in free
-        }
+        return usage.cpu_busy(self.metrics)
 
 
 def find(run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> list[Advice]:

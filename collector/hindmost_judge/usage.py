@@ -66,6 +66,20 @@ def by_label(metrics: Metrics, name: str, of: str, how: str, label: str) -> dict
     return shown
 
 
+#: CPU modes that are no work, and those that the kernel counts as user time too.
+_NOT_WORK, _TWICE = frozenset({"idle", "iowait"}), frozenset({"guest", "guest_nice"})
+
+
+def cpu_busy(metrics: Metrics) -> dict[str, float]:
+    """Node to the share of its CPUs' time that was work."""
+    found = {}
+    for (node, _), modes in by_label(metrics, "hindmost_node_cpu_seconds_total", "", "rate", "mode").items():
+        every = sum(rate for mode, rate in modes.items() if mode not in _TWICE)
+        if every > 0 and "idle" in modes:
+            found[node] = 1.0 - sum(modes.get(mode, 0.0) for mode in _NOT_WORK) / every
+    return found
+
+
 def texts(metrics: Metrics, name: str, of: str, label: str) -> dict[Owner, str]:
     """(node, owner) to the text of a label that a series carries, such as the CPUs that a rank may run on."""
     found = metrics.samples(name)

@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 from hindmost_collector.page import data, document
 from hindmost_collector.page.history import StepHistory
+from hindmost_collector.report import html
 from hindmost_collector.serve.live_page import Condition
+from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_judge.judge import judge
 from hindmost_judge.overview import Overview
 
 if TYPE_CHECKING:
@@ -272,6 +275,23 @@ def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: 
     assert browser.run("return heat.steps.heat.rows") == 4
     browser.run("choose([4, 15])")
     browser.until("document.querySelector('tr.rank.bad').children[3].firstChild.innerText == '0 ms'")
+    assert browser.complaints() == []
+
+
+def test_the_page_of_a_run_has_its_sections_in_a_tab(browser: Any, tmp_path: Path) -> None:
+    """Each table of the report's sections, with its words; a screen of 400 pixels scrolls them, and not the page."""
+    run = simulate(Scenario(4, 60)).run
+    found = judge(run)
+    (tmp_path / "report.html").write_text(html.render(found.to_dict(), run, found.overview), encoding="utf-8")
+    browser.open((tmp_path / "report.html").as_uri())
+    browser.until("document.getElementById('tab-run')")
+    browser.run("document.getElementById('tab-run').click()")
+    browser.until("document.querySelectorAll('#other table').length > 5")
+    titles = browser.run("return [...document.querySelectorAll('#other h2')].map(one => one.innerText)")
+    assert [title.lower() for title in titles[:3]] == ["wall clock", "throughput", "what bounds the job"]
+    assert "all_reduce" in browser.text("#other")
+    browser.width(400)
+    assert browser.run("return document.documentElement.scrollWidth") <= 400
     assert browser.complaints() == []
 
 

@@ -66,7 +66,7 @@ _RANK_OF_GPU, _INFO = f"{_GPU}rank_info", f"{_GPU}info"
 #: CPU modes that are no work; guest time is in that of users too.
 _NOT_WORK = frozenset({"idle", "iowait", "guest", "guest_nice"})
 #: Devices whose traffic is none, or is counted on the devices below them too.
-_NOT_A_WIRE = re.compile(r"lo$|docker|br-|virbr|bond|team|cni|flannel")
+NOT_A_WIRE = re.compile(r"lo$|docker|br-|virbr|bond|team|cni|flannel")
 
 
 class Cell(NamedTuple):
@@ -97,7 +97,7 @@ def cell(node: str, name: str, labels: str) -> Cell | None:
     if name not in NODES:
         return None
     known = json.loads(labels)
-    wire = not name.startswith(f"{_NODE}network_") or not _NOT_A_WIRE.match(known.get("device", ""))
+    wire = not name.startswith(f"{_NODE}network_") or not NOT_A_WIRE.match(known.get("device", ""))
     if known.get("mode") in _NOT_WORK or not wire:
         return None
     return Cell("nodes", node, f"{known['resource']}_{NODES[name]}" if "resource" in known else NODES[name])

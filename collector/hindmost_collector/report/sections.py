@@ -18,7 +18,7 @@ from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.schema import SCHEMA, STOPS
 from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
-from hindmost_collector.report import columns
+from hindmost_collector.report import columns, machine_tables
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
@@ -748,18 +748,15 @@ def _nodes(one: _Run) -> list[dict[str, Any]]:
     def of_node(metric: str, how: str, labels: Mapping[str, str] | None = None) -> dict[str, float]:
         return {node: value for (node, _), value in usage.summary(one.metrics, metric, "", how, labels).items()}
 
-    every = of_node("hindmost_node_cpu_seconds_total", "rate")
-    idle = of_node("hindmost_node_cpu_seconds_total", "rate", {"mode": "idle"})
-    waits = of_node("hindmost_node_cpu_seconds_total", "rate", {"mode": "iowait"})
     pressure = "hindmost_node_pressure_waiting_seconds_total"
     found = {
         "cpus": of_node("hindmost_node_cpus", "median"),
-        "busy": {n: 1 - (idle[n] + waits.get(n, 0.0)) / all_ for n, all_ in every.items() if n in idle and all_ > 0},
+        "busy": usage.cpu_busy(one.metrics),
         **{f"{what}_pressure": of_node(pressure, "rate", {"resource": what}) for what in ("cpu", "memory", "io")},
         "memory": of_node("hindmost_node_memory_used_bytes", "highest"),
         "memory_total": of_node("hindmost_node_memory_total_bytes", "median"),
-        "received_per_s": of_node("hindmost_node_network_receive_bytes_total", "rate"),
-        "sent_per_s": of_node("hindmost_node_network_transmit_bytes_total", "rate"),
+        "received_per_s": _network(one, "receive"),
+        "sent_per_s": _network(one, "transmit"),
         "energy": of_node("hindmost_node_energy_joules_total", "rise"),
     }
     nodes = sorted({node for values in found.values() for node in values})
@@ -768,6 +765,17 @@ def _nodes(one: _Run) -> list[dict[str, Any]]:
     elif not found["cpu_pressure"]:
         one.lacks("hosts", "pressure", "the kernel has no pressure-stall information (CONFIG_PSI, `psi=1`)")
     return [{"node": node} | {key: values.get(node) for key, values in found.items()} for node in nodes]
+
+
+def _network(one: _Run, way: str) -> dict[str, float]:
+    """Node to bytes a second over its wires, Ethernet and InfiniBand."""
+    found: dict[str, float] = {}
+    for kind in ("network", "infiniband"):
+        metric = f"hindmost_node_{kind}_{way}_bytes_total"
+        for (node, _), devices in usage.by_label(one.metrics, metric, "", "rate", "device").items():
+            wires = [rate for device, rate in devices.items() if not machine_tables.NOT_A_WIRE.match(device)]
+            found[node] = found.get(node, 0.0) + sum(wires)
+    return found
 
 
 #: Column to metric and summary, of GPUs.
