@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Run
 
 
-def scenarios() -> Iterator[Any]:
+def scenarios(*, alternatives: bool = True) -> Iterator[Any]:
+    """The lines of each scenario; with ``alternatives`` once for each of these."""
     for path in sorted(Path(__file__).parent.glob("*.scenario")):
         for block in path.read_text().split("\n\n"):
             title, *lines = [line.strip() for line in block.splitlines() if line.strip()] or [""]
-            for number in range(max((word.count("|") + 1 for line in lines for word in line.split()), default=0)):
+            count = max((word.count("|") + 1 for line in lines for word in line.split()), default=0)
+            for number in range(count if alternatives else min(count, 1)):
                 yield pytest.param([_chosen(line, number) for line in lines], id=f"{path.stem}: {title.lstrip('# ')}")
 
 
