@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from hindmost_judge.communication import CYCLES
+from hindmost_judge.encoding import is_constant
 from hindmost_judge.model import ERROR, NONBLOCKING, OTHER, PHASES, Table
 from hindmost_judge.timeline.collective_calls import WAIT, is_synchronising
 from hindmost_judge.timeline.phases import unnamed
@@ -35,12 +36,13 @@ _COMMUNICATORS = 1 << 17
 
 
 class _Part(NamedTuple):
-    """Rows of one turn that wait: ``instances`` by column, (N,) each; ``which`` (R,) of them a row is of."""
+    """Rows of one turn that wait, instance after instance: ``instances`` by column, and where in ``rank`` and
+    ``duration`` the rows of each begin and how many they are (N,)."""
 
     turn: int
     instances: dict[str, Array]
-    counts: Array
-    which: Array
+    begin: Array
+    count: Array
     rank: Array
     duration: Array
 
@@ -123,7 +125,7 @@ class Waits:
     @property
     def pending(self) -> int:
         """Rows that wait for the rest of their instance."""
-        return sum(len(part.rank) for part in self._parts)
+        return sum(int(part.count.sum()) for part in self._parts)
 
     def _forget(self) -> None:
         while len(self._parts) > 1 and (self.pending > _PENDING or self._parts[0].turn <= self._turn - _TURNS):
@@ -132,19 +134,21 @@ class Waits:
     def _settle(self) -> Mapping[str, tuple[Array, Array]]:
         """Take out the instances that are whole now, over all parts."""
         joined = {name: np.concatenate([part.instances[name] for part in self._parts]) for name in _INSTANCE}
-        number, which = _numbered(joined)
-        counts = np.bincount(which, weights=np.concatenate([part.counts for part in self._parts])).astype(np.int64)
-        whole = counts >= self._sizes(joined["comm"][number], counts)
-        ends = np.cumsum([len(part.counts) for part in self._parts])
+        order, begin, count = _by_instance(joined)
+        which = np.empty(len(order), np.int64)
+        which[order] = np.repeat(np.arange(len(begin)), count)
+        counts = np.bincount(which, weights=np.concatenate([part.count for part in self._parts])).astype(np.int64)
+        whole = counts >= self._sizes(joined["comm"][order[begin]], counts)
+        ends = np.cumsum([len(part.count) for part in self._parts])
         taken, kept = [], []
         for part, instance in zip(self._parts, np.split(which, ends[:-1]), strict=True):
-            rows = whole[instance][part.which]
-            if rows.any():
-                taken.append((instance[part.which[rows]], part.rank[rows], part.duration[rows]))
-                if not rows.all():
-                    kept.append(_without(part, whole[instance], rows))
-            else:
-                kept.append(part)
+            done = whole[instance]
+            if done.any():
+                count = part.count[done]
+                rows = _ranges(part.begin[done], count)
+                taken.append((np.repeat(instance[done], count), part.rank[rows], part.duration[rows]))
+            if not done.all():
+                kept.append(_without(part, done) if done.any() else part)
         self._parts = kept
         if not taken:
             return {}
@@ -169,32 +173,37 @@ def _taken(table: Table, rows: Array) -> Table:
 
 
 def _part(turn: int, table: Table) -> _Part:
-    number, which = _numbered(table)
-    instances = {name: table[name][number] for name in _INSTANCE}
-    counts = np.bincount(which, minlength=len(number))
-    return _Part(turn, instances, counts, which.astype(np.int32), table["rank"], table["duration_ns"])
+    order, begin, count = _by_instance(table)
+    instances = {name: table[name][order[begin]] for name in _INSTANCE}
+    return _Part(turn, instances, begin, count, table["rank"][order], table["duration_ns"][order])
 
 
-def _without(part: _Part, gone: Array, rows: Array) -> _Part:
-    """A part less its instances that are ``gone``, of which these rows are."""
-    stays = ~rows
-    place = np.cumsum(~gone) - 1
+def _without(part: _Part, gone: Array) -> _Part:
+    """A part less its instances that are ``gone``; once these are most of it, less their rows."""
     instances = {name: column[~gone] for name, column in part.instances.items()}
-    which = place[part.which[stays]].astype(np.int32)
-    return _Part(part.turn, instances, part.counts[~gone], which, part.rank[stays], part.duration[stays])
+    begin, count = part.begin[~gone], part.count[~gone]
+    if 2 * count.sum() > len(part.rank):
+        return part._replace(instances=instances, begin=begin, count=count)
+    rows = _ranges(begin, count)
+    return _Part(part.turn, instances, np.cumsum(count) - count, count, part.rank[rows], part.duration[rows])
 
 
-def _numbered(table: Table) -> tuple[Array, Array]:
-    """``(a row of each instance, which instance each row is of)``."""
-    order = np.lexsort([table[name] for name in reversed(_INSTANCE)])
+def _ranges(begin: Array, count: Array) -> Array:
+    """All places of ranges that begin there and have so many."""
+    return np.arange(int(count.sum())) + np.repeat(begin - (np.cumsum(count) - count), count)
+
+
+def _by_instance(table: Table) -> tuple[Array, Array, Array]:
+    """``(what sorts rows by instance, where each begins in that order, how many rows it has)``."""
+    keys = [table[name] for name in _INSTANCE if not is_constant(table[name])]
+    order = np.lexsort(keys[::-1]) if keys else np.arange(len(table["seq"]))
     fresh = np.zeros(len(order), dtype=bool)
     fresh[:1] = True
-    for name in _INSTANCE:
-        column = table[name][order]
+    for key in keys:
+        column = key[order]
         fresh[1:] |= column[1:] != column[:-1]
-    which = np.empty(len(order), np.int64)
-    which[order] = np.cumsum(fresh) - 1
-    return order[fresh], which
+    begin = np.flatnonzero(fresh)
+    return order, begin, np.diff(begin, append=len(order))
 
 
 def _shares(rank: Array, duration: Array, group: Array, count: int) -> Mapping[str, tuple[Array, Array]]:
