@@ -42,7 +42,7 @@ class _Part(NamedTuple):
     turn: int
     instances: dict[str, Array]
     begin: Array
-    count: Array
+    length: Array
     rank: Array
     duration: Array
 
@@ -125,7 +125,7 @@ class Waits:
     @property
     def pending(self) -> int:
         """Rows that wait for the rest of their instance."""
-        return sum(int(part.count.sum()) for part in self._parts)
+        return sum(int(part.length.sum()) for part in self._parts)
 
     def _forget(self) -> None:
         while len(self._parts) > 1 and (self.pending > _PENDING or self._parts[0].turn <= self._turn - _TURNS):
@@ -137,14 +137,14 @@ class Waits:
         order, begin, count = _by_instance(joined)
         which = np.empty(len(order), np.int64)
         which[order] = np.repeat(np.arange(len(begin)), count)
-        counts = np.bincount(which, weights=np.concatenate([part.count for part in self._parts])).astype(np.int64)
+        counts = np.bincount(which, weights=np.concatenate([part.length for part in self._parts])).astype(np.int64)
         whole = counts >= self._sizes(joined["comm"][order[begin]], counts)
-        ends = np.cumsum([len(part.count) for part in self._parts])
+        ends = np.cumsum([len(part.length) for part in self._parts])
         taken, kept = [], []
         for part, instance in zip(self._parts, np.split(which, ends[:-1]), strict=True):
             done = whole[instance]
             if done.any():
-                count = part.count[done]
+                count = part.length[done]
                 rows = _ranges(part.begin[done], count)
                 taken.append((np.repeat(instance[done], count), part.rank[rows], part.duration[rows]))
             if not done.all():
@@ -181,16 +181,16 @@ def _part(turn: int, table: Table) -> _Part:
 def _without(part: _Part, gone: Array) -> _Part:
     """A part less its instances that are ``gone``; once these are most of it, less their rows."""
     instances = {name: column[~gone] for name, column in part.instances.items()}
-    begin, count = part.begin[~gone], part.count[~gone]
+    begin, count = part.begin[~gone], part.length[~gone]
     if 2 * count.sum() > len(part.rank):
-        return part._replace(instances=instances, begin=begin, count=count)
+        return part._replace(instances=instances, begin=begin, length=count)
     rows = _ranges(begin, count)
     return _Part(part.turn, instances, np.cumsum(count) - count, count, part.rank[rows], part.duration[rows])
 
 
 def _ranges(begin: Array, count: Array) -> Array:
     """All places of ranges that begin there and have so many."""
-    return np.arange(int(count.sum())) + np.repeat(begin - (np.cumsum(count) - count), count)
+    return np.asarray(np.arange(int(count.sum())) + np.repeat(begin - (np.cumsum(count) - count), count))
 
 
 def _by_instance(table: Table) -> tuple[Array, Array, Array]:
