@@ -18,7 +18,7 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.notification import Lines, Outlet, destination
 from hindmost_collector.runtime import Lag, ShieldedTasks
 from hindmost_collector.serve.node_metrics import NodeMetrics
-from hindmost_collector.store.recorder import Recorder
+from hindmost_collector.store.recorder import StoreRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -55,7 +55,9 @@ class Components:
             parking,
             options.ack_ns,
         )
-        self.recorder: Recorder = Recorder(store, self.decoder.words, self.definitions, options.memory_mib << 20)
+        self.recorder: StoreRecorder = StoreRecorder(
+            store, self.decoder.words, self.definitions, options.memory_mib << 20
+        )
         self.jobs: dict[str, LiveJob] = {}
         self.nodes = NodeMetrics(self.definitions)
         #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.

@@ -26,7 +26,7 @@ DELIVERY = {
 
 def scraped(host: Host, spool: Spool | None) -> dict[str, float]:
     """What /metrics of this agent says before its first batch, labels left out."""
-    runner = Runner({"agent": account.Agent}, host, NS)
+    runner = Runner({"agent": account.AgentSampler}, host, NS)
     Agent("n", NS, host, runner, Rings(host, []), spool)
     page = Exposition("n").render(runner.run(0)).decode()
     lines = (line.removeprefix("hindmost_agent_") for line in page.splitlines() if not line.startswith("#"))

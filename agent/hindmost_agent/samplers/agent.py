@@ -41,7 +41,7 @@ SINGLE = (
 
 
 @register
-class Agent(Sampler):
+class AgentSampler(Sampler):
     """The agent's own cost and ledger: produced = delivered + dropped + pending. Without a collector only its cost."""
 
     name = "agent"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from prometheus_client.core import Metric
 
-    from hindmost_collector.ingest.session import Agent
+    from hindmost_collector.ingest.session import AgentSession
 
     Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
@@ -184,13 +184,13 @@ class RejectedBatches:
         self._counts = counts
         self._told: set[tuple[str, str]] = set()
 
-    def malformed(self, agent: Agent, complaints: Sequence[str]) -> None:
+    def malformed(self, agent: AgentSession, complaints: Sequence[str]) -> None:
         """Blocks that say what cannot be, a sentence for each."""
         self._counts["malformed_blocks"] += len(complaints)
         if self._first(agent, "malformed"):
             log.warning("agent %s on %s sent invalid data: %s", agent.identity, agent.node, complaints[0])
 
-    def unforeseen(self, agent: Agent, what: str, error: Exception) -> None:
+    def unforeseen(self, agent: AgentSession, what: str, error: Exception) -> None:
         """Go on without a batch that failed in an unforeseen way: sent again it would fail again. Re-raises
         MemoryError."""
         if isinstance(error, MemoryError):
@@ -204,7 +204,7 @@ class RejectedBatches:
         """An agent that is gone: if it comes back, it is logged again."""
         self._told -= {(identity, "malformed"), (identity, "unforeseen")}
 
-    def _first(self, agent: Agent, kind: str) -> bool:
+    def _first(self, agent: AgentSession, kind: str) -> bool:
         known = (agent.identity, kind) in self._told
         self._told.add((agent.identity, kind))
         return not known

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from hindmost_proto import telemetry_pb2 as wire
 
-    from hindmost_collector.ingest.session import Agent, Outbox
+    from hindmost_collector.ingest.session import AgentSession, Outbox
 
 log = logging.getLogger(__name__)
 
@@ -28,9 +28,9 @@ class Inbox:
         take: decodes a batch: of an agent, on a stream with this outbox, arrived then.
     """
 
-    def __init__(self, take: Callable[[Agent, Outbox, wire.Batch, int], None]) -> None:
+    def __init__(self, take: Callable[[AgentSession, Outbox, wire.Batch, int], None]) -> None:
         self._take = take
-        self._waiting: list[tuple[Agent, Outbox, wire.Batch, int]] = []
+        self._waiting: list[tuple[AgentSession, Outbox, wire.Batch, int]] = []
         self._bytes = 0
 
     def parsed(self, raw: bytes) -> Any:
@@ -38,7 +38,7 @@ class Inbox:
         self._bytes += len(raw)
         return AgentMessage.FromString(raw)
 
-    def add(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now_ns: int) -> None:
+    def add(self, agent: AgentSession, outbox: Outbox, batch: wire.Batch, now_ns: int) -> None:
         """Have a batch wait."""
         self._waiting.append((agent, outbox, batch, now_ns))
         if len(self._waiting) >= MANY or self._bytes > BYTES:

@@ -61,7 +61,7 @@ def choose(links: Sequence[Link], key: str) -> Link:
     return max(links, key=weight)
 
 
-class Agent:
+class RelayedAgent:
     """One agent's stream from below."""
 
     def __init__(self) -> None:
@@ -120,7 +120,7 @@ class Relay:
         if not link.connected:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"collector {link.target} is out of reach of this relay")
             return
-        agent = Agent()
+        agent = RelayedAgent()
         number = link.open(agent)
         up = asyncio.create_task(_up(link, number, first, requests))
         try:  # ends when the collector ends it, or is cancelled when the agent breaks off

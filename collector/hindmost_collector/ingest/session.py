@@ -150,7 +150,7 @@ class Outbox:
 
 
 @dataclass
-class Agent:
+class AgentSession:
     """One agent across its streams. Sequence numbers belong to ``identity``.
 
     ``durable <= received``; what was ``shown`` to the live windows before a ``rewind`` is not shown to them again.

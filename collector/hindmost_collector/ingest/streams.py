@@ -18,7 +18,7 @@ from hindmost_collector.ingest.decode import Decoder, references, samples
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
 from hindmost_collector.ingest.inbox import Inbox, Parking
 from hindmost_collector.ingest.row_builder import Malformed
-from hindmost_collector.ingest.session import PROTOCOL, Agent, Outbox
+from hindmost_collector.ingest.session import PROTOCOL, AgentSession, Outbox
 from hindmost_collector.store.recorder import Durable
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class Ingest:
         self.parking = parking or Parking()
         self.inbox = Inbox(self._batch)
         self._ack_ns = ack_ns
-        self.agents: dict[str, Agent] = {}
+        self.agents: dict[str, AgentSession] = {}
         self._connected = 0
         self.counts: Counter[str] = Counter()
         self.shed_metrics, self.batch_ns = False, 0
@@ -150,7 +150,7 @@ class Ingest:
             return f"Hello names its agent, node, job or boot in {longest} characters: at most {IDENTITY_LIMIT}"
         return ""
 
-    async def greet(self, hello: wire.Hello, *, direct: bool = True) -> tuple[Agent, Outbox]:
+    async def greet(self, hello: wire.Hello, *, direct: bool = True) -> tuple[AgentSession, Outbox]:
         """The agent that greets, and what to send it on this stream; an older stream of it ends.
 
         ``direct``: the agent itself connected, not through a relay.
@@ -163,7 +163,7 @@ class Ingest:
         agent = self.agents.get(identity)
         if agent is None:
             clock = NodeClock(hello.monotonic_ns, now)
-            agent = Agent(identity, hello.node, hello.job_id, hello.boot_id, clock, durable, durable)
+            agent = AgentSession(identity, hello.node, hello.job_id, hello.boot_id, clock, durable, durable)
             self.agents[identity] = agent
         elif agent.boot_id != hello.boot_id:  # another boot: CLOCK_MONOTONIC began anew
             agent.boot_id, agent.clock = hello.boot_id, NodeClock(hello.monotonic_ns, now)
@@ -185,7 +185,7 @@ class Ingest:
         self.counts["streams"] += 1
         return agent, outbox
 
-    def part(self, agent: Agent, outbox: Outbox) -> None:
+    def part(self, agent: AgentSession, outbox: Outbox) -> None:
         """A stream has ended; what waits of it comes again on the agent's next one."""
         self.inbox.empty()
         if agent.outbox is outbox:
@@ -205,7 +205,7 @@ class Ingest:
         self._store_away = False
         return known
 
-    def _contest(self, agent: Agent, now: int) -> None:
+    def _contest(self, agent: AgentSession, now: int) -> None:
         """Say, once, when two agents take the stream from each other: they share a spool's copy, and its numbers."""
         agent.replaced_ns.append(now)
         if len(agent.replaced_ns) == CONTESTED and now - agent.replaced_ns[0] < CONTEST_NS and not agent.contested:
@@ -217,12 +217,12 @@ class Ingest:
                 agent.identity,
             )
 
-    async def _serve(self, agent: Agent, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
+    async def _serve(self, agent: AgentSession, outbox: Outbox, requests: AsyncIterator[wire.AgentMessage]) -> None:
         async for message in requests:
             if outbox.closed or not await self.handle(agent, outbox, message):
                 return
 
-    async def handle(self, agent: Agent, outbox: Outbox, message: wire.AgentMessage) -> bool:
+    async def handle(self, agent: AgentSession, outbox: Outbox, message: wire.AgentMessage) -> bool:
         """Take one message of a stream; False after the last."""
         now = agent.last_heard_ns = self.clock.now()
         kind = message.WhichOneof("body")
@@ -249,14 +249,14 @@ class Ingest:
             return False
         return True
 
-    async def _last_ack(self, agent: Agent, outbox: Outbox) -> None:
+    async def _last_ack(self, agent: AgentSession, outbox: Outbox) -> None:
         """Keep the stream until everything received is durable: an agent leaves on its last ack."""
         while agent.durable < agent.received and not outbox.closed:
             await asyncio.sleep(0.02)
         outbox.ack(agent.durable)
         outbox.close()
 
-    def _measured(self, agent: Agent, sample: wire.ClockSample, now: int) -> None:
+    def _measured(self, agent: AgentSession, sample: wire.ClockSample, now: int) -> None:
         if not agent.clock.add(sample.sent_ns, sample.received_ns, sample.replied_ns, sample.returned_ns):
             self.counts["impossible_clock_samples"] += 1
             return
@@ -273,7 +273,7 @@ class Ingest:
             )
         )
 
-    def _define(self, agent: Agent, definitions: wire.Definitions) -> None:
+    def _define(self, agent: AgentSession, definitions: wire.Definitions) -> None:
         try:
             self.definitions.learn(definitions, self.decoder.job, agent.clock)
         except Malformed as error:
@@ -282,7 +282,7 @@ class Ingest:
             self._rejected_batches.unforeseen(agent, "definitions", error)
         self._unpark(agent)
 
-    def _batch(self, agent: Agent, outbox: Outbox, batch: wire.Batch, now: int) -> None:
+    def _batch(self, agent: AgentSession, outbox: Outbox, batch: wire.Batch, now: int) -> None:
         self.counts["batches"] += 1
         blocks, missing = self._looked_into(agent, batch)
         if not missing and self.parking.first(agent.identity) is None:
@@ -296,7 +296,7 @@ class Ingest:
             return
         self._unpark(agent, force=self.parking.overdue(agent.identity, now))
 
-    def _looked_into(self, agent: Agent, batch: wire.Batch) -> tuple[Sequence[Samples], list[int]]:
+    def _looked_into(self, agent: AgentSession, batch: wire.Batch) -> tuple[Sequence[Samples], list[int]]:
         """``(its samples, what has to be asked for before it is taken)``."""
         try:
             blocks = samples(batch)
@@ -305,7 +305,7 @@ class Ingest:
             self._rejected_batches.unforeseen(agent, f"batch {batch.sequence}", error)
             return (), []
 
-    def _unpark(self, agent: Agent, *, force: bool = False) -> None:
+    def _unpark(self, agent: AgentSession, *, force: bool = False) -> None:
         """Take the batches whose definitions came, in order; with ``force`` all, their unknown blocks left out."""
         while (batch := self.parking.first(agent.identity)) is not None:
             blocks, missing = self._looked_into(agent, batch)
@@ -314,7 +314,7 @@ class Ingest:
             self.parking.release(agent.identity)
             self._take(agent, batch, blocks)
 
-    def _take(self, agent: Agent, batch: wire.Batch, blocks: Sequence[Samples]) -> None:
+    def _take(self, agent: AgentSession, batch: wire.Batch, blocks: Sequence[Samples]) -> None:
         if batch.sequence == 0:
             self._rejected_batches.malformed(agent, ["a batch without a sequence number"])
             return
@@ -399,7 +399,7 @@ _EARLY, _EARLY_BYTES = 64, 1 << 20
 class _Carried(NamedTuple):
     """One agent's stream within the relay's."""
 
-    agent: Agent
+    agent: AgentSession
     outbox: Outbox
     pump: asyncio.Task[None]
 

@@ -10,7 +10,7 @@ from hindmost_judge.verdict.schema import STOPS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from hindmost_collector.ingest.session import Agent
+    from hindmost_collector.ingest.session import AgentSession
     from hindmost_collector.live.jobs import LiveJob
 
 RUNNING, HUNG, ENDED, LOST = STATES = ("running", "hung", "ended", "lost")
@@ -24,8 +24,8 @@ _RETURNS_NS = 8_000_000_000
 class Contact:
     """Which nodes are heard of at job time ``now_ns``."""
 
-    def __init__(self, agents: Iterable[Agent], now_ns: int) -> None:
-        self._agents: dict[str, list[Agent]] = defaultdict(list)
+    def __init__(self, agents: Iterable[AgentSession], now_ns: int) -> None:
+        self._agents: dict[str, list[AgentSession]] = defaultdict(list)
         for agent in agents:
             self._agents[agent.node].append(agent)
         self._now_ns = now_ns
@@ -45,7 +45,7 @@ class Contact:
         heard = [agent.last_heard_ns for agents in self._serving(job).values() for agent in agents]
         return self._now_ns - max(heard) if heard else None
 
-    def _serving(self, job: LiveJob) -> dict[str, list[Agent]]:
+    def _serving(self, job: LiveJob) -> dict[str, list[AgentSession]]:
         nodes = set(job.window.ranks()["node"].tolist())
         return {node: [one for one in self._agents.get(node, ()) if one.job in {job.id, ""}] for node in nodes}
 
@@ -58,7 +58,7 @@ class Contact:
             return LOST
         return HUNG if any(one["kind"] in STOPS for one in job.verdicts()) else RUNNING
 
-    def _reached(self, agent: Agent) -> bool:
+    def _reached(self, agent: AgentSession) -> bool:
         if agent.departed:
             return False
         patience = _RETURNS_NS if agent.outbox is None else _SILENT_NS

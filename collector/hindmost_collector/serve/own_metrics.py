@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from prometheus_client.core import Metric as ClientMetric
 
     from hindmost_collector.components import Components
-    from hindmost_collector.ingest.session import Agent
+    from hindmost_collector.ingest.session import AgentSession
     from hindmost_collector.serve.exposition import Metric
 
 #: Metric to its value for an agent at a job time in ns.
-OF_AGENTS: Mapping[Metric, Callable[[Agent, int], float]] = {
+OF_AGENTS: Mapping[Metric, Callable[[AgentSession, int], float]] = {
     gauge(
         "hindmost_collector_agent_connected",
         "1 while an agent of the node has a stream, 0 after the last stream broke off without a farewell.",
@@ -146,9 +146,9 @@ def of_agents(parts: Components) -> str:
     )
 
 
-def _by_node(agents: Iterable[Agent]) -> list[Agent]:
+def _by_node(agents: Iterable[AgentSession]) -> list[AgentSession]:
     """The agent that speaks for its node, of those that serve it: one with a stream if any has, the last heard of."""
-    speaks: dict[str, Agent] = {}
+    speaks: dict[str, AgentSession] = {}
     for agent in sorted(agents, key=lambda one: (one.outbox is not None, one.last_heard_ns)):
         speaks[agent.node] = agent
     return list(speaks.values())

@@ -61,7 +61,7 @@ class Store(Protocol):
     def close(self) -> None: ...
 
 
-class Recorder:
+class StoreRecorder:
     """Collects chunks and writes them; one write at a time, off the event loop.
 
     While it is ``detached`` only definitions are kept: a failing store or a hanging write has filled the memory. The

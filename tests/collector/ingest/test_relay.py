@@ -17,7 +17,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command
 from hindmost_collector.ingest.connections import served
-from hindmost_collector.ingest.relay import Agent, Link, choose, relayed
+from hindmost_collector.ingest.relay import Link, RelayedAgent, choose, relayed
 from hindmost_collector.options import resolve
 from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import METHOD
@@ -198,7 +198,7 @@ def test_an_empty_message_is_passed_on():
 
     async def scenario():
         link, upwards = Link("127.0.0.1:1"), Upwards()
-        await link.send(link.open(Agent()), b"")
+        await link.send(link.open(RelayedAgent()), b"")
         sending = asyncio.create_task(link.send_waiting(upwards))
         try:
             return await asyncio.wait_for(upwards.sent, PATIENCE_S)

@@ -18,7 +18,7 @@ from hindmost_collector.ingest.row_builder import MetricRows, Words
 from hindmost_collector.options import Options
 from hindmost_collector.store import recorder as store_recorder
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.recorder import Recorder
+from hindmost_collector.store.recorder import StoreRecorder
 from hindmost_collector.store.startup import open_store
 
 from tests.collector.waiting import until
@@ -46,7 +46,7 @@ def recorder():
     definitions = Definitions()
     definitions.schemas[1] = Schema((Series("m", False, "", "{}"),))
     clock = [0.0]
-    made = Recorder(Gate(), Words(), definitions, 1 << 20, now=lambda: clock[0])
+    made = StoreRecorder(Gate(), Words(), definitions, 1 << 20, now=lambda: clock[0])
     made.clock = clock
     yield made
     made.store.open.set()
