@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 class Advice:
     """One setting: what was ``found`` (with its numbers), the ``threshold`` that it passed, what to ``set``.
 
-    ``share`` is the part of the step that it is about, to put the largest first; 0 where unknown.
+    ``share`` is the part of the step that it is about, to put the largest first; 0 where unknown. ``adds``: it asks
+    for more processes or threads, which need CPUs.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Advice:
     threshold: str
     set: str
     share: float = 0.0
+    adds: bool = False
 
 
 #: From these shares of the step on: waiting for input, copies to the GPU, small collectives, waits for a GPU.
@@ -208,6 +210,7 @@ def _too_few_threads(facts: Facts) -> Advice | None:
         f"at most {ONE_THREAD} CPUs of a rank in use, {percent(HALF + 0.1)} of the node",
         f"`export OMP_NUM_THREADS={each}` (torchrun sets 1)",
         0.5,
+        adds=True,
     )
 
 
@@ -236,6 +239,7 @@ def _workers(facts: Facts) -> Advice | None:
         why,
         f"`DataLoader(..., num_workers={wanted}, prefetch_factor=4, persistent_workers=True)`",
         share,
+        adds=count < wanted,
     )
 
 

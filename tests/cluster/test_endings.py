@@ -51,7 +51,8 @@ def test_a_job_that_raises_at_step_3(out: Path, tmp_path: Path) -> None:
     """An exception's exit code is kept, its traceback shown, and the run reported."""
     run = observe(out, *OF_TWO, script(tmp_path, "if comm.rank == 1: comm.Abort(41)"))
     assert run.returncode == 41
-    assert run.report["schema"] == "hindmost.report/1"
+    assert run.report["schema"] == "hindmost.report/2"
+    assert {row["part"] for row in run.report["sections"]["wall_clock"]["parts"]} >= {"set-up", "all"}
 
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGSEGV"])

@@ -12,7 +12,7 @@ from hindmost import __version__
 from hindmost_judge.verdict import missing_ranks
 
 from hindmost_collector import runtime
-from hindmost_collector.report import html
+from hindmost_collector.report import html, sections
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -61,13 +61,33 @@ def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
     store = components.recorder.store
     if store is None:
         return report
+    whole = _with_sections(report, run, found.overview)
     try:
-        store.write_file(job.id, "report.json", json.dumps(report, indent=1).encode() + b"\n")
-        store.write_file(job.id, "report.html", _page(report, run, found.overview).encode())
+        store.write_file(job.id, "report.json", json.dumps(_kept(whole), indent=1).encode() + b"\n")
+        store.write_file(job.id, "report.html", _page(whole, run, found.overview).encode())
     except OSError as error:
         log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
         return report
     return None
+
+
+#: Sections of ``report.json``: those of which the text at the end of a job has a line or a column, and no long ones.
+_SECTIONS = ("wall_clock", "throughput", "limits", "advice", "phases", "efficiency", "not_measured")
+
+
+def _with_sections(report: dict[str, Any], run: Run, seen: Overview | None) -> dict[str, Any]:
+    """The report with all sections; without any where that fails, which costs no job its report."""
+    try:
+        return sections.added(report, sections.of(run, report, seen))
+    except Exception:
+        log.warning("the report has no sections", exc_info=True)
+        return report
+
+
+def _kept(report: dict[str, Any]) -> dict[str, Any]:
+    if "sections" not in report:
+        return report
+    return {**report, "sections": {name: report["sections"][name] for name in _SECTIONS}}
 
 
 def _page(report: dict[str, Any], run: Run, seen: Overview | None) -> str:

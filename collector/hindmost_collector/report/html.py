@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.page import data, document
-from hindmost_collector.report import columns, sections
+from hindmost_collector.report import columns
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,9 +17,7 @@ if TYPE_CHECKING:
 def render(report: Mapping[str, Any], run: Run | None = None, seen: Overview | None = None) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as a whole HTML document.
 
-    With its ``run``, and that as it is shown, the page has all of its parts; sections are made where it has none.
+    With its ``run``, and that as it is shown, the page has all of its parts; sections are those that the report has.
     """
-    if run is not None and "sections" not in report:
-        report = sections.added(report, sections.of(run, report, seen))
     inside = data.of_stored(report) if run is None else data.of_run(run, report, seen)
     return document.render(inside, title=columns.title(report))

@@ -516,9 +516,11 @@ def _advice(one: _Run) -> dict[str, list[dict[str, Any]]]:
     if not one.sampled:
         one.lacks("advice", "settings of hosts and GPUs", "the recording has no samples of them")
     crowded = any(v["kind"] == "oversubscribed" or v.get("cause") == "cpu_contention" for v in one.report["verdicts"])
-    found = [
-        advice for advice in tuning.find(one.run, one.seen, one.traffic) if not crowded or advice.name not in _CPUS
-    ]
+    found = tuning.find(one.run, one.seen, one.traffic)
+    if crowded:
+        found = [advice for advice in found if advice.name not in _CPUS]
+    if crowded or (one.report["job"].get("bound") or {}).get("by") == "cpu":  # more processes would wait, too
+        found = [advice for advice in found if not advice.adds]
     return {"settings": [asdict(advice) for advice in found]}
 
 
@@ -577,6 +579,7 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
     planes = {"self": "own", "wait": "wait", "transfer": "transfer", "caused": "caused"} | {
         name: name for name in names
     }
+    decided = columns.deciding(one.report)
     measures: dict[str, tuple[Floats, Floats]] = {}
     period = np.broadcast_to(one.seen.period, (len(one.seen.ranks), len(held)))
     measures["step"] = median(period[:, held], axis=1), median(period, axis=1)
@@ -585,7 +588,10 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
         if block is None or np.isnan(block).all() or (name == "self" and one.seen.overlapped):
             continue
         level: Callable[[Floats], Floats] = _means if name == "caused" else _medians
-        measures[name] = level(block[:, held]), level(block)
+        inside, whole = level(block[:, held]), level(block)
+        changed = np.nanmax(np.abs(inside - whole), initial=0.0) > _CHANGED * float(np.nanmean(one.seen.period))
+        if changed or name in ("caused", "self") or columns.title_of(name) in decided:
+            measures[name] = inside, whole
     return [
         {
             "rank": rank,

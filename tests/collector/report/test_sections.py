@@ -199,6 +199,25 @@ def test_a_brief_report_is_below_8_kb(ranks: int) -> None:
     assert parsed["left_out"]["verdicts"] > 0
 
 
+def test_no_more_processes_are_advised_where_cpus_are_too_few() -> None:
+    """Workers would wait for a CPU like all others; the same job with free CPUs is advised to have some."""
+    samples = [("hindmost_node_cpus", "{}", second, 8.0) for second in (0, 9)]
+    labels = [f'{{"rank": "{rank}"}}' for rank in range(4)]
+    samples += [("hindmost_process_children", one, second, 0.0) for one in labels for second in (0, 9)]
+    run = simulate(Scenario(4, 60, input_share=0.6)).run
+    metrics = loads.metrics(samples)
+    metrics["node"] = np.full(len(metrics["name"]), run.ranks["node"][0])
+    run = replace(run, metrics=metrics, ranks=run.ranks | {"framework": np.full(4, "torch")})
+    found = judge(run)
+    report = found.to_dict()
+    names = []
+    for by in ("input", "cpu"):
+        report["job"]["bound"] = {"by": by, "evidence": ""}
+        settings = sections.of(run, report, found.overview, ("advice",))["advice"]["settings"]
+        names.append([row["name"] for row in settings])
+    assert names == [["DataLoader workers"], []]
+
+
 def test_a_section_that_there_is_not_is_an_error() -> None:
     """It names the sections."""
     assert sections.chosen("hosts, gpus") == ["hosts", "gpus"]
