@@ -69,7 +69,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
-    from hindmost_collector.report import brief, csv, html, markdown, sections
+    from hindmost_collector.report import brief, csv, html, markdown, section_rows, sections
 
     if args.brief and args.format != "json":
         raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
         if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
         if needed := _needed("brief" if args.brief else args.format, wanted):
-            report = sections.added(report, sections.of(run, report, found.overview, needed))
+            report = sections.added(report, section_rows.of(run, report, found.overview, needed))
         if args.format == "html":
             pages.append(html.render(report, run, found.overview))
         elif args.format == "markdown":

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hindmost_collector.page import data, document
 from hindmost_collector.page.history import StepHistory
-from hindmost_collector.report import html, sections
+from hindmost_collector.report import html, section_rows, sections
 from hindmost_collector.serve.live_page import Condition
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore
@@ -282,7 +282,7 @@ def test_the_page_of_a_run_has_its_sections_in_a_tab(browser: Any, tmp_path: Pat
     """Each table of the report's sections, with its words; a screen of 400 pixels scrolls them, and not the page."""
     run = simulate(Scenario(4, 60)).run
     found = judge(run)
-    report = sections.added(found.to_dict(), sections.of(run, found.to_dict(), found.overview))
+    report = sections.added(found.to_dict(), section_rows.of(run, found.to_dict(), found.overview))
     (tmp_path / "report.html").write_text(html.render(report, run, found.overview), encoding="utf-8")
     browser.open((tmp_path / "report.html").as_uri())
     browser.until("document.getElementById('tab-run')")

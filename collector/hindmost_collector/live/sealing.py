@@ -12,7 +12,7 @@ from hindmost import __version__
 from hindmost_judge.verdict import missing_ranks
 
 from hindmost_collector import runtime
-from hindmost_collector.report import html, sections
+from hindmost_collector.report import html, section_rows, sections
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -78,7 +78,7 @@ _SECTIONS = ("wall_clock", "throughput", "limits", "advice", "phases", "efficien
 def _with_sections(report: dict[str, Any], run: Run, seen: Overview | None) -> dict[str, Any]:
     """The report with all sections; without any where that fails, which costs no job its report."""
     try:
-        return sections.added(report, sections.of(run, report, seen))
+        return sections.added(report, section_rows.of(run, report, seen))
     except Exception:
         log.warning("the report has no sections", exc_info=True)
         return report

@@ -10,7 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import columns, sections
+from hindmost_collector.report import columns, section_tables
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.text import console, labelled, written
 from hindmost_collector.report.verdict_lines import doing, of_verdict
@@ -59,7 +59,8 @@ def _result(found: Mapping[str, Any]) -> tuple[str, str]:
 
 def _pace(rate: Mapping[str, Any]) -> tuple[str, str]:
     """Samples or tokens a second of both, which runs with other batches or ranks are to be compared by."""
-    both = f"{sections.written(rate['a'], 'number')} to {sections.written(rate['b'], 'number')} samples or tokens/s"
+    before, after = (section_tables.written(rate[name], "number") for name in "ab")
+    both = f"{before} to {after} samples or tokens/s"
     if rate["changed"] is None:
         return f"{both}; too few steps to call it a change", ""
     if not rate["changed"]:
@@ -108,7 +109,7 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
     for _, title, _ in shown:
         table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
     for run in runs:
-        table.add_row(*(sections.written(run[key], unit) for key, _, unit in shown))
+        table.add_row(*(section_tables.written(run[key], unit) for key, _, unit in shown))
     page.print(table)
     for run in runs:
         if run["efficiency"] is not None:
@@ -129,7 +130,7 @@ def _where(runs: Sequence[Mapping[str, Any]]) -> Table:
     table.add_column("first\nverdict", no_wrap=True, vertical="bottom")
     for run in runs:
         cells = (ratio(run["shares"][name]) for name in names)
-        table.add_row(sections.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
+        table.add_row(section_tables.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
     return table
 
 

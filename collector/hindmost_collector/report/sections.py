@@ -6,31 +6,26 @@ The model is plain data: section to table to rows, each row with all columns of 
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from hindmost.errors import UsageError
-from hindmost_judge import communication, efficiency, tuning, usage, wall_clock
-from hindmost_judge.causes.telemetry import Metrics, with_gpus
-from hindmost_judge.model import OTHER, PHASES, rows
-from hindmost_judge.stats.robust import median
-from hindmost_judge.verdict.schema import SCHEMA, STOPS
-from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
-
-from hindmost_collector.report import columns, machine_tables
+from hindmost_judge.verdict.schema import SCHEMA
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Mapping
 
-    from hindmost_judge.model import Run
-    from hindmost_judge.overview import Overview
-    from hindmost_judge.types import Floats
 
 #: A report with sections; without them it is :data:`hindmost_judge.verdict.schema.SCHEMA`, and all else is alike.
 WITH_SECTIONS = "hindmost.report/2"
+
+
 #: What is read as a report.
 READ = (SCHEMA, WITH_SECTIONS)
+
+
+#: What changes by more than this share of a step in the steps of a fault is shown.
+CHANGED = 0.02
 
 #: Plain data: section to table to rows.
 Sections = dict[str, dict[str, list[dict[str, Any]]]]
@@ -61,8 +56,12 @@ class Section:
     tables: dict[str, Table]
 
 
-_RANK = Column("rank", "rank", "count")
-_NODE = Column("node", "node")
+RANK = Column("rank", "rank", "count")
+
+
+NODE = Column("node", "node")
+
+
 SECTIONS: dict[str, Section] = {
     "wall_clock": Section(
         "Wall clock",
@@ -97,7 +96,7 @@ SECTIONS: dict[str, Section] = {
             "ranks": Table(
                 "The same by rank.",
                 (
-                    _RANK,
+                    RANK,
                     Column("steps", "steps", "count"),
                     Column("steps_per_s", "steps/s", "number"),
                     Column("work_per_s", "work/s", "number"),
@@ -154,7 +153,7 @@ SECTIONS: dict[str, Section] = {
             "fault": Table(
                 "ms per step in the steps of a verdict, next to the whole run: means of waits caused, else medians.",
                 (
-                    _RANK,
+                    RANK,
                     Column("measure", "measure"),
                     Column("since_step", "since step", "count"),
                     Column("until_step", "before step", "count"),
@@ -212,7 +211,7 @@ SECTIONS: dict[str, Section] = {
             "ranks": Table(
                 "By rank over the whole recording; workers are its DataLoader and other child processes.",
                 (
-                    _RANK,
+                    RANK,
                     Column("read", "read", "bytes"),
                     Column("read_per_s", "read/s", "bytes/s"),
                     Column("workers_read_per_s", "workers' read/s", "bytes/s"),
@@ -227,7 +226,7 @@ SECTIONS: dict[str, Section] = {
             "devices": Table(
                 "Disks and network file systems by node: the mean of the run, and the most between two samples.",
                 (
-                    _NODE,
+                    NODE,
                     Column("device", "device"),
                     Column("read_per_s", "read/s", "bytes/s"),
                     Column("best_read_per_s", "at best", "bytes/s"),
@@ -244,7 +243,7 @@ SECTIONS: dict[str, Section] = {
             "ranks": Table(
                 "Means over the recording. Waits are those of the training thread, and of all threads together.",
                 (
-                    _RANK,
+                    RANK,
                     Column("cpu", "CPUs used", "number"),
                     Column("allowed", "allowed", "number"),
                     Column("of_allowed", "of allowed", "ratio"),
@@ -260,7 +259,7 @@ SECTIONS: dict[str, Section] = {
             "nodes": Table(
                 "Means over the recording; pressure is the share of the time in which some task waited.",
                 (
-                    _NODE,
+                    NODE,
                     Column("cpus", "CPUs", "count"),
                     Column("busy", "busy", "ratio"),
                     Column("cpu_pressure", "CPU pressure", "ratio"),
@@ -282,7 +281,7 @@ SECTIONS: dict[str, Section] = {
                 "Means over the recording; memory is the peak, throttled the time in which a reason slowed the clocks.",
                 (
                     Column("gpu", "GPU"),
-                    _NODE,
+                    NODE,
                     Column("ranks", "ranks"),
                     Column("busy", "busy", "ratio"),
                     Column("sm", "SMs", "ratio"),
@@ -326,637 +325,6 @@ def chosen(text: str) -> list[str]:
     return [name for name in SECTIONS if name in names]
 
 
-def of(
-    run: Run, report: Mapping[str, Any], seen: Overview | None, wanted: Collection[str] = tuple(SECTIONS)
-) -> Sections:
-    """The sections of a run that was judged; ``report`` is ``Report.to_dict()``, ``seen`` its overview."""
-    one = _Run(with_gpus(run), report, seen, _CALLS if "communication" in wanted else communication.CALLS)
-    made: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for name in SECTIONS:
-        if name in wanted and name in _MADE:
-            made[name] = {
-                key: [_full(SECTIONS[name].tables[key], row) for row in found]
-                for key, found in _MADE[name](one).items()
-            }
-    if run.job.steps is not None and {"communication", "io"} & made.keys():
-        one.lacks(
-            "communication", "all calls and bytes", "the recording is long: they are of the excerpt that was read"
-        )
-    if "not_measured" in wanted:
-        made["not_measured"] = {"what": one.missing}
-    return made
-
-
 def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
     """The report with its sections, as ``hindmost.report/2``."""
     return {**report, "schema": WITH_SECTIONS, "sections": found}
-
-
-def _full(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row with every column; what is no finite number is ``None``."""
-    return {column.key: _plain(row.get(column.key)) for column in table.columns}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not np.isfinite(value) else value
-
-
-class _Run:
-    """A run as the sections are made of it, and what was found missing meanwhile."""
-
-    def __init__(self, run: Run, report: Mapping[str, Any], seen: Overview | None, calls: int) -> None:
-        self.run, self.report, self.seen, self.calls = run, report, seen, calls
-        self.metrics = Metrics.of(run)
-        self.missing: list[dict[str, Any]] = []
-        self._traffic: list[communication.Traffic] | None = None
-
-    @property
-    def traffic(self) -> list[communication.Traffic]:
-        if self._traffic is None:
-            self._traffic = communication.find(self.run, self.calls)
-        return self._traffic
-
-    @property
-    def sampled(self) -> bool:
-        """Whether an agent's samples are there."""
-        return rows(self.run.metrics) > 0
-
-    def lacks(self, section: str, what: str, why: str) -> None:
-        self.missing.append({"section": section, "what": what, "why": why})
-
-    def by_rank(self, metric: str, how: str) -> dict[int, float]:
-        found = usage.summary(self.metrics, metric, "rank", how)
-        return {int(rank): value for (_, rank), value in found.items() if rank.isdigit()}
-
-
-#: Calls that the section on communication counts at most.
-_CALLS = 20_000_000
-
-
-#: A part of the wall clock that is less on every rank is left out.
-_NEGLIGIBLE = 0.0005
-
-
-def _wall_clock(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    stalls = [(stall["since_s"], stall["until_s"]) for stall in one.report["job"].get("stalls") or ()]
-    first = None if one.seen is None or not len(one.seen.steps) else int(one.seen.steps[0])
-    found = wall_clock.wall_clock(one.run, stalls, first)
-    if found is None:
-        one.lacks("wall_clock", "parts of the run", "no step, and no collective of a host, was recorded with its time")
-        return {"parts": []}
-    if not found.whole:
-        one.lacks("wall_clock", "start-up and tear-down", "the recording does not say when the job began and ended")
-    table = []
-    for name, seconds in found.parts.items():
-        if seconds.max() < _NEGLIGIBLE * found.seconds:
-            continue
-        low, high = int(seconds.argmin()), int(seconds.argmax())
-        table.append(
-            {
-                "part": name,
-                "seconds": seconds.mean(),
-                "share": seconds.mean() / found.seconds if found.seconds else None,
-                "least": seconds[low],
-                "least_rank": found.ranks[low],
-                "most": seconds[high],
-                "most_rank": found.ranks[high],
-            }
-        )
-    table.append({"part": "all", "seconds": found.seconds, "share": 1.0})
-    return {"parts": table}
-
-
-def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    found = wall_clock.throughput(one.run, one.seen)
-    if found is None:
-        one.lacks("throughput", "steps a second", "no steps were recognised")
-        return {"job": [], "ranks": []}
-    counted = not np.isnan(found.work).all()
-    if not counted:
-        why = "batches were not seen; `hindmost.step(work=tokens)` counts them"
-        one.lacks("throughput", "samples or tokens a second", why)
-    seconds = np.where(found.seconds > 0, found.seconds, np.nan)
-    of_job = float(np.nanmax(found.steps))
-    pace = 1e3 / found.step_ms if found.step_ms else of_job / float(np.nanmedian(seconds))
-    each_step = float(np.nansum(found.work / found.steps)) if counted else None
-    job = {
-        "steps": int(of_job),
-        "step_ms": found.step_ms,
-        "steps_per_s": pace,
-        "work_per_s": each_step * pace if each_step is not None else None,
-        "work_per_step": each_step,
-    }
-    ranks = [
-        {
-            "rank": rank,
-            "steps": steps,
-            "steps_per_s": steps / lasted,
-            "work_per_s": work / lasted,
-            "work_per_step": work / steps,
-        }
-        for rank, steps, work, lasted in zip(
-            found.ranks.tolist(), found.steps.tolist(), found.work.tolist(), seconds.tolist(), strict=True
-        )
-    ]
-    return {"job": [job], "ranks": ranks}
-
-
-_FREE = {
-    "input": "input were free",
-    "copies": "copies to the GPU were free",
-    "communication": "communication were free",
-}
-
-
-def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    bound = one.report["job"].get("bound")
-    found = wall_clock.throughput(one.run, one.seen)
-    if one.seen is None or found is None or not found.step_ms:
-        one.lacks("limits", "what bounds the job", "no steps were recognised")
-        return {"bound": [bound] if bound else [], "if_free": []}
-    work = float(np.nansum(found.work / found.steps)) if not np.isnan(found.work).all() else None
-    free = efficiency.free(one.seen)
-    if bound and bound["by"] == "cpu":  # in collectives, too, ranks wait for CPUs
-        free.pop("communication", None)
-    steps = {"nothing changes": found.step_ms} | {_FREE[name]: ms for name, ms in free.items()}
-    ideal = one.report["what_if"].get("ideal_step_ms")
-    if ideal:
-        steps["all ranks were like the median one"] = ideal
-    reasons = {
-        "input": "no phase `input` was recorded",
-        "copies": "copies to a GPU were not timed",
-        "communication": "computing may hide transfers, ranks wait for CPUs in them, or they were not timed",
-    }
-    for name, why in reasons.items():
-        if name not in free:
-            one.lacks("limits", f"the step if {_FREE[name]}", why)
-    one.lacks("limits", "achieved TFLOP/s, and MFU", "operations of kernels are not counted")
-    return {
-        "bound": [bound] if bound else [],
-        "if_free": [
-            {
-                "without": name,
-                "step_ms": ms,
-                "saved": 1.0 - ms / found.step_ms,
-                "steps_per_s": 1e3 / ms if ms > 0 else None,
-                "work_per_s": work * 1e3 / ms if work is not None and ms > 0 else None,
-            }
-            for name, ms in steps.items()
-        ],
-    }
-
-
-#: Settings about which a verdict on too few CPUs has said what to do.
-_CPUS = ("CPU binding", "CPU quota")
-
-
-def _advice(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    if not one.sampled:
-        one.lacks("advice", "settings of hosts and GPUs", "the recording has no samples of them")
-    crowded = any(v["kind"] == "oversubscribed" or v.get("cause") == "cpu_contention" for v in one.report["verdicts"])
-    found = tuning.find(one.run, one.seen, one.traffic)
-    if crowded:
-        found = [advice for advice in found if advice.name not in _CPUS]
-    if crowded or (one.report["job"].get("bound") or {}).get("by") == "cpu":  # more processes would wait, too
-        found = [advice for advice in found if not advice.adds]
-    return {"settings": [asdict(advice) for advice in found]}
-
-
-_NO_PHASES = frozenset({"cpu", "runqueue"})
-
-
-def _phases(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    listed = one.report["ranks"]
-    names = dict.fromkeys(name for row in listed for name in row.get("phases_ms") or ())
-    order = [name for name in (*PHASES, OTHER, *names) if name in names and name not in _NO_PHASES]
-    fields = {"step": "step_ms", "self": "self_ms", "wait": "wait_ms", "transfer": "transfer_ms"}
-    values = {title: [row.get(key) for row in listed] for title, key in fields.items()}
-    values |= {name: [(row.get("phases_ms") or {}).get(name) for row in listed] for name in dict.fromkeys(order)}
-    values["caused"] = [row.get("caused_wait_ms") for row in listed]
-    table = []
-    for name, found in values.items():
-        held = usage.spread(np.array([np.nan if value is None else value for value in found], np.float64))
-        if held is None:
-            continue
-        least, low, middle, most, high = held
-        table.append(
-            {
-                "phase": "caused wait" if name == "caused" else columns.title_of(name),
-                "least": least,
-                "least_rank": listed[low]["rank"],
-                "median": middle,
-                "most": most,
-                "most_rank": listed[high]["rank"],
-            }
-        )
-    if not any(name in names for name in ("input", "forward", "self_cpu")):
-        one.lacks("phases", "what a step is made of", "the source recorded no phases")
-    return {"ranks": table, "fault": _fault(one, dict.fromkeys(order))}
-
-
-def fault_of(report: Mapping[str, Any]) -> tuple[int, int | None] | None:
-    """The steps of the most costly verdict that holds in a part of the run: (first, before which; ``None``: end)."""
-    for verdict in report["verdicts"]:
-        if verdict["kind"] in STOPS or not verdict.get("ranks"):
-            continue
-        if verdict.get("since_step") or verdict.get("until_step") is not None:
-            return verdict.get("since_step") or 0, verdict.get("until_step")
-        return None
-    return None
-
-
-def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
-    """Each rank's step, waits and phases in the steps of a verdict, next to the whole run."""
-    span = fault_of(one.report)
-    if span is None or one.seen is None:
-        return []
-    first, until = span
-    held = (one.seen.steps >= first) & (one.seen.steps < (np.inf if until is None else until))
-    if not held.any() or held.all():
-        return []
-    planes = {"self": "own", "wait": "wait", "transfer": "transfer", "caused": "caused"} | {
-        name: name for name in names
-    }
-    decided = columns.deciding(one.report)
-    measures: dict[str, tuple[Floats, Floats]] = {}
-    period = np.broadcast_to(one.seen.period, (len(one.seen.ranks), len(held)))
-    measures["step"] = median(period[:, held], axis=1), median(period, axis=1)
-    for name, plane in planes.items():
-        block = one.seen.planes.get(plane)
-        if block is None or np.isnan(block).all() or (name == "self" and one.seen.overlapped):
-            continue
-        level: Callable[[Floats], Floats] = _means if name == "caused" else _medians
-        inside, whole = level(block[:, held]), level(block)
-        changed = np.nanmax(np.abs(inside - whole), initial=0.0) > _CHANGED * float(np.nanmean(one.seen.period))
-        if changed or name in ("caused", "self") or columns.title_of(name) in decided:
-            measures[name] = inside, whole
-    return [
-        {
-            "rank": rank,
-            "measure": "caused wait" if name == "caused" else columns.title_of(name),
-            "since_step": first,
-            "until_step": until,
-            "ms": inside[row] / 1e6,
-            "whole_run_ms": whole[row] / 1e6,
-        }
-        for row, rank in enumerate(one.seen.ranks.tolist())
-        for name, (inside, whole) in measures.items()
-    ]
-
-
-def _medians(block: Floats) -> Floats:
-    return median(block, axis=1)
-
-
-def _means(block: Floats) -> Floats:
-    known = ~np.isnan(block)
-    count = known.sum(axis=1)
-    return np.where(count > 0, np.nansum(block, axis=1) / np.maximum(count, 1), np.nan)
-
-
-def _efficiency(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    found = efficiency.of(one.seen) if one.seen is not None else []
-    lanes = {lane.lane for lane in found}
-    if one.seen is None:
-        one.lacks("efficiency", "parallel efficiency", "no steps were recognised")
-    elif "host" not in lanes:
-        gpus = "hosts launch ahead of their GPUs: their waits are inside of other phases"
-        why = gpus if one.seen.on_gpu or lanes else "only bare steps were recorded"
-        one.lacks("efficiency", "efficiency of hosts", why)
-    for lane in found:
-        if lane.lane == "GPU" and lane.parallel is None:
-            why = "collectives overlap with computing, and kernels were not recorded"
-            one.lacks("efficiency", "load balance and communication of GPUs", why)
-    return {"lanes": [asdict(lane) for lane in found]}
-
-
-def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    table = []
-    for found in one.traffic:
-        row = found._asdict()
-        if not found.total and "barrier" not in found.operation:
-            row |= {"least": None, "bytes": None, "total": None}
-        table.append(row)
-    if not table:
-        one.lacks("communication", "operations", "no collective or message was recorded")
-    elif any(row["total"] is None for row in table):
-        one.lacks("communication", "bytes of some operations", "their source does not tell the size of a call")
-    if any(row["exposed"] is None for row in table):
-        why = "it shows in kernels, or between two calls, which were not recorded"
-        one.lacks("communication", "which share of asynchronous operations is exposed", why)
-    return {"operations": table}
-
-
-def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    read = one.by_rank("hindmost_process_read_bytes_total", "rise")
-    rate = one.by_rank("hindmost_process_read_bytes_total", "rate")
-    written = one.by_rank("hindmost_process_written_bytes_total", "rate")
-    workers = one.by_rank("hindmost_process_children_read_bytes_total", "rate")
-    calls = one.by_rank("hindmost_process_read_calls_total", "rate")
-    asked = one.by_rank("hindmost_process_read_characters_total", "rate")
-    blocked = one.by_rank("hindmost_process_blocked", "mean")
-    count = one.by_rank("hindmost_process_children", "mean")
-    seconds = _file_seconds(one.run)
-    ranks = sorted({*read, *workers, *calls, *seconds})
-    if not read:
-        one.lacks("io", "reads and writes by rank", "no samples of /proc/PID/io")
-    table = [
-        {
-            "rank": rank,
-            "read": read.get(rank),
-            "read_per_s": rate.get(rank),
-            "workers_read_per_s": workers.get(rank),
-            "written_per_s": written.get(rank),
-            "reads_per_s": calls.get(rank),
-            "read_size": asked[rank] / calls[rank] if calls.get(rank) and rank in asked else None,
-            "file_s": seconds.get(rank),
-            "blocked": blocked.get(rank),
-            "workers": count.get(rank),
-        }
-        for rank in ranks
-    ]
-    return {"ranks": table, "devices": _devices(one)}
-
-
-def _file_seconds(run: Run) -> dict[int, float]:
-    """Rank to seconds in recorded reads, writes and syncs of files."""
-    table = run.intervals
-    if not rows(table):
-        return {}
-    held = np.isin(table["name"], ("file_read", "file_write", "file_sync")) & (table["duration_ns"] >= 0)
-    known, row = np.unique(table["rank"][held], return_inverse=True)
-    total = np.bincount(row.ravel(), table["duration_ns"][held], len(known)) / 1e9
-    return dict(zip(known.tolist(), total.tolist(), strict=True))
-
-
-#: Of each kind of device: what its series are called, and the label that names it.
-_DEVICES = {
-    "disk": ("hindmost_node_disk_read_bytes_total", "hindmost_node_disk_written_bytes_total", "device"),
-    "NFS": ("hindmost_node_nfs_server_read_bytes_total", "hindmost_node_nfs_server_written_bytes_total", "mountpoint"),
-    "Lustre": ("hindmost_node_lustre_read_bytes_total", "hindmost_node_lustre_written_bytes_total", "filesystem"),
-}
-
-
-def _devices(one: _Run) -> list[dict[str, Any]]:
-    table = []
-    busy = usage.by_label(one.metrics, "hindmost_node_disk_busy_seconds_total", "", "rate", "device")
-    for kind, (reads, writes, label) in _DEVICES.items():
-        shown = {
-            key: usage.by_label(one.metrics, metric, "", how, label)
-            for key, metric, how in (
-                ("read_per_s", reads, "rate"),
-                ("best_read_per_s", reads, "peak_rate"),
-                ("written_per_s", writes, "rate"),
-                ("best_written_per_s", writes, "peak_rate"),
-            )
-        }
-        owners = {(owner, name) for found in shown.values() for owner, names in found.items() for name in names}
-        for owner, name in sorted(owners):
-            row: dict[str, Any] = {key: found.get(owner, {}).get(name) for key, found in shown.items()}
-            if any(row.values()):  # a disk that did nothing all the while tells nothing
-                row |= {"node": owner[0], "device": name if kind == "disk" else f"{kind} {name}"}
-                table.append(row | {"busy": busy.get(owner, {}).get(name) if kind == "disk" else None})
-    if not table:
-        one.lacks("io", "what devices gave", "no disk of a node was read or written, or none was sampled")
-    return table
-
-
-#: Column to metric and summary, of ranks.
-_OF_RANKS = {
-    "cpu": ("hindmost_process_cpu_seconds_total", "rate"),
-    "allowed": ("hindmost_process_allowed_cpus", "median"),
-    "workers_cpu": ("hindmost_process_children_cpu_seconds_total", "rate"),
-    "wait_for_cpu": ("hindmost_process_runqueue_seconds_total", "rate"),
-    "threads_waiting": ("hindmost_process_threads_runqueue_seconds_total", "rate"),
-    "threads": ("hindmost_process_threads", "median"),
-    "faults_per_s": ("hindmost_process_major_page_faults_total", "rate"),
-    "preempted_per_s": ("hindmost_process_involuntary_switches_total", "rate"),
-    "memory": ("hindmost_process_resident_memory_bytes", "highest"),
-}
-
-
-def _hosts(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    found = {key: one.by_rank(metric, how) for key, (metric, how) in _OF_RANKS.items()}
-    ranks = sorted({rank for values in found.values() for rank in values})
-    if not ranks:
-        one.lacks("hosts", "CPU, memory and threads by rank", "no agent sampled the processes")
-    table = []
-    for rank in ranks:
-        row = {key: values.get(rank) for key, values in found.items()}
-        cpu, allowed = row["cpu"], row["allowed"]
-        table.append(row | {"rank": rank, "of_allowed": cpu / allowed if cpu is not None and allowed else None})
-    return {"ranks": table, "nodes": _nodes(one)}
-
-
-def _nodes(one: _Run) -> list[dict[str, Any]]:
-    def of_node(metric: str, how: str, labels: Mapping[str, str] | None = None) -> dict[str, float]:
-        return {node: value for (node, _), value in usage.summary(one.metrics, metric, "", how, labels).items()}
-
-    pressure = "hindmost_node_pressure_waiting_seconds_total"
-    found = {
-        "cpus": of_node("hindmost_node_cpus", "median"),
-        "busy": usage.cpu_busy(one.metrics),
-        **{f"{what}_pressure": of_node(pressure, "rate", {"resource": what}) for what in ("cpu", "memory", "io")},
-        "memory": of_node("hindmost_node_memory_used_bytes", "highest"),
-        "memory_total": of_node("hindmost_node_memory_total_bytes", "median"),
-        "received_per_s": _network(one, "receive"),
-        "sent_per_s": _network(one, "transmit"),
-        "energy": of_node("hindmost_node_energy_joules_total", "rise"),
-    }
-    nodes = sorted({node for values in found.values() for node in values})
-    if not nodes:
-        one.lacks("hosts", "CPU, memory and network by node", "no agent sampled the nodes")
-    elif not found["cpu_pressure"]:
-        one.lacks("hosts", "pressure", "the kernel has no pressure-stall information (CONFIG_PSI, `psi=1`)")
-    return [{"node": node} | {key: values.get(node) for key, values in found.items()} for node in nodes]
-
-
-def _network(one: _Run, way: str) -> dict[str, float]:
-    """Node to bytes a second over its wires, Ethernet and InfiniBand."""
-    found: dict[str, float] = {}
-    for kind in ("network", "infiniband"):
-        metric = f"hindmost_node_{kind}_{way}_bytes_total"
-        for (node, _), devices in usage.by_label(one.metrics, metric, "", "rate", "device").items():
-            wires = [rate for device, rate in devices.items() if not machine_tables.NOT_A_WIRE.match(device)]
-            found[node] = found.get(node, 0.0) + sum(wires)
-    return found
-
-
-#: Column to metric and summary, of GPUs.
-_OF_GPUS = {
-    "busy": ("hindmost_gpu_utilization_ratio", "mean"),
-    "sm": ("hindmost_gpu_sm_activity_ratio", "mean"),
-    "occupancy": ("hindmost_gpu_sm_occupancy_ratio", "mean"),
-    "tensor": ("hindmost_gpu_tensor_activity_ratio", "mean"),
-    "dram": ("hindmost_gpu_dram_activity_ratio", "mean"),
-    "memory": ("hindmost_gpu_memory_used_bytes", "highest"),
-    "memory_total": ("hindmost_gpu_memory_total_bytes", "median"),
-    "power": ("hindmost_gpu_power_watts", "mean"),
-    "power_limit": ("hindmost_gpu_power_limit_watts", "median"),
-    "clock": ("hindmost_gpu_sm_clock_hertz", "mean"),
-    "clock_max": ("hindmost_gpu_sm_clock_max_hertz", "median"),
-    "temperature": ("hindmost_gpu_temperature_celsius", "highest"),
-    "pcie_in_per_s": ("hindmost_gpu_pcie_receive_bytes_per_second", "mean"),
-    "pcie_out_per_s": ("hindmost_gpu_pcie_transmit_bytes_per_second", "mean"),
-    "nvlink_in_per_s": ("hindmost_gpu_nvlink_receive_bytes_per_second", "mean"),
-    "nvlink_out_per_s": ("hindmost_gpu_nvlink_transmit_bytes_per_second", "mean"),
-    "energy": ("hindmost_gpu_energy_joules_total", "rise"),
-}
-#: Reasons for clocks that slow nothing.
-_IDLE_REASONS = ("idle", "applications_clocks", "display")
-
-
-def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    found = {key: usage.summary(one.metrics, metric, "gpu_uuid", how) for key, (metric, how) in _OF_GPUS.items()}
-    reasons = usage.by_label(one.metrics, "hindmost_gpu_clocks_event_seconds_total", "gpu_uuid", "rate", "reason")
-    whose: dict[str, list[int]] = {}
-    for rank, gpu in zip(one.run.ranks["rank"].tolist(), one.run.ranks["gpu_uuid"].tolist(), strict=True):
-        if gpu:
-            whose.setdefault(gpu, []).append(rank)
-    owners = sorted({owner for values in found.values() for owner in values if not whose or owner[1] in whose})
-    if not owners:
-        one.lacks("gpus", "busy, memory, power, clocks", "no GPU was sampled")
-    elif not found["sm"]:
-        one.lacks("gpus", "SM, tensor-core and DRAM activity", "GPUs since Hopper report it (GPM)")
-    table = []
-    for owner in owners:
-        row: dict[str, Any] = {key: values.get(owner) for key, values in found.items()}
-        slowed = reasons.get(owner)
-        if slowed is not None:
-            row["throttled"] = max((of for reason, of in slowed.items() if reason not in _IDLE_REASONS), default=0.0)
-        ranks = ",".join(map(str, sorted(set(whose.get(owner[1], ())))))
-        table.append(row | {"node": owner[0], "gpu": owner[1], "ranks": ranks or None})
-    return {"gpus": table}
-
-
-_MADE: dict[str, Callable[[_Run], dict[str, list[dict[str, Any]]]]] = {
-    "wall_clock": _wall_clock,
-    "throughput": _throughput,
-    "limits": _limits,
-    "advice": _advice,
-    "phases": _phases,
-    "efficiency": _efficiency,
-    "communication": _communication,
-    "io": _io,
-    "hosts": _hosts,
-    "gpus": _gpus,
-}
-
-
-def _seconds(value: float) -> str:
-    return (
-        f"{value:,.0f} s"
-        if abs(value) >= 100
-        else f"{value:.1f} s"
-        if abs(value) >= 0.05 or not value
-        else f"{value * 1e3:.1f} ms"
-    )
-
-
-def _number(value: float) -> str:
-    return (
-        f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 0.05 or value == 0 else f"{value:.2g}"
-    )
-
-
-#: How a value of each unit is written for people.
-WRITTEN: dict[str, Callable[[Any], str]] = {
-    "text": str,
-    "words": str,
-    "count": lambda value: f"{value:,.0f}",
-    "number": _number,
-    "ms": duration,
-    "s": _seconds,
-    "ratio": percent,
-    "bytes": columns.size,
-    "bytes/s": lambda value: f"{columns.size(value)}/s",
-    "watts": lambda value: f"{value:.0f} W",
-    "hertz": lambda value: f"{value / 1e6:,.0f} MHz",
-    "celsius": lambda value: f"{value:.0f} °C",
-    "joules": lambda value: f"{value / 3.6e6:.2f} kWh" if value >= 3.6e5 else f"{value / 1e3:,.1f} kJ",
-}
-
-
-def written(value: Any, unit: str) -> str:
-    """A value in words; a dash where it was not measured."""
-    return UNMEASURED if value is None else WRITTEN[unit](value)
-
-
-@dataclass(frozen=True)
-class Shown:
-    """A table as every format shows it: columns that have a value in some row, and rows."""
-
-    section: str
-    name: str
-    title: str
-    about: str
-    columns: tuple[Column, ...]
-    rows: list[dict[str, Any]]
-
-
-def shown(found: Sections, ranks: Collection[int] | None = None) -> list[Shown]:
-    """The tables that have rows, in order; of ``ranks`` only where a table is by rank and these are given."""
-    tables = []
-    for name, section in SECTIONS.items():
-        for key, table in section.tables.items():
-            held = (found.get(name) or {}).get(key) or []
-            if ranks is not None and _RANK in table.columns:
-                held = [row for row in held if row["rank"] in ranks]
-            if key == "fault" and held:
-                tables.append(_side_by_side(held, section.title))
-                continue
-            used = tuple(one for one in table.columns if any(row.get(one.key) is not None for row in held))
-            if held and used:
-                tables.append(Shown(name, key, section.title, table.about, used, held))
-    return tables
-
-
-def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:
-    """The rows of a fault, a column for each measure that is another in its steps than in the whole run."""
-    steps = [row["whole_run_ms"] for row in held if row["measure"] == "step"]
-    least = _CHANGED * max((ms for ms in steps if ms is not None), default=0.0)
-    named, by_rank = ["step"], dict[int, dict[str, Any]]()
-    for row in held:
-        measured = None not in (row["ms"], row["whole_run_ms"])
-        by_rank.setdefault(row["rank"], {"rank": row["rank"]})[row["measure"]] = (
-            f"{columns.number(row['ms'])} ({columns.number(row['whole_run_ms'])})" if measured else None
-        )
-        if measured and abs(row["ms"] - row["whole_run_ms"]) > least and row["measure"] not in named:
-            named.append(row["measure"])
-    until = "" if held[0]["until_step"] is None else f" to before {held[0]['until_step']}"
-    about = f"ms per step in steps {held[0]['since_step']}{until or ' to the last'}; in brackets in the whole run."
-    shown_columns = (_RANK, *(Column(name, name, "words") for name in named))
-    return Shown("phases", "fault", title, about, shown_columns, list(by_rank.values()))
-
-
-def in_one_line(found: Sections) -> str:
-    """``46.7 steps/s, 1,494 samples or tokens/s; 52.1 s: training 45.0 s, set-up 3.1 s``; empty where unknown."""
-    (pace, *_) = found.get("throughput", {}).get("job") or [{}]
-    units = {"steps_per_s": "steps/s", "work_per_s": "samples or tokens/s"}
-    paces = ", ".join(f"{_number(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
-    parts = found.get("wall_clock", {}).get("parts") or []
-    whole = next((row["seconds"] for row in parts if row["part"] == "all"), None)
-    named = sorted((row for row in parts if row["part"] != "all"), key=lambda row: -row["seconds"])
-    large = [row for row in named if row["share"] and row["share"] >= _SAID][:_PARTS]
-    times = (
-        f"{_seconds(whole)}: " + ", ".join(f"{row['part']} {_seconds(row['seconds'])}" for row in large)
-        if whole
-        else ""
-    )
-    return "; ".join(said for said in (paces, times if len(large) > 1 else "") if said)
-
-
-#: What changes by more than this share of a step in the steps of a fault is shown.
-_CHANGED = 0.02
-#: Parts of the wall clock that the one line names: from this share on, and so many.
-_SAID, _PARTS = 0.02, 4
-
-
-def rank_rows(report: Mapping[str, Any], wanted: Iterable[int] | None) -> set[int] | None:
-    """The ranks of which tables show rows: those asked for, else the telling ones of a large job; ``None``: all."""
-    if wanted is not None:
-        return set(wanted)
-    chosen_rows, left_out = columns.choose(report)
-    return {row["rank"] for row in chosen_rows} if left_out else None

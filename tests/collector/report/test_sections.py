@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.page import data
-from hindmost_collector.report import brief, columns, csv, html, markdown, sections, text
+from hindmost_collector.report import brief, columns, csv, html, markdown, section_rows, section_tables, sections, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
@@ -59,7 +59,7 @@ def judged(name: str) -> tuple[Run, Report, dict[str, Any]]:
     run = RUNS[name]()
     found = judge(run)
     told = found.to_dict()
-    return run, found, sections.added(told, sections.of(run, told, found.overview))
+    return run, found, sections.added(told, section_rows.of(run, told, found.overview))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -96,7 +96,7 @@ def test_the_schema_refuses_what_is_no_report() -> None:
 def test_every_format_has_every_row(name: str) -> None:
     """CSV has its numbers, Markdown and the page its words."""
     run, found, report = judged(name)
-    tables = sections.shown(report["sections"])
+    tables = section_tables.shown(report["sections"])
     assert tables
     rows = list(csv_reader.reader(io.StringIO(csv.render_sections(report, tuple(sections.SECTIONS)))))
     listed = sum(len(table) for section in report["sections"].values() for table in section.values())
@@ -167,7 +167,7 @@ def test_tables_fit_80_columns_with_long_names_and_high_ranks(name: str) -> None
     far = replace(run, **{table: rows for table, rows in moved.items() if len(rows["rank"])})
     found = judge(far)
     told = found.to_dict()
-    report = sections.added(told, sections.of(far, told, found.overview))
+    report = sections.added(told, section_rows.of(far, told, found.overview))
     shown = text.render(report, 80, wanted=tuple(sections.SECTIONS))
     assert max(map(len, shown.splitlines())) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown[shown.index("\nThroughput") :]
@@ -178,11 +178,13 @@ def test_tables_by_rank_of_a_large_job_show_the_ranks_that_matter() -> None:
     run = simulate(Scenario(64, 60, faults=(Fault("compute", (40,), 0.2),))).run
     found = judge(run)
     told = found.to_dict()
-    report = sections.added(told, sections.of(run, told, found.overview, ("throughput",)))
-    by_rank = sections.shown(report["sections"], sections.rank_rows(report, None))[1]
+    report = sections.added(told, section_rows.of(run, told, found.overview, ("throughput",)))
+    by_rank = section_tables.shown(report["sections"], section_tables.rank_rows(report, None))[1]
     assert 40 in {row["rank"] for row in by_rank.rows}
     assert len(by_rank.rows) <= columns.SHOWN
-    assert len(sections.shown(report["sections"], sections.rank_rows(report, list(range(64))))[1].rows) == 64
+    assert (
+        len(section_tables.shown(report["sections"], section_tables.rank_rows(report, list(range(64))))[1].rows) == 64
+    )
 
 
 @pytest.mark.parametrize("ranks", [8, 4096])
@@ -213,7 +215,7 @@ def test_no_more_processes_are_advised_where_cpus_are_too_few() -> None:
     names = []
     for by in ("input", "cpu"):
         report["job"]["bound"] = {"by": by, "evidence": ""}
-        settings = sections.of(run, report, found.overview, ("advice",))["advice"]["settings"]
+        settings = section_rows.of(run, report, found.overview, ("advice",))["advice"]["settings"]
         names.append([row["name"] for row in settings])
     assert names == [["DataLoader workers"], []]
 
