@@ -143,7 +143,9 @@ class Bench:
         ended = np.load(self.folder / "steps.npy")
         shutil.rmtree(self.folder / "run")
         ended_by = np.interp(switched, ended, np.arange(len(ended)))  # how many steps, and parts of one
-        whole = [at for at in range(0, len(switched) - 4, 4) if switched[at + 4] < ended[-1]]
+        whole = [
+            at for at in range(0, len(switched) - 4, 4) if ended[0] < switched[at] and switched[at + 4] < ended[-1]
+        ]
         rates = np.diff(ended_by) / np.diff(switched)
         logs = [math.log(rates[at + 1 + two] / rates[at + 3 * two]) for at in whole for two in (0, 1)]
         found = {"pairs": len(logs), "slice_s": SLICE_S, "percent": percent(statistics.fmean(logs))}

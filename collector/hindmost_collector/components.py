@@ -62,11 +62,9 @@ class Components:
         self.nodes = NodeMetrics(self.definitions)
         #: Whether ranks wait for what this process does; a collector that no job started has a machine of its own.
         self.cores_are_full: Callable[[], bool] = FullCores() if options.exit_when_stdin_closes else _never
-        cores = len(os.sched_getaffinity(0))
+        share = share_of(len(os.sched_getaffinity(0)))
         full = self.cores_are_full if options.exit_when_stdin_closes else None
-        self.judging: Judging = Judging(
-            options.judge_seconds, share_of(cores), settings=settings, cores_are_full=full, cores=cores
-        )
+        self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
         self.lag = Lag(self.cores_are_full)
         self.shielded = ShieldedTasks()
         targets = [destination(options.on_verdict)] if options.on_verdict else []

@@ -123,10 +123,11 @@ SHORT, LONGER = 0.5, 1.25
 #: Longest time (s) that a turn waits for a running write. One that starts late by up to twice that does not delay the
 #: next turn, or the delays would add up.
 WRITE_S = 0.25
-#: While cores are full every judgement takes time from a rank. Full evaluations may take this share of every core, and
-#: incremental ones, each kind at least and at most so many seconds apart; what is new or open waits no longer than the
-#: least. Nor does a job that stands still: it is judged then, and again whenever that has lasted twice as long.
-FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.005, 10.0, 60.0
+#: While cores are full every judgement takes time from a rank, and so from all that wait for it, however many cores
+#: there are. Full evaluations may take this share of one core, and incremental ones, each kind at least and at most so
+#: many seconds apart. What is new or open waits for the least, then for twice as long, and so on. A job that stands
+#: still is judged after the least, and again whenever that has lasted twice as long.
+FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.005, 10.0, 100.0
 #: CPU time (s) of loading the judge and judging for the first time.
 FIRST_TAKES_S = 1.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
@@ -139,6 +140,11 @@ def load_judge(settings: Settings = DEFAULT) -> Judge:
     return lambda run: judge(run, settings)
 
 
+def _apart_s(took: float) -> float:
+    """Seconds between evaluations that take so much CPU time, while cores are full."""
+    return min(max(took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S)
+
+
 def share_of(cores: int) -> float:
     """The share of one core that full evaluations may take on a machine of so many."""
     return min(max(LEAST_SHARE * cores / CORES_A_SHARE, LEAST_SHARE), MOST_SHARE)
@@ -149,8 +155,8 @@ class _Turn:
     """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took, and the
     ``rows`` of an incremental one.
 
-    ``last_whole`` is when that was, ``soon`` whether it left something open, ``look_took`` what the last incremental
-    one took.
+    ``last_whole`` is when that was, ``soon`` whether it left something open, ``hurried`` how many in a row were made
+    for something new or open, ``look_took`` what the last incremental one took.
     ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
     now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
     confirm; ``past`` and ``counted`` are what a window passes to the next one.
@@ -163,6 +169,7 @@ class _Turn:
     look_took: float = 0.0
     last_whole: float = -FULL_MOST_S
     soon: bool = False
+    hurried: int = 0
     held: Seen = field(default_factory=Seen)
     newest: Seen = field(default_factory=Seen)
     seen: Seen | None = None
@@ -170,6 +177,11 @@ class _Turn:
     doubts: Doubts = field(default_factory=Doubts)
     past: Past | None = None
     counted: Counted | None = None
+
+    def between_wholes_s(self) -> float:
+        """Seconds between full evaluations while cores are full."""
+        apart_s = _apart_s(self.took)
+        return min(FULL_LEAST_S * 2**self.hurried, apart_s) if self.soon or self.asked else apart_s
 
     def after_others(self, run: Run) -> Run:
         """A window, with what those before it tell of it."""
@@ -196,9 +208,8 @@ class Judging:
         cpu: Callable[[], float] = time.thread_time,
         settings: Settings = DEFAULT,
         cores_are_full: Callable[[], bool] | None = None,
-        cores: int = 1,
     ) -> None:
-        self._settings, self._cores_are_full, self._cores = settings, cores_are_full, cores
+        self._settings, self._cores_are_full = settings, cores_are_full
         self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
         self._wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
@@ -225,7 +236,7 @@ class Judging:
         now, full = self._clock(), self._full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
         if full:
-            apart_s = self._apart_s(FIRST_TAKES_S) if turn is None else self._between_turns_s(job, turn)
+            apart_s = _apart_s(FIRST_TAKES_S) if turn is None else self._between_turns_s(job, turn)
         else:
             apart_s = STARTING_S if turn is None else 0.0
         if still_s >= FULL_LEAST_S:
@@ -234,11 +245,7 @@ class Judging:
 
     def _between_turns_s(self, job: str, turn: _Turn) -> float:
         """Seconds between the turns of a job while cores are full."""
-        return FULL_LEAST_S if turn.soon else self._apart_s(turn.look_took if self.costly(job) else turn.took)
-
-    def _apart_s(self, took: float) -> float:
-        """Seconds between evaluations that take so much CPU time, while cores are full."""
-        return min(max(took / (FULL_SHARE * self._cores), FULL_LEAST_S), FULL_MOST_S)
+        return _apart_s(turn.look_took) if self.costly(job) else turn.between_wholes_s()
 
     def _full(self) -> bool:
         return self._cores_are_full is not None and self._cores_are_full()
@@ -276,7 +283,7 @@ class Judging:
     def whole_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
         turn, now = self._turns[job], self._clock()
-        if self._full() and not turn.asked and not turn.soon and now - turn.last_whole < self._apart_s(turn.took):
+        if self._full() and now - turn.last_whole < turn.between_wholes_s():
             return False
         return now >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
@@ -312,6 +319,7 @@ class Judging:
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before, newest = turn.asked, turn.held, turn.seen
+            turn.hurried = turn.hurried + 1 if turn.soon or asked else 0
             turn.last_whole, turn.soon = self._clock(), False
             found = judge(turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()

@@ -59,14 +59,13 @@ class Paced:
         whole_s: float = 0.4,
         look_s: Callable[[int], float] = lambda rows: 0.02,
         cores_are_full: Callable[[], bool] | None = None,
-        cores: int = 1,
     ) -> None:
         self.now, self.used, self.whole_s, self.look_s = BEGAN, 0.0, whole_s, look_s
         self.names: dict[str, tuple[int, ...]] = {"whole": (), "newest": ()}
         self.judged: list[tuple[float, str]] = []
         self.rows: list[int] = []
         clock, cpu = (lambda: self.now), (lambda: self.used)
-        self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full, cores=cores)
+        self.judging = Judging(period_s, share, clock=clock, cpu=cpu, cores_are_full=cores_are_full)
         self.judging.judge = self._judge
         self.jobs = {name: self._job(name) for name in jobs}
         self.watch = Watch(collector(self.jobs, lambda: self.now), self.judging, never_ends)
