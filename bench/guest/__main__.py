@@ -15,7 +15,7 @@ get shows what others took, whatever the cores' clock does meanwhile. Of observe
 many; and what agent and collector used, in cores, while the job ran.
 
 Runs differ by more than what is measured where other machines share the cores. ``--within`` compares seconds of one
-run, in which agent and collector go on, with the seconds beside them, in which they are stopped (SIGSTOP); what was
+run, in which agent and collector go on, with the seconds next to them, in which they are stopped (SIGSTOP); what was
 left undone then is done in the seconds that count for them. Start-up and the probes are in both.
 """
 
