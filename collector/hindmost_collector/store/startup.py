@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import random
 import time
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
 from hindmost.errors import UsageError
+from hindmost_proto import retry
 from prometheus_client import CollectorRegistry, generate_latest
 
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
@@ -107,8 +109,8 @@ async def store_and_page(
     Raises the last Unreachable if ``stopped`` comes first; and at once if a job waits for this collector
     (``exit_when_stdin_closes``), so that its user learns of it.
     """
-    shown, page, pause, since = Awaiting(), None, FIRST_S, time.monotonic()
-    while True:
+    shown, page, since = Awaiting(), None, time.monotonic()
+    for attempt in itertools.count():
         store, trouble = await asyncio.to_thread(_tried, options, opened)
         if trouble is None:
             break
@@ -119,11 +121,11 @@ async def store_and_page(
         shown.reason = str(trouble)
         if page is None and options.http_address:
             page = Page(options.http_address, shown)
-        if await _stopped_within(pause * (0.5 + random.random() / 2), stopped):  # noqa: S311 - no secret
+        pause_s = retry.pause_s(attempt, LAST_S, random.random(), FIRST_S)  # noqa: S311 - no secret
+        if await _stopped_within(pause_s, stopped):
             if page:
                 page.close()
             raise trouble
-        pause = min(2 * pause, LAST_S)
     if shown.reason:
         log.warning("the store answered after %.0f s", time.monotonic() - since)
     return store, page
