@@ -11,7 +11,7 @@ grpc.aio server with the collector's settings that looks into no message, the fl
 ``plain`` is what one would write first: gRPC as it comes, a message a second, a block and a ``prometheus_client`` gauge
 a sample, nothing stored.
 
-    python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 -o FILE
+    python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 --runs 3 -o FILE
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import json
 import os
 import platform
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -151,7 +152,9 @@ def main() -> None:
     parser.add_argument("--plain", type=int, nargs="*", default=[], help="agents at the plain server")
     parser.add_argument("--pages", type=int, default=0, help="pages that are open in browsers meanwhile")
     parser.add_argument("--seconds", type=int, default=40)
+    parser.add_argument("--runs", type=int, default=1, help="how often to measure each, one round after the other")
     parser.add_argument("-o", "--output", type=Path, help="where the figures go as JSON")
+    parser.add_argument("--add", action="store_true", help="add to what that file has, measured on this machine")
     parser.add_argument("--generate", metavar="ADDRESS", help=argparse.SUPPRESS)
     parser.add_argument("--first", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--settle", type=float, default=SETTLE_S, help=argparse.SUPPRESS)
@@ -171,16 +174,38 @@ def main() -> None:
         work = agents.generate(args.generate, load)
         print(json.dumps(asyncio.run(work)))
     else:
-        given = {"what": f"python -m bench.collector_load {' '.join(sys.argv[1:])}", **circumstances()}
+        began = circumstances()
         plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]
+        each = [(server, count) for server, counts in plan for count in counts]
         found = []
-        for server, counts in plan:
-            for count in counts:
-                found.append(measure(server, count, args.seconds, args.pages))
-                print(json.dumps(found[-1]), flush=True)
+        for server, count in each * args.runs:
+            found.append(measure(server, count, args.seconds, args.pages) | {"seconds": args.seconds})
+            print(json.dumps(found[-1]), flush=True)
         if args.output:
-            told = {**given, "load_after": os.getloadavg()[0], "seconds": args.seconds, "measured": found}
-            args.output.write_text(json.dumps(told, indent=1) + "\n")
+            write(args.output, began, found, add=args.add)
+
+
+def write(output: Path, began: dict[str, Any], found: list[dict[str, Any]], *, add: bool) -> None:
+    """Keep what was measured: alone, or after what the file has of this commit."""
+    told = f"python -m bench.collector_load {' '.join(sys.argv[1:])}"
+    kept: dict[str, Any] = {"what": [], **began, "measured": []}
+    if add and output.exists():
+        kept = json.loads(output.read_text())
+        if kept["revision"] != began["revision"]:
+            sys.exit(f"{output} is of commit {kept['revision']}, this is {began['revision']}: leave --add out")
+    kept["what"] = [*kept["what"], {"command": told, "load": [began["load_before"], os.getloadavg()[0]]}]
+    kept.pop("load_before", None)
+    kept["measured"] = [*kept["measured"], *found]
+    output.write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def typical(kept: dict[str, Any], server: str, agents: int, name: str) -> float:
+    """The median of the runs of one size, of what such a file has. Raises StatisticsError where there is none."""
+    return statistics.median(
+        one[name]
+        for one in kept["measured"]
+        if (one["server"], one["agents"], one.get("pages", 0)) == (server, agents, 0)
+    )
 
 
 if __name__ == "__main__":
