@@ -268,7 +268,7 @@ def main() -> int:
         bench = Bench(args.job, size, Path(folder), ranks)
         found = bench.within() if args.within else summary([*before, *bench.pairs(args.pairs, args.seconds)])
     made_by = f"bench/guest --job {args.job} --size {size}{' --within' if args.within else ''}"
-    machine = {"cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
+    machine = {"machine_cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
     result[name] = {"made_by": made_by, "when": when, **machine, **found}
     args.out.write_text(json.dumps(result, indent=1) + "\n")
