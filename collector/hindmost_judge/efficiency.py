@@ -1,7 +1,8 @@
 """Parallel efficiencies as the POP centre of excellence defines them, and the step with one thing made free.
 
 https://pop-coe.eu/node/69: parallel efficiency = load balance x communication efficiency; communication efficiency =
-serialisation x transfer. GPUs: "orchestration" is the share of the time in which they have work (DLB's TALP).
+serialisation x transfer. "Orchestration" is the share of the time in which GPUs have work (DLB's TALP), as far
+as their phases tell: a gap between two kernels of a phase counts as work.
 """
 
 from __future__ import annotations

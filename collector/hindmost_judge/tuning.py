@@ -14,7 +14,7 @@ import numpy as np
 
 from hindmost_judge import efficiency, usage
 from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import lower_median
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
@@ -81,11 +81,12 @@ class Facts:
         return float(known.mean()) if len(known) else float("nan")
 
     def share(self, plane: str) -> float:
-        """What the typical rank spends in a part of the step, as a share; NaN where it was not measured."""
+        """What half of the ranks spend at least in a part of the step, as a share; NaN where it was not measured."""
         block = None if self.seen is None else self.seen.planes.get(plane)
         if block is None or np.isnan(block).all():
             return float("nan")
-        return float(median(np.nanmean(block, axis=1))) / self.step
+        known = block[~np.isnan(block).all(axis=1)]
+        return float(lower_median(np.nanmean(known, axis=1), axis=0)) / self.step
 
     @cached_property
     def input(self) -> float:

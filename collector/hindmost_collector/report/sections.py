@@ -168,7 +168,7 @@ SECTIONS: dict[str, Section] = {
         {
             "lanes": Table(
                 "As POP defines them: parallel = load balance x communication, communication = serialisation x"
-                " transfer. For GPUs parallel has the factor orchestration too: the time in which they have work.",
+                " transfer. GPUs have the factor orchestration, too: time in phases, gaps between kernels included.",
                 (
                     Column("lane", "of"),
                     Column("parallel", "parallel", "ratio"),
