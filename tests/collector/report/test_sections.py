@@ -201,6 +201,39 @@ def test_a_brief_report_is_below_8_kb(ranks: int) -> None:
     assert parsed["left_out"]["verdicts"] > 0
 
 
+def step_if(run: Run, free: str) -> tuple[float, float]:
+    """The mean step of a run, and what its report says of it if one thing were free, ms."""
+    found = judge(run)
+    rows = section_rows.of(run, found.to_dict(), found.overview, ("limits",))["limits"]["if_free"]
+    steps = {row["without"]: row["step_ms"] for row in rows}
+    return steps["nothing changes"], steps[f"{free} were free"]
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.8])
+def test_a_step_without_input_is_as_long_as_one_that_has_none(share: float) -> None:
+    """The same job, simulated with hardly any input: within 3 %."""
+    _, without = step_if(simulate(Scenario(4, 80, input_share=share)).run, "input")
+    really, _ = step_if(simulate(Scenario(4, 80, input_share=0.0001)).run, "input")
+    assert without == pytest.approx(really, rel=0.03)
+
+
+def test_a_step_without_one_slow_loader_is_as_long_as_without_all() -> None:
+    """A rank that loads for 40 ms more holds up all: without its input the others' counts, and is free too."""
+    slow = Scenario(4, 80, faults=(Fault("input", (2,), 0.4),))
+    was, without = step_if(simulate(slow).run, "input")
+    really, _ = step_if(simulate(Scenario(4, 80, input_share=0.0001)).run, "input")
+    assert was > 1.3 * really
+    assert without == pytest.approx(really, rel=0.03)
+
+
+@pytest.mark.parametrize("transfer", [0.5, 4.0, 20.0])
+def test_a_step_without_communication_is_as_long_as_one_without_transfers(transfer: float) -> None:
+    """Of a job whose hosts wait in collectives; the waits for late ranks stay."""
+    _, without = step_if(loads.make(loads.Load(transfer=transfer)), "communication")
+    really, _ = step_if(loads.make(loads.Load(transfer=0.001)), "communication")
+    assert without == pytest.approx(really, rel=0.01)
+
+
 def test_no_more_processes_are_advised_where_cpus_are_too_few() -> None:
     """Workers would wait for a CPU like all others; the same job with free CPUs is advised to have some."""
     samples = [("hindmost_node_cpus", "{}", second, 8.0) for second in (0, 9)]
