@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import re
 import threading
@@ -55,6 +56,24 @@ def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
             raise UsageError(f"{kind} is not allowed: queries only read; use SELECT")
 
 
+#: The columns of :meth:`Recording.verdicts`, as in ``hindmost.report/1``.
+_VERDICT = pa.schema(
+    [
+        ("job", pa.string()),
+        ("kind", pa.string()),
+        ("ranks", pa.list_(pa.int64())),
+        ("cause", pa.string()),
+        ("since_step", pa.int64()),
+        ("until_step", pa.int64()),
+        ("cost_ms_per_step", pa.float64()),
+        ("cost_ratio", pa.float64()),
+        ("confidence", pa.float64()),
+        ("evidence", pa.list_(pa.string())),
+        ("advice", pa.list_(pa.string())),
+    ]
+)
+
+
 class Recording(Tables):
     """One run directory, or a store of many. Reading works while a collector writes.
 
@@ -84,6 +103,18 @@ class Recording(Tables):
         named = checked(name, columns)
         chosen = ", ".join(f'"{column}"' for column in named) if columns else "*"
         return self.sql(f'select {chosen} from "{name}"')
+
+    def verdicts(self) -> pa.Table:
+        """A row a verdict of the report at each job's end, the most costly first; none where no report was written."""
+        found = []
+        for job in self._jobs:
+            with contextlib.suppress(OSError, ValueError):
+                report = json.loads((job / "report.json").read_text(encoding="utf-8"))
+                found += [
+                    {"job": self._name(job), **{name: one.get(name) for name in _VERDICT.names[1:]}}
+                    for one in report["verdicts"]
+                ]
+        return pa.Table.from_pylist(found, schema=_VERDICT)
 
     def _equal(self, column: str, text: str) -> str:
         return f"{column} = {quoted(text)}"

@@ -5,14 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
 from hindmost.errors import UsageError
+from hindmost_judge.model import AMOUNTS, PHASES
 
 from hindmost_collector.store.schema import FILED, LEVELS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import pyarrow as pa
 
 _FINEST, *_, _COARSEST = LEVELS
 
@@ -57,6 +58,25 @@ class Tables(ABC):
     def metrics(self, *columns: str) -> pa.Table:
         """A row a sample of a node or process metric; ``labels`` is JSON."""
         return self.table("metrics", *columns)
+
+    def samples(self, *columns: str) -> pa.Table:
+        """The same as :meth:`metrics`."""
+        return self.metrics(*columns)
+
+    def phases(self) -> pa.Table:
+        """A row a phase of a step of a rank: job, rank, step, kind, phase, duration_ns. Unmeasured: no row."""
+        named = {name: f"{name}_ns" for name in PHASES if name not in AMOUNTS}
+        steps = self.table("steps", "job", "rank", "step", "kind", *named.values())
+        parts = []
+        for name, column in named.items():
+            held = steps.filter(pc.greater_equal(steps[column], 0))
+            phase = pa.array([name] * len(held), pa.string())
+            parts.append(
+                held.select(["job", "rank", "step", "kind"])
+                .append_column("phase", phase)
+                .append_column("duration_ns", held[column])
+            )
+        return pa.concat_tables(parts)
 
     def ranks(self, *columns: str) -> pa.Table:
         """A row each time a rank said who it is."""

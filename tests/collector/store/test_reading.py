@@ -107,6 +107,43 @@ def test_tables_are_arrow_with_the_job(tmp_path):
         assert (len(empty), set(empty.column_names)) == (0, {"job", *schema.STORED[name]})
 
 
+def test_phases_are_a_row_each_and_none_where_they_were_not_measured(tmp_path):
+    """A step's input and forward, in long form; what is -1 in its row has no row."""
+    store = ParquetStore(tmp_path, single=True)
+    step = rows(7).set_column(rows(7).schema.get_field_index("input_ns"), "input_ns", pa.array([5, 5, -1, 5]))
+    blank = {
+        name
+        for name in schema.STORED["steps"]
+        if name.endswith("_ns") and name not in ("input_ns", "forward_ns", "start_ns", "duration_ns")
+    }
+    for name in blank:
+        step = step.set_column(step.schema.get_field_index(name), name, pa.array([-1] * 4))
+    store.write({("j", "steps"): [step.cast(schema.arrow_schema("steps"))]}, {})
+    store.close()
+    found = hindmost_collector.open(tmp_path).phases().to_pandas()
+    assert sorted(zip(found.phase, found["rank"], found.duration_ns, strict=True)) == sorted(
+        [("forward", rank, 7) for rank in range(4)] + [("input", rank, 5) for rank in (0, 1, 3)]
+    )
+
+
+def test_verdicts_of_a_store_are_those_of_its_reports(tmp_path):
+    """A row each with its job; a job without a report has none."""
+    store = ParquetStore(tmp_path, single=False)
+    store.write({("a", "steps"): [rows(1)], ("b", "steps"): [rows(2)]}, {})
+    store.write_file(
+        "a", "report.json", json.dumps({"verdicts": [{"kind": "straggler", "ranks": [2], "cost_ratio": 0.25}]}).encode()
+    )
+    store.close()
+    (one,) = hindmost_collector.open(tmp_path).verdicts().to_pylist()
+    assert (one["job"], one["kind"], one["ranks"], one["cost_ratio"], one["cause"]) == (
+        "a",
+        "straggler",
+        [2],
+        0.25,
+        None,
+    )
+
+
 def test_the_example_in_the_help_answers_for_ranks_that_mark_no_steps(tmp_path, capsys):
     """Ranks of MPI programs mark none: the help's query has rows all the same, and stderr stays empty."""
     with pytest.raises(SystemExit):
