@@ -86,6 +86,7 @@ def test_a_terminal_of_few_characters_gets_what_it_has(run: Path) -> None:
     done = shell(f"{HINDMOST} report {run}", **plain)
     assert done.returncode == 0
     assert done.stdout.startswith("hindmost - simulated-0 - 2 ranks")
+    assert " ####" in shell(f"{HINDMOST} compare {run} {run} {run}", **plain).stdout
     done = shell(f"{HINDMOST} query {run} \"select 'ä' as x\" --format csv", **plain)
     assert (done.returncode, done.stdout) == (0, "x\n\\xe4\n")
 

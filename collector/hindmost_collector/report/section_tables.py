@@ -47,7 +47,7 @@ WRITTEN: dict[str, Callable[[Any], str]] = {
     "bytes/s": lambda value: f"{columns.size(value)}/s",
     "watts": lambda value: f"{value:.0f} W",
     "hertz": lambda value: f"{value / 1e6:,.0f} MHz",
-    "celsius": lambda value: f"{value:.0f} °C",
+    "celsius": lambda value: f"{value:.0f} C",
     "joules": lambda value: f"{value / 3.6e6:.2f} kWh" if value >= 3.6e5 else f"{value / 1e3:,.1f} kJ",
 }
 
