@@ -12,7 +12,7 @@ from typing import TextIO
 
 _HANDLER = "hindmost.spelled"
 #: What reports draw and write, for terminals that lack it; all else is spelled out, as data must not be lost.
-_PLAIN = {"█": "#", "·": "-", "─": "-", "–": "-", "…": "...", "±": "+-", "→": "->"}
+_PLAIN = {"█": "#", "·": "-", "─": "-", "\N{EN DASH}": "-", "…": "...", "±": "+-", "→": "->"}
 #: Columns of text that the eye still follows from one line to the next.
 WIDEST = 120
 
