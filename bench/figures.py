@@ -4,7 +4,8 @@
     python -m bench.figures --table        # rewrite the tables from what was measured last
 
 Nothing else should run meanwhile. Accuracy takes 30 minutes and is measured by bench/accuracy; its
-rows are of the commits that bench/results/accuracy.json and lanes.json name. Figures on GPUs are from bench/gpu.
+rows are of the commits that bench/results/accuracy.json and lanes.json name. A collector's load is the median of the
+runs that bench/collector_load kept. Figures on GPUs are from bench/gpu.
 """
 
 from __future__ import annotations
@@ -21,23 +22,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench.collector_load.__main__ import typical
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "results"
 KEPT = RESULTS / "figures.json"
 README, PERFORMANCE = ROOT / "README.md", ROOT / "docs" / "explanation" / "performance.md"
 #: The table of a page: what is between these lines is this program's.
 TABLE = re.compile(r"(<!-- figures: make figures -->\n).*?(<!-- end of figures -->)", re.DOTALL)
+#: Agents of the collector that the README's row is about.
 AGENTS = 1024
 
 
 def measure() -> dict[str, Any]:
     """Run each bench for a short time; its results, the commit and the machine."""
     with tempfile.TemporaryDirectory() as folder:
-        files = {name: Path(folder) / f"{name}.json" for name in ("probe", "agent", "collector")}
+        files = {name: Path(folder) / f"{name}.json" for name in ("probe", "agent")}
         commands = {
             "probe": ["bench/probe_overhead.py", "--part", "calls", "messages", "--out", str(files["probe"])],
             "agent": ["bench/agent_cost.py", "--seconds", "20", "--rounds", "3", "--out", str(files["agent"])],
-            "collector": ["-m", "bench.collector_load", "--agents", str(AGENTS), "-o", str(files["collector"])],
         }
         for command in commands.values():
             subprocess.run([sys.executable, *command], cwd=ROOT, check=True)
@@ -51,7 +54,7 @@ def measure() -> dict[str, Any]:
 
 
 def headline(
-    kept: dict[str, Any], accuracy: dict[str, Any], lanes: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]
+    load: dict[str, Any], accuracy: dict[str, Any], lanes: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]
 ) -> str:
     """The README's five rows."""
     named, slow = counted(accuracy, "single fault of 5 % or more: recall")
@@ -62,7 +65,8 @@ def headline(
     missed = f"{named_healthy} named a healthy rank, {len(wrong) - named_healthy} missed a cause or a second rank"
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
-    (load,) = (one for one in kept["collector"]["measured"] if one["server"] == "hindmost")
+    cpu, mib = (typical(load, "hindmost", AGENTS, name) for name in ("cpu_of_a_core", "rss_mib"))
+    floor = typical(load, "bare", AGENTS, "cpu_of_a_core")
     return rows(
         ("simulated jobs with a fault of 5 % or more, judged right", f"{named} of {slow}", "`bench/accuracy`"),
         (
@@ -81,8 +85,8 @@ def headline(
             "`bench/gpu/guest_parts.py`",
         ),
         (
-            f"collector of {load['agents']:,} simulated nodes with 8 ranks each",
-            f"{load['cpu_of_a_core']:.2f} of a core, {load['rss_mib']} MiB",
+            f"collector of {AGENTS:,} simulated nodes with 8 ranks each",
+            f"{cpu:.2f} of a core, {mib:.0f} MiB; a server that discards messages takes {floor:.2f}",
             "`bench/collector_load`",
         ),
     )
@@ -98,9 +102,7 @@ def parts(kept: dict[str, Any], accuracy: dict[str, Any]) -> str:
         ("probe: one MPI send or receive", messages, "`bench/probe_overhead.py`"),
         ("agent: one a node, at 1 Hz", f"{cpu:.2f} % of a core, {mib:.0f} MiB", "`bench/agent_cost.py`"),
     )
-    measured = (
-        f"Measured on {kept['machine']}, {kept['when']}, commit {kept['commit']}, and so is the README's collector."
-    )
+    measured = f"Measured on {kept['machine']}, {kept['when']}, commit {kept['commit']}."
     around = f"Other work had a load of {kept['agent']['load_before']:.1f}. Accuracy is of commit {accuracy['commit']}."
     return f"{table}\n{measured}\n{around}\n"
 
@@ -128,10 +130,12 @@ def exactly(lanes: dict[str, Any]) -> tuple[int, int]:
 
 def pages() -> dict[Path, str]:
     """Each page with the table of what was measured last."""
-    files = (KEPT, *(RESULTS / f"{name}.json" for name in ("accuracy", "lanes", "guest_parts_h200x2")))
-    kept, accuracy, lanes, on_gpus = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    files = [
+        RESULTS / f"{name}.json" for name in ("figures", "collector_load", "accuracy", "lanes", "guest_parts_h200x2")
+    ]
+    kept, load, accuracy, lanes, on_gpus = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     live = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("live_faults_*.json"))]
-    tables = {README: headline(kept, accuracy, lanes, on_gpus, live), PERFORMANCE: parts(kept, accuracy)}
+    tables = {README: headline(load, accuracy, lanes, on_gpus, live), PERFORMANCE: parts(kept, accuracy)}
     return {page: _in_place(page.read_text(encoding="utf-8"), table) for page, table in tables.items()}
 
 
