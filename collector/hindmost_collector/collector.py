@@ -174,7 +174,7 @@ class Collector(Components):
         described, self._described = self._described, set()
         for name in described & self.jobs.keys():
             note(self, name, {"started_ns": self.jobs[name].started_ns})
-        self.ingest.durable(await self.recorder.flush(self.clock.state()))
+        self.ingest.acknowledge(await self.recorder.flush(self.clock.state()))
         if self.recorder.detached and not self.recorder.failing:
             self.gather()  # what came meanwhile has been seen and not recorded: it comes again, with the rest
             self.recorder.detached = False

@@ -1,4 +1,4 @@
-"""CPU time of the whole node, context switches, run queue and load."""
+"""CPU time of the whole node, context switches, load, and how many threads run or wait; for how long: `runqueue.py`."""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ class Ingest:
         """Identity to the last sequence taken, of agents with something not yet durable."""
         return {agent.identity: agent.received for agent in self.agents.values() if agent.received > agent.durable}
 
-    def durable(self, sequences: Mapping[str, int]) -> None:
+    def acknowledge(self, sequences: Mapping[str, int]) -> None:
         """Acknowledge to the agents that all data up to these sequences is durable, and earlier data not yet
         acknowledged."""
         for identity, sequence in sequences.items():
