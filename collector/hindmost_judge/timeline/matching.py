@@ -342,7 +342,8 @@ def _queued(grid: Grid, beside: Array) -> Array:
     return queued
 
 
-#: A longer collective overlaps with computing if it shortens the gap after it by this share of itself.
+#: A longer collective overlaps with computing if it shortens the gap after it by this share of itself; computing waits
+#: for one that does so by less than half of that.
 _TRADED = 0.5
 
 
@@ -350,7 +351,8 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
     """[K] whether a column's class overlaps with computing: for example, gradients reduced while tensor groups go on.
 
     Waiting in a blocking collective says nothing about the gap after it; overlapped waiting shortens that gap by as
-    much. The deviations from a rank's usual values at the same ``position`` [K] of the step are compared.
+    much. The deviations from a rank's usual values at the same ``position`` [K] of the step are compared. At some place
+    computing waits for such a class, too: an optimizer needs all gradients.
     """
     beside = np.zeros(grid.columns, bool)
     if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
@@ -359,24 +361,22 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
     gap = np.zeros_like(grid.start)
     gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
     for klass in range(grid.group.shape[1]):
-        waited, followed = [], []
-        for place in np.unique(position[grid.klass == klass]):
-            at = np.flatnonzero((position == place) & (grid.klass == klass) & within)
-            if len(at) == 0:
-                continue
-            waited.append(grid.duration[:, at] - median(grid.duration[:, at], axis=1)[:, None])
-            followed.append(gap[:, at] - median(gap[:, at], axis=1)[:, None])
-        if waited and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
-            beside |= grid.klass == klass
-    beside &= within
+        places = [np.flatnonzero((position == at) & (grid.klass == klass) & within) for at in np.unique(position)]
+        places = [at for at in places if len(at)]
+        waited, followed = (
+            [block[:, at] - median(block[:, at], axis=1)[:, None] for at in places] for block in (grid.duration, gap)
+        )
+        if places and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
+            for at, longer, shorter in zip(places, waited, followed, strict=True):
+                beside[at] = traded(longer, shorter, _TRADED / 2)
     return np.zeros(grid.columns, bool) if beside.all() else beside
 
 
-def traded(waited: Floats, followed: Floats) -> bool:
-    """Whether gaps shrink by what was waited; clipped, so that one stall decides nothing."""
+def traded(waited: Floats, followed: Floats, share: float = _TRADED) -> bool:
+    """Whether gaps shrink by this ``share`` of what was waited; clipped, so that one stall decides nothing."""
     limit = 3 * float(median(np.abs(waited)))
     x, y = np.nan_to_num(np.clip(waited, -limit, limit)), np.nan_to_num(np.clip(followed, -limit, limit))
-    return bool(x.any() and np.sum(x * y) / np.sum(x * x) < -_TRADED)
+    return bool(x.any() and np.sum(x * y) / np.sum(x * x) < -share)
 
 
 def _last_known(block: Floats) -> Floats:
