@@ -31,6 +31,11 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("host-bound, step", 11006),  # slower in what is seen as two phases
         ("host-bound, never", 1003),  # the others' hosts wait in the same phase, in all steps
         ("host-bound, never", 1007),  # … in all steps but the first few
+        ("host-bound, never", 5001),  # … until a few launches before their GPUs reach the last collective
+        ("host-bound, never", 5020),  # clean; one of 64 hosts drifts by 1 %, as others do
+        ("host-bound, collective", 35023),  # hosts wait for each collective; launches are not recorded
+        ("rare long stalls", 225010),  # the same, and one stops before every eighteenth step
+        ("experts", 155006),  # optimizers wait for gradients that overlap with backward
         ("input-bound, never", 1000),  # clean; GPUs take 4 ms longer for a backward than their hosts
     ],
 )

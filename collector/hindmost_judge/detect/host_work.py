@@ -13,13 +13,14 @@ import numpy as np
 from hindmost_judge.blocks import Habit
 from hindmost_judge.graph.self_time import paces
 from hindmost_judge.stats import segmentation
+from hindmost_judge.stats.robust import median, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Lanes
+    from hindmost_judge.types import Floats, Ints, Lanes
 
 #: Phases that are waiting, whatever is left of it.
 _WAITS = ("sync", "device_wait")
@@ -52,6 +53,8 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
 #: Standard errors of a delay that is real: with a hundred ranks, phases and segments, noise reaches that in one job of
 #: a thousand.
 _MIN_Z = 4.5
+#: Fewer peers do not show how much hosts differ.
+_ENOUGH_PEERS = 4
 #: Steps that a delay lasts at least, and the share of all steps at least unless the delay is large. Hosts drift by
 #: less than that for tens of steps.
 _MIN_STEPS, _MIN_SHARE = 10, 0.125
@@ -95,7 +98,8 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
                 behind_peers = behind_peers - self_time + lanes.least[phase]
         threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
         for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
-            delays += _delays_of_rank(behind_peers[row], row, phase, float(threshold[row]), large)
+            peers = np.flatnonzero((lanes.cohort == lanes.cohort[row]) & (np.arange(len(lanes.cohort)) != row))
+            delays += _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large)
     delays = [delay for delay in delays if not _may_be_wait(lanes, delay)]
     return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
 
@@ -146,14 +150,21 @@ def _block_means(behind_peers: Floats) -> Floats:
     return np.asarray(np.add.reduceat(behind_peers, starts, axis=1) / np.diff(np.append(starts, steps)))
 
 
-def _delays_of_rank(behind_peers: Floats, row: int, phase: int, least: float, large: float) -> Iterator[Delay]:
-    """The persistent delays of one rank in one phase, from its delay in each step [S]; all in ns."""
-    series = segmentation.clipped(behind_peers)
-    sigma = max(segmentation.noise(series), 1.0)
+def _delays_of_rank(
+    behind_peers: Floats, row: int, peers: Ints, phase: int, least: float, large: float
+) -> Iterator[Delay]:
+    """The persistent delays of one rank in one phase, from the delays of all in each step [R, S]; all in ns.
+
+    What its ``peers`` (rows) differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers
+    only the rank's own series does.
+    """
+    series, cohort = segmentation.clipped(behind_peers[row]), len(peers) >= _ENOUGH_PEERS
+    sigma = max(segmentation.noise(series, drifts=not cohort), 1.0)
     bounds = _without_minor_changes(series, segmentation.segments(series, sigma))
     for first, stop in itertools.pairwise(bounds):
         level = float(series[first:stop].mean())
-        z = level * float(np.sqrt(stop - first)) / sigma
+        differ = spread(median(behind_peers[peers, first:stop], axis=1)) if cohort else 0.0
+        z = level / float(np.hypot(sigma / np.sqrt(stop - first), differ))
         shortest = _MIN_STEPS if level >= large else max(_MIN_STEPS, _MIN_SHARE * len(series))
         if level >= least and z >= _MIN_Z and stop - first >= shortest:
             yield Delay(row, phase, first, stop, level, z)

@@ -11,7 +11,7 @@ from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import median
-from hindmost_judge.timeline.overlap import ahead_of_host, waits_for_each
+from hindmost_judge.timeline.overlap import ahead_of_host
 from hindmost_judge.types import Timeline
 from hindmost_judge.whatif import replay
 
@@ -105,7 +105,7 @@ def of(blocks: Blocks) -> Timeline | None:
         return None
     if np.isnan(grid.start).all() or np.isnan(blocks.ended).all(axis=1).any() or blocks.pipeline is not None:
         return None
-    if grid.gathers.any() or waits_for_each(grid):
+    if grid.gathers.any() or not blocks.overlapped:  # hosts that wait for each collective are never ahead
         return None
     began = blocks.ended - blocks.took
     last = np.append(blocks.starts[1:], grid.columns) - 1

@@ -221,7 +221,8 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
 
     A host that is far ahead passes it at nearly the same time after its GPU in each step, and the places before at any
     time. So it is the first place where that time hardly varies. Places before ``first_possible`` are candidates, too,
-    if hosts wait in a later step: the collective that they wait for there may be one before the step's last.
+    if hosts wait in a later step, and that time varies more before them: the collective that they wait for there may be
+    one before the step's last.
     """
     phases = len(ends)
     first = first_possible if first_possible < phases else max(first_possible - 2 * phases, timeline.launched) + 1
@@ -237,9 +238,10 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     if np.isnan(spreads).any():
         return first_possible
     unblocked, least = spreads[0], min(spreads[1:])  # a host that launches a collective is not blocked there
-    limit = np.where(places < first_possible, 0.0, np.sqrt(least * unblocked))
-    blocked = np.flatnonzero(np.array(spreads[1:]) <= np.maximum(_SPREAD_RATIO * least, limit))
-    return first + int(blocked[0])
+    before, spread = np.array(spreads[:-1]), np.array(spreads[1:])
+    possible = places >= first_possible
+    tight = spread <= np.maximum(_SPREAD_RATIO * least, np.where(possible, np.sqrt(least * unblocked), 0.0))
+    return first + int(np.argmax(tight & (possible | (_SPREAD_RATIO * spread <= before))))
 
 
 def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> tuple[Floats, Floats, Floats]:

@@ -344,7 +344,7 @@ def _queued(grid: Grid, beside: Array) -> Array:
 
 #: A longer collective overlaps with computing if it shortens the gap after it by this share of itself; computing waits
 #: for one that does so by less than half of that.
-_TRADED = 0.5
+TRADED = 0.5
 
 
 def beside_computing(grid: Grid, position: Ints) -> Array:
@@ -366,17 +366,18 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
         waited, followed = (
             [block[:, at] - median(block[:, at], axis=1)[:, None] for at in places] for block in (grid.duration, gap)
         )
-        if places and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)):
-            for at, longer, shorter in zip(places, waited, followed, strict=True):
-                beside[at] = traded(longer, shorter, _TRADED / 2)
+        if places and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)) > TRADED:
+            for at, longer, then in zip(places, waited, followed, strict=True):
+                seldom = 2 * len(at) < np.count_nonzero(position == 0)
+                beside[at] = seldom or not traded(longer, then) < TRADED / 2
     return np.zeros(grid.columns, bool) if beside.all() else beside
 
 
-def traded(waited: Floats, followed: Floats, share: float = _TRADED) -> bool:
-    """Whether gaps shrink by this ``share`` of what was waited; clipped, so that one stall decides nothing."""
+def traded(waited: Floats, followed: Floats) -> float:
+    """The share of what was waited by which gaps shrink; NaN if nothing varies. One stall decides nothing: clipped."""
     limit = 3 * float(median(np.abs(waited)))
     x, y = np.nan_to_num(np.clip(waited, -limit, limit)), np.nan_to_num(np.clip(followed, -limit, limit))
-    return bool(x.any() and np.sum(x * y) / np.sum(x * x) < -share)
+    return float(-np.sum(x * y) / np.sum(x * x)) if x.any() else float("nan")
 
 
 def _last_known(block: Floats) -> Floats:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, peers_median, spread
-from hindmost_judge.timeline.matching import QUEUED_NS
+from hindmost_judge.timeline.matching import QUEUED_NS, traded
 
 if TYPE_CHECKING:
     from hindmost_judge.timeline.matching import Grid
@@ -40,10 +40,10 @@ def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: 
         return False
     if waits_for_each(joined):
         return False
-    if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
-        return True
-    late = peers_median(joined.duration) - joined.duration
     position = np.arange(joined.columns) - starts[step_of]
+    if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
+        return not _computes_after_each(joined, own, position)
+    late = peers_median(joined.duration) - joined.duration
     more = work - peers_median(work) if work is not None else None
     for place in np.unique(position):
         held = position == place
@@ -58,6 +58,24 @@ def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: 
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
     return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
+
+
+def _computes_after_each(joined: Grid, own: Floats, position: Ints) -> bool:
+    """Whether every rank computes between any two collectives of a step, and as long however long it waited before.
+
+    So it is where hosts wait for each collective, with launches unrecorded. Otherwise what is due after a collective
+    goes on while a rank waits in it.
+    """
+    within = np.flatnonzero(np.diff(position) > 0)
+    waited, gap = joined.duration[:, within], own[:, within + 1]
+    known = ~np.isnan(gap) & ~np.isnan(joined.start[:, within])
+    if not known.any() or np.mean(gap[known] > QUEUED_NS) < _EACH:
+        return False
+    for place in np.unique(position[within]):
+        held = position[within] == place
+        for block in (waited, gap):
+            block[:, held] -= median(block[:, held], axis=1)[:, None]
+    return traded(waited, gap) < _MEANWHILE
 
 
 #: Share of a rank's remaining delay that must go on to the next place. Delays that start anew at each place correlate

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.stats.robust import median, peers_median
-from hindmost_judge.timeline.matching import traded
+from hindmost_judge.timeline.matching import TRADED, traded
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
 
 if TYPE_CHECKING:
@@ -252,7 +252,7 @@ def _holding(schedule: Schedule, source: Ints) -> Array:
     sends = sends[np.isfinite(follows[sends]).all(axis=1)]
     if len(sends):
         took, gap = (schedule.end - schedule.start)[sends], (follows - schedule.end)[sends]
-        if traded(*(values - median(values, axis=1)[:, None] for values in (took, gap))):
+        if traded(*(values - median(values, axis=1)[:, None] for values in (took, gap))) > TRADED:
             holds[schedule.kind == SEND] = False
     return holds
 
