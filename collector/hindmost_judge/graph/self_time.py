@@ -241,7 +241,8 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     before, spread = np.array(spreads[:-1]), np.array(spreads[1:])
     possible = places >= first_possible
     tight = spread <= np.maximum(_SPREAD_RATIO * least, np.where(possible, np.sqrt(least * unblocked), 0.0))
-    return first + int(np.argmax(tight & (possible | (_SPREAD_RATIO * spread <= before))))
+    blocked = np.flatnonzero(tight & (possible | (_SPREAD_RATIO * spread <= before)))
+    return first + int(blocked[0]) if len(blocked) else first_possible
 
 
 def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> tuple[Floats, Floats, Floats]:
