@@ -54,9 +54,14 @@ def measure() -> dict[str, Any]:
 
 
 def headline(
-    load: dict[str, Any], accuracy: dict[str, Any], lanes: dict[str, Any], on_gpus: dict[str, Any], live: list[Any]
+    load: dict[str, Any],
+    accuracy: dict[str, Any],
+    lanes: dict[str, Any],
+    on_gpus: dict[str, Any],
+    guests: dict[str, Any],
+    live: list[Any],
 ) -> str:
-    """The README's five rows."""
+    """The README's six rows."""
     named, slow = counted(accuracy, "single fault of 5 % or more: recall")
     exact, all_lanes = exactly(lanes)
     right, cases = sum(one["as_expected"] for one in live), sum(one["of"] for one in live)
@@ -66,6 +71,9 @@ def headline(
     step_ms, longer = on_gpus["step_ms"]["out"], on_gpus["between"]["all - out"]
     low, high = longer["percent_95"]
     cpu, mib = (typical(load, "hindmost", AGENTS, name) for name in ("cpu_of_a_core", "rss_mib"))
+    full = guests["numpy 4800"]
+    least, most = full["wall_s"]["percent_95"]
+    events = round(full["events"] / sum(run["with"]["wall_s"] for run in full["runs"]), -2)
     floor = typical(load, "bare", AGENTS, "cpu_of_a_core")
     return rows(
         ("simulated jobs with a fault of 5 % or more, judged right", f"{named} of {slow}", "`bench/accuracy`"),
@@ -83,6 +91,11 @@ def headline(
             f"DDP step of {step_ms:.0f} ms on two H200s, with agent, probe and collector",
             f"{longer['percent']:.2f} % longer (95 % interval {low:.2f} to {high:.2f})",
             "`bench/gpu/guest_parts.py`",
+        ),
+        (
+            f"all-reduce job with no idle core ({full['machine_cores']} cores, {events:,.0f} events a second)",
+            f"{full['wall_s']['percent']:.1f} % longer (95 % interval {least:.1f} to {most:.1f})",
+            "`bench/guest`",
         ),
         (
             f"collector of {AGENTS:,} simulated nodes with 8 ranks each",
@@ -130,12 +143,11 @@ def exactly(lanes: dict[str, Any]) -> tuple[int, int]:
 
 def pages() -> dict[Path, str]:
     """Each page with the table of what was measured last."""
-    files = [
-        RESULTS / f"{name}.json" for name in ("figures", "collector_load", "accuracy", "lanes", "guest_parts_h200x2")
-    ]
-    kept, load, accuracy, lanes, on_gpus = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    names = ("figures", "collector_load", "accuracy", "lanes", "guest_parts_h200x2", "guest")
+    files = [RESULTS / f"{name}.json" for name in names]
+    kept, load, accuracy, lanes, on_gpus, guests = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     live = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(RESULTS.glob("live_faults_*.json"))]
-    tables = {README: headline(load, accuracy, lanes, on_gpus, live), PERFORMANCE: parts(kept, accuracy)}
+    tables = {README: headline(load, accuracy, lanes, on_gpus, guests, live), PERFORMANCE: parts(kept, accuracy)}
     return {page: _in_place(page.read_text(encoding="utf-8"), table) for page, table in tables.items()}
 
 
