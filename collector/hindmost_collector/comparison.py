@@ -180,24 +180,16 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     report = judge(run, settings)
     seen, job = report.overview, report.job
     paces = {} if seen is None else {name: float(values.mean()) for name, values in _paces(seen).items()}
-    step = float(np.nanmean(seen.period)) if seen is not None and not np.isnan(seen.period).all() else None
-    shares = {}
-    for name, plane in (("self", "own"), ("wait", "wait"), ("transfer", "transfer"), ("input", "input")):
-        block = None if seen is None else seen.planes.get(plane)
-        whole = (
-            block is None
-            or step is None
-            or np.isnan(block).all()
-            or (seen is not None and seen.overlapped and name == "self")
-        )
-        shares[name] = None if whole else float(np.nanmedian(np.nanmean(block, axis=1))) / step  # type: ignore[arg-type, operator]
+    step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
+    parts = {"self": "own", "wait": "wait", "transfer": "transfer", "input": "input"}
+    shares = {name: None if seen is None else _share(seen, plane) for name, plane in parts.items()}
     lanes = efficiency.of(seen) if seen is not None else []
     parallel = next((lane for lane in lanes if lane.parallel is not None), None)
     return {
         "id": job.id,
         "ranks": job.world_size,
         "nodes": job.nodes,
-        "step_ms": step / 1e6 if step else None,
+        "step_ms": step_ms or None,
         "steps_per_s": paces.get("steps_per_s"),
         "work_per_s": paces.get("work_per_s"),
         "shares": shares,
@@ -274,6 +266,14 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
         unlike.append(f"the command differs: {_unlike(a['command'].split(), b['command'].split())}")
     failed = [(label, job) for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")]
     return unlike + [f"{label} failed: {job['ended']}" for label, job in failed]
+
+
+def _share(seen: Overview, plane: str) -> float | None:
+    """What the typical rank spends in a part of the mean step, as a share of it; ``None`` where that is not known."""
+    block = seen.planes.get(plane)
+    if block is None or np.isnan(block).all() or np.isnan(seen.step) or (plane == "own" and seen.overlapped):
+        return None
+    return float(np.nanmedian(np.nanmean(block, axis=1))) / seen.step
 
 
 def _work_differs(a: Overview | None, b: Overview | None) -> list[str]:

@@ -42,11 +42,9 @@ class Efficiency:
 
 def of(seen: Overview) -> list[Efficiency]:
     """Of the hosts where these run the collectives, of the GPUs where these were timed."""
-    period = seen.period
-    known = np.isfinite(period)
+    known, step = np.isfinite(seen.period), seen.step
     if not known.any():
         return []
-    step = float(period[known].mean())
     gpus = _of_gpus(seen, step)
     own = seen.planes["own"]
     if seen.on_gpu or gpus or np.isnan(own).all():  # of steps that GPUs were timed in it is what these do
@@ -113,7 +111,7 @@ def free(seen: Overview) -> dict[str, float]:
     known = np.isfinite(seen.period)
     if not known.any():
         return {}
-    step, found = float(seen.period[known].mean()), {}
+    step, found = seen.step, {}
     gpu = [seen.planes[name] for name in _GPU_PHASES if name in seen.planes]
     idle = None
     if gpu:

@@ -67,6 +67,12 @@ class Overview:
     samples: Samples | None = None
     overlapped: bool = False
 
+    @property
+    def step(self) -> float:
+        """ns of the mean step; NaN where none is known."""
+        known = self.period[np.isfinite(self.period)]
+        return float(known.mean()) if len(known) else float("nan")
+
 
 def of(blocks: Blocks, delay: Floats) -> Overview:
     """The same arrays, not copied, with the ``delay`` [R, S] by which ranks are judged."""

@@ -77,8 +77,7 @@ class Facts:
     @cached_property
     def step(self) -> float:
         """ns of the mean step; NaN where unknown."""
-        known = self.seen.period[np.isfinite(self.seen.period)] if self.seen is not None else np.empty(0)
-        return float(known.mean()) if len(known) else float("nan")
+        return self.seen.step if self.seen is not None else float("nan")
 
     def share(self, plane: str) -> float:
         """What half of the ranks spend at least in a part of the step, as a share; NaN where it was not measured."""
@@ -96,8 +95,7 @@ class Facts:
 
     def rank(self, metric: str, how: str) -> dict[int, float]:
         """Rank to the number of its process."""
-        found = usage.summary(self.metrics, metric, "rank", how)
-        return {int(rank): value for (_, rank), value in found.items() if rank.isdigit()}
+        return usage.by_rank(self.metrics, metric, how)
 
     def gpu(self, metric: str, how: str) -> Floats:
         """[G] of the job's GPUs that have it."""

@@ -51,6 +51,11 @@ def summary(
     return totals
 
 
+def by_rank(metrics: Metrics, name: str, how: str) -> dict[int, float]:
+    """Rank to the number of its process."""
+    return {int(rank): value for (_, rank), value in summary(metrics, name, "rank", how).items() if rank.isdigit()}
+
+
 def by_label(metrics: Metrics, name: str, of: str, how: str, label: str) -> dict[Owner, dict[str, float]]:
     """The same for each value of a label: what held clocks back, for example."""
     found = metrics.samples(name)

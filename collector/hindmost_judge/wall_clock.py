@@ -41,6 +41,11 @@ class Throughput(NamedTuple):
     seconds: Floats
     step_ms: float | None
 
+    @property
+    def work_per_step(self) -> float | None:
+        """Samples or tokens of all ranks in a step; ``None`` where none counted any."""
+        return None if np.isnan(self.work).all() else float(np.nansum(self.work / self.steps))
+
 
 def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int | None = None) -> WallClock | None:
     """The parts of each rank's time; ``None`` where no rank recorded when its steps or collectives were.
@@ -202,7 +207,7 @@ def _between_steps(run: Run, known: Array, began: int, line: _Line) -> Floats:
 
 def throughput(run: Run, seen: Overview | None) -> Throughput | None:
     """Steps and work of each rank after warm-up; ``None`` where no steps are known."""
-    step_ms = None if seen is None or np.isnan(seen.period).all() else float(np.nanmean(seen.period)) / 1e6
+    step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
     table = training(run.steps)
     if seen is not None and len(seen.steps) and rows(table):
         held = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1])

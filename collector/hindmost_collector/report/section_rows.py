@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -62,13 +63,14 @@ class _Run:
         self.run, self.report, self.seen, self.calls = run, report, seen, calls
         self.metrics = Metrics.of(run)
         self.missing: list[dict[str, Any]] = []
-        self._traffic: list[communication.Traffic] | None = None
 
-    @property
+    @cached_property
     def traffic(self) -> list[communication.Traffic]:
-        if self._traffic is None:
-            self._traffic = communication.find(self.run, self.calls)
-        return self._traffic
+        return communication.find(self.run, self.calls)
+
+    @cached_property
+    def throughput(self) -> wall_clock.Throughput | None:
+        return wall_clock.throughput(self.run, self.seen)
 
     @property
     def sampled(self) -> bool:
@@ -79,8 +81,7 @@ class _Run:
         self.missing.append({"section": section, "what": what, "why": why})
 
     def by_rank(self, metric: str, how: str) -> dict[int, float]:
-        found = usage.summary(self.metrics, metric, "rank", how)
-        return {int(rank): value for (_, rank), value in found.items() if rank.isdigit()}
+        return usage.by_rank(self.metrics, metric, how)
 
 
 #: Calls that the section on communication counts at most.
@@ -121,18 +122,17 @@ def _wall_clock(one: _Run) -> dict[str, list[dict[str, Any]]]:
 
 
 def _throughput(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    found = wall_clock.throughput(one.run, one.seen)
+    found = one.throughput
     if found is None:
         one.lacks("throughput", "steps a second", "no steps were recognised")
         return {"job": [], "ranks": []}
-    counted = not np.isnan(found.work).all()
-    if not counted:
+    each_step = found.work_per_step
+    if each_step is None:
         why = "batches were not seen; `hindmost.step(work=tokens)` counts them"
         one.lacks("throughput", "samples or tokens a second", why)
     seconds = np.where(found.seconds > 0, found.seconds, np.nan)
     of_job = float(np.nanmax(found.steps))
     pace = 1e3 / found.step_ms if found.step_ms else of_job / float(np.nanmedian(seconds))
-    each_step = float(np.nansum(found.work / found.steps)) if counted else None
     job = {
         "steps": int(of_job),
         "step_ms": found.step_ms,
@@ -164,11 +164,11 @@ _FREE = {
 
 def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     bound = one.report["job"].get("bound")
-    found = wall_clock.throughput(one.run, one.seen)
+    found = one.throughput
     if one.seen is None or found is None or not found.step_ms:
         one.lacks("limits", "what bounds the job", "no steps were recognised")
         return {"bound": [bound] if bound else [], "if_free": []}
-    work = float(np.nansum(found.work / found.steps)) if not np.isnan(found.work).all() else None
+    work = found.work_per_step
     free = efficiency.free(one.seen)
     if bound and bound["by"] == "cpu":  # in collectives, too, ranks wait for CPUs
         free.pop("communication", None)
@@ -281,7 +281,7 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
             continue
         level: Callable[[Floats], Floats] = _means if name == "caused" else _medians
         inside, whole = level(block[:, held]), level(block)
-        changed = np.nanmax(np.abs(inside - whole), initial=0.0) > CHANGED * float(np.nanmean(one.seen.period))
+        changed = np.nanmax(np.abs(inside - whole), initial=0.0) > CHANGED * one.seen.step
         if changed or name in ("caused", "self") or columns.title_of(name) in decided:
             measures[name] = inside, whole
     return [
