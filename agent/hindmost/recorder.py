@@ -97,6 +97,7 @@ class Recorder:
         self.sampling = sampling or StepSampling(clock, self._first_usage)
         self._followers: list[Follower] = []
         self.ids: dict[str, int] = {}  # the ring's indices of names: a look-up here is a call less
+        self._start_up: list[tuple[str, int, int]] = []  # what was set up before a thread trained; for its ring
         self._own = (0, 0)  # what hooks took, since when: not yet written
         self._flushed_ns = 0
         self._measured: Measured | None = None
@@ -111,7 +112,20 @@ class Recorder:
             # First, and now: a collection may strike while a ring is made, or a name registered under its lock.
             self.ring.name("gc")
             self.thread = get_ident()
+            start_up, self._start_up = self._start_up, []
+            for one in start_up:
+                self.set_up(*one)
         return self.thread == get_ident()
+
+    def set_up(self, name: str, start_ns: int, end_ns: int) -> None:
+        """Record what a process does before it trains: ``import`` of a framework, ``init`` of communicators.
+
+        No ring is made for it: it waits until a thread trains.
+        """
+        if self.thread > 0:
+            self.ring.event(MARK, self.id(name), start_ns, end_ns - start_ns)
+        elif not self.thread:
+            self._start_up.append((name, start_ns, end_ns))
 
     def trains_here(self) -> bool:
         """Whether the caller, which does what only a thread that trains does, is that thread; the first is for good.

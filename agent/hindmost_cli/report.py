@@ -59,8 +59,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sections",
         metavar="LIST",
+        nargs="?",
+        const="",
         help="show these sections, or all: wall_clock, throughput, limits, advice, phases, efficiency, communication,"
-        " io, hosts, gpus, not_measured",
+        " io, hosts, gpus, not_measured; without LIST: say what they are",
     )
     parser.add_argument("--brief", action="store_true", help="with --format json: at most 8 kB, for programs")
     parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the tables, e.g. 0-3,17")
@@ -73,6 +75,9 @@ def run(args: argparse.Namespace) -> int:
 
     if args.brief and args.format != "json":
         raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
+    if args.sections == "":
+        write(sections.listed(), args.output)
+        return 0
     chosen = parse_ranks(args.ranks) if args.ranks else None
     wanted = sections.chosen(args.sections) if args.sections else []
     color = args.output is None and stdio.colored(sys.stdout)

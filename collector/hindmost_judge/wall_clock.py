@@ -71,10 +71,14 @@ def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int 
     ranks, zero = len(known), np.zeros(len(known))
     first_ns, last_ns = line.first(ranks), line.last(ranks)
     launched = _launched(run, known, began, first_ns)
+    imports, joining = _start_up(run, known, began, launched, first_ns)
     trains = line.lengths(~evaluates & ~warms, ranks)
     parts = {
         "launch": launched,
-        "set-up": first_ns - launched,
+        "imports": imports,
+        "communicators": joining,
+        "set-up": first_ns - launched - imports - joining,
+        "first batch": zero,
         "warm-up steps": line.lengths(warms, ranks),
         "training" if of_steps is not None else "first to last collective": trains,
         "evaluation": line.lengths(evaluates, ranks),
@@ -84,6 +88,9 @@ def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int 
         "tear-down": float(ended - began) - last_ns,
     }
     busy = "training" if of_steps is not None else "first to last collective"
+    for name, which in (("warm-up steps", warms), (busy, ~evaluates & ~warms)):
+        fetched = np.minimum(line.at_first(table.get("input_ns"), which, ranks), parts[name])
+        parts["first batch"], parts[name] = parts["first batch"] + fetched, parts[name] - fetched
     inside = (~evaluates & ~warms, ranks)
     for since, until in stalls:
         left, right = (np.clip(np.full(ranks, one * 1e9), first_ns, last_ns) for one in (since, until))
@@ -98,7 +105,7 @@ def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int 
         taken = np.minimum(wrote, parts[name])
         parts[name], parts["checkpoints"] = parts[name] - taken, parts["checkpoints"] + taken
     if not job.started_ns:
-        parts["set-up"], parts["launch"] = parts["launch"] + parts["set-up"], zero
+        parts["set-up"] = sum((parts.pop(name) for name in ("launch", "imports", "communicators")), parts["set-up"])
     shown = {name: values / 1e9 for name, values in parts.items() if (values > 0).any() or name == busy}
     return WallClock((ended - began) / 1e9, known.astype(np.int64), shown, bool(job.started_ns and job.ended_ns))
 
@@ -107,7 +114,8 @@ def _spans(run: Run) -> Table | None:
     """The steps that were marked, else one span of each rank from its first collective to its last."""
     if rows(run.steps):
         held = run.steps["duration_ns"] > 0
-        found = {name: run.steps[name][held] for name in ("rank", "step", "kind", "start_ns", "duration_ns")}
+        names = ("rank", "step", "kind", "start_ns", "duration_ns", "input_ns")
+        found = {name: run.steps[name][held] for name in names if name in run.steps}
         return _without_gaps(found, run) if held.any() and int(found["start_ns"].min()) > 0 else None
     table = run.collectives
     if not rows(table) or (table["flags"] & GPU_TIME).any() or int(table["start_ns"].min()) <= 0:
@@ -163,6 +171,15 @@ class _Line:
         long = (self.end - self.begin).astype(np.float64) * which[self._order]
         return np.asarray(np.bincount(self.row, long, ranks), np.float64)
 
+    def at_first(self, values: Ints | None, which: Array, ranks: int) -> Floats:
+        """[R] the value of each rank's first span, where that is one of the [N]; what is not known is 0."""
+        found = np.zeros(ranks)
+        if values is not None:
+            known, first = np.unique(self.row, return_index=True)
+            at = self._order[first]
+            found[known] = np.maximum(values[at], 0) * which[at]
+        return found
+
     def within(self, which: Array, ranks: int, left: Floats, right: Floats) -> Floats:
         """[R] how much of the time between ``left`` and ``right`` [R] is in those of the [N] spans."""
         shared = np.minimum(self.end, right[self.row]) - np.maximum(self.begin, left[self.row])
@@ -176,6 +193,40 @@ def _launched(run: Run, known: Array, began: int, first_ns: Floats) -> Floats:
     there = (known[place] == run.ranks["rank"]) & (run.ranks["start_ns"] > began)
     found[place[there]] = run.ranks["start_ns"][there] - began
     return np.minimum(found, first_ns)
+
+
+#: What communicators are set up in.
+_INITS = ("init", "mpi_init")
+
+
+def _start_up(run: Run, known: Array, began: int, launched: Floats, first_ns: Floats) -> tuple[Floats, Floats]:
+    """[R] ns that a rank's process took to import, and to set up its communicators, before its first step.
+
+    It imports until its last framework is there; a compiled program loads its libraries until it sets up communicators.
+    0 where neither was recorded.
+    """
+    table, count = run.intervals, len(known)
+    imports, joining = np.zeros(count), np.zeros(count)
+    wanted = np.isin(table["name"], (*_INITS, "import")) & np.isin(table["rank"], known)
+    if not wanted.any():
+        return imports, joining
+    row = np.searchsorted(known, table["rank"][wanted])
+    begin = table["start_ns"][wanted] - began
+    end = np.minimum(begin + np.maximum(table["duration_ns"][wanted], 0), first_ns[row])
+    begin = np.maximum(begin, launched[row])
+    early = begin < end
+    joins = (table["name"][wanted] != "import") & early
+    until = np.full(count, np.inf)
+    np.minimum.at(until, row[joins], begin[joins])
+    loaded = ~joins & early
+    last = np.full(count, -np.inf)
+    np.maximum.at(last, row[loaded], end[loaded])
+    until = np.where(np.isfinite(last), last, np.where(np.isfinite(until), until, launched))
+    if not joins.any():
+        return until - launched, joining
+    line = _Line(row[joins], begin[joins], end[joins], int(first_ns.max()))
+    every = np.ones(len(line.row), bool)
+    return until - launched - line.within(every, count, launched, until), line.lengths(every, count)
 
 
 def _checkpoints(run: Run, table: Table, row: Array, which: Array, ranks: int) -> Floats:

@@ -1,4 +1,4 @@
-"""``hindmost report``: which ranks its table shows, and the command for all evidence."""
+"""``hindmost report``: which ranks and sections it shows, and the command for all evidence."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_cli import main
 from hindmost_collector.report.columns import deciding
+from hindmost_collector.report.sections import SECTIONS
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 
@@ -46,6 +47,12 @@ def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, capsys: pyte
     assert main(["report", str(traces), "--ranks", "2-3,9"]) == 0
     rows = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line[:4].strip().isdigit()]
     assert rows == ["2", "3"]
+
+
+def test_sections_without_a_list_says_which_there_are(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line each; nothing is judged."""
+    assert main(["report", str(traces), "--sections"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SECTIONS)
 
 
 def test_the_command_for_the_rest_can_be_typed_and_prints_it(

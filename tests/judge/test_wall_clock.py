@@ -92,6 +92,41 @@ def test_a_checkpoint_between_two_steps_is_one() -> None:
     assert (found["checkpoints"], found["between steps"]) == ([6.0], [4.0])
 
 
+def intervals(*spans: tuple[str, float, float]) -> Any:
+    """Intervals of rank 0: name, from when and how long (s)."""
+    names, begin, long = zip(*spans, strict=True)
+    return table(
+        "intervals",
+        rank=np.zeros(len(spans), int),
+        name=np.array(names),
+        start_ns=START + (np.array(begin) * S).astype(np.int64),
+        duration_ns=(np.array(long) * S).astype(np.int64),
+    )
+
+
+def test_start_up_is_imports_communicators_set_up_and_first_batch() -> None:
+    """A process imports until its last framework is there; what is before its first step, and neither, is set-up."""
+    run = job(steps(0, (30, 20, "train"), (50, 50, "train"), input_ns=np.array([5 * S, S])))
+    began = intervals(("import", 6, 4), ("init", 12, 3), ("import", 40, 1))
+    found = parts(dataclasses.replace(run, intervals=began), first=1)
+    assert found == {
+        "launch": [4.0],
+        "imports": [6.0],
+        "communicators": [3.0],
+        "set-up": [17.0],
+        "first batch": [5.0],
+        "warm-up steps": [15.0],
+        "training": [50.0],
+    }
+
+
+def test_a_compiled_program_loads_libraries_until_it_sets_up_communicators() -> None:
+    """MPI_Init is recorded, and nothing before it."""
+    run = job(steps(0, (30, 70, "train")))
+    found = parts(dataclasses.replace(run, intervals=intervals(("mpi_init", 9, 2))))
+    assert (found["imports"], found["communicators"], found["set-up"]) == ([5.0], [2.0], [19.0])
+
+
 def test_without_marks_it_is_from_the_first_collective_to_the_last() -> None:
     """Of hosts; a GPU's clock says nothing of the job's."""
     calls = table(

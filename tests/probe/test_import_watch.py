@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -63,6 +64,18 @@ def test_a_package_that_is_there_already_is_acted_on_at_once(package: str, watch
     acted: list[Any] = []
     watch(lambda *_: None, packages={package: lambda _: {"drill": acted.append}})
     assert acted == [sys.modules["drill"]]
+
+
+def test_how_long_an_import_took_is_said(package: str, watch: Any) -> None:
+    """Once it has been made; of a module that is there already nothing is known."""
+    took: list[tuple[str, int, int]] = []
+    begins = time.monotonic_ns()
+    watch(lambda *_: None, {"drill": lambda _: None}, took=lambda *one: took.append(one))
+    importlib.import_module("drill")
+    watch(lambda *_: None, {"drill": lambda _: None}, took=lambda *one: took.append(one))
+    ((name, start, end),) = took
+    assert name == "drill"
+    assert begins <= start <= end <= time.monotonic_ns()
 
 
 def test_a_probe_that_cannot_be_imported_is_named_and_stops_no_import(package: str, watch: Any) -> None:

@@ -56,6 +56,18 @@ def test_who_marks_steps_trains(events: ring.Reader) -> None:
     assert [name for name, _, _ in summary(events) if name == "train"] == ["train", "train"]
 
 
+def test_start_up_is_recorded_once_a_thread_trains(events: ring.Reader) -> None:
+    """A process that imports a framework, and does not train, makes no ring for it."""
+    assert stepping._recorder is not None
+    stepping._recorder.set_up("import", 3, 9)
+    assert summary(events) == []
+    with hindmost.step():
+        pass
+    stepping._recorder.set_up("init", 20, 25)
+    marks = [one for one in summary(events) if one[0] in ("import", "init")]
+    assert marks == [("import", 3, 6), ("init", 20, 5)]
+
+
 @pytest.mark.parametrize(
     ("named", "recorded"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import time
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 SECOND_NAMES = {"pytorch_lightning": "lightning", "tf_keras": "keras"}
 #: Module of the training job -> what is called once that has been imported.
 REGISTRY: dict[str, Hook] = {}
+#: A module with so many dots in its name is a part of a framework, which may be imported late.
+_PART_OF_IT = 2
 
 
 def on_import(*modules: str) -> Callable[[Hook], Hook]:
@@ -55,7 +58,12 @@ def install(recorder: Recorder) -> None:
     files = (name.partition(".")[0] for name in os.listdir(__path__[0]))  # noqa: PTH208 - pathlib is slow to import
     probes = {name: name for name in files} | SECOND_NAMES
     record_pauses(recorder)
-    watch = ImportWatch(failed, packages=dict.fromkeys(probes, actions_of))
+
+    def took(name: str, start_ns: int, end_ns: int) -> None:
+        if name.count(".") < _PART_OF_IT:
+            recorder.set_up("import", start_ns, end_ns)
+
+    watch = ImportWatch(failed, packages=dict.fromkeys(probes, actions_of), took=took)
     watch.install()
     undo.append(watch.remove)
 
@@ -66,7 +74,8 @@ class ImportWatch(MetaPathFinder):
     It is a finder that finds nothing itself: it lets the others find the module and acts once its body has run.
 
     ``actions`` are called with a module; ``packages`` with a package's name, before it is imported, and return actions
-    for its modules. Any other import costs two look-ups. ``failed(name, error)`` hears of one that raised.
+    for its modules. Any other import costs two look-ups. ``failed(name, error)`` hears of one that raised,
+    ``took(name, start_ns, end_ns)`` how long an import took.
     """
 
     def __init__(
@@ -74,8 +83,10 @@ class ImportWatch(MetaPathFinder):
         failed: Callable[[str, Exception], None],
         actions: Mapping[str, Action] | None = None,
         packages: Mapping[str, Callable[[str], Mapping[str, Action]]] | None = None,
+        took: Callable[[str, int, int], None] = lambda *_: None,
     ) -> None:
         self._failed = failed
+        self._took = took
         self._actions = dict(actions or {})
         self._packages = dict(packages or {})
 
@@ -121,8 +132,10 @@ class ImportWatch(MetaPathFinder):
             return
 
         def exec_module(module: ModuleType) -> None:
+            start = time.monotonic_ns()
             execute(module)
             loader.__dict__.pop("exec_module", None)
+            self._took(name, start, time.monotonic_ns())
             self._act(name, module)
 
         try:

@@ -138,9 +138,10 @@ class Calls:
         self._depth -= 1
         self._recorder.ring.leave(SLOT)
 
-    def moved(self, *_: Any) -> None:
+    def moved(self, start: int, *_: Any) -> None:
         """Horovod has been initialised, again perhaps: this process may have another rank now."""
         hvd = self._horovod
+        self._recorder.set_up("init", start, self._recorder.clock())
         for begins in self._recorder.on_epoch:  # the step that was interrupted is none
             self._recorder.defer(begins)
         self._recorder.change_rank(hvd.rank(), hvd.size(), hvd.local_rank())
@@ -203,7 +204,7 @@ class Calls:
         _quieten_shim()
         for place in (module, getattr(module, "elastic", None)):  # an elastic job begins again by a name of its own
             if hasattr(place, "init"):
-                around(place, "init", lambda *_: 0, self.moved)
+                around(place, "init", lambda *_: self._recorder.clock(), self.moved)
         for name, op in CALLS.items():
             if hasattr(module, name):
                 self.watch(name, op)

@@ -36,7 +36,7 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     backward = hooks.surround(t.autograd, "backward", "backward")
     as_phase(t, "save", "checkpoint", recorder)
     _hook_optimizers(t, hooks)
-    torch_collectives.watch_process_group(torch, recorder.join_group)
+    torch_collectives.watch_process_group(torch, recorder.join_group, recorder.set_up)
     self_time = SelfTime(recorder)
     torch_ddp.install(t, recorder, self_time, backward)
     torch_collectives.install(t, recorder, self_time)

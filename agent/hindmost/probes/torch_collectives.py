@@ -8,6 +8,7 @@ all_reduce``, above ``init_process_group``) keeps the unhooked one.
 from __future__ import annotations
 
 import functools
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -220,8 +221,14 @@ def _bytes(value: Any) -> int:
     return size if isinstance(size, int) else 0
 
 
-def watch_process_group(torch: ModuleType, place: Callable[[int, int], None]) -> None:
+def watch_process_group(
+    torch: ModuleType,
+    place: Callable[[int, int], None],
+    took: Callable[[str, int, int], None] = lambda *_: None,
+) -> None:
     """Have ``init_process_group`` of torch, which has just been imported, call ``place(rank, world_size)``.
+
+    And ``took("init", start_ns, end_ns)``.
 
     It alone says which rank a process is that no launcher named: ``torch.multiprocessing.spawn``, or a script that is
     given its rank by an argument.
@@ -230,8 +237,9 @@ def watch_process_group(torch: ModuleType, place: Callable[[int, int], None]) ->
     if not t.distributed.is_available():
         return
 
-    def met(*_: Any) -> None:
+    def met(start: int, *_: Any) -> None:
+        took("init", start, time.monotonic_ns())
         place(t.distributed.get_rank(), t.distributed.get_world_size())
 
     for module in (t.distributed, t.distributed.distributed_c10d):
-        around(module, "init_process_group", lambda *_: 0, met)
+        around(module, "init_process_group", lambda *_: time.monotonic_ns(), met)

@@ -325,6 +325,12 @@ def chosen(text: str) -> list[str]:
     return [name for name in SECTIONS if name in names]
 
 
+def listed() -> str:
+    """The sections that there are, a line each, with what their tables are called."""
+    width = max(map(len, SECTIONS))
+    return "".join(f"{name:<{width}}  {one.title}: {', '.join(one.tables)}\n" for name, one in SECTIONS.items())
+
+
 def added(report: Mapping[str, Any], found: Sections) -> dict[str, Any]:
     """The report with its sections, as ``hindmost.report/2``."""
     return {**report, "schema": WITH_SECTIONS, "sections": found}
