@@ -1,4 +1,4 @@
-"""Sources of node metrics, one self-registering file each; a new file in this folder is a new source."""
+"""Sources of node metrics, a self-registering file for each source; a new file here is a new source."""
 
 from __future__ import annotations
 

@@ -1,15 +1,142 @@
-"""AMD GPUs, every tick: what changes from one second to the next."""
+"""AMD GPUs: samplers that share the Python package ``amdsmi`` of ROCm, opened once."""
 
 from __future__ import annotations
 
-from functools import partial
-from typing import Any
+import contextlib
+import importlib
+import sys
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost_agent import gpu
-from hindmost_agent.amd import Device, number, opened, trouble
-from hindmost_agent.gpu import Call, Card, GpuSampler, HungCard
-from hindmost_agent.metric import series
-from hindmost_agent.sampler import NAN, register
+from hindmost_agent.gpu import (
+    Call,
+    Card,
+    GpuSampler,
+    HungCard,
+    Owners,
+    Trouble,
+    ratio,
+    say_joined,
+    say_silent,
+    with_joined,
+    without_hung,
+)
+from hindmost_agent.metric import counter, series
+from hindmost_agent.sampler import NAN, Absent, register
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from hindmost_agent.sampler import Host
+
+#: ``amdsmi_status_t`` of what will not be answered next time either: invalid parameters, not supported, not
+#: implemented, symbol missing, no permission.
+UNSUPPORTED = frozenset({1, 2, 3, 5, 10})
+LOST = frozenset({31})  # the device is not found any more
+
+
+class Device(NamedTuple):
+    """One GPU of this node; ``handle`` is the library's."""
+
+    handle: Any
+    number: int
+    uuid: str
+    model: str
+    pci_bus_id: str
+    driver: str
+
+
+class AmdSmi(NamedTuple):
+    """The library (the module ``amdsmi``), the GPUs that answered, and number and handle of others.
+
+    ``hung``: those of which an answer is still awaited, which must not be asked.
+    """
+
+    lib: Any
+    devices: tuple[Device, ...]
+    silent: tuple[tuple[int, Any], ...] = ()
+    hung: tuple[Device, ...] = ()
+
+
+def opened(host: Host) -> AmdSmi:
+    """The library for this host, initialised at first use. Raises ``Absent`` where there is no AMD GPU."""
+    if host.amdsmi is None:
+        host.amdsmi = _open(host)
+    found: AmdSmi = without_hung(host, host.amdsmi)
+    return found
+
+
+def number(value: object, unit: float = 1.0) -> float:
+    """A value of the library in base units; missing where it says ``N/A`` or, in an unsigned field, all ones."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value in (0xFFFFFFFF, (1 << 64) - 1):
+        return NAN
+    return value * unit
+
+
+def trouble(error: Exception) -> Trouble:
+    """What an error of the library means for the value that was asked for."""
+    code = getattr(error, "err_code", None)
+    # A missing key or attribute: this release of the library does not know of it.
+    if isinstance(error, (KeyError, AttributeError)) or code is None or code in UNSUPPORTED:
+        return Trouble.UNSUPPORTED
+    return Trouble.LOST if code in LOST else Trouble.PASSING
+
+
+def _open(host: Host) -> AmdSmi:
+    lib = host.amdsmi_library or _imported(host)
+    try:
+        lib.amdsmi_init(lib.AmdSmiInitFlags.INIT_AMD_GPUS)
+        handles = lib.amdsmi_get_processor_handles()
+    except lib.AmdSmiException as error:
+        raise Absent(f"AMD SMI does not start: {error}") from error
+    devices = [(index, handle, _device(host, lib, handle, index)) for index, handle in enumerate(handles)]
+    found = tuple(device for _, _, device in devices if device is not None)
+    if not found:
+        raise Absent("AMD SMI lists no GPU that answers")
+    return AmdSmi(lib, found, tuple((index, handle) for index, handle, device in devices if device is None))
+
+
+def look_again(host: Host) -> None:
+    """Ask the GPUs that have not answered yet; one that does now joins the others."""
+    amd = opened(host)
+    for index, handle in amd.silent:
+        device = _device(host, amd.lib, handle, index)
+        if device is not None:
+            host.amdsmi = with_joined(host.amdsmi, device, (index, handle))
+            say_joined(host, f"AMD GPU {index}")
+
+
+def _imported(host: Host) -> Any:
+    # Looked at first, because importing costs memory that a node without GPUs need not spend.
+    if not (host.dev / "kfd").exists():
+        raise Absent("no AMD GPU driver is loaded")
+    try:
+        # Without ROCm's shared library its import prints to stdout, which the process that started the agent reads.
+        with contextlib.redirect_stdout(sys.stderr):
+            return importlib.import_module("amdsmi")
+    except ImportError as error:
+        raise Absent("the package amdsmi is not installed") from error
+    except (OSError, KeyError, AttributeError, NameError) as error:  # what it raises depends on how it was installed
+        raise Absent(f"amdsmi finds no libamd_smi.so: {error}") from error
+
+
+def _device(host: Host, lib: Any, handle: Any, index: int) -> Device | None:
+    """One GPU, or ``None`` with a line that says so when it does not even say who it is."""
+    which = f"AMD GPU {index}"
+    if which in host.hung:
+        return None
+    host.asking.of(which)
+    try:
+        uuid, model = lib.amdsmi_get_gpu_device_uuid(handle), lib.amdsmi_get_gpu_asic_info(handle)["market_name"]
+        driver = lib.amdsmi_get_gpu_driver_info(handle)["driver_version"]
+        return Device(handle, index, uuid, model, lib.amdsmi_get_gpu_device_bdf(handle), driver)
+    except lib.AmdSmiException as error:
+        say_silent(host, which, error)
+        return None
+    finally:
+        host.asking.of("")
+
 
 #: Where the power is: the first that holds a number; which one does depends on the card and on ROCm's release.
 POWER_KEYS = ("current_socket_power", "socket_power", "average_socket_power")
@@ -25,11 +152,11 @@ class Amd(GpuSampler):
 
     def cards(self) -> list[Card]:
         amd = opened(self.host)
-        cards = [Card(device.uuid, _calls(amd.lib, device), trouble, up=True) for device in amd.devices]
+        cards = [Card(device.uuid, _tick_calls(amd.lib, device), trouble, up=True) for device in amd.devices]
         return [*cards, *(HungCard(device.uuid) for device in amd.hung)]
 
 
-def _calls(lib: Any, device: Device) -> list[Call]:
+def _tick_calls(lib: Any, device: Device) -> list[Call]:
     handle, uuid = device.handle, device.uuid
     return [
         Call(
@@ -38,7 +165,7 @@ def _calls(lib: Any, device: Device) -> list[Call]:
             partial(_activity, lib, handle),
         ),
         Call("power", (series(gpu.POWER, uuid),), partial(_power, lib, handle)),
-        Call("clock", (series(gpu.SM_CLOCK, uuid),), partial(_clock, lib, handle)),
+        Call("clock", (series(gpu.SM_CLOCK, uuid),), partial(_sm_clock, lib, handle)),
     ]
 
 
@@ -53,5 +180,217 @@ def _power(lib: Any, handle: Any) -> tuple[float]:
     return (next((value for value in watts if value > 0), NAN),)
 
 
-def _clock(lib: Any, handle: Any) -> tuple[float]:
+def _sm_clock(lib: Any, handle: Any) -> tuple[float]:
     return (number(lib.amdsmi_get_clock_info(handle, lib.AmdSmiClkType.GFX)["clk"], 1e6),)
+
+
+MIB = float(1 << 20)
+
+
+@register
+class AmdState(GpuSampler):
+    """Memory in use, temperatures and memory clock of each AMD GPU."""
+
+    name = "amd_state"
+    period = 5.0
+    tells_why = True
+    source = "AMD SMI"
+    metrics = (gpu.MEMORY_USED, gpu.MEMORY_TOTAL, gpu.TEMPERATURE, gpu.MEMORY_TEMPERATURE, gpu.MEMORY_CLOCK)
+
+    def cards(self) -> list[Card]:
+        amd = opened(self.host)
+        return [Card(device.uuid, _state_calls(amd.lib, device), trouble) for device in amd.devices]
+
+
+def _state_calls(lib: Any, device: Device) -> list[Call]:
+    handle, uuid = device.handle, device.uuid
+    memory = (series(gpu.MEMORY_USED, uuid), series(gpu.MEMORY_TOTAL, uuid))
+    kinds = lib.AmdSmiTemperatureType
+    vram = partial(_temperature, lib, handle, kinds.VRAM)
+    return [
+        Call("memory", memory, partial(_memory, lib, handle)),
+        Call("temperature", (series(gpu.TEMPERATURE, uuid),), partial(_temperature, lib, handle, _core(lib, handle))),
+        Call("memory temperature", (series(gpu.MEMORY_TEMPERATURE, uuid),), vram),
+        Call("memory clock", (series(gpu.MEMORY_CLOCK, uuid),), partial(_memory_clock, lib, handle)),
+    ]
+
+
+def _core(lib: Any, handle: Any) -> Any:
+    """The sensor of the chip: its edge, or on accelerators without one (MI200 and later) its hottest spot."""
+    kinds = lib.AmdSmiTemperatureType
+    try:
+        _temperature(lib, handle, kinds.EDGE)
+    except lib.AmdSmiException:
+        return kinds.HOTSPOT
+    return kinds.EDGE
+
+
+def _memory(lib: Any, handle: Any) -> tuple[float, float]:
+    found = lib.amdsmi_get_gpu_vram_usage(handle)  # MiB, though it says MB
+    return number(found["vram_used"], MIB), number(found["vram_total"], MIB)
+
+
+def _temperature(lib: Any, handle: Any, kind: Any) -> tuple[float]:
+    return (number(lib.amdsmi_get_temp_metric(handle, kind, lib.AmdSmiTemperatureMetric.CURRENT)),)
+
+
+def _memory_clock(lib: Any, handle: Any) -> tuple[float]:
+    return (number(lib.amdsmi_get_clock_info(handle, lib.AmdSmiClkType.MEM)["clk"], 1e6),)
+
+
+@register
+class AmdProcesses(Owners):
+    """The job's ranks on each AMD GPU and the memory that they use there."""
+
+    name = "amd_processes"
+    source = "AMD SMI"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._lib = opened(host).lib
+        self.error = self._lib.AmdSmiException
+
+    def devices(self) -> Sequence[Device]:
+        return opened(self.host).devices
+
+    def processes(self, device: Device) -> Iterable[tuple[int, float]]:
+        running = self._lib.amdsmi_get_gpu_process_list(device.handle)
+        return ((one["pid"], number(one["memory_usage"]["vram_mem"])) for one in running)
+
+    def trouble(self, error: Exception) -> Trouble:
+        return trouble(error)
+
+
+#: PCIe generation by the transfers a second of a lane, in MT/s.
+GENERATIONS = {2500: 1.0, 5000: 2.0, 8000: 3.0, 16000: 4.0, 32000: 5.0, 64000: 6.0}
+
+
+@register
+class AmdHealth(GpuSampler):
+    """Identity, highest clocks, power limit, memory errors, PCIe link and replays, energy of each AMD GPU."""
+
+    name = "amd_health"
+    period = 30.0
+    source = "AMD SMI"
+    metrics = (
+        gpu.INFO, gpu.SM_CLOCK_MAX, gpu.MEMORY_CLOCK_MAX, gpu.POWER_LIMIT, gpu.ECC, gpu.PCIE_WIDTH,
+        gpu.PCIE_GENERATION, gpu.PCIE_REPLAYS, gpu.ENERGY,
+    )  # fmt: skip
+
+    def cards(self) -> list[Card]:
+        amd = opened(self.host)
+        return [Card(device.uuid, _health_calls(amd.lib, device), trouble) for device in amd.devices]
+
+    def sample(self) -> list[float]:
+        look_again(self.host)
+        return super().sample()
+
+
+def _health_calls(lib: Any, device: Device) -> list[Call]:
+    handle, uuid = device.handle, device.uuid
+    identity = (uuid, str(device.number), "amd", device.model, device.pci_bus_id, device.driver)
+    ecc = (series(gpu.ECC, uuid, "yes"), series(gpu.ECC, uuid, "no"))
+    pcie = (series(gpu.PCIE_WIDTH, uuid), series(gpu.PCIE_GENERATION, uuid), series(gpu.PCIE_REPLAYS, uuid))
+    kinds = lib.AmdSmiClkType
+    return [
+        Call("identity", (series(gpu.INFO, *identity),), lambda: (1.0,)),
+        # What never changes is asked for once.
+        Call("highest clock", (series(gpu.SM_CLOCK_MAX, uuid),), cache(partial(_highest, lib, handle, kinds.GFX))),
+        Call(
+            "highest memory clock",
+            (series(gpu.MEMORY_CLOCK_MAX, uuid),),
+            cache(partial(_highest, lib, handle, kinds.MEM)),
+        ),
+        Call("power limit", (series(gpu.POWER_LIMIT, uuid),), partial(_limit, lib, handle)),
+        Call("ECC errors", ecc, partial(_ecc, lib, handle)),
+        Call("PCIe link", pcie, partial(_pcie, lib, handle)),
+        Call("energy", (series(gpu.ENERGY, uuid),), partial(_energy, lib, handle)),
+    ]
+
+
+def _highest(lib: Any, handle: Any, kind: Any) -> tuple[float]:
+    return (number(lib.amdsmi_get_clock_info(handle, kind)["max_clk"], 1e6),)
+
+
+def _limit(lib: Any, handle: Any) -> tuple[float]:
+    return (number(lib.amdsmi_get_power_cap_info(handle)["power_cap"], 1e-6),)  # uW
+
+
+def _ecc(lib: Any, handle: Any) -> tuple[float, float]:
+    found = lib.amdsmi_get_gpu_total_ecc_count(handle)
+    return number(found["correctable_count"]), number(found["uncorrectable_count"])
+
+
+def _pcie(lib: Any, handle: Any) -> tuple[float, float, float]:
+    found = lib.amdsmi_get_pcie_info(handle)["pcie_metric"]
+    generation = GENERATIONS.get(found["pcie_speed"], NAN)
+    return number(found["pcie_width"]), generation, number(found["pcie_replay_count"])
+
+
+def _energy(lib: Any, handle: Any) -> tuple[float]:
+    found = lib.amdsmi_get_energy_count(handle)
+    # One unit of the accumulator is so many uJ.
+    return (number(found["energy_accumulator"]) * number(found["counter_resolution"]) * 1e-6,)
+
+
+HELD_BACK = ratio("clocks_event", "Share of time in which this reason held the clocks back.", "reason")
+XGMI_READ = counter("hindmost_gpu_xgmi_read_bytes_total", "Bytes read from other GPUs over all XGMI links.", "gpu_uuid")
+XGMI_WRITTEN = counter(
+    "hindmost_gpu_xgmi_written_bytes_total", "Bytes written to other GPUs over all XGMI links.", "gpu_uuid"
+)
+#: Key of the table to reason. Each counts how many of the firmware's rounds saw it; ``ROUNDS`` counts the rounds.
+REASONS = {
+    "ppt_residency_acc": "power_cap",
+    "socket_thm_residency_acc": "socket_thermal",
+    "vr_thm_residency_acc": "voltage_regulator_thermal",
+    "hbm_thm_residency_acc": "memory_thermal",
+    "prochot_residency_acc": "processor_hot",
+}
+ROUNDS = "accumulation_counter"
+KIB = 1024.0
+
+
+@register
+class AmdTable(GpuSampler):
+    """Share of time since the last reading in which each reason held the clocks back, and XGMI traffic; MI300 on."""
+
+    name = "amd_table"
+    period = 10.0
+    source = "AMD SMI, gpu_metrics"
+    metrics = (HELD_BACK, XGMI_READ, XGMI_WRITTEN)
+
+    def cards(self) -> list[Card]:
+        amd = opened(self.host)
+        return [Card(device.uuid, [_table_call(amd.lib, device)], trouble) for device in amd.devices]
+
+
+def _table_call(lib: Any, device: Device) -> Call:
+    reasons = (series(HELD_BACK, device.uuid, reason) for reason in REASONS.values())
+    fills = (*reasons, series(XGMI_READ, device.uuid), series(XGMI_WRITTEN, device.uuid))
+    return Call("table of metrics", fills, Table(lib, device.handle).read)
+
+
+class Table:
+    """The table of one GPU, with what it held the last time."""
+
+    def __init__(self, lib: Any, handle: Any) -> None:
+        self._lib = lib
+        self._handle = handle
+        self._before: dict[str, float] = {}
+
+    def read(self) -> Sequence[float]:
+        """In the order of ``AmdTable.metrics``; shares are missing the first time."""
+        table = self._lib.amdsmi_get_gpu_metrics_info(self._handle)
+        now = {key: number(table[key]) for key in (*REASONS, ROUNDS)}
+        before, self._before = self._before, now
+        rounds = now[ROUNDS] - before.get(ROUNDS, NAN)
+        shares = [(now[key] - before.get(key, NAN)) / rounds if rounds > 0 else NAN for key in REASONS]
+        # Counters that were set to 0 in between make a share below 0: it is not known then.
+        known = [min(share, 1.0) if share >= 0 else NAN for share in shares]
+        return [*known, _sum(table["xgmi_read_data_acc"]), _sum(table["xgmi_write_data_acc"])]
+
+
+def _sum(links: object) -> float:
+    """Bytes of all links that have a counter (in KiB), missing where none has."""
+    counted = [value for link in (links if isinstance(links, list) else ()) if (value := number(link)) >= 0]
+    return sum(counted) * KIB if counted else NAN

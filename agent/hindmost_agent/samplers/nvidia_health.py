@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Series, counter, gauge, series
-from hindmost_agent.nvml import Device, look_again, opened, trouble
-from hindmost_agent.nvml.events import XidErrors
+from hindmost_agent.nvml import Device, XidErrors, look_again, opened, trouble
 from hindmost_agent.sampler import register
 
 if TYPE_CHECKING:

@@ -11,11 +11,7 @@ import pytest
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Absent, Host
-from hindmost_agent.samplers.amd import Amd
-from hindmost_agent.samplers.amd_health import AmdHealth
-from hindmost_agent.samplers.amd_processes import AmdProcesses
-from hindmost_agent.samplers.amd_state import AmdState
-from hindmost_agent.samplers.amd_table import AmdTable
+from hindmost_agent.samplers.amd import Amd, AmdHealth, AmdProcesses, AmdState, AmdTable
 
 from tests.agent.fake_amd import BUSY, NOT_FOUND, NOT_SUPPORTED, Driver, package
 from tests.agent.readings import read_gpu
@@ -169,7 +165,7 @@ def test_a_package_without_its_shared_library_is_missing(
         sys.stdout.write("Unable to find libamd_smi.so")
         raise KeyError("libamd_smi.so")
 
-    monkeypatch.setattr("hindmost_agent.amd.importlib.import_module", missing)
+    monkeypatch.setattr("hindmost_agent.samplers.amd.importlib.import_module", missing)
     with pytest.raises(Absent, match=r"libamd_smi\.so"):
         Amd(Host(dev=tmp_path))
     assert capsys.readouterr().out == ""

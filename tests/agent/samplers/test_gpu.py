@@ -9,18 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.nvml import Device
-from hindmost_agent.nvml.events import XidErrors
+from hindmost_agent.nvml import Device, XidErrors
 from hindmost_agent.sampler import Absent, Asking, Host
-from hindmost_agent.samplers.nvidia import Nvidia
-from hindmost_agent.samplers.nvidia_counters import NvidiaCounters
+from hindmost_agent.samplers.nvidia import Nvidia, NvidiaCounters, NvidiaMig, NvidiaProcesses, NvidiaState
 from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
 from hindmost_agent.samplers.nvidia_health import NvidiaHealth
-from hindmost_agent.samplers.nvidia_link_errors import AT_ONCE, LINKS, NvidiaLinkErrors
-from hindmost_agent.samplers.nvidia_links import NvidiaLinks
-from hindmost_agent.samplers.nvidia_mig import NvidiaMig
-from hindmost_agent.samplers.nvidia_processes import NvidiaProcesses
-from hindmost_agent.samplers.nvidia_state import NvidiaState
+from hindmost_agent.samplers.nvidia_link import AT_ONCE, LINKS, NvidiaLinkErrors, NvidiaLinks
 
 from tests.agent.readings import read_gpu
 

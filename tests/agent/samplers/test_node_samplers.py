@@ -15,14 +15,12 @@ from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Absent, Host
 from hindmost_agent.samplers.cgroup import Cgroup
-from hindmost_agent.samplers.cpu_frequency import CpuFrequency
+from hindmost_agent.samplers.cpu import CpuFrequency
 from hindmost_agent.samplers.infiniband import Infiniband
-from hindmost_agent.samplers.network_link import NetworkLink
+from hindmost_agent.samplers.network import NetworkLink
 from hindmost_agent.samplers.pressure import Pressure
-from hindmost_agent.samplers.process import Process
+from hindmost_agent.samplers.process import Process, ProcessIo, ProcessStatus
 from hindmost_agent.samplers.process_children import ProcessChildren
-from hindmost_agent.samplers.process_io import ProcessIo
-from hindmost_agent.samplers.process_status import ProcessStatus
 from hindmost_agent.samplers.process_threads import ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 

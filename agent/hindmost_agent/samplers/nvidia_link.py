@@ -1,10 +1,12 @@
-"""What goes wrong on the links of NVIDIA GPUs: NVLinks that are down, packets sent again, PCIe's errors."""
+"""NVLink and PCIe of NVIDIA GPUs: bytes, links that are down, packets sent again, errors."""
 
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
+from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
 from hindmost_agent.metric import Metric, counter, gauge, series
 from hindmost_agent.nvml import Device, Field, field_call, field_value, opened, trouble
@@ -13,6 +15,45 @@ from hindmost_agent.sampler import NAN, register
 if TYPE_CHECKING:
     from typing import Any
 
+ALL_LINKS = 0xFFFFFFFF
+KIBI = 1024.0
+
+
+def _of(name: str, text: str, *labels: str) -> Metric:
+    return counter(f"hindmost_gpu_{name}_total", text, "gpu_uuid", *labels)
+
+
+FIELDS = (
+    Field(138, ALL_LINKS, _of("nvlink_transmit_bytes", "Payload from the GPU over all NVLinks."), KIBI),
+    Field(139, ALL_LINKS, _of("nvlink_receive_bytes", "Payload to the GPU over all NVLinks."), KIBI),
+)
+
+
+@register
+class NvidiaLinks(GpuSampler):
+    """Bytes of each GPU's NVLinks, by counters that do not block; errors are in `nvidia_link_errors`.
+
+    What went over PCIe is in `nvidia_gpm`: NVML's counters of it have 32 bits, which a training job fills in seconds.
+    """
+
+    name = "nvidia_links"
+    period = 30.0
+    source = "NVML"
+    metrics = (gpu.PCIE_GENERATION, *dict.fromkeys(field.metric for field in FIELDS))
+
+    def cards(self) -> list[Card]:
+        nvml = opened(self.host)
+        return [Card(device.uuid, _traffic_calls(nvml.lib, device), trouble) for device in nvml.devices]
+
+
+def _traffic_calls(lib: Any, device: Device) -> list[Call]:
+    generation = partial(lib.nvmlDeviceGetCurrPcieLinkGeneration, device.handle)
+    return [
+        Call("PCIe generation", (series(gpu.PCIE_GENERATION, device.uuid),), lambda: (generation(),)),
+        field_call(lib, device, FIELDS),
+    ]
+
+
 #: NVML_NVLINK_MAX_LINKS, and the field that says whether a link is active (1).
 LINKS, STATE = 18, 165
 #: Links of one GPU whose errors are asked for at a reading: 2.4 ms each on an H200.
@@ -20,10 +61,6 @@ AT_ONCE = 3
 #: Whether a link's errors of before it was first asked are in the total: of those that are up at first they are; added
 #: later, they would be taken for errors of that moment.
 COUNTED, UNCOUNTED = True, False
-
-
-def _of(name: str, text: str, *labels: str) -> Metric:
-    return counter(f"hindmost_gpu_{name}_total", text, "gpu_uuid", *labels)
 
 
 ACTIVE = gauge("hindmost_gpu_nvlink_links_active", "NVLinks that are up.", "gpu_uuid")
@@ -61,10 +98,10 @@ class NvidiaLinkErrors(GpuSampler):
 
     def cards(self) -> list[Card]:
         nvml = opened(self.host)
-        return [Card(device.uuid, _calls(nvml.lib, device), trouble) for device in nvml.devices]
+        return [Card(device.uuid, _error_calls(nvml.lib, device), trouble) for device in nvml.devices]
 
 
-def _calls(lib: Any, device: Device) -> list[Call]:
+def _error_calls(lib: Any, device: Device) -> list[Call]:
     links = NvLinks(lib, device.handle)
     return [
         Call("NVLink states", (series(ACTIVE, device.uuid),), links.active),
