@@ -73,6 +73,7 @@ class Blocks:
     even: Floats | None = None
     unsure: Floats | None = None
     lanes: Lanes | None = None
+    turn: int = 1
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.telemetry.Samples`."""

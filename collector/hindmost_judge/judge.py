@@ -15,7 +15,7 @@ from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
-from hindmost_judge.timeline import build_blocks, phases
+from hindmost_judge.timeline import build_blocks, phases, turns
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
     groups_do_the_same,
@@ -127,8 +127,10 @@ def _compared(
     blocks = built = build_blocks.build(run, settings)
     if blocks is None or built is None:
         return None, [], [], None
-    by_work = host_paced.by_work(blocks)
-    by_work = by_work if by_work.lanes is not None else launch_bound.late_by_hosts(blocks, run)
+    by_work = turns.by_turn(blocks, run)
+    by_work = by_work if by_work.turn > 1 else host_paced.by_work(blocks)
+    if by_work is blocks:
+        by_work = launch_bound.late_by_hosts(blocks, run)
     blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     blocks = small_cohorts.set_apart(uneven.in_full(blocks, settings), settings)
     return blocks, aside, notes, overview.of(built, blocks.excess)
@@ -257,8 +259,8 @@ def _slow(case: detect.Case) -> tuple[list[Verdict], list[str]]:
 
 def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[list[Verdict], list[str], list[Habit]]:
     """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
-    if blocks.lanes is not None and shared is None:
-        return _hosts(blocks, settings)
+    if (blocks.lanes is not None or blocks.turn > 1) and shared is None:
+        return _by_work(blocks, settings)
     timed = uneven.uncounted(blocks, settings)
     even = uneven.levelled(blocks, settings, timed)
     habits = straggler.find(even, settings, shared=shared is not None)
@@ -286,9 +288,10 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[l
 _RARE = 0.125
 
 
-def _hosts(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
-    """The same of a job whose hosts set the pace, by their work."""
-    habits = host_work.find(blocks, settings)
+def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
+    """The same of a job whose hosts or loaders set the pace, by their work."""
+    find = host_work.find if blocks.lanes is not None else straggler.find
+    habits = find(blocks, settings)
     found, notes = of_habits(habits, blocks, settings)
     named = {habit.row for habit in habits}
     most = _RARE * len(blocks.steps)

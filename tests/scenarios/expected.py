@@ -54,7 +54,7 @@ RECORDINGS = {
     "ddp-observed-slow-compute-rank1": Expected(("straggler",), (1,), cause="compute", cost_ms=0.6),
     "ddp-observed-late-input-rank1": Expected(("straggler",), (1,), cause="input", since=120, cost_ms=400),
     "ddp-observed-throttled-disk-rank1": Expected(("straggler",), (1,), cause="io", since=0),  # no workers
-    "ddp-observed-throttled-workers-rank1": Expected(("intermittent",), (1,), cause="io"),
+    "ddp-observed-throttled-workers-rank1": Expected(("straggler",), (1,), cause="io"),
     "mpi-observed-one-core": Expected(("oversubscribed",), (0, 1), cause="cpu_contention", since=0),  # and another free
     **{f"mpi-observed-even-{number}": Expected(("balanced",)) for number in range(1, 5)},
     "mpi-observed-demo-slow-rank2": Expected(("straggler",), (2,), cause="compute", since=0, cost_ms=3.9),

@@ -36,6 +36,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("host-bound, collective", 35023),  # hosts wait for each collective; launches are not recorded
         ("rare long stalls", 225010),  # the same, and one stops before every eighteenth step
         ("experts", 155006),  # optimizers wait for gradients that overlap with backward
+        ("input-bound, workers", 7070022),  # one rank waits, in every fourth step; no other's workers are waited for
+        ("input-bound, workers", 7070025),
+        ("input-bound, workers", 7070057),
+        ("input-bound, workers", 7070032),  # clean; one rank's workers are waited for, which are no slower
         ("input-bound, never", 1000),  # clean; GPUs take 4 ms longer for a backward than their hosts
     ],
 )

@@ -18,7 +18,7 @@ from hindmost_judge.verdict.wording import ms
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Mapping
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats
@@ -131,60 +131,6 @@ def on(verdict: Verdict, blocks: Blocks) -> Verdict:
     causes = tuple(found[0][0] if one == "input" else one for one in verdict.causes)
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
     return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=(*shown, *verdict.evidence))
-
-
-#: A rank waits for its workers in a step in which its input takes this share of a step.
-_WAITS = 0.1
-#: A rank that no longer waits for its workers waits less than this share of what it did, in so many steps at least.
-_NO_LONGER, _ENOUGH = 0.25, 10
-#: Workers are as fast as those of the slowest peer if they take longer by less than this share.
-_ALIKE = 0.01
-
-
-def saving(blocks: Blocks, rows: Sequence[int], span: slice, saved: float) -> tuple[float, list[str]]:
-    """Ns a step of ``saved`` that are left where these ranks wait for their workers, over steps [span); and why.
-
-    Workers load ahead: while one rank waits for its own, its peers' batches pile up and they wait no more, though
-    their workers may be hardly faster. Their pace shows in the steps in which they did wait: from one batch that they
-    waited for to the next. A fix saves no more than what steps are longer than that.
-    """
-    inputs, paces = blocks.parts.get("input"), list[float]()
-    if inputs is not None and blocks.ended is not None and blocks.took is not None:
-        ready = blocks.ended - blocks.took + inputs
-        paces = _paces_of_peers(np.nan_to_num(inputs), ready, list(rows), span, blocks.step_ns)
-    if inputs is None or not paces:
-        return saved, []
-    beyond = np.nan_to_num(inputs[list(rows), span] - median(np.delete(inputs, list(rows), axis=0)[:, span], axis=0))
-    waited = min(float(beyond.mean(axis=1).max()), saved)
-    period, pace = average(blocks.period[span]), float(np.median(paces))
-    longer = period - pace if period > (1 + _ALIKE) * max(paces) else 0.0
-    if longer >= waited:
-        return saved, []
-    return saved - waited + longer, [f"while others waited for their workers, too, these took {ms(pace)} per step"]
-
-
-def _paces_of_peers(waited: Floats, ready: Floats, rows: list[int], span: slice, step: float) -> list[float]:
-    """Ns a step that workers of the peers of ``rows`` take; none where most of these waited nowhere, or always.
-
-    ``waited`` [R, S] is how long ranks waited for a batch, ``ready`` [R, S] when they had it.
-    """
-    waits = waited > _WAITS * step
-    gaps = np.diff(np.flatnonzero(waits[rows].any(axis=0)))
-    longest = float(np.quantile(gaps, 0.9)) if len(gaps) else 0.0  # of several workers each has its turn
-    peers = np.delete(np.arange(len(waited)), rows).tolist()
-    found = []
-    for row in peers:
-        at = np.flatnonzero(waits[row] & ~np.isnan(ready[row]))
-        close = np.flatnonzero(np.diff(at) <= longest)
-        inside = np.zeros(len(waits[row]), bool)
-        for first, stop in zip(at[close], at[close + 1], strict=True):
-            inside[first + 1 : stop + 1] = True
-        outside = np.flatnonzero(~inside[span]) + span.start
-        if len(outside) < _ENOUGH or not len(close):
-            continue
-        if waited[row, outside].mean() < _NO_LONGER * waited[row, inside].mean():
-            found.append(float(np.diff(ready[row, at])[close].sum() / np.diff(at)[close].sum()))
-    return found if 2 * len(found) >= len(peers) else []
 
 
 def shares(waited: Floats, activity: Mapping[str, Floats]) -> dict[str, Floats]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import cpu_wait, loading, table
+from hindmost_judge.causes import cpu_wait, table
 from hindmost_judge.stats.robust import average
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.verdict import wording
@@ -176,9 +176,6 @@ def _verdict(
     if cause.cause == "input":  # workers of those that wait catch up meanwhile: their full queues hide what they need
         change = savings.observed_change(rest, slice(int(span[0]), len(rest.steps)), longest=np.inf)
         gain = gain if change is None else change.cost(gain, gain, None)
-    gain, by_peers = loading.saving(rest, one.rows, slice(int(span[0]), len(rest.steps)), gain)
-    if by_peers and gain < settings.min_effect * average(rest.period):
-        return None
     held_up = cpu_wait.held_up_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
     ranks = tuple(sorted(int(rest.ranks[row]) for row in one.rows))
     return Verdict(
@@ -195,7 +192,6 @@ def _verdict(
         partial=cause.partial,
         evidence=(
             *wording.stalls(rest, one, cause, (gain + held_up) * len(span), int(span[0])),
-            *by_peers,
             *wording.held_up(held_up),
         ),
         causes=(ON_HOST,) if rest.lanes is not None and cause.cause == "compute" else (),

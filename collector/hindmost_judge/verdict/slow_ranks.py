@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import backward, cpu_wait, loading, slow_input, why_late
+from hindmost_judge.causes import backward, cpu_wait, slow_input, why_late
 from hindmost_judge.stats.robust import average, median, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict import wording
@@ -174,11 +174,10 @@ def _straggler(
     saved = float(replay.adds(habits, before)[span].mean())
     given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
     cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
-    cost, by_peers = loading.saving(blocks, rows, span, cost)
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
-    worth = in_all if in_all > saved and not by_peers else cost  # of two equally late neither fix alone saves anything
-    if worth < (settings.min_effect if by_peers else settings.min_cost) * blocks.step_ns:
+    worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
+    if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = max(worth, float(_saving(even, habits)[span].mean()))
     if shown < settings.min_share_of_waste * (shown + _without_owner(hidden_delay.without(even), replay.kept)):
@@ -205,7 +204,6 @@ def _straggler(
             *slow_input.stalls_sentence(habits, cause),
             *wording.victims(victims, ranks),
             *told,
-            *by_peers,
             *_ranged(habits, before, blocks),
             *wording.left_by_batches(habits[0].excess, cost, uneven=hidden_delay.differs(blocks, even)),
         ),
