@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import efficiency, usage
+from hindmost_judge.causes import cpu_sharing
 from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
 from hindmost_judge.stats.robust import lower_median
-from hindmost_judge.verdict.wording import ms, names, percent
+from hindmost_judge.verdict import advice
+from hindmost_judge.verdict.wording import ms, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -138,24 +140,16 @@ def find(run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> list[Ad
 
 
 def _binding(facts: Facts) -> Advice | None:
-    lists = usage.texts(facts.metrics, "hindmost_process_affinity_info", "rank", "cpus")
-    bound: dict[tuple[str, frozenset[int]], list[int]] = {}
-    for (node, rank), listed in lists.items():
-        if rank.isdigit():
-            bound.setdefault((node, usage.allowed(listed)), []).append(int(rank))
-    for (node, cpus), ranks in bound.items():
-        taken = frozenset().union(*(one for name, one in bound if name == node))
-        if cpus and len(ranks) > len(cpus) and len(taken) < facts.cpus.get(node, 0.0):
-            listed = lists[node, str(ranks[0])]
-            have = f"{names(ranks)} may run only on CPU{'s' if len(cpus) > 1 else ''} {listed} of {node}"
-            return Advice(
-                "CPU binding",
-                f"{have}, which has {facts.cpus[node]:.0f} CPUs",
-                "more ranks than CPUs in their set while other CPUs of the node have none",
-                "`mpirun --map-by core --bind-to core` or `srun --cpu-bind=cores`, or no `taskset`",
-                1.0,
-            )
-    return None
+    bound = [one for one in cpu_sharing.bound(facts.run) if one.listed]
+    if not bound:
+        return None
+    return Advice(
+        "CPU binding",
+        str(bound[0]),
+        "more ranks than CPUs in their set while the node has others",
+        "; ".join(advice.of_binding(facts.run, bound)),
+        1.0,
+    )
 
 
 def _quota(facts: Facts) -> Advice | None:

@@ -65,12 +65,13 @@ class Wait(NamedTuple):
     """Where a host that is ahead of its GPU waits for it.
 
     The host cannot end ``phase`` (an index) before the last collective of the step ``lag`` steps earlier has ended on
-    its GPU, and ``after`` [R] ns have passed since.
+    its GPU, and ``after`` [R] ns have passed since. ``several``: it waits in other phases, too.
     """
 
     phase: int
     lag: int
     after: Floats
+    several: bool = False
 
 
 @dataclass(frozen=True)

@@ -85,19 +85,6 @@ def cpu_busy(metrics: Metrics) -> dict[str, float]:
     return found
 
 
-def texts(metrics: Metrics, name: str, of: str, label: str) -> dict[Owner, str]:
-    """(node, owner) to the text of a label that a series carries, such as the CPUs that a rank may run on."""
-    found = metrics.samples(name)
-    if found is None:
-        return {}
-    shown = {}
-    for at, node in zip(found.label.tolist(), found.node.tolist(), strict=True):
-        has = labels_of(metrics.labels[at])
-        if label in has and of in has:
-            shown[metrics.nodes[node], has[of]] = has[label]
-    return shown
-
-
 def _number(found: MetricSamples, how: str) -> Floats:
     """[K] the number of each series; NaN where it has too few samples."""
     first, count = found.first[:-1], np.diff(found.first)
@@ -125,16 +112,6 @@ def _rises(found: MetricSamples, how: str) -> Floats:
     measured = lasted > 0
     out[measured] = total[measured] / (lasted[measured] if how == "rate" else 1.0)
     return out
-
-
-def allowed(listed: str) -> frozenset[int]:
-    """The CPUs of a list as the kernel writes it: ``0-3,8``."""
-    found: set[int] = set()
-    for part in listed.split(","):
-        low, _, high = part.strip().partition("-")
-        if low.isdigit() and (high or low).isdigit():
-            found.update(range(int(low), int(high or low) + 1))
-    return frozenset(found)
 
 
 def spread(values: Array) -> tuple[float, int, float, float, int] | None:

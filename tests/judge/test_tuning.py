@@ -89,7 +89,7 @@ def bound(*listed: str) -> list[Any]:
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "CPU binding",
-        "ranks 0 and 1 may run only on CPU 0 of n0, which has 16 CPUs",
+        "2 ranks run only on CPU number 0 (n0 has 16 CPUs)",
         {"run": job(*bound("0", "0", "2", "3"))},
         {"run": job(*bound("0", "1", "2", "3"))},
     ),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 
@@ -57,6 +59,22 @@ def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, s
     found = bench(".grade").grade(family, seed)
     assert found["named"] == found["may"]
     assert found["cost"] == pytest.approx(1.0, rel=0.2)
+
+
+@pytest.mark.parametrize(("cpu", "cause"), [(1.0, "compute"), (0.0, "unknown")])
+def test_a_host_that_stalls_in_no_phase_computes_if_its_process_used_that_much_more_cpu(
+    bench: Any, cpu: float, cause: str
+) -> None:
+    """Over the whole run: no step with a stall had its CPU time measured. Without the samples it is unknown."""
+    run = bench("").simulate(bench(".families").job("rare long stalls", 225_010)).run
+    (found,) = (one for one in judge(replace(run, metrics=scaled(run.metrics, cpu))).verdicts if one.ranks)
+    assert (found.kind, found.cause) == ("intermittent", cause)
+
+
+def scaled(metrics: Any, by: float) -> Any:
+    """The same, with processes that used so many times as much CPU time."""
+    used = metrics["name"] == "hindmost_process_cpu_seconds_total"
+    return {**metrics, "value": np.where(used, by * metrics["value"], metrics["value"])}
 
 
 @pytest.mark.parametrize("seed", [1_000, 40_003, 40_006])

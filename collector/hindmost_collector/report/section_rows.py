@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost_judge import communication, efficiency, tuning, usage, wall_clock
-from hindmost_judge.causes.telemetry import Metrics, with_gpus
+from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
 from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.schema import STOPS
@@ -498,10 +498,6 @@ _OF_GPUS = {
 }
 
 
-#: Reasons for clocks that slow nothing.
-_IDLE_REASONS = ("idle", "applications_clocks", "display")
-
-
 def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
     found = {key: usage.summary(one.metrics, metric, "gpu_uuid", how) for key, (metric, how) in _OF_GPUS.items()}
     reasons = usage.by_label(one.metrics, "hindmost_gpu_clocks_event_seconds_total", "gpu_uuid", "rate", "reason")
@@ -519,7 +515,7 @@ def _gpus(one: _Run) -> dict[str, list[dict[str, Any]]]:
         row: dict[str, Any] = {key: values.get(owner) for key, values in found.items()}
         slowed = reasons.get(owner)
         if slowed is not None:
-            row["throttled"] = max((of for reason, of in slowed.items() if reason not in _IDLE_REASONS), default=0.0)
+            row["throttled"] = max((of for reason, of in slowed.items() if reason not in IDLE_REASONS), default=0.0)
         ranks = ",".join(map(str, sorted(set(whose.get(owner[1], ())))))
         table.append(row | {"node": owner[0], "gpu": owner[1], "ranks": ranks or None})
     return {"gpus": table}

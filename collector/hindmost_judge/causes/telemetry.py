@@ -33,6 +33,8 @@ SLOWING_REASONS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
+#: Names of the other reasons, which slow nothing.
+IDLE_REASONS = ("idle", "applications_clocks", "display")
 
 
 @dataclass(frozen=True)

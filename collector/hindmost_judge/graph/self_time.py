@@ -67,7 +67,7 @@ def paced_by_hosts(timeline: Timeline, lanes: Lanes) -> bool:
     if not launches and rest > timeline.launched:  # what only this host does in no phase may be before its last launch
         beyond_peers = lanes.least[rest] - paces(lanes.least[rest], lanes.cohort)[0]
         lead -= max(float(np.median(beyond_peers[last, steps])), 0.0)
-    elif lanes.wait is not None and lanes.wait.lag and _waits_elsewhere(timeline, lanes.wait).any():
+    elif lanes.wait is not None and lanes.wait.several:
         return False  # what it needs from one launch to the next is known, and better than in phases
     if launches or (lanes.wait is not None and lanes.wait.lag == 0):
         soon = max(_PROMPT * step, timeline.clock, _time_without_launches(timeline, lanes))
@@ -82,7 +82,9 @@ def build_lanes(timeline: Timeline) -> Lanes:
     wait, ends = _find_wait(timeline)
     host = np.where(ahead & (spent > usual + _LONG * _typical_step(timeline)), usual, spent)
     if wait is not None and wait.lag:
-        host = np.where(ahead, np.maximum(host - _waits_elsewhere(timeline, wait)[..., None], 0.0), host)
+        elsewhere = _waits_elsewhere(timeline, wait)
+        wait = wait._replace(several=bool(elsewhere.any()))
+        host = np.where(ahead, np.maximum(host - elsewhere[..., None], 0.0), host)
     host[0] = spent[0]  # input: batches do not come from the GPU
     least, doubt = host.copy(), np.zeros(spent.shape[1])
     if wait is not None:

@@ -27,8 +27,8 @@ _MOST = 16
 _ALIKE, _MORE = 0.5, 0.3
 #: A rank that waits for fewer batches than this is not slow: each of them may be long by chance.
 _OFTEN = 8
-#: Workers of the rank that waits most are ahead in so many of the steps. A loop that loads by itself takes its time in
-#: each.
+#: Workers of the rank that waits most are ahead in so many of the steps. A loop that loads without workers takes
+#: its time in each.
 _AHEAD = 0.1
 #: Turns seen at least, and share of the steps' time that ranks wait for input on the mean.
 _TURNS, _WAITS = 6, 0.02

@@ -125,7 +125,27 @@ def _cause(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings
         found = table.explain(replace(blocks, parts=parts), one.rows[0], one.stalled, settings)
         # What the GPU's samples and the work say is set against the typical rank, which stalls, too.
         return replace(found, cause="unknown", partial="compute") if found.cause in _OF_GPU else found
-    return table.explain(blocks, one.rows[0], one.stalled, settings)
+    return _ran_meanwhile(blocks, one, table.explain(blocks, one.rows[0], one.stalled, settings), settings)
+
+
+#: A process that ran for up to this many times the delay that its stalls show computed in them; GPUs hide the rest.
+_HIDDEN = 2.0
+
+
+def _ran_meanwhile(blocks: Blocks, one: Stalls, why: Cause, settings: Settings) -> Cause:
+    """The cause of stalls, with computing for an unknown one if the rank's process used as much more CPU as it stalls.
+
+    That much more than any peer's, over the whole run: samples are too few to show single stalls.
+    """
+    rates, row = blocks.gauge("cpu"), one.rows[0]
+    if why.cause != "unknown" or len(one.rows) > 1 or rates is None:
+        return why
+    more = float(rates[row] - np.max(np.delete(rates, row))) * float(np.nansum(blocks.period))
+    stalled = one.excess * len(one.stalled)
+    if not settings.min_explained * stalled <= more <= _HIDDEN * stalled:
+        return why
+    shares = (("compute", more / len(one.stalled)),)
+    return replace(why, cause="compute", explained=min(more / stalled, 1.0), partial=None, shares_ns=shares)
 
 
 def _grouped(each: list[_Group]) -> list[_Group]:
