@@ -44,6 +44,7 @@ def start() -> None:
         return
     _started = True
     try:
+        _go_before_another_profiler()
         found = identity.find(os.environ)
         if not _is_file_name(os.environ["HINDMOST_JOB_ID"]):  # rings are made, and looked for, in a folder of that name
             if found is not None:
@@ -54,6 +55,14 @@ def start() -> None:
             _wait_for_a_rank()
     except Exception as error:
         warn_once(f"the probe did not start ({error!r})")
+
+
+def _go_before_another_profiler() -> None:
+    """Where a script has set ``NCCL_PROFILER_PLUGIN`` since: take the one slot again, and pass calls on to theirs."""
+    ours, theirs = os.environ.get("HINDMOST_NCCL_PLUGIN"), os.environ.get("NCCL_PROFILER_PLUGIN", "")
+    if ours and theirs not in {"", ours} and theirs.lower() != "none":
+        os.environ["HINDMOST_NCCL_NEXT"] = theirs
+        os.environ["NCCL_PROFILER_PLUGIN"] = ours
 
 
 def writer() -> Writer | None:
@@ -304,7 +313,7 @@ def _locked(path: str) -> bool:
 
 def _agent_environment() -> dict[str, str]:
     """The job's environment without what would make the agent a rank or load a probe into it."""
-    away = ("LD_PRELOAD", "NCCL_PROFILER_PLUGIN", "HINDMOST_JOB_ID")
+    away = ("LD_PRELOAD", "NCCL_PROFILER_PLUGIN", "HINDMOST_NCCL_PLUGIN", "HINDMOST_JOB_ID")
     kept = {name: value for name, value in os.environ.items() if name not in away}
     return {**kept, "HINDMOST_PROBE": "0"}
 

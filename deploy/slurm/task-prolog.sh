@@ -46,6 +46,11 @@ if [ -n "$shim" ]; then
 else
   echo "export HINDMOST_MPI=python"
 fi
-[ -n "$plugin" ] && [ -z "${NCCL_PROFILER_PLUGIN:-}" ] && echo "export NCCL_PROFILER_PLUGIN=$plugin"
+case ${NCCL_PROFILER_PLUGIN:-} in
+  [Nn][Oo][Nn][Ee]) plugin= ;; # the user wants none
+  '' | "$plugin") ;;
+  *) [ -n "$plugin" ] && echo "export HINDMOST_NCCL_NEXT=$NCCL_PROFILER_PLUGIN" ;; # every call is passed on to it
+esac
+[ -n "$plugin" ] && printf 'export %s\n' "NCCL_PROFILER_PLUGIN=$plugin" "HINDMOST_NCCL_PLUGIN=$plugin"
 [ -n "$hooks" ] && echo "export HINDMOST_RING_MODULE=$hooks"
 exit 0

@@ -84,7 +84,7 @@ def test_rings_are_ours_alone(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_users_environment_is_lost(tmp_path: Path) -> None:
-    """Search paths keep what the user had, behind ours, once; a profiler plugin of the user's stays."""
+    """Search paths keep what the user had, behind ours, once; so does NCCL's one slot for a profiler."""
     theirs = {"PYTHONPATH": "/a:/b", "LD_PRELOAD": "/x.so", "NCCL_PROFILER_PLUGIN": "theirs"}
     libraries = {"pmpi": tmp_path / "p.so", "nccl": tmp_path / "n.so"}
 
@@ -96,20 +96,23 @@ def test_nothing_of_the_users_environment_is_lost(tmp_path: Path) -> None:
     once = ours(theirs)
     assert once["PYTHONPATH"] == f"{environment.INJECT}:/a:/b"
     assert once["LD_PRELOAD"] == f"{tmp_path / 'p.so'}:/x.so"
-    assert "NCCL_PROFILER_PLUGIN" not in once
+    assert (once["NCCL_PROFILER_PLUGIN"], once["HINDMOST_NCCL_NEXT"]) == (str(tmp_path / "n.so"), "theirs")
     assert ours({**theirs, **once}) == once
+    assert ours({**theirs, **once, "NCCL_PROFILER_PLUGIN": "another"})["HINDMOST_NCCL_NEXT"] == "another"
 
 
-@pytest.mark.parametrize(("theirs", "said"), [("mine.so", 1), ("", 0), ("ours", 0)])
-def test_a_profiler_plugin_of_the_users_is_said_to_stay(
+@pytest.mark.parametrize(("theirs", "said"), [("none", 1), ("None", 1), ("", 0), ("mine.so", 0)])
+def test_a_user_who_wants_no_profiler_gets_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, said: int
 ) -> None:
-    """NCCL loads one plugin: where the user has set one, a sentence says that ours stays out."""
+    """``NCCL_PROFILER_PLUGIN=none`` stays, and a sentence says what is lost by it."""
     monkeypatch.setattr(environment.build, "library", lambda kind, *_: tmp_path / kind)
-    environ = {"NCCL_PROFILER_PLUGIN": str(tmp_path / "nccl") if theirs == "ours" else theirs}
-    _, notes = environment.native_libraries(["nccl", "ring"], environ, tmp_path)
+    environ = {"NCCL_PROFILER_PLUGIN": theirs}
+    native, notes = environment.native_libraries(["nccl", "ring"], environ, tmp_path)
+    ours = environment.variables(environ, job="j", rings=tmp_path, collector="h:1", launcher="torchrun", native=native)
     assert len(notes) == said
-    assert all("NCCL_PROFILER_PLUGIN=mine.so is already set" in note for note in notes)
+    assert all(f"NCCL_PROFILER_PLUGIN={theirs}; unset it" in note for note in notes)
+    assert ("NCCL_PROFILER_PLUGIN" in ours) == (not said)
 
 
 def test_without_a_compiler_all_that_is_lost_is_listed_at_once(tmp_path: Path) -> None:

@@ -179,7 +179,7 @@ def test_task_prolog_switches_the_probe_on(tmp_path: Path) -> None:
 
 
 def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> None:
-    """The newest of each kind in the cache; the user's own stays, and without the shim Python times MPI."""
+    """The newest of each kind in the cache; a user's profiler goes behind ours; without the shim Python times MPI."""
     assert "export HINDMOST_MPI=python\n" in prolog(tmp_path / "bare", {"SLURM_JOB_ID": "77"})
     built = tmp_path / "full/cache/hindmost"
     built.mkdir(parents=True)
@@ -191,8 +191,12 @@ def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> Non
     assert variables["LD_PRELOAD"] == str(built / "pmpi-basic-1.so")
     assert variables["HINDMOST_RING_MODULE"] == str(built / "ring-abi3-1.so")
     assert Path(variables["HINDMOST_INJECT"], "sitecustomize.py").is_file()
-    assert not variables.keys() & {"NCCL_PROFILER_PLUGIN", "HINDMOST_MPI"}
-    assert f"export NCCL_PROFILER_PLUGIN={built / 'nccl-1.so'}\n" in prolog(tmp_path / "full", {"SLURM_JOB_ID": "77"})
+    assert variables["NCCL_PROFILER_PLUGIN"] == variables["HINDMOST_NCCL_PLUGIN"] == str(built / "nccl-1.so")
+    assert variables["HINDMOST_NCCL_NEXT"] == "mine"
+    assert "HINDMOST_MPI" not in variables
+    without = prolog(tmp_path / "full", {"SLURM_JOB_ID": "77", "NCCL_PROFILER_PLUGIN": "none"})
+    assert "NCCL" not in without, "the user wants no profiler"
+    assert "HINDMOST_NCCL_NEXT" not in prolog(tmp_path / "full", {"SLURM_JOB_ID": "77"})
 
 
 @pytest.mark.parametrize(

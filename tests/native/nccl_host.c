@@ -20,8 +20,8 @@
 
 enum { REPORTED_NS = 100000, CHANNELS = 4, MANY = 5000, THREADS = 8, EACH = 250 }; /* THREADS * EACH fit the pool */
 
-static const struct nccl_profiler_v4 *v4;
-static const struct nccl_profiler_v5 *v5;
+static const struct nccl_profiler *profiler;
+static int version;
 
 static __thread uint64_t host_ns = HOST_AHEAD;
 
@@ -39,8 +39,8 @@ struct communicator {
 
 static struct communicator open_communicator(const char *name, uint64_t id, int ranks, int rank) {
     struct communicator made = {.mask = -1};
-    int error = v5 ? v5->init(&made.context, id, &made.mask, name, 1, ranks, rank, NULL)
-                   : v4->init(&made.context, &made.mask, name, id, 1, ranks, rank, NULL);
+    int error = version > 4 ? profiler->init.v5(&made.context, id, &made.mask, name, 1, ranks, rank, NULL)
+                            : profiler->init.v4(&made.context, &made.mask, name, id, 1, ranks, rank, NULL);
     if (error)
         exit(3);
     return made;
@@ -48,17 +48,17 @@ static struct communicator open_communicator(const char *name, uint64_t id, int 
 
 static void *start(struct communicator *in, uint64_t type, void *parent, union nccl_what what) {
     void *handle = NULL;
-    struct nccl_descriptor_v4 old = {.type = (uint8_t)type, .parent = parent, .what = what};
-    struct nccl_descriptor_v5 new = {.type = type, .parent = parent, .what = what};
+    uint64_t padding = version > 4 ? 0 : ~(uint64_t)0xFF; /* anything may be in it */
+    struct nccl_descriptor descriptor = {.type = type | padding, .parent = parent, .what = what};
     if (!(in->mask & type))
         return NULL;
-    if (v5 ? v5->start(in->context, &handle, &new) : v4->start(in->context, &handle, &old))
+    if (profiler->start(in->context, &handle, &descriptor))
         exit(3);
     return handle;
 }
 
 static void stop(void *handle) {
-    if (handle && (v5 ? v5->stop(handle) : v4->stop(handle)))
+    if (handle && profiler->stop(handle))
         exit(3);
 }
 
@@ -71,7 +71,7 @@ static void channels_run(struct communicator *in, void *handle, int first, int c
         union nccl_state ended = {.kernel = {.timer = begin + 500 + (uint64_t)c}};
         if (!running[c])
             continue;
-        (v5 ? v5->record : v4->record)(running[c], NCCL_KERNEL_CHANNEL_STOP, &ended);
+        profiler->record(running[c], NCCL_KERNEL_CHANNEL_STOP, &ended);
         stop(running[c]);
     }
 }
@@ -113,7 +113,7 @@ static void plain(void) {
     run_one(&world, "AllReduce", 3);
     channels_run(&pair, enqueue_p2p(&pair, "Send", 4, 3), 0, 2, begin_of(4));
     run_one(&pair, "SomethingNew", 5);
-    (v5 ? v5->finalize : v4->finalize)(pair.context);
+    profiler->finalize(pair.context);
 }
 
 /* Enqueued and never run: what a hang looks like. The second of three is the oldest still in flight. */
@@ -174,7 +174,7 @@ static void not_its_own(void) {
     for (int c = 0; c < CHANNELS; c++) {
         void *channel = start(&world, NCCL_KERNEL_CHANNEL, handle, (union nccl_what){.kernel = {.timer = begin_of(11)}});
         union nccl_state ended = {.kernel = {.timer = begin_of(11) - 1}};
-        (v5 ? v5->record : v4->record)(channel, NCCL_KERNEL_CHANNEL_STOP, &ended);
+        profiler->record(channel, NCCL_KERNEL_CHANNEL_STOP, &ended);
     }
     run_one(&world, "AllGather", 12);
 }
@@ -208,7 +208,7 @@ static void unloaded(void) {
     struct communicator world = open_communicator("world", 1, 4, 2);
     int status = -1;
     run_one(&world, "AllGather", 0);
-    (v5 ? v5->finalize : v4->finalize)(world.context);
+    profiler->finalize(world.context);
     if (dlclose(plugin))
         exit(4);
     pid_t child = fork();
@@ -228,11 +228,11 @@ int main(int argc, char **argv) {
     plugin = argc == 4 ? dlopen(argv[1], RTLD_NOW | RTLD_LOCAL) : NULL;
     if (!plugin)
         return 2;
-    if (strcmp(argv[2], "5") == 0)
-        v5 = dlsym(plugin, "ncclProfiler_v5");
-    else
-        v4 = dlsym(plugin, "ncclProfiler_v4");
-    for (size_t i = 0; i < sizeof scenes / sizeof *scenes && (v4 || v5); i++)
+    char symbol[] = "ncclProfiler_v0";
+    version = atoi(argv[2]);
+    symbol[sizeof symbol - 2] = argv[2][0];
+    profiler = dlsym(plugin, symbol);
+    for (size_t i = 0; i < sizeof scenes / sizeof *scenes && profiler; i++)
         if (strcmp(argv[3], scenes[i].name) == 0)
             return scenes[i].play(), 0;
     return 2;

@@ -43,11 +43,11 @@ def found(event: ring.Event) -> tuple[object, ...]:
     return event.name, event.comm_id, event.seq, event.peer, event.value, event.start_ns, event.duration_ns
 
 
-@pytest.mark.parametrize("version", [4, 5])
+@pytest.mark.parametrize("version", [4, 5, 6])
 def test_operations_carry_gpu_time_over_all_channels(
     play: Callable[..., object], rings: Callable[[], list[ring.Reader]], version: int
 ) -> None:
-    """Under both ABIs an operation lasts from its first channel's start to its last one's stop, edges added."""
+    """By each ABI with GPU times an operation lasts from its first channel's start to its last one's stop, with edges."""
     play("plain", version, RANK="2", WORLD_SIZE="4", LOCAL_RANK="1")
     (reader,) = rings()
     assert (reader.header.producer, reader.header.rank, reader.header.world_size, reader.header.local_rank) == (

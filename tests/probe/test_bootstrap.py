@@ -262,3 +262,16 @@ def test_a_lock_that_is_no_file_keeps_no_rank(tmp_path: Path, monkeypatch: pytes
     os.mkfifo(tmp_path / "agent.lock")
     bootstrap.start_agent(str(tmp_path), Identity("job", 0, 2, 0, "node", "python", "train.py"))
     assert started == []
+
+
+@pytest.mark.parametrize(
+    ("theirs", "slot", "behind"),
+    [("mine.so", "ours.so", "mine.so"), ("ours.so", "ours.so", ""), ("none", "none", ""), ("", "", "")],
+)
+def test_a_profiler_that_a_script_sets_goes_behind_hindmosts(job: Job, theirs: str, slot: str, behind: str) -> None:
+    """NCCL has one slot; a script that empties it, or wants no profiler, is heard."""
+    script = (
+        "import os; print(*(os.environ.get(n, '') for n in ('NCCL_PROFILER_PLUGIN', 'HINDMOST_NCCL_NEXT')), sep=';')"
+    )
+    done = job.python("-c", script, **RANK, HINDMOST_NCCL_PLUGIN="ours.so", NCCL_PROFILER_PLUGIN=theirs)
+    assert done.stdout == f"{slot};{behind}\n"

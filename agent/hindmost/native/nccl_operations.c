@@ -23,7 +23,7 @@ enum {
     DOUBTED = 32       /* calls of a function that follow one with another's times are not believed either */
 };
 
-enum { FREE, FILLING, IN_FLIGHT, STATE = 3 };
+enum { CHANNELS = 256, FREE = 0, FILLING, IN_FLIGHT, STATE = 3 };
 
 struct operation {
     uint32_t generation; /* of this place; its low two bits: FREE, FILLING, IN_FLIGHT */
@@ -33,6 +33,13 @@ struct operation {
     uint64_t what, where, bytes;
     uint64_t host_start, host_end;
     uint64_t gpu_start, gpu_end;
+    void *next; /* the other profiler's handle of it */
+};
+
+/* The other profiler's handle of an operation's channel, which ends by an event of its own. */
+struct channel {
+    void *next;
+    uint32_t generation; /* of the operation */
 };
 
 /* NCCL's word for a function, and the ring's. */
@@ -49,6 +56,7 @@ static const char *const algorithms[] = {"TREE", "RING", "COLLNET_DIRECT", "COLL
 static const char *const protocols[] = {"LL", "LL128", "SIMPLE"};
 
 static struct operation operations[OPERATIONS];
+static struct channel channels[CHANNELS][OPERATIONS]; /* of memory it takes what is used: nothing without another profiler */
 static uint32_t next_operation;
 static uint64_t clock_said; /* host ns of the last gpu_clock mark */
 static struct {
@@ -94,21 +102,54 @@ static void finished(struct context *context) {
 
 /* ---- operations ---- */
 
-#define CHANNEL_TAG ((uintptr_t)1 << 31) /* in a handle: one of the operation's channels */
+/* A handle of hindmost's: bit 63, which no address has and so no handle of another profiler; 31 bits of the generation; 1 for
+ * a channel's; 8 bits for which; the operation's place. */
+#define OWN ((uintptr_t)1 << 63)
+#define CHANNEL_TAG ((uintptr_t)1 << 31)
+enum { GENERATION_SHIFT = 32, CHANNEL_SHIFT = 16, PLACE_MASK = 0xFFFF, GENERATION_MASK = 0x7FFFFFFF };
 
 static void *handle_of(const struct operation *operation) {
-    return (void *)((uintptr_t)operation->generation << 32 | (uintptr_t)(operation - operations + 1));
+    uintptr_t generation = operation->generation & GENERATION_MASK;
+    return (void *)(OWN | generation << GENERATION_SHIFT | (uintptr_t)(operation - operations));
 }
+
+static bool is_own(const void *handle) { return (uintptr_t)handle & OWN; }
 
 static bool is_channel(const void *handle) { return (uintptr_t)handle & CHANNEL_TAG; }
 
+enum { TAKEN_AGAIN = 3 };
+
+/* Steps that a place has gone since the handle's operation was in flight there: 0 while it is, 2 once it is done, TAKEN_AGAIN
+ * when another takes the place. */
+static uint32_t steps_since(const void *handle, const struct operation *operation) {
+    uint32_t then = (uint32_t)((uintptr_t)handle >> GENERATION_SHIFT);
+    return (__atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE) - then) & GENERATION_MASK;
+}
+
+static struct operation *place_of(const void *handle) { return &operations[((uintptr_t)handle & PLACE_MASK) % OPERATIONS]; }
+
 /* The operation that a handle stands for; NULL when it has been given up meanwhile. */
 static struct operation *operation_of(const void *handle) {
-    uint32_t place = (uint32_t)((uintptr_t)handle & ~CHANNEL_TAG), generation = (uint32_t)((uintptr_t)handle >> 32);
-    if (place == 0 || place > OPERATIONS)
-        return NULL;
-    struct operation *operation = &operations[place - 1];
-    return __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE) == generation ? operation : NULL;
+    struct operation *operation = place_of(handle);
+    return is_own(handle) && steps_since(handle, operation) == 0 ? operation : NULL;
+}
+
+/* The other profiler's handle of what NCCL keeps as one: of an event that hindmost does not record, the same. NULL where it
+ * has none, or where the operation's place has been another's since. */
+void *hm_nccl_next_of(void *handle) {
+    if (!is_own(handle))
+        return handle;
+    struct operation *operation = place_of(handle);
+    uint32_t which = (uintptr_t)handle >> CHANNEL_SHIFT & (CHANNELS - 1);
+    void *next = operation->next;
+    if (is_channel(handle)) {
+        const struct channel *channel = &channels[which][operation - operations];
+        uint32_t then = (uint32_t)((uintptr_t)handle >> GENERATION_SHIFT) & GENERATION_MASK;
+        bool same = __atomic_load_n(&channel->generation, __ATOMIC_ACQUIRE) == then;
+        next = same ? __atomic_load_n(&channel->next, __ATOMIC_RELAXED) : NULL;
+    }
+    __atomic_thread_fence(__ATOMIC_ACQUIRE);
+    return steps_since(handle, operation) < TAKEN_AGAIN ? next : NULL;
 }
 
 /* What a kernel takes before its first channel starts and after its last one has stopped, which no channel reports:
@@ -171,7 +212,7 @@ static void write_down(struct operation *operation, uint32_t generation) {
 
 /* A place that is this thread's to fill. The operation that has been in flight there is written down with what is known
  * of it. NULL, and counted: none could be had. */
-static struct operation *take_operation(uint32_t channels) {
+static struct operation *take_operation(uint32_t channels, void *next) {
     for (int i = 0; i < TRIES; i++) {
         struct operation *operation = &operations[__atomic_fetch_add(&next_operation, 1, __ATOMIC_RELAXED) % OPERATIONS];
         uint32_t generation = __atomic_load_n(&operation->generation, __ATOMIC_ACQUIRE);
@@ -187,6 +228,7 @@ static struct operation *take_operation(uint32_t channels) {
         operation->stopped = 0;
         operation->gpu_start = UINT64_MAX;
         operation->gpu_end = operation->host_end = 0;
+        operation->next = next;
         return operation;
     }
     hm_refuse(&hm_nccl_ring);
@@ -240,11 +282,11 @@ static void say_algorithm(struct context *context, uint16_t name, const struct n
 }
 
 /* It counts in its communicator's sequence whether or not there is a place for it: the sequence is alike on all ranks. */
-void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call) {
+void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call, void *next) {
     uint16_t name = name_of(call->function), root = HM_NONE16;
     uint64_t now = hm_now(), what = hm_what(HM_COLLECTIVE, 0, name);
     uint32_t seq = started(context, what, now);
-    struct operation *operation = take_operation(call->channels);
+    struct operation *operation = take_operation(call->channels, next);
     if (!operation) {
         finished(context);
         return;
@@ -260,8 +302,8 @@ void hm_nccl_start_collective(struct context *context, void **handle, const stru
     publish(operation, handle);
 }
 
-void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call) {
-    struct operation *operation = take_operation(call->channels);
+void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call, void *next) {
+    struct operation *operation = take_operation(call->channels, next);
     if (!operation)
         return;
     operation->context = context;
@@ -275,15 +317,21 @@ void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl
 /* ---- channels: NCCL's proxy thread ---- */
 
 /* A channel's handle is its operation's: only the earliest start and the latest stop of all channels count. */
-void hm_nccl_start_channel(void **handle, void *parent, uint64_t timer) {
+void hm_nccl_start_channel(void **handle, void *parent, const struct nccl_kernel_channel *channel, void *next) {
     struct operation *operation = operation_of(parent);
     if (!operation)
         return;
     uint64_t earliest = __atomic_load_n(&operation->gpu_start, __ATOMIC_RELAXED);
-    while (timer < earliest && !__atomic_compare_exchange_n(&operation->gpu_start, &earliest, timer, true,
-                                                            __ATOMIC_RELAXED, __ATOMIC_RELAXED))
+    while (channel->timer < earliest && !__atomic_compare_exchange_n(&operation->gpu_start, &earliest, channel->timer, true,
+                                                                     __ATOMIC_RELAXED, __ATOMIC_RELAXED))
         ;
-    *handle = (void *)((uintptr_t)parent | CHANNEL_TAG);
+    *handle = (void *)((uintptr_t)parent | CHANNEL_TAG | (uintptr_t)channel->channel << CHANNEL_SHIFT);
+    if (next) {
+        struct channel *kept = &channels[channel->channel][operation - operations];
+        __atomic_store_n(&kept->next, next, __ATOMIC_RELAXED);
+        __atomic_store_n(&kept->generation, (uint32_t)((uintptr_t)parent >> GENERATION_SHIFT) & GENERATION_MASK,
+                         __ATOMIC_RELEASE);
+    }
 }
 
 /* A reader of one half of each pair gets a difference that was right a moment ago. */

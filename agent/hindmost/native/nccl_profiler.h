@@ -3,6 +3,7 @@
 #define HINDMOST_NCCL_PROFILER_H
 
 #include "nccl_abi.h"
+#include "nccl_next.h"
 #include "ring_write.h"
 
 enum {
@@ -17,6 +18,7 @@ struct recent {
 /* A communicator. */
 struct context {
     uint32_t taken;
+    struct next_context next;
     uint16_t comm; /* in the ring's table */
     int slot;      /* of the open table; -1: none */
     uint32_t started, finished;
@@ -44,9 +46,12 @@ enum {
 extern HM_HIDDEN struct hm_ring hm_nccl_ring;
 
 HM_HIDDEN void hm_nccl_register_names(void);
-HM_HIDDEN void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call);
-HM_HIDDEN void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call);
-HM_HIDDEN void hm_nccl_start_channel(void **handle, void *parent, uint64_t timer);
+/* `next` is the handle that another profiler behind this one has for the event; it is kept with hindmost's own. */
+HM_HIDDEN void hm_nccl_start_collective(struct context *context, void **handle, const struct nccl_collective *call,
+                                        void *next);
+HM_HIDDEN void hm_nccl_start_p2p(struct context *context, void **handle, const struct nccl_p2p *call, void *next);
+HM_HIDDEN void hm_nccl_start_channel(void **handle, void *parent, const struct nccl_kernel_channel *channel, void *next);
+HM_HIDDEN void *hm_nccl_next_of(void *handle);
 HM_HIDDEN void hm_nccl_stop(void *handle);
 HM_HIDDEN void hm_nccl_stop_channel(void *handle, uint64_t timer);
 

@@ -165,6 +165,9 @@ MISSING = {
     "ring": "the probe's hooks run in Python, which slows steps more",
 }
 
+#: The value of NCCL_PROFILER_PLUGIN by which a user asks for none.
+NO_PLUGIN = "none"
+
 INJECT = Path(hindmost.__file__).parent / "inject"
 
 
@@ -188,12 +191,16 @@ def variables(
         found["LD_PRELOAD"] = in_front(str(native["pmpi"]), environ.get("LD_PRELOAD", ""), ":")
     else:
         found["HINDMOST_MPI"] = "python"
-    if "nccl" in native and not environ.get("NCCL_PROFILER_PLUGIN"):
-        found["NCCL_PROFILER_PLUGIN"] = str(native["nccl"])
+    theirs = environ.get("NCCL_PROFILER_PLUGIN", "")
+    if "nccl" in native and theirs.lower() != NO_PLUGIN:
+        found["NCCL_PROFILER_PLUGIN"] = found["HINDMOST_NCCL_PLUGIN"] = str(native["nccl"])
+        nested = theirs == environ.get("HINDMOST_NCCL_PLUGIN", str(native["nccl"]))
+        if theirs and not nested:  # NCCL has one slot: ours passes every call on to theirs
+            found["HINDMOST_NCCL_NEXT"] = theirs
     if "ring" in native:
         found["HINDMOST_RING_MODULE"] = str(native["ring"])
-    carried = ("HINDMOST_RING_CAPACITY", "HINDMOST_PROBE")
-    return found | {name: environ[name] for name in carried if name in environ}
+    carried = ("HINDMOST_RING_CAPACITY", "HINDMOST_PROBE", "HINDMOST_NCCL_NEXT")
+    return {name: environ[name] for name in carried if name in environ} | found
 
 
 def in_front(ours: str, theirs: str, separator: str) -> str:
@@ -217,9 +224,9 @@ def native_libraries(
         except build.BuildError as error:  # noqa: PERF203 - three rounds
             lost.setdefault(str(error), []).append(MISSING[kind])
     notes = [f"{'; '.join(missing)}: {why}" for why, missing in lost.items()]
-    theirs = environ.get("NCCL_PROFILER_PLUGIN")
-    if "nccl" in found and theirs and theirs != str(found["nccl"]):
-        notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs} is already set; unset it to use hindmost's")
+    theirs = environ.get("NCCL_PROFILER_PLUGIN", "")
+    if "nccl" in found and theirs.lower() == NO_PLUGIN:
+        notes.append(f"{MISSING['nccl']}: NCCL_PROFILER_PLUGIN={theirs}; unset it to have them measured")
     return found, notes
 
 
