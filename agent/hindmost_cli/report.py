@@ -64,6 +64,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="show these sections, or all: wall_clock, throughput, limits, advice, phases, efficiency, communication,"
         " io, hosts, gpus, not_measured; without LIST: say what they are",
     )
+    parser.add_argument(
+        "--flops-per-sample",
+        metavar="N",
+        type=float,
+        help="floating-point operations of a sample or token, forward and backward: section limits has the MFU",
+    )
     parser.add_argument("--brief", action="store_true", help="with --format json: at most 8 kB, for programs")
     parser.add_argument("--ranks", metavar="LIST", help="show only these ranks in the tables, e.g. 0-3,17")
     arguments.add_thresholds(parser)
@@ -75,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.brief and args.format != "json":
         raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
+    if args.flops_per_sample is not None and not 0 < args.flops_per_sample < float("inf"):
+        raise UsageError(f"--flops-per-sample {args.flops_per_sample:g}: expected a number above 0")
     if args.sections == "":
         write(sections.listed(), args.output)
         return 0
@@ -91,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
         if needed := _needed("brief" if args.brief else args.format, wanted):
-            report = sections.added(report, section_rows.of(run, report, found.overview, needed))
+            report = sections.added(report, section_rows.of(run, report, found.overview, needed, args.flops_per_sample))
         if args.format == "html":
             pages.append(html.render(report, run, found.overview))
         elif args.format == "markdown":

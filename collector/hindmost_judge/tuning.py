@@ -60,6 +60,22 @@ BUSY, NEARLY_FULL, HALF, ACTIVE, IDLE_TENSOR, CLOCK = 0.90, 0.95, 0.50, 0.50, 0.
 SMALL_READ, READS = 16 << 10, 1000.0
 #: Page faults that read from disk, a second.
 FAULTS = 10.0
+#: FP32 pipes that work this much have arithmetic for tensor cores.
+ARITHMETIC = 0.10
+#: Memory that is allocated on another NUMA node than that of its process: pages a second, share of all.
+REMOTE_PAGES, REMOTE = 1000.0, 0.20
+#: Hosts launch, or compute, for this share of the step, and GPUs idle more than half of it.
+LAUNCHES = 0.50
+#: Large collectives take this share of the step beyond any waiting, and nothing else is done meanwhile.
+EXPOSED = 0.20
+#: A disk is full from this share of the time on; ranks that read less than this share of its best do not load it.
+DISK_FULL, FAR_BELOW = 0.80, 0.50
+#: Ranks wait for storage for this share of the time: they, or their workers, sleep in the disk's queue.
+BLOCKED = 0.20
+#: The mean rank of a compiled program works this much less than the longest, whose memory or messages are so much more.
+UNEVEN, MORE = 0.10, 1.10
+#: PCIe's bytes a second of one lane by generation, and the share of it that copies from pinned memory reach.
+LANE, PINNED = {3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}, 0.60
 
 
 #: Programs that start jobs of PyTorch, where its probe did not name itself.
@@ -72,6 +88,8 @@ class Facts:
     def __init__(self, run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> None:
         self.run, self.seen, self.traffic = run, seen, traffic
         self.metrics = Metrics.of(run)
+        span = usage.of_steps(run, seen)
+        self._of_steps = self.metrics if span is None else self.metrics.during(*span)
         self.frameworks = {str(name) for name in run.ranks["framework"].tolist()} - {""}
         self.torch = bool(self.frameworks & {"torch", "horovod"}) or bool(_TORCH.search(run.job.command or ""))
         self.on = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
@@ -96,14 +114,37 @@ class Facts:
         return float("nan") if without is None else min(self.share("input"), 1.0 - without * 1e6 / self.step)
 
     def rank(self, metric: str, how: str) -> dict[int, float]:
-        """Rank to the number of its process."""
-        return usage.by_rank(self.metrics, metric, how)
+        """Rank to the number of its process: in its steps, where there are samples of these."""
+        return usage.by_rank(self._of_steps, metric, how) or usage.by_rank(self.metrics, metric, how)
 
     def gpu(self, metric: str, how: str) -> Floats:
         """[G] of the job's GPUs that have it."""
         ours = {str(one) for one in self.run.ranks["gpu_uuid"].tolist()} - {""}
-        found = usage.summary(self.metrics, metric, "gpu_uuid", how)
+        found = usage.summary(self._of_steps, metric, "gpu_uuid", how)
+        found = found or usage.summary(self.metrics, metric, "gpu_uuid", how)
         return np.array([value for (_, uuid), value in found.items() if not ours or uuid in ours])
+
+    def node(self, metric: str, how: str) -> dict[str, float]:
+        """Node to the number, all its series together: in the steps, where there are samples of these."""
+        found = usage.summary(self._of_steps, metric, "", how) or usage.summary(self.metrics, metric, "", how)
+        return {node: value for (node, _), value in found.items()}
+
+    def typical(self, metric: str, how: str) -> float:
+        """The median rank's number; NaN where no process was sampled."""
+        found = self.rank(metric, how)
+        return float(np.median(list(found.values()))) if found else float("nan")
+
+    @cached_property
+    def compiled(self) -> bool:
+        """Whether it is a program of MPI calls that no framework of Python makes."""
+        return bool(self.frameworks) and self.frameworks <= {"mpi", "mpi4py", "python"}
+
+    @cached_property
+    def batch(self) -> float:
+        """Samples or tokens of a rank in a step; NaN where they were not counted."""
+        if self.seen is None or self.seen.work is None or not np.nanmax(self.seen.work, initial=0.0) > 0:
+            return float("nan")
+        return float(np.nanmean(self.seen.work)) / len(self.seen.ranks)
 
     @cached_property
     def cpus(self) -> dict[str, float]:
@@ -129,7 +170,7 @@ class Facts:
     @cached_property
     def used(self) -> dict[str, float]:
         """Node to the share of its CPUs in use."""
-        return usage.cpu_busy(self.metrics)
+        return usage.cpu_busy(self._of_steps) or usage.cpu_busy(self.metrics)
 
 
 def find(run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> list[Advice]:
@@ -183,7 +224,8 @@ def _too_many_threads(facts: Facts) -> Advice | None:
         f"{waiting:.1f} threads of the typical rank wait for a CPU at a time; it uses {used:.1f} of its {each} CPUs,"
         f" its node {percent(full)} of all",
         f"{QUEUE:.0f} waiting thread, and CPUs {percent(FULL)} busy",
-        f"`export OMP_NUM_THREADS={each}` (and `torch.set_num_threads({each})`): one thread for each CPU of a rank",
+        f"`export OMP_NUM_THREADS={each}`: one thread for each CPU of a rank"
+        + (f"; `torch.set_num_threads({each})`, `torch.set_num_interop_threads(1)`" if facts.torch else ""),
         min(waiting / (waiting + used), 1.0),
     )
 
@@ -204,6 +246,42 @@ def _too_few_threads(facts: Facts) -> Advice | None:
         f"`export OMP_NUM_THREADS={each}` (torchrun sets 1)",
         0.5,
         adds=True,
+    )
+
+
+def _spinning(facts: Facts) -> Advice | None:
+    """Threads of OpenMP that spin while their rank waits for others, on CPUs that are all taken."""
+    wait, each = facts.share("wait"), facts.cpus_each
+    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), max(facts.used.values(), default=0.0)
+    needed = 1.0 + (1.0 - wait) * each  # one thread may poll for messages
+    if not each >= 2.0 or not wait >= INPUT or not used >= needed + QUOTA * each or full < FULL:
+        return None
+    return Advice(
+        "threads that spin",
+        f"each rank uses {used:.1f} of its {each:.0f} CPUs, though it waits for other ranks {percent(wait)} of the"
+        " step",
+        f"waits of {percent(INPUT)} of the step, and more CPUs in use than computing takes, CPUs {percent(FULL)} busy",
+        "`export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0`: threads sleep between parallel regions",
+        wait,
+    )
+
+
+def _remote_memory(facts: Facts) -> Advice | None:
+    remote = facts.node("hindmost_node_numa_remote_pages_total", "rate")
+    local = facts.node("hindmost_node_numa_local_pages_total", "rate")
+    worst = max(remote, key=lambda node: remote[node], default=None)
+    if worst is None or remote[worst] < REMOTE_PAGES:
+        return None
+    share = remote[worst] / (remote[worst] + local.get(worst, 0.0))
+    if share < REMOTE:
+        return None
+    return Advice(
+        "NUMA-remote memory",
+        f"{percent(share)} of the pages that {worst} allocates lie on another NUMA node than their process"
+        f" ({remote[worst]:,.0f} pages a second)",
+        f"{percent(REMOTE)} of the pages, {REMOTE_PAGES:,.0f} a second",
+        "bind each rank to one NUMA node: `mpirun --map-by numa --bind-to numa`, `srun --cpu-bind=ldoms`,"
+        " `numactl --cpunodebind=N --membind=N`",
     )
 
 
@@ -263,6 +341,31 @@ def _small_collectives(facts: Facts) -> Advice | None:
     return None
 
 
+def _exposed(facts: Facts) -> Advice | None:
+    """Large transfers that nothing hides."""
+    large = [one for one in facts.traffic if one.exposed and one.transfer_ms and (one.bytes or 0) > SMALL_BYTES]
+    if facts.seen is None or not large or not facts.step > 0:
+        return None
+    most = max(large, key=lambda one: one.calls * (one.transfer_ms or 0.0))
+    took = most.calls * (most.transfer_ms or 0.0) * 1e6 / _rank_steps(facts)
+    if took < EXPOSED * facts.step:
+        return None
+    do = "start it early and wait late: `MPI_I...` and `MPI_Wait` around the computing that does not need it"
+    if "horovod" in facts.frameworks:
+        do = "`DistributedOptimizer(..., compression=hvd.Compression.fp16, backward_passes_per_step=4)`"
+    elif facts.torch:
+        do = "`DistributedDataParallel` sends gradients in backward; `with model.no_sync()` sends them every few steps"
+    pace = f", {most.bandwidth / 1e9:.2g} GB/s of each rank" if most.bandwidth else ""
+    return Advice(
+        "collectives not overlapped",
+        f"{most.operation} of up to {(most.bytes or 0) / (1 << 20):,.1f} MiB takes {ms(took)} of the step"
+        f" ({percent(took / facts.step)}) beyond any waiting{pace}, and the rank does nothing else",
+        f"{percent(EXPOSED)} of the step, calls of more than {SMALL_BYTES >> 10} KiB",
+        do,
+        min(took / facts.step, 1.0),
+    )
+
+
 def _rank_steps(facts: Facts) -> float:
     """Steps of all ranks together that the traffic is of."""
     assert facts.seen is not None  # noqa: S101 - asked before
@@ -277,12 +380,40 @@ def _copies(facts: Facts) -> Advice | None:
     if not share >= COPIES or not facts.torch:
         return None
     where = "hosts wait in copy calls" if call >= COPIES else "copies to the GPU take"
+    found = f"{where} {percent(share)} of the step ({ms(share * facts.step)})"
+    do = "`DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`: copies then overlap"
+    received, link = facts.gpu("hindmost_gpu_pcie_receive_bytes_per_second", "mean"), _link(facts)
+    if len(received) and link:
+        pace = float(np.median(received)) / share
+        found += f", at {pace / 1e9:.1f} of PCIe's {link / 1e9:.0f} GB/s"
+        if pace >= PINNED * link:
+            do = (
+                "copies are as fast as the link: copy the next batch meanwhile (`non_blocking=True`), send less (uint8)"
+            )
+    return Advice("copies to the GPU", found, f"{percent(COPIES)} of the step", do, share)
+
+
+def _link(facts: Facts) -> float:
+    """Bytes a second of the GPUs' PCIe link; 0 where it is not known."""
+    generation, width = (facts.gpu(f"hindmost_gpu_pcie_link_{name}", "highest") for name in ("generation", "width"))
+    if not len(generation) or not len(width):
+        return 0.0
+    return LANE.get(int(generation.min()), 0.0) * float(width.min())
+
+
+def _launches(facts: Facts) -> Advice | None:
+    """GPUs that idle while hosts are in forward, backward and optimizer, and do not wait there for their GPU."""
+    busy, waits = facts.gpu("hindmost_gpu_utilization_ratio", "mean"), facts.share("device_wait")
+    hosts = sum(facts.share(name) for name in ("forward", "backward", "optimizer")) - waits
+    if not len(busy) or float(np.median(busy)) > HALF or not hosts >= LAUNCHES or not facts.torch:
+        return None
     return Advice(
-        "copies to the GPU",
-        f"{where} {percent(share)} of the step ({ms(share * facts.step)})",
-        f"{percent(COPIES)} of the step",
-        "`DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`: copies then overlap",
-        share,
+        "tiny kernels",
+        f"hosts launch kernels, or compute, for {percent(hosts)} of the step, and GPUs are busy"
+        f" {percent(float(np.median(busy)))} of the time",
+        f"{percent(LAUNCHES)} of the step, GPUs at most {percent(HALF)} busy",
+        "`torch.compile(model, mode='reduce-overhead')` (CUDA graphs), `fused=True` in the optimizer, a larger batch",
+        min(hosts, 1.0),
     )
 
 
@@ -311,7 +442,8 @@ def _memory(facts: Facts) -> Advice | None:
             "GPU memory nearly full",
             f"its peak is {percent(peak)} of the GPU's memory",
             f"{percent(NEARLY_FULL)} of the GPU's memory",
-            "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or a smaller batch",
+            "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or a smaller batch"
+            + ("" if np.isnan(facts.batch) else f": {0.9 / peak * facts.batch:,.0f} instead of {facts.batch:,.0f}"),
         )
     if peak <= HALF and len(busy) and float(np.median(busy)) < BUSY:
         more = max(int(0.9 / max(peak, 0.05)), 2)
@@ -319,22 +451,22 @@ def _memory(facts: Facts) -> Advice | None:
             "GPU memory half empty",
             f"its peak is {percent(peak)} of the GPU's memory, and GPUs are busy {percent(float(np.median(busy)))}",
             f"at most {percent(HALF)} of the memory, and GPUs less than {percent(BUSY)} busy",
-            f"a larger batch: {more} times as large would fit, as far as memory grows with it",
+            f"a larger batch: {more} times as large would fit, as far as memory grows with it"
+            + ("" if np.isnan(facts.batch) else f" ({more * facts.batch:,.0f} samples or tokens a rank)"),
         )
     return None
 
 
 def _tensor_cores(facts: Facts) -> Advice | None:
-    sm, tensor = (facts.gpu(f"hindmost_gpu_{name}_activity_ratio", "mean") for name in ("sm", "tensor"))
-    if not len(sm) or not len(tensor):
-        return None
-    active, used = float(np.median(sm)), float(np.median(tensor))
-    if active < ACTIVE or used > IDLE_TENSOR:
+    levels = (facts.gpu(f"hindmost_gpu_{name}_activity_ratio", "mean") for name in ("sm", "tensor", "fp32"))
+    active, used, arithmetic = (float(np.median(one)) if len(one) else float("nan") for one in levels)
+    if not active >= ACTIVE or not used <= IDLE_TENSOR or not arithmetic >= ARITHMETIC:
         return None
     return Advice(
         "tensor cores idle",
-        f"SMs are active {percent(active)} of the time, tensor cores work at {percent(used)} of their peak",
-        f"SMs active {percent(ACTIVE)}, tensor cores at most {percent(IDLE_TENSOR)}",
+        f"SMs are active {percent(active)} of the time, FP32 works at {percent(arithmetic)} of its peak,"
+        f" tensor cores at {percent(used)}",
+        f"SMs active {percent(ACTIVE)}, FP32 at {percent(ARITHMETIC)}, tensor cores at most {percent(IDLE_TENSOR)}",
         "`torch.autocast('cuda', dtype=torch.bfloat16)`, or `torch.set_float32_matmul_precision('high')`",
         active,
     )
@@ -382,6 +514,76 @@ def _small_reads(facts: Facts) -> Advice | None:
     )
 
 
+def _storage(facts: Facts) -> Advice | None:
+    """Ranks that wait for storage, by what the node's busiest disk does meanwhile."""
+    waits = [facts.rank(f"hindmost_process_{name}blocked", "mean") for name in ("", "children_")]
+    blocked = {rank: sum(of.get(rank, 0.0) for of in waits) for of in waits for rank in of}
+    typical = float(np.median(list(blocked.values()))) if blocked else 0.0
+    if typical < BLOCKED or not facts.input >= INPUT:
+        return None
+    busy, now, best = (
+        usage.by_label(facts.metrics, f"hindmost_node_disk_{name}_total", "", how, "device")
+        for name, how in (("busy_seconds", "rate"), ("read_bytes", "rate"), ("read_bytes", "peak_rate"))
+    )
+    found = f"the typical rank and its workers wait for storage {percent(typical)} of the time"
+    disks = [(rate, owner, disk) for owner, of in now.items() for disk, rate in of.items() if rate > 0]
+    do = "a local copy of the data, or one in memory (`/dev/shm`)"
+    if disks:
+        rate, owner, disk = max(disks)
+        most, full = best.get(owner, {}).get(disk, rate), busy.get(owner, {}).get(disk, 0.0)
+        found += f"; {disk} of {owner[0]} gives {rate / 1e6:,.1f} MB/s, at best {most / 1e6:,.1f}, busy {percent(full)}"
+        if full < DISK_FULL and rate < FAR_BELOW * most:
+            do = "ask for more at a time: `prefetch_factor=4`, more workers, larger reads; the disk can do more"
+    return Advice(
+        "storage", found, f"{percent(BLOCKED)} of the time, input {percent(INPUT)} of the step", do, facts.input
+    )
+
+
+def _domains(facts: Facts) -> Advice | None:
+    """Uneven work of a compiled program, that its memory or its messages show, too."""
+    own = None if facts.seen is None else facts.seen.planes.get("own")
+    if own is None or np.isnan(own).all() or not facts.compiled or len(own) < 2:
+        return None
+    work = np.nanmean(own, axis=1)
+    longest, mean = float(np.nanmax(work)), float(np.nanmean(work))
+    rank = int(facts.seen.ranks[int(np.nanargmax(work))]) if facts.seen is not None else 0
+    shown = _more_of(facts, rank)
+    if longest - mean < UNEVEN * longest or not shown or not facts.step > 0:
+        return None
+    spread, gone = longest - mean, longest - float(np.nanmedian(work))
+    return Advice(
+        "uneven domains",
+        f"rank {rank} works {ms(longest)} of the step, the mean rank {ms(mean)}, and has {shown}; spread evenly a step"
+        f" is {percent(spread / facts.step)} shorter ({percent(gone / facts.step)} if its own delay vanished)",
+        f"the mean rank works {percent(UNEVEN)} less than the longest, which has {MORE:.1f} times the median's memory,"
+        " calls or bytes",
+        "divide the domain by work: the program's load balancer (LAMMPS `fix balance`), another process grid",
+        spread / facts.step,
+    )
+
+
+def _more_of(facts: Facts, rank: int) -> str:
+    """Of what this rank has more than the median one; empty where nothing."""
+    table, found = facts.run.collectives, []
+    known, row = np.unique(table["rank"], return_inverse=True)
+    counts = {
+        "memory": facts.rank("hindmost_process_resident_memory_bytes", "median"),
+        "calls": dict(zip(known.tolist(), np.bincount(row.ravel(), minlength=len(known)).tolist(), strict=True)),
+        "bytes sent": dict(
+            zip(
+                known.tolist(),
+                np.bincount(row.ravel(), np.maximum(table["bytes"], 0), len(known)).tolist(),
+                strict=True,
+            )
+        ),
+    }
+    for name, of in counts.items():
+        usual = float(np.median(list(of.values()))) if of else 0.0
+        if usual > 0 and of.get(rank, 0.0) >= MORE * usual:
+            found.append(f"{of[rank] / usual:.1f} times the median's {name}")
+    return " and ".join(found)
+
+
 def _page_faults(facts: Facts) -> Advice | None:
     faults = facts.rank("hindmost_process_major_page_faults_total", "rate")
     worst = max(faults, key=lambda rank: faults[rank], default=None)
@@ -401,13 +603,19 @@ RULES: tuple[Callable[[Facts], Advice | None], ...] = (
     _quota,
     _too_many_threads,
     _too_few_threads,
+    _spinning,
+    _remote_memory,
     _workers,
     _small_collectives,
+    _exposed,
     _copies,
+    _launches,
     _synchronising,
     _memory,
     _tensor_cores,
     _clocks,
     _small_reads,
+    _storage,
+    _domains,
     _page_faults,
 )

@@ -7,12 +7,28 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes.telemetry import labels_of
+from hindmost_judge.model import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hindmost_judge.causes.telemetry import Metrics, MetricSamples
+    from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
     from hindmost_judge.types import Array, Floats
+
+
+def of_steps(run: Run, seen: Overview | None) -> tuple[int, int] | None:
+    """From when to when the judged steps were, ns of the job's clock; ``None`` where that is not known."""
+    table = run.steps
+    if seen is None or not len(seen.steps) or not rows(table):
+        return None
+    held = (table["step"] >= seen.steps[0]) & (table["step"] <= seen.steps[-1]) & (table["duration_ns"] > 0)
+    if not held.any():
+        return None
+    start = table["start_ns"][held]
+    return int(start.min()), int((start + table["duration_ns"][held]).max())
+
 
 #: Whose a series is: a rank's number, a GPU's name or a node's.
 Owner = tuple[str, str]

@@ -196,7 +196,15 @@ def _tables() -> str:
     return "".join(parts)
 
 
-_UNITS = {"count": "number", "ratio": "0 to 1", "hertz": "Hz", "watts": "W", "celsius": "°C", "joules": "J"}
+_UNITS = {
+    "count": "number",
+    "ratio": "0 to 1",
+    "hertz": "Hz",
+    "watts": "W",
+    "celsius": "°C",
+    "joules": "J",
+    "TB/s": "bytes/s",
+}
 
 
 def _section(kind: Any, where: str, meanings: dict[str, str]) -> str:

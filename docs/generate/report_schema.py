@@ -96,6 +96,8 @@ _UNITS = {
     "ratio": "0 to 1",
     "bytes": "bytes",
     "bytes/s": "bytes a second",
+    "TB/s": "bytes a second",
+    "flop/s": "operations a second",
     "watts": "W",
     "hertz": "Hz",
     "celsius": "degrees Celsius",

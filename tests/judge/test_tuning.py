@@ -86,6 +86,25 @@ def bound(*listed: str) -> list[Any]:
     return [(f"{PROCESS}affinity_info", {"rank": str(rank), "cpus": cpus}, 1.0) for rank, cpus in enumerate(listed)]
 
 
+def of_pages(**values: float) -> list[Any]:
+    return [(f"hindmost_node_numa_{name}_pages_total", {"numa_node": "0"}, value) for name, value in values.items()]
+
+
+def of_disk(busy: float, read: float) -> list[Any]:
+    counts = {"busy_seconds": busy, "read_bytes": read}
+    return [(f"hindmost_node_disk_{name}_total", {"device": "vda"}, value) for name, value in counts.items()]
+
+
+def of_memory(*values: float) -> list[Any]:
+    return [(f"{PROCESS}resident_memory_bytes", {"rank": str(rank)}, value) for rank, value in enumerate(values)]
+
+
+def works(*each_ms: float) -> Overview:
+    """Each rank's self time in steps of 100 ms."""
+    found = seen()
+    return replace(found, planes={**found.planes, "own": np.outer(np.array(each_ms) * MS, np.ones(10))})
+
+
 CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "CPU binding",
@@ -142,6 +161,59 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"run": job(), "seen": seen(device_copy=2.0)},
     ),
     (
+        "copies to the GPU",
+        "at 8.0 of PCIe's 63 GB/s",
+        {
+            "run": job(
+                *of_gpus(pcie_receive_bytes_per_second=4e9, pcie_link_generation=5, pcie_link_width=16), gpus=True
+            ),
+            "seen": seen(device_copy=50.0),
+        },
+        {"run": job(gpus=True), "seen": seen(device_copy=1.0)},
+    ),
+    (
+        "tiny kernels",
+        "hosts launch kernels, or compute, for 85 % of the step, and GPUs are busy 20 % of the time",
+        {
+            "run": job(*of_gpus(utilization_ratio=0.2), gpus=True),
+            "seen": seen(forward=20.0, backward=40.0, optimizer=30.0, device_wait=5.0),
+        },
+        {
+            "run": job(*of_gpus(utilization_ratio=0.2), gpus=True),
+            "seen": seen(forward=20.0, backward=40.0, optimizer=30.0, device_wait=80.0),
+        },
+    ),
+    (
+        "threads that spin",
+        "each rank uses 3.8 of its 4 CPUs, though it waits for other ranks 50 % of the step",
+        {"run": job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98)), "seen": seen(wait=50.0)},
+        {"run": job(*of_ranks(cpu_seconds_total=2.9), *cpu_time(0.98)), "seen": seen(wait=50.0)},
+    ),
+    (
+        "NUMA-remote memory",
+        "50 % of the pages that n0 allocates lie on another NUMA node",
+        {"run": job(*of_pages(remote=5000.0, local=5000.0))},
+        {"run": job(*of_pages(remote=5000.0, local=500000.0))},
+    ),
+    (
+        "collectives not overlapped",
+        "all_reduce of up to 64.0 MiB takes 40.0 ms of the step (40 %)",
+        {"run": job(), "seen": seen(), "traffic": calls(2, 64 << 20, 20.0)},
+        {"run": job(), "seen": seen(), "traffic": calls(2, 64 << 20, 2.0)},
+    ),
+    (
+        "storage",
+        "wait for storage 60 % of the time; vda of n0 gives 20.0 MB/s, at best 20.0, busy 95 %",
+        {"run": job(*of_ranks(children_blocked=0.6), *of_disk(busy=0.95, read=2e7)), "seen": seen(input=30.0)},
+        {"run": job(*of_ranks(children_blocked=0.0), *of_disk(busy=0.95, read=2e7)), "seen": seen(input=30.0)},
+    ),
+    (
+        "uneven domains",
+        "has 2.0 times the median's memory; spread evenly a step is 30 % shorter (40 % if its own delay vanished)",
+        {"run": job(*of_memory(1.0, 1.0, 1.0, 2.0), framework="mpi"), "seen": works(50.0, 50.0, 50.0, 90.0)},
+        {"run": job(*of_memory(1.0, 1.0, 1.0, 1.0), framework="mpi"), "seen": works(50.0, 50.0, 50.0, 90.0)},
+    ),
+    (
         "waiting for the GPU each step",
         "wait for their GPU 40 % of the step, and GPUs are busy 50 %",
         {"run": job(*of_gpus(utilization_ratio=0.5), gpus=True), "seen": seen(device_wait=40.0)},
@@ -161,9 +233,9 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     ),
     (
         "tensor cores idle",
-        "SMs are active 90 % of the time, tensor cores work at 0 % of their peak",
-        {"run": job(*of_gpus(sm_activity_ratio=0.9, tensor_activity_ratio=0.0), gpus=True)},
-        {"run": job(*of_gpus(sm_activity_ratio=0.9, tensor_activity_ratio=0.3), gpus=True)},
+        "SMs are active 90 % of the time, FP32 works at 40 % of its peak, tensor cores at 0 %",
+        {"run": job(*of_gpus(sm_activity_ratio=0.9, tensor_activity_ratio=0.0, fp32_activity_ratio=0.4), gpus=True)},
+        {"run": job(*of_gpus(sm_activity_ratio=0.9, tensor_activity_ratio=0.0, fp32_activity_ratio=0.0), gpus=True)},
     ),
     (
         "GPU clocks",

@@ -39,8 +39,10 @@ def title(report: Mapping[str, Any]) -> str:
 
 _BOUNDS = {
     "input": "input",
+    "copies": "copies to GPUs",
     "host": "CPUs, which launch too slowly",
     "cpu": "too few free CPUs",
+    "compute": "computing",
     "gpu_compute": "GPU computing",
     "gpu_memory": "GPU memory bandwidth",
     "unknown": "not known",
@@ -67,6 +69,8 @@ def on_bound(report: Mapping[str, Any]) -> str:
 _DO_ON = {
     "cpu": "run fewer ranks per node, each on its own CPU; look for other processes there (`top`)",
     "communication": "overlap transfers with computing, or send less data",
+    "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
+    "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",
 }
 
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge import communication, efficiency, tuning, usage, wall_clock
+from hindmost_judge import communication, efficiency, roofline, tuning, usage, wall_clock
 from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
 from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import median
@@ -25,10 +25,18 @@ if TYPE_CHECKING:
 
 
 def of(
-    run: Run, report: Mapping[str, Any], seen: Overview | None, wanted: Collection[str] = tuple(SECTIONS)
+    run: Run,
+    report: Mapping[str, Any],
+    seen: Overview | None,
+    wanted: Collection[str] = tuple(SECTIONS),
+    flops_per_sample: float | None = None,
 ) -> Sections:
-    """The sections of a run that was judged; ``report`` is ``Report.to_dict()``, ``seen`` its overview."""
-    one = _Run(with_gpus(run), report, seen, _CALLS if "communication" in wanted else communication.CALLS)
+    """The sections of a run that was judged; ``report`` is ``Report.to_dict()``, ``seen`` its overview.
+
+    ``flops_per_sample``: floating-point operations of a sample or token, forward and backward.
+    """
+    calls = _CALLS if "communication" in wanted else communication.CALLS
+    one = _Run(with_gpus(run), report, seen, calls, flops_per_sample)
     made: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for name in SECTIONS:
         if name in wanted and name in _MADE:
@@ -59,8 +67,11 @@ def _plain(value: Any) -> Any:
 class _Run:
     """A run as the sections are made of it, and what was found missing meanwhile."""
 
-    def __init__(self, run: Run, report: Mapping[str, Any], seen: Overview | None, calls: int) -> None:
+    def __init__(
+        self, run: Run, report: Mapping[str, Any], seen: Overview | None, calls: int, flops_per_sample: float | None
+    ) -> None:
         self.run, self.report, self.seen, self.calls = run, report, seen, calls
+        self.flops_per_sample = flops_per_sample
         self.metrics = Metrics.of(run)
         self.missing: list[dict[str, Any]] = []
 
@@ -167,37 +178,68 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     found = one.throughput
     if one.seen is None or found is None or not found.step_ms:
         one.lacks("limits", "what bounds the job", "no steps were recognised")
-        return {"bound": [bound] if bound else [], "if_free": []}
+        return {"bound": [bound] if bound else [], "achieved": [], "if_free": []}
     work = found.work_per_step
+    roof = _achieved(one, None if work is None else work * 1e3 / found.step_ms)
     free = efficiency.free(one.seen)
     if bound and bound["by"] == "cpu":  # in collectives, too, ranks wait for CPUs
         free.pop("communication", None)
-    steps = {"nothing changes": found.step_ms} | {_FREE[name]: ms for name, ms in free.items()}
     ideal = one.report["what_if"].get("ideal_step_ms")
-    if ideal:
-        steps["all ranks were like the median one"] = ideal
+    if len(one.seen.ranks) == 1:
+        ideal = found.step_ms
+        if not rows(one.run.collectives):
+            free["communication"] = found.step_ms
     reasons = {
         "input": "no phase `input` was recorded",
         "copies": "copies to a GPU were not timed",
         "communication": "computing may hide transfers, ranks wait for CPUs in them, or they were not timed",
     }
+    if "copies" not in free and not _has_gpus(one.run):
+        del reasons["copies"]
     for name, why in reasons.items():
         if name not in free:
             one.lacks("limits", f"the step if {_FREE[name]}", why)
-    one.lacks("limits", "achieved TFLOP/s, and MFU", "operations of kernels are not counted")
+    steps = {
+        "nothing changes": found.step_ms,
+        **{_FREE[name]: free.get(name) for name in reasons},
+        "all ranks were like the median one": ideal,
+    }
     return {
         "bound": [bound] if bound else [],
+        "achieved": roof,
         "if_free": [
             {
                 "without": name,
                 "step_ms": ms,
-                "saved": 1.0 - ms / found.step_ms,
-                "steps_per_s": 1e3 / ms if ms > 0 else None,
-                "work_per_s": work * 1e3 / ms if work is not None and ms > 0 else None,
+                "saved": None if ms is None else 1.0 - ms / found.step_ms,
+                "steps_per_s": 1e3 / ms if ms else None,
+                "work_per_s": work * 1e3 / ms if work is not None and ms else None,
             }
             for name, ms in steps.items()
         ],
     }
+
+
+def _has_gpus(run: Run) -> bool:
+    """Whether a rank has a GPU, or its steps have times of one."""
+    return bool((run.ranks["gpu_uuid"] != "").any()) or any(
+        name.startswith("gpu_") and (column >= 0).any() for name, column in run.steps.items()
+    )
+
+
+def _achieved(one: _Run, work_per_s: float | None) -> list[dict[str, Any]]:
+    """What GPUs achieved of their peaks; MFU where the operations of a sample are given."""
+    gpus = {str(name) for name in one.run.ranks["gpu_uuid"].tolist()} - {""}
+    span = usage.of_steps(one.run, one.seen)
+    counted = one.flops_per_sample * work_per_s if one.flops_per_sample and work_per_s else None
+    found = roofline.achieved(one.metrics, gpus, span, counted) if span else []
+    if gpus and not any(row.flops or row.bytes_per_s for row in found):
+        why = "GPUs since Hopper report their activity (GPM), of 5 s each; what bounds the job is less sure without"
+        one.lacks("limits", "achieved TFLOP/s and TB/s", why)
+    if gpus and counted is None:
+        why = "operations of kernels are not counted" if work_per_s else "samples or tokens were not counted"
+        one.lacks("limits", "MFU", f"{why}; `--flops-per-sample N` gives those of a sample or token")
+    return [asdict(row) for row in found]
 
 
 #: Settings about which a verdict on too few CPUs has said what to do.

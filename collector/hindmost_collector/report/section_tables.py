@@ -45,6 +45,8 @@ WRITTEN: dict[str, Callable[[Any], str]] = {
     "ratio": percent,
     "bytes": columns.size,
     "bytes/s": lambda value: f"{columns.size(value)}/s",
+    "flop/s": lambda value: f"{value / 1e12:,.{1 if value < 1e14 else 0}f} TFLOP/s",
+    "TB/s": lambda value: f"{value / 1e12:.{2 if value >= 1e11 else 3}f} TB/s",
     "watts": lambda value: f"{value:.0f} W",
     "hertz": lambda value: f"{value / 1e6:,.0f} MHz",
     "celsius": lambda value: f"{value:.0f} C",

@@ -109,6 +109,21 @@ SECTIONS: dict[str, Section] = {
         "What bounds the job",
         {
             "bound": Table("What limits the typical step.", (Column("by", "by"), Column("evidence", "evidence"))),
+            "achieved": Table(
+                "The mean GPU in the steps, by NVIDIA's monitor: operations of bf16 or fp16 (of TF32 half). Below the"
+                " ridge, in operations a byte, memory is the limit. MFU is of --flops-per-sample.",
+                (
+                    Column("gpu", "GPU"),
+                    Column("gpus", "GPUs", "count"),
+                    Column("flops", "achieved", "flop/s"),
+                    Column("peak_flops", "of", "flop/s"),
+                    Column("bytes_per_s", "memory", "TB/s"),
+                    Column("peak_bytes_per_s", "of", "TB/s"),
+                    Column("intensity", "operations a byte", "number"),
+                    Column("ridge", "ridge", "number"),
+                    Column("mfu", "MFU", "ratio"),
+                ),
+            ),
             "if_free": Table(
                 "The mean step if one thing were free, or all ranks were like the median one.",
                 (

@@ -6,6 +6,7 @@ highest clock: samples outside of the steps say nothing.
 
 from __future__ import annotations
 
+import copy
 import json
 import weakref
 from dataclasses import dataclass, replace
@@ -80,6 +81,13 @@ class Metrics:
         self._node, self.nodes = codes(run.metrics["node"]) if rows(run.metrics) else nothing
         self._order = np.argsort(name.astype(np.int16) if len(self._names) <= _SHORT else name, kind="stable")
         self._first = np.searchsorted(name[self._order], np.arange(len(self._names) + 1))
+        self._span: tuple[int, int] | None = None
+
+    def during(self, since_ns: int, until_ns: int) -> Metrics:
+        """The same, of samples that were taken in this time."""
+        found = copy.copy(self)
+        found._span = since_ns, until_ns
+        return found
 
     @classmethod
     def of(cls, run: Run) -> Metrics:
@@ -96,6 +104,11 @@ class Metrics:
             return None
         one = self._names.index(name)
         held = self._order[self._first[one] : self._first[one + 1]]
+        if self._span is not None:
+            taken = self._table["time_ns"][held]
+            held = held[(taken >= self._span[0]) & (taken <= self._span[1])]
+            if not len(held):
+                return None
         key, time = self._label[held] * len(self.nodes) + self._node[held], self._table["time_ns"][held]
         order = np.lexsort((time, key))
         key, held = key[order], held[order]

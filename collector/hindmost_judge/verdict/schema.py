@@ -49,7 +49,7 @@ CAUSES = (
     "unknown",
 )
 #: What a job may be bound by; ``unknown``: by none of the others, as far as it was measured.
-BOUNDS = ("input", "host", "cpu", "gpu_compute", "gpu_memory", "communication", "unknown")
+BOUNDS = ("input", "copies", "host", "cpu", "compute", "gpu_compute", "gpu_memory", "communication", "unknown")
 
 
 @dataclass(frozen=True)

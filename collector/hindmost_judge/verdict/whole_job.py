@@ -255,8 +255,8 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
     if "oversubscribed" in kinds:
         return Bound("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found = _of_queue(blocks, settings) or _of_transfers(blocks, settings, queued)
-    return found or _of_gpus(blocks, settings)
+    found = _of_queue(blocks, settings) or _of_transfers(blocks, settings, queued) or _of_copies(blocks, settings)
+    return found or _of_gpus(blocks, settings) or _of_computing(blocks)
 
 
 def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
@@ -280,6 +280,44 @@ def _of_transfers(blocks: Blocks, settings: Settings, queued: float) -> Bound | 
     return Bound("communication", f"transfers are {percent(share)} of the typical step{beside}")
 
 
+def _of_copies(blocks: Blocks, settings: Settings) -> Bound | None:
+    """Hosts that wait in copies to their GPU: what they copy from is not pinned, or there is much of it."""
+    share = _part(blocks, "device_copy")
+    if not share >= settings.bound_transfer:
+        return None
+    return Bound("copies", f"hosts wait in copies to their GPU for {percent(share)} of the typical step")
+
+
+#: A host that launches, or computes, for this share of the step sets its pace; so does one of a job without GPUs.
+_MOST = 0.5
+
+
+def _of_launches(blocks: Blocks, used: str) -> Bound | None:
+    """GPUs that idle while hosts are in forward, backward and optimizer, and do not wait there: latency of launches."""
+    waits = _part(blocks, "device_wait")
+    launching = sum(_part(blocks, name) for name in ("forward", "backward", "optimizer")) - waits
+    if not launching >= _MOST:  # NaN too: waits were not recorded
+        return None
+    return Bound("host", f"{used}; hosts launch kernels, or compute, for {percent(launching)} of the typical step")
+
+
+def _of_computing(blocks: Blocks) -> Bound | None:
+    """A job without GPUs whose ranks are on a CPU for most of the step."""
+    cpu, phases = _typical(blocks, "cpu"), any(name.startswith("gpu_") for name in blocks.parts)
+    if not cpu >= _MOST or phases or cpu_wait.on_gpus(blocks):
+        return None
+    own = float(median(median(blocks.own, axis=1))) / blocks.step_ns
+    if not own >= _MOST:
+        return None
+    return Bound("compute", f"ranks compute for {percent(min(own, 1.0))} of the typical step, on {cpu:.1f} CPUs each")
+
+
+def _part(blocks: Blocks, name: str) -> float:
+    """What the typical rank spends in a part of the typical step, as a share; NaN where it was not recorded."""
+    block = blocks.parts.get(name)
+    return float("nan") if block is None else float(median(median(block, axis=1))) / blocks.step_ns
+
+
 def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
     busy, memory = _typical(blocks, "sm_activity"), _typical(blocks, "dram_activity")
     if np.isnan(busy) or np.isnan(memory):
@@ -293,7 +331,7 @@ def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
     if memory >= settings.bound_dram and memory >= computing:
         return Bound("gpu_memory", used)
     if busy < settings.bound_sm:
-        return Bound("unknown", f"{used}: GPUs wait for something else")
+        return _of_launches(blocks, used) or Bound("unknown", f"{used}: GPUs wait for something else")
     if computing < settings.bound_math:
         return Bound("unknown", f"{used}: neither memory nor arithmetic is near its limit")
     return Bound("gpu_compute", used)
@@ -304,6 +342,9 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
     touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
     if np.isnan(touched) or np.isnan(reasons):
         return None
+    busy = _typical(blocks, "utilization")
+    if busy < _MOST and (launches := _of_launches(blocks, f"GPUs are busy {percent(busy)} of the time")):
+        return launches
     used = f"accessed {percent(touched)} of the time"
     if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
         return Bound("unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)")
