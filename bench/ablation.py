@@ -272,7 +272,7 @@ def collect(folders: list[Path], out: Path, only: str) -> None:
     import injected  # noqa: PLC0415 - bench/accuracy, where it is asked for
     import numpy as np  # noqa: PLC0415
     import suite  # noqa: PLC0415
-    from hindmost_collector.formats.recordings import load  # noqa: PLC0415
+    from hindmost_collector.recordings.load import load  # noqa: PLC0415
     from hindmost_collector.simulate import simulate  # noqa: PLC0415
     from two_lanes import families  # noqa: PLC0415
     from two_lanes import simulate as two_lanes  # noqa: PLC0415

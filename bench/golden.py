@@ -83,7 +83,7 @@ def recordings(folders: list[Path]) -> dict[str, Path]:
 
 def decisions(path: Path) -> list[Decision]:
     """What is decided on one recording, in the order of the report; an exception is a decision too, and never right."""
-    from hindmost_collector.formats.recordings import load  # noqa: PLC0415 - its formats need packages that judging does not
+    from hindmost_collector.recordings.load import load  # noqa: PLC0415 - its formats need packages that judging does not
 
     try:
         report = judge(load(path))

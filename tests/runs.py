@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.formats.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_judge.model import GPU_TIME, Job, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline.build_blocks import build

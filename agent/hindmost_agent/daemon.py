@@ -25,9 +25,9 @@ from hindmost_agent.delivery import spool
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
-from hindmost_agent.files import text
 from hindmost_agent.jobs.discovery import Jobs, sweep
 from hindmost_agent.jobs.rings import Rings
+from hindmost_agent.kernel_files import text
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import Host
 from hindmost_agent.settings import Settings, default_spool

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost.errors import HindmostError
 from hindmost_proto.exposition import CONTENT_TYPE, JOB_LABEL, head, labelled
 
-from hindmost_agent.metric import Kind
+from hindmost_agent.sampler import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from hindmost_proto.address import Address
 
-    from hindmost_agent.metric import Metric, Series
-    from hindmost_agent.sampler import Reading
+    from hindmost_agent.sampler import Metric, Reading, Series
 
 #: A request is a line and some headers; a client that sends more, or takes longer, is no scraper.
 LARGEST_REQUEST = 16 << 10

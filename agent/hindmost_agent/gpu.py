@@ -8,8 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost_agent.jobs.process_tree import owner
-from hindmost_agent.metric import Metric, Series, counter, gauge, series
-from hindmost_agent.sampler import GPU, NAN, Host, Sampler
+from hindmost_agent.sampler import GPU, NAN, Host, Metric, Sampler, Series, counter, gauge, series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

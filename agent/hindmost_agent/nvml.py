@@ -9,14 +9,12 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost_agent.gpu import Call, Trouble, say_joined, say_silent, with_joined, without_hung
-from hindmost_agent.metric import series
-from hindmost_agent.sampler import NAN, Absent
+from hindmost_agent.sampler import NAN, Absent, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from hindmost_agent.metric import Metric
-    from hindmost_agent.sampler import Asking, Host
+    from hindmost_agent.sampler import Asking, Host, Metric
 
 log = logging.getLogger(__name__)
 

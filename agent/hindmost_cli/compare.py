@@ -69,16 +69,16 @@ def run(args: argparse.Namespace) -> int:
 def scaled(places: Sequence[Path | str], settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.scaling/1`` of several recordings."""
     from hindmost_collector.comparison import scaling
-    from hindmost_collector.formats import recordings
+    from hindmost_collector.recordings import load
     from hindmost_judge.settings import DEFAULT
 
-    return scaling([recordings.load(one) for one in places], settings or DEFAULT)
+    return scaling([load.load(one) for one in places], settings or DEFAULT)
 
 
 def compared(a: Path | str, b: Path | str, settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
     from hindmost_collector.comparison import compare
-    from hindmost_collector.formats import recordings
+    from hindmost_collector.recordings import load
     from hindmost_judge.settings import DEFAULT
 
-    return compare(recordings.load(a), recordings.load(b), settings or DEFAULT)
+    return compare(load.load(a), load.load(b), settings or DEFAULT)

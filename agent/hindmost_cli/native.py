@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError, UsageError
-from hindmost.native import build, mpi
+from hindmost.native import build
 
 if TYPE_CHECKING:
     import argparse
@@ -74,9 +74,9 @@ def _built(kind: str, launcher: Path | None) -> bool:
 
 def _fits(launcher: Path | None) -> str:
     """Which MPI the shim fits, in words."""
-    found = mpi.library(launcher)
+    found = build.mpi_library(launcher)
     if found is None:
         return "no MPI library found next to mpirun: only the calls that every MPI has are timed; set --mpirun PATH"
-    flags = mpi.features(launcher)
+    flags = build.features(launcher)
     more = [text for flag, text in (("-DHM_PERSISTENT", "persistent"), ("-DHM_LARGE", "large-count")) if flag in flags]
     return f"for {found}" + (f", with its {' and '.join(more)} collectives" if more else "")

@@ -131,7 +131,7 @@ def again(path: Path | str, args: argparse.Namespace) -> str:
 
 def _recordings(path: Path | str, kind: str) -> list[Path | str]:
     """What to report on: all that a folder holds one after the other, where the format can hold several."""
-    from hindmost_collector.formats.recordings import recordings_in
+    from hindmost_collector.recordings.load import recordings_in
 
     found = recordings_in(path)
     if len(found) > 1 and kind != "text":
@@ -160,13 +160,13 @@ def judged(path: Path | str, given: Mapping[str, float] | None = None, others: t
 
 
 def _judged(path: Path | str, given: Mapping[str, float] | None, others: tuple[Path, ...]) -> tuple[Run, Report]:
-    from hindmost_collector.formats import hindmost_run, recordings
     from hindmost_collector.options import with_thresholds
+    from hindmost_collector.recordings import load
     from hindmost_judge.judge import judge
 
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
-    run = hindmost_run.load_together([Path(path), *others]) if others else recordings.load(path)
+    run = load.load_run_directories([Path(path), *others]) if others else load.load(path)
     return run, judge(run, with_thresholds(dict(run.job.thresholds), given or {}))
 
 

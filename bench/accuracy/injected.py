@@ -105,7 +105,7 @@ def clean(name: str) -> Clean:
     """The recording of a source, its first step and what came before left out."""
     source = next(one for one in SOURCES if one.name == name)
     path = next(folder / f"{name}.tar.xz" for folder in (OURS, CORPUS) if (folder / f"{name}.tar.xz").exists())
-    from hindmost_collector.formats.recordings import load  # noqa: PLC0415 - its formats need packages that judging does not
+    from hindmost_collector.recordings.load import load  # noqa: PLC0415 - its formats need packages that judging does not
 
     run = load(path)
     table = run.collectives

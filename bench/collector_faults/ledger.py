@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 #: The real command, its rounds of compaction often enough to be interrupted too.
 PROGRAM = """
 import sys
-import hindmost_collector.maintenance
-hindmost_collector.maintenance.UPKEEP_S = 0.4
+import hindmost_collector.collector
+hindmost_collector.collector.UPKEEP_S = 0.4
 from hindmost_cli import main
 sys.exit(main())
 """

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from hindmost_agent.metric import Series, counter, gauge, series
+from hindmost_agent.sampler import Series, counter, gauge, series
 
 if TYPE_CHECKING:
-    from hindmost_agent.metric import Metric
+    from hindmost_agent.sampler import Metric
 
 GPUS = RANKS = 8
 

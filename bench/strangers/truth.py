@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ collector=$(sed -n 's/^HINDMOST_COLLECTOR=//p' "$settings" 2>/dev/null)
 [ -n "$collector" ] || exit 0
 
 { read -r inject && read -r fits && read -r prebuilt; } < <("$prefix/bin/python" -c '
-import pathlib, hindmost.inject, hindmost.native.build as build, hindmost.native.mpi as mpi
+import pathlib, hindmost.inject, hindmost.native.build as build, hindmost.native.build as mpi
 print(pathlib.Path(hindmost.inject.__path__[0]))
 print(mpi.named(mpi.features(None)))
 print(build.PREBUILT)' 2>/dev/null) || exit 0

@@ -8,8 +8,7 @@ from hindmost_agent import samplers
 from hindmost_proto.exposition import JOB_LABEL
 
 if TYPE_CHECKING:
-    from hindmost_agent.metric import Metric
-    from hindmost_agent.sampler import Sampler
+    from hindmost_agent.sampler import Metric, Sampler
 
 HEAD = """# Metrics of the node agent
 

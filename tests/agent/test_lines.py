@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_agent.files import File, Lines
+from hindmost_agent.kernel_files import File, Lines
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,11 +11,10 @@ import pytest
 from hindmost_agent import samplers
 from hindmost_agent.agent import Agent
 from hindmost_agent.delivery.spool import Spool
-from hindmost_agent.files import File
 from hindmost_agent.jobs.rings import Rings
-from hindmost_agent.metric import counter, gauge, series
+from hindmost_agent.kernel_files import File
 from hindmost_agent.runner import ABSENT_RETRY_NS, Runner
-from hindmost_agent.sampler import NS, Absent, Host, Sampler
+from hindmost_agent.sampler import NS, Absent, Host, Sampler, counter, gauge, series
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

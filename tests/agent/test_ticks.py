@@ -12,8 +12,8 @@ from hindmost.identity import Identity
 from hindmost_agent import samplers
 from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
 from hindmost_agent.delivery.spool import Spool
-from hindmost_agent.files import PIECE, File, read_once
 from hindmost_agent.jobs.rings import BUSY_SHARE, Rings
+from hindmost_agent.kernel_files import PIECE, File, read_once
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
 

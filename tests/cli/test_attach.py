@@ -11,9 +11,11 @@ from hindmost import ring
 from hindmost.errors import HindmostError, UsageError
 from hindmost.identity import Identity
 from hindmost_agent import stacks
-from hindmost_cli.attach import sampling, table, target
+from hindmost_cli.attach import phases as sampling
+from hindmost_cli.attach import phases as table
+from hindmost_cli.attach import target
 from hindmost_cli.attach.injected import Folded
-from hindmost_cli.attach.sampling import Frame, Shares
+from hindmost_cli.attach.phases import Frame, Shares
 
 if TYPE_CHECKING:
     from pathlib import Path

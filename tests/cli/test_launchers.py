@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_cli import launchers
-from hindmost_cli.launchers import _shared, mpirun, srun
+from hindmost_cli.launchers import mpirun, srun
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -166,4 +166,4 @@ def test_remote_hosts_of_an_mpirun(tmp_path: Path) -> None:
 )
 def test_a_slurm_node_list(compressed: str, hosts: list[str]) -> None:
     """Slurm's compressed node list is expanded with its leading zeros."""
-    assert _shared.expand(compressed) == hosts
+    assert launchers.expand(compressed) == hosts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyte
 import pytest
-from hindmost_cli.run import live_output
+from hindmost_cli import run
 
 EVENT = {
     "event": "opened",
@@ -29,7 +29,7 @@ def test_a_verdict_has_a_line_of_its_own_on_a_terminal(before: str, rows: list[s
     screen = pyte.Screen(80, 6)
     stream = pyte.Stream(screen)
     stream.feed(before)
-    stream.feed(live_output.line(EVENT, 80, color=True).replace("\n", "\r\n"))  # as a terminal's driver does
+    stream.feed(run.line(EVENT, 80, color=True).replace("\n", "\r\n"))  # as a terminal's driver does
     stream.feed("step 200")
     shown = [line.rstrip() for line in screen.display]
     assert [line[: len(row)] for line, row in zip(shown, rows, strict=False)] == rows
@@ -39,7 +39,7 @@ def test_a_verdict_has_a_line_of_its_own_on_a_terminal(before: str, rows: list[s
 
 def test_a_log_has_one_plain_line_with_the_date(monkeypatch: pytest.MonkeyPatch) -> None:
     """No blanks, no escape sequences."""
-    found = live_output.line(EVENT)
+    found = run.line(EVENT)
     assert found.startswith("hindmost: 2026-11-2")
     assert found.endswith(" SLOW rank 2 on vm: computing\n")
     assert found[:-1].isprintable()
@@ -47,7 +47,7 @@ def test_a_log_has_one_plain_line_with_the_date(monkeypatch: pytest.MonkeyPatch)
 
 def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> None:
     """The report follows."""
-    live_output.say({**EVENT, "event": "closed", "ended": True})
+    run.say({**EVENT, "event": "closed", "ended": True})
     assert capsys.readouterr().err == ""
 
 
@@ -71,4 +71,4 @@ def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_over_ssh_the_tunnel_is_a_command_to_copy(page: str, connection: str, expected: str) -> None:
     """Of the address and port by which the user came here."""
-    assert live_output.tunnel(page, {"SSH_CONNECTION": connection, "USER": "ada"}) == expected
+    assert run.ssh_tunnel(page, {"SSH_CONNECTION": connection, "USER": "ada"}) == expected

@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import collector as command_line
-from hindmost_collector import main, maintenance
+from hindmost_collector import collector as maintenance
+from hindmost_collector import main
 from hindmost_collector.options import Options, resolve, resolve_thresholds
 from hindmost_collector.store.parquet.compaction import Upkeep
 from hindmost_collector.store.parquet.store import read_run

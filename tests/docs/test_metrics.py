@@ -12,7 +12,7 @@ from hindmost_agent import samplers
 from hindmost_agent.sampler import REGISTRY
 
 if TYPE_CHECKING:
-    from hindmost_agent.metric import Metric
+    from hindmost_agent.sampler import Metric
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_judge.model import GPU_TIME
 
 from tests.runs import MS, made, rows_of

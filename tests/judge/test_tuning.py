@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_judge import tuning
 from hindmost_judge.communication import Traffic
 from hindmost_judge.overview import Overview

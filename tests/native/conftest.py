@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring
-from hindmost.native import build, mpi
+from hindmost.native import build
 
 from tests.native.mpi_job import Mpi
 
@@ -77,7 +77,7 @@ def installed(request: pytest.FixtureRequest) -> Mpi:
         launcher.parent / "mpicc",
         python,
         build.library("pmpi", launcher=launcher),
-        "-DHM_PERSISTENT" in mpi.features(launcher),
+        "-DHM_PERSISTENT" in build.features(launcher),
     )
 
 

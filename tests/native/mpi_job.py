@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 from hindmost import ring
-from hindmost.native import mpi
+from hindmost.native import build
 
 HERE = Path(__file__).parent
 
@@ -27,7 +27,7 @@ class Mpi(NamedTuple):
 
     def line(self, environ: dict[str, str], *command: str) -> list[str]:
         """mpirun with four ranks on few cores, the shim preloaded into the ranks."""
-        if mpi.kind(self.launcher) == "mpich":
+        if build.kind(self.launcher) == "mpich":
             return [str(self.launcher), "-np", "4", "-genv", "LD_PRELOAD", environ["PRELOAD"], *command]
         crowded = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"]
         carried = [word for name in environ if name.startswith("HINDMOST_") for word in ("-x", name)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost.native import build, mpi
+from hindmost.native import build
 from hindmost_cli import main
 
 if TYPE_CHECKING:
@@ -117,13 +117,13 @@ def test_a_prebuilt_library_needs_no_compiler(wheel: Callable[..., Path], enviro
     assert not build.cache_directory(environ).exists()
 
 
-@pytest.mark.parametrize("flags", mpi.VARIANTS)
+@pytest.mark.parametrize("flags", build.VARIANTS)
 def test_the_prebuilt_shim_fits_its_mpi(
     wheel: Callable[..., Path], environ: dict[str, str], tmp_path: Path, flags: tuple[str, ...]
 ) -> None:
     """A wheel has a shim for every set of functions that an MPI may have, and the one that fits is taken."""
     wheel()
-    symbols = b"".join(mpi.FEATURES[flag] for flag in flags)
+    symbols = b"".join(build.FEATURES[flag] for flag in flags)
     launcher = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "libmpi.so.40", symbols)
     assert build.library("pmpi", environ, launcher).read_text() == f"pmpi {flags}"
 
@@ -168,22 +168,22 @@ def install_mpi(folder: Path, version: str, library: str, symbols: bytes) -> Pat
     [
         ("mpirun (Open MPI) 4.1.4", "libmpi.so.40", b"\0PMPI_Allreduce\0", ()),
         ("mpirun (Open MPI) 5.0.11", "libmpi.so.40", b"\0PMPI_Allreduce\0PMPI_Allreduce_init\0", ("-DHM_PERSISTENT",)),
-        ("HYDRA build details:", "libmpi.so.12", b"\0PMPI_Allreduce_init\0PMPI_Allreduce_c\0", tuple(mpi.FEATURES)),
+        ("HYDRA build details:", "libmpi.so.12", b"\0PMPI_Allreduce_init\0PMPI_Allreduce_c\0", tuple(build.FEATURES)),
     ],
 )
 def test_shim_fits_its_mpi(tmp_path: Path, version: str, library: str, symbols: bytes, flags: tuple[str, ...]) -> None:
     """Newer functions are wrapped only where the library of this very mpirun has them."""
     launcher = install_mpi(tmp_path / "mpi", version, library, symbols)
-    assert mpi.features(launcher, {"PATH": "/usr/bin:/bin"}) == flags
+    assert build.features(launcher, {"PATH": "/usr/bin:/bin"}) == flags
 
 
 @pytest.mark.parametrize("says", ["slurm 23.02.6", "Python 3.11.2", "0.28.1"])
 def test_shim_fits_the_mpirun_at_hand_where_the_launcher_is_no_mpis(tmp_path: Path, says: str) -> None:
     """srun, python and horovodrun belong to no MPI: a library next to them may not be the job's."""
     launcher = install_mpi(tmp_path / "slurm", says, "libmpi.so.12", b"\0PMPI_Allreduce_init\0PMPI_Allreduce_c\0")
-    assert mpi.features(launcher, {"PATH": "/nowhere"}) == ()
+    assert build.features(launcher, {"PATH": "/nowhere"}) == ()
     theirs = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "libmpi.so.40", b"\0PMPI_Allreduce_init\0")
-    assert mpi.features(launcher, {"PATH": f"{theirs.parent}:/usr/bin:/bin"}) == ("-DHM_PERSISTENT",)
+    assert build.features(launcher, {"PATH": f"{theirs.parent}:/usr/bin:/bin"}) == ("-DHM_PERSISTENT",)
 
 
 def test_a_bare_library_has_to_show_whose_it_is(tmp_path: Path) -> None:
@@ -191,12 +191,12 @@ def test_a_bare_library_has_to_show_whose_it_is(tmp_path: Path) -> None:
     launcher = install_mpi(tmp_path / "mpi", "mpirun (Open MPI) 5.0", "none.so", b"")
     install_mpi(tmp_path / "other", "", "libmpi.so", b"\0PMPI_Allreduce_c\0")
     environ = {"PATH": "/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path / "other/lib")}
-    assert mpi.library(launcher, environ) != tmp_path / "other/lib/libmpi.so"
+    assert build.mpi_library(launcher, environ) != tmp_path / "other/lib/libmpi.so"
 
 
 def test_no_mpi_at_all() -> None:
     """Without an mpirun nothing is assumed."""
-    assert mpi.features(None, {"PATH": "/nowhere"}) == ()
+    assert build.features(None, {"PATH": "/nowhere"}) == ()
 
 
 @pytest.mark.needs("cc")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.formats.tables import select, table
+from hindmost_collector.recordings.tables import select, table
 
 from tests.runs import made, rows_of
 

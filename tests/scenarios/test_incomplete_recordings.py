@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED
 

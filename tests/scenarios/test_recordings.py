@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.recordings import load
 from hindmost_collector.page.history import StepHistory
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
 from tests.recordings import OURS, STUDY, judged, recorded, recording

@@ -11,7 +11,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 
 from tests.cluster.jobs import observe
 

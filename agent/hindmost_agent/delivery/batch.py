@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from hindmost_agent.jobs.event_rows import CollectiveRow, IntervalRow, StepRow
     from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.metric import Series
-    from hindmost_agent.sampler import Reading
+    from hindmost_agent.sampler import Reading, Series
 
 UNMEASURED = -1
 

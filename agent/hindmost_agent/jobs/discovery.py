@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 from hindmost import identity
 from hindmost.bootstrap import ENTERED
 
-from hindmost_agent.files import numbers, read_once, text
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import start_ticks
+from hindmost_agent.kernel_files import numbers, read_once, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

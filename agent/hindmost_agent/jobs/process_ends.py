@@ -12,7 +12,7 @@ import select
 import struct
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File
+from hindmost_agent.kernel_files import File
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import numbers, read_once
+from hindmost_agent.kernel_files import numbers, read_once
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent.files import File, read_once
 from hindmost_agent.jobs.event_rows import RowBuilder, Rows
 from hindmost_agent.jobs.process_ends import End, Ends
 from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.kernel_files import File, read_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

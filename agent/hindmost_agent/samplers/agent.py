@@ -5,9 +5,8 @@ from __future__ import annotations
 import os
 import resource
 
-from hindmost_agent.files import File
-from hindmost_agent.metric import counter, gauge, series
-from hindmost_agent.sampler import NAN, Host, Sampler, register
+from hindmost_agent.kernel_files import File
+from hindmost_agent.sampler import NAN, Host, Sampler, counter, gauge, register, series
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

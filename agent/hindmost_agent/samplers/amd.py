@@ -22,8 +22,7 @@ from hindmost_agent.gpu import (
     with_joined,
     without_hung,
 )
-from hindmost_agent.metric import counter, series
-from hindmost_agent.sampler import NAN, Absent, register
+from hindmost_agent.sampler import NAN, Absent, counter, register, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -6,9 +6,8 @@ import contextlib
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File, read_once
-from hindmost_agent.metric import Metric, Series, counter, gauge, series
-from hindmost_agent.sampler import NAN, Host, Sampler, register
+from hindmost_agent.kernel_files import File, read_once
+from hindmost_agent.sampler import NAN, Host, Metric, Sampler, Series, counter, gauge, register, series
 
 if TYPE_CHECKING:
     from pathlib import Path

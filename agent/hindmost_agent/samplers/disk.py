@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from hindmost_agent.files import File
-from hindmost_agent.metric import counter, gauge, series
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.kernel_files import File
+from hindmost_agent.sampler import Host, Sampler, counter, gauge, register, series
 
 #: Partitions repeat their disk; loop, ram and floppy devices hold no training data.
 PARTITION = re.compile(rb"((sd|vd|xvd|hd)[a-z]+\d+|(nvme\d+n\d+|mmcblk\d+)p\d+|loop\d+|ram\d+|fd\d+|sr\d+|zram\d+)$")

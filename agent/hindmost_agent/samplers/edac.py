@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import NumberFile, NumberFiles
-from hindmost_agent.metric import counter, series
-from hindmost_agent.sampler import register
+from hindmost_agent.kernel_files import NumberFile, NumberFiles
+from hindmost_agent.sampler import counter, register, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 
-from hindmost_agent.files import File, mount_text
-from hindmost_agent.metric import gauge, series
-from hindmost_agent.sampler import NAN, Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import File, mount_text
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler, gauge, register, series
 
 #: Only file systems that answer from this node: asking a network file system for its size may block for ever.
 LOCAL = {b"ext2", b"ext3", b"ext4", b"xfs", b"btrfs", b"zfs", b"f2fs", b"tmpfs", b"overlay", b"vfat"}

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import NumberFile, NumberFiles
-from hindmost_agent.metric import Metric, gauge, series
-from hindmost_agent.sampler import register
+from hindmost_agent.kernel_files import NumberFile, NumberFiles
+from hindmost_agent.sampler import Metric, gauge, register, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

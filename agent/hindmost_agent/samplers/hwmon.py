@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import NumberFile, NumberFiles, text
-from hindmost_agent.metric import counter, gauge, series
-from hindmost_agent.sampler import register
+from hindmost_agent.kernel_files import NumberFile, NumberFiles, text
+from hindmost_agent.sampler import counter, gauge, register, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -5,15 +5,14 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File, NumberFile, NumberFiles, read_once, text
-from hindmost_agent.metric import Metric, counter, gauge, series
-from hindmost_agent.sampler import ADAPTER, NAN, Absent, Host, register
+from hindmost_agent.kernel_files import File, NumberFile, NumberFiles, read_once, text
+from hindmost_agent.sampler import ADAPTER, NAN, Absent, Host, Metric, counter, gauge, register, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from hindmost_agent.metric import Series
+    from hindmost_agent.sampler import Series
 
 _BY = ("device", "port")
 

@@ -6,8 +6,7 @@ import os
 import re
 from collections import Counter
 
-from hindmost_agent.metric import counter, series
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.sampler import Absent, Host, Sampler, counter, register, series
 
 ALL = counter(
     "hindmost_node_all_kernel_events_total",

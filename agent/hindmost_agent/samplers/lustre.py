@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import read_once
-from hindmost_agent.metric import Metric, Series, counter, series
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import read_once
+from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, register, series
 
 if TYPE_CHECKING:
     from pathlib import Path

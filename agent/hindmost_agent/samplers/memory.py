@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File, Lines
-from hindmost_agent.metric import Metric, gauge, series
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.kernel_files import File, Lines
+from hindmost_agent.sampler import Host, Metric, Sampler, gauge, register, series
 
 
 def _bytes(what: str, text: str) -> Metric:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File, NumberFile, NumberFiles
-from hindmost_agent.metric import counter, gauge, series
-from hindmost_agent.sampler import Host, Sampler, register
+from hindmost_agent.kernel_files import File, NumberFile, NumberFiles
+from hindmost_agent.sampler import Host, Sampler, counter, gauge, register, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

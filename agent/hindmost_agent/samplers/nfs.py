@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File, mount_text
-from hindmost_agent.metric import Metric, Series, counter, series
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import File, mount_text
+from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, register, series
 
 _BY = ("export", "mountpoint")
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import text
-from hindmost_agent.metric import gauge, series
-from hindmost_agent.sampler import NAN, Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import text
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler, gauge, register, series
 
 if TYPE_CHECKING:
     from typing import Any

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File
-from hindmost_agent.metric import Metric, Series, counter, gauge, series
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import File
+from hindmost_agent.sampler import Absent, Host, Metric, Sampler, Series, counter, gauge, register, series
 
 
 def _gauge(what: str, text: str) -> Metric:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from hindmost_agent import gpu
 from hindmost_agent.gpu import Call, Card, GpuSampler
-from hindmost_agent.metric import Metric, counter, gauge, series
 from hindmost_agent.nvml import Device, Field, field_call, field_value, opened, trouble
-from hindmost_agent.sampler import NAN, register
+from hindmost_agent.sampler import NAN, Metric, counter, gauge, register, series
 
 if TYPE_CHECKING:
     from typing import Any

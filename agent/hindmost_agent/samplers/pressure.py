@@ -5,9 +5,8 @@ from __future__ import annotations
 import errno
 from typing import TYPE_CHECKING
 
-from hindmost_agent.files import File
-from hindmost_agent.metric import Series, counter, series
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import File
+from hindmost_agent.sampler import Absent, Host, Sampler, Series, counter, register, series
 
 if TYPE_CHECKING:
     from pathlib import Path

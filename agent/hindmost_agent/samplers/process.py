@@ -1,16 +1,20 @@
-"""What each rank's process did: CPU time, queueing for a CPU, memory, its own I/O, which CPUs it may use."""
+"""What each rank's process, its threads and its children did: CPU time, waits for a CPU, memory, I/O, allowed CPUs."""
 
 from __future__ import annotations
 
+import math
 import os
 import re
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hindmost_agent.files import File, RankFiles, read_once
-from hindmost_agent.metric import Series, counter, gauge, series
-from hindmost_agent.sampler import NAN, Sampler, register
+from hindmost_agent.jobs.process_tree import children_of_main, descendants
+from hindmost_agent.kernel_files import File, RankFiles, mount_text, numbers, read_once
+from hindmost_agent.sampler import NAN, Host, Sampler, Series, counter, gauge, register, series
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from hindmost_agent.jobs.ranks import RankProcess
@@ -187,3 +191,316 @@ def _cores(listed: str) -> int:
     """How many cores ``0-31,64-95`` are."""
     spans = [span.split("-") for span in listed.split(",")]
     return sum(int(span[-1]) - int(span[0]) + 1 for span in spans)
+
+
+#: Threads of one rank that are looked at, at most.
+MOST_THREADS = 1024
+
+#: The group of a thread or process, and its counters.
+Counted: TypeAlias = "tuple[str, float, float] | tuple[str, float, float, float]"
+
+#: Groups of one rank; what is in none of the first is in ``other``.
+MOST_GROUPS = 24
+#: Threads or processes whose counters are remembered, ended ones included: one missing from a list may be back.
+MOST_REMEMBERED = 2048
+
+
+GROUP_CPU = counter("hindmost_process_thread_group_cpu_seconds_total", "CPU time by thread name.", *_BY, "threads")
+GROUP_WAITED = counter(
+    "hindmost_process_thread_group_runqueue_seconds_total",
+    "Time in which threads of this name could have run but had no core.", *_BY, "threads",
+)  # fmt: skip
+ALL_WAITED = counter(
+    "hindmost_process_threads_runqueue_seconds_total",
+    "Time in which any thread of the rank could have run but had no core, added up.", *_BY,
+)  # fmt: skip
+
+
+class Stat(NamedTuple):
+    """What is needed of one line of stat; times in s, memory in bytes, the start in clock ticks since boot."""
+
+    name: str
+    state: str
+    cpu_s: float
+    start: int
+    resident: int
+
+
+def stat(data: bytes) -> Stat:
+    """Parse a stat file of a process or a thread. Raises ``ValueError`` or ``IndexError`` when it is torn."""
+    close = data.rindex(b")")
+    fields = data[close + 2 :].split()
+    name = data[data.index(b"(") + 1 : close].decode("utf-8", "replace")
+    cpu_s = (int(fields[11]) + int(fields[12])) / TICKS
+    return Stat(name, chr(fields[0][0]), cpu_s, int(fields[19]), int(fields[21]) * PAGE)
+
+
+@lru_cache(maxsize=1024)
+def group_name(name: str) -> str:
+    """Threads of one kind share a name but for a number: ``pt_autograd_0`` and ``_1`` are ``pt_autograd``."""
+    return re.sub(r"[-_#:/]?\d+$", "", name) or "unnamed"
+
+
+@register
+class ProcessThreads(Sampler):
+    """Threads of each rank, those of one name together; see `process_children` for its DataLoader workers."""
+
+    name = "process_threads"
+    period = 15.0
+    source = "/proc/PID/task/*/{stat,schedstat}"
+    metrics = (GROUP_CPU, GROUP_WAITED, ALL_WAITED)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._threads: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
+
+    def sample(self) -> list[float]:
+        found: dict[Series, float] = {}
+        live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
+        for key in self._threads.keys() - live.keys():
+            del self._threads[key]
+        for key, rank in live.items():
+            found.update(_threads(self.host.proc / str(rank.pid), rank, self._threads[key]))
+        if self.series != tuple(found):
+            self.series = tuple(found)
+        return list(found.values())
+
+
+def _threads(folder: Path, rank: RankProcess, sums: Sums) -> dict[Series, float]:
+    sums.add(dict(_each_thread(folder)))
+    who = (rank.job_id, str(rank.rank))
+    found = {series(GROUP_CPU, *who, name): cpu for name, (cpu, _) in sums.groups.items()}
+    found.update({series(GROUP_WAITED, *who, name): waited for name, (_, waited) in sums.groups.items()})
+    if sums.groups:
+        found[series(ALL_WAITED, *who)] = sum(waited for _, waited in sums.groups.values())
+    return found
+
+
+def _each_thread(folder: Path) -> Iterator[tuple[tuple[int, int], tuple[str, float, float]]]:
+    """Id and start of each thread, and its group, CPU time and waiting; those that ended meanwhile are left out."""
+    try:
+        tasks = numbers(f"{folder}/task")
+    except OSError:
+        return
+    for task in tasks[:MOST_THREADS]:
+        try:
+            thread = stat(read_once(f"{folder}/task/{task}/stat", 4096))
+            queued = waited(f"{folder}/task/{task}")
+        except (OSError, ValueError, IndexError, OverflowError):
+            continue
+        yield (task, thread.start), (group_name(thread.name), thread.cpu_s, queued)
+
+
+def waited(thread: str) -> float:
+    """Run-queue wait of a thread, or of a process's main thread, s, by its folder; missing where the kernel keeps none.
+
+    Raises ``OSError`` when it has ended.
+    """
+    try:
+        times = read_once(f"{thread}/schedstat", 256).split()
+    except FileNotFoundError:
+        if not os.path.exists(thread):  # noqa: PTH110 - a thread
+            raise
+        return NAN
+    return int(times[1]) / 1e9 if len(times) == 3 else NAN
+
+
+class Sums:
+    """Counters of what comes and goes, added up by group: what an ended thread had used stays in its group's sum.
+
+    While a counter of one that is there has never been read, that sum is missing. One that is not listed once, or whose
+    counter is not read once, is not counted anew when it is back.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[tuple[int, int], tuple[float, ...]] = {}
+        self._totals: dict[str, list[float]] = {}
+        self._unread: set[tuple[str, int]] = set()
+
+    @property
+    def groups(self) -> dict[str, tuple[float, ...]]:
+        """The sums of each group, in the order in which the counters were given; ``NAN``: missing."""
+        return {
+            name: tuple(NAN if (name, place) in self._unread else total for place, total in enumerate(totals))
+            for name, totals in self._totals.items()
+        }
+
+    def add(self, found: Mapping[tuple[int, int], Counted]) -> None:
+        """Take in the counters of each thread or process, by its id and start, with the group that it is in."""
+        self._unread.clear()
+        for key, (group, *now) in found.items():
+            name = group if group in self._totals or len(self._totals) < MOST_GROUPS else "other"
+            before = self._last.pop(key, (NAN,) * len(now))
+            self._totals.setdefault(name, [NAN] * len(now))
+            self._last[key] = tuple(
+                self._count(name, place, *both) for place, both in enumerate(zip(now, before, strict=True))
+            )
+        for key in list(self._last)[: max(len(self._last) - MOST_REMEMBERED, 0)]:
+            del self._last[key]
+
+    def _count(self, name: str, place: int, now: float, before: float) -> float:
+        """Add what a counter has grown; returns what is known of it from now on."""
+        total = self._totals[name]
+        if math.isnan(now):
+            if math.isnan(before):
+                self._unread.add((name, place))
+            return before
+        grown = max(now if math.isnan(before) else now - before, 0.0)
+        total[place] = grown if math.isnan(total[place]) else total[place] + grown
+        return now
+
+
+CHILDREN = gauge("hindmost_process_children", "Descendants of the rank: DataLoader workers and others.", *_BY)
+CHILD_CPU = counter("hindmost_process_children_cpu_seconds_total", "CPU time of the rank's descendants.", *_BY)
+CHILD_WAITED = counter(
+    "hindmost_process_children_runqueue_seconds_total",
+    "Time in which descendants' main threads could have run but had no core, added up.", *_BY,
+)  # fmt: skip
+CHILD_MEMORY = gauge(
+    "hindmost_process_children_resident_memory_bytes",
+    "Resident memory of descendants, shared pages counted in each.", *_BY,
+)  # fmt: skip
+CHILD_READ = counter(
+    "hindmost_process_children_read_bytes_total", "Bytes that the rank's descendants fetched from storage.", *_BY
+)
+CHILD_BLOCKED = gauge(
+    "hindmost_process_children_blocked", "Descendants in an uninterruptible wait, mostly for storage.", *_BY
+)
+MOUNT_BLOCKED = gauge(
+    "hindmost_process_mount_blocked",
+    "Of the rank and its descendants, those in an uninterruptible wait with a file of this mount open.",
+    *_BY, "device", "mountpoint",
+)  # fmt: skip
+
+#: State of a process that waits for what cannot be interrupted: storage, mostly.
+UNINTERRUPTIBLE = "D"
+#: All threads are asked for their children in one of so many samples; in the others the main threads are.
+THOROUGH = 3
+#: File systems whose files are in memory.
+IN_MEMORY = {b"tmpfs", b"devtmpfs", b"ramfs", b"proc", b"sysfs", b"devpts", b"hugetlbfs", b"cgroup", b"cgroup2"}
+#: Open files of one process that are looked at, the newest first.
+MOST_FILES = 64
+
+
+@register
+class ProcessChildren(Sampler):
+    """Descendants of each rank; a rank's DataLoader workers count with it."""
+
+    name = "process_children"
+    period = 5.0
+    source = "/proc/PID/{stat,schedstat,io,fd,mounts}, /proc/PID/task/*/children"
+    metrics = (CHILDREN, CHILD_CPU, CHILD_WAITED, CHILD_MEMORY, CHILD_READ, CHILD_BLOCKED, MOUNT_BLOCKED)
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self._sums: defaultdict[tuple[int, int], Sums] = defaultdict(Sums)
+        self._known: dict[tuple[int, int], list[int]] = {}
+        self._mounts: defaultdict[tuple[int, int], set[tuple[str, str]]] = defaultdict(set)
+        self._samples = 0
+
+    def sample(self) -> list[float]:
+        found: dict[Series, float] = {}
+        live = {(rank.pid, rank.start_ticks): rank for rank in self.host.ranks.shown()}
+        for key in [key for table in (self._sums, self._known, self._mounts) for key in table.keys() - live.keys()]:
+            for table in (self._sums, self._known, self._mounts):
+                table.pop(key, None)
+        thorough = self._samples % THOROUGH == 0
+        self._samples += 1
+        for key, rank in live.items():
+            if thorough or key not in self._known:
+                pids = descendants(self.host, rank.pid)
+            else:
+                pids = list(dict.fromkeys([*self._known[key], *children_of_main(self.host, rank.pid)]))
+            if pids is not None:  # else the kernel lists none
+                self._known[key] = pids
+            found.update(self._of_rank(rank, key, pids))
+        if self.series != tuple(found):
+            self.series = tuple(found)
+        return list(found.values())
+
+    def _of_rank(self, rank: RankProcess, key: tuple[int, int], pids: list[int] | None) -> dict[Series, float]:
+        """The descendants of a rank added up, without those that are ranks; without them, the mounts it waits for."""
+        proc, who = self.host.proc, (rank.job_id, str(rank.rank))
+        children = {pid: one for pid in pids or () if (one := _stat_of(proc, pid)) is not None}
+        found = _added_up(proc, who, children, self._sums[key]) if pids is not None else {}
+        main = _stat_of(proc, rank.pid)
+        states = {rank.pid: main} if main is not None else {}
+        blocked = [pid for pid, one in (states | children).items() if one.state == UNINTERRUPTIBLE]
+        mounts = [mount for pid in blocked if (mount := newest_mount(proc / str(pid))) is not None]
+        self._mounts[key].update(mounts)
+        for mount in sorted(self._mounts[key]):
+            found[series(MOUNT_BLOCKED, *who, *mount)] = float(mounts.count(mount))
+        return found
+
+
+def _stat_of(proc: Path, pid: int) -> Stat | None:
+    try:
+        return stat(read_once(f"{proc}/{pid}/stat", 4096))
+    except (OSError, ValueError, IndexError, OverflowError):  # it has ended
+        return None
+
+
+def _added_up(proc: Path, who: tuple[str, str], children: dict[int, Stat], sums: Sums) -> dict[Series, float]:
+    sums.add(
+        {
+            (pid, one.start): ("all", one.cpu_s, _read_bytes(proc / f"{pid}/io"), _waited(f"{proc}/{pid}"))
+            for pid, one in children.items()
+        }
+    )
+    cpu, read, queued = sums.groups.get("all", (0.0, 0.0, 0.0))
+    return {
+        series(CHILDREN, *who): float(len(children)),
+        series(CHILD_CPU, *who): cpu,
+        series(CHILD_WAITED, *who): queued,
+        series(CHILD_MEMORY, *who): float(sum(one.resident for one in children.values())),
+        series(CHILD_READ, *who): read,
+        series(CHILD_BLOCKED, *who): float(sum(one.state == UNINTERRUPTIBLE for one in children.values())),
+    }
+
+
+def _waited(folder: str) -> float:
+    try:
+        return waited(folder)
+    except (OSError, ValueError):
+        return NAN
+
+
+def _read_bytes(path: Path) -> float:
+    """What a process fetched from storage; missing where it may not be read or the kernel does not keep it."""
+    try:
+        return float(read_once(path, 4096).split()[9])
+    except ProcessLookupError:  # it has ended
+        return 0.0
+    except FileNotFoundError:
+        return NAN if path.parent.exists() else 0.0
+    except (OSError, ValueError, IndexError):
+        return NAN
+
+
+def newest_mount(folder: Path) -> tuple[str, str] | None:
+    """Device and mount point of the file that a process opened last, of those on storage; ``None`` where it has none,
+    or may not be looked at.
+    """
+    try:
+        opened = [os.readlink(f"{folder}/fd/{fd}") for fd in numbers(f"{folder}/fd")[: -MOST_FILES - 1 : -1]]  # noqa: PTH115
+        mounts = [line.split()[:3] for line in read_once(f"{folder}/mounts").splitlines()]
+    except OSError:
+        return None
+    for path in opened:
+        mount = _mount_of(path, [fields for fields in mounts if len(fields) == 3]) if path.startswith("/") else None
+        if mount is not None:
+            return mount
+    return None
+
+
+def _mount_of(path: str, mounts: list[list[bytes]]) -> tuple[str, str] | None:
+    """The deepest mount that a path is below; ``None`` where its files are in memory."""
+    below = [
+        (len(point), device, point, kind)
+        for device, point, kind in ((mount_text(device), mount_text(point), kind) for device, point, kind in mounts)
+        if point in ("/", path) or path.startswith(point + "/")
+    ]
+    if not below:
+        return None
+    *_, device, point, kind = max(below, key=lambda one: one[0])
+    return None if kind in IN_MEMORY else (device, point)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File
-from hindmost_agent.metric import counter, series
-from hindmost_agent.sampler import Absent, Host, Sampler, register
+from hindmost_agent.kernel_files import File
+from hindmost_agent.sampler import Absent, Host, Sampler, counter, register, series
 
 WAITED = counter("hindmost_node_runqueue_seconds_total", "Time that threads could have run but had no core, added up.")
 RAN = counter("hindmost_node_scheduled_seconds_total", "Time that threads ran, added up over cores.")

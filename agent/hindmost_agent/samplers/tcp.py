@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from hindmost_agent.files import File
-from hindmost_agent.metric import Metric, counter, gauge, series
-from hindmost_agent.sampler import NAN, Host, Sampler, register
+from hindmost_agent.kernel_files import File
+from hindmost_agent.sampler import NAN, Host, Metric, Sampler, counter, gauge, register, series
 
 
 def _tcp(what: str, text: str) -> Metric:

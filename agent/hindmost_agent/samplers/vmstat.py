@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 
-from hindmost_agent.files import File, Lines
-from hindmost_agent.metric import counter, series
-from hindmost_agent.sampler import NAN, Host, Sampler, register
+from hindmost_agent.kernel_files import File, Lines
+from hindmost_agent.sampler import NAN, Host, Sampler, counter, register, series
 
 #: Key in /proc/vmstat to metric.
 VMSTAT = {

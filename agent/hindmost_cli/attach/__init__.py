@@ -14,7 +14,7 @@ from hindmost.errors import HindmostError, UsageError
 from hindmost_cli import arguments
 
 if TYPE_CHECKING:
-    from hindmost_cli.attach.sampling import Shares
+    from hindmost_cli.attach.phases import Shares
     from hindmost_cli.attach.target import Target
 
 EPILOG = """\
@@ -53,7 +53,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Look, print, leave."""
-    from hindmost_cli.attach import table, target
+    from hindmost_cli.attach import phases, target
 
     if not 0 < args.seconds <= 3600:
         raise UsageError(f"--seconds {args.seconds:g}: use a number above 0, at most 3600")
@@ -68,9 +68,9 @@ def run(args: argparse.Namespace) -> int:
         return _show_stacks(targets, args.save_to)
     method, seen = _look(targets, args)
     if args.format == "json":
-        sys.stdout.write(json.dumps(table.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
+        sys.stdout.write(json.dumps(phases.to_dict(targets, seen, method, args.seconds), indent=2) + "\n")
     else:
-        sys.stdout.write(table.render(targets, seen, method, args.seconds))
+        sys.stdout.write(phases.render(targets, seen, method, args.seconds))
     return 0
 
 
@@ -108,8 +108,8 @@ def _keep(folder: Path, one: Target, text: str) -> None:
 
 def _look(targets: list[Target], args: argparse.Namespace) -> tuple[str, list[Shares]]:
     """Measured from inside where every target can be entered, else sampled: ranks are compared by one method."""
-    from hindmost_cli.attach import injected, sampling, table
+    from hindmost_cli.attach import injected, phases
 
     if not args.sample and all(one.minor >= injected.FIRST_MINOR for one in targets):
-        return table.MEASURED, injected.measure(targets, args.seconds)
-    return f"sampled {args.rate} times a second", sampling.sample(targets, args.seconds, args.rate)
+        return phases.MEASURED, injected.measure(targets, args.seconds)
+    return f"sampled {args.rate} times a second", phases.sample(targets, args.seconds, args.rate)

@@ -21,7 +21,7 @@ import hindmost
 from hindmost import ring
 from hindmost.errors import HindmostError
 
-from hindmost_cli.attach.sampling import PHASES, Shares
+from hindmost_cli.attach.phases import PHASES, Shares
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

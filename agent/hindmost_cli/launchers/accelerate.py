@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_judge import job_command
 
-from hindmost_cli.launchers._shared import carry, remote_hosts
+from hindmost_cli.launchers import carry, remote_hosts
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

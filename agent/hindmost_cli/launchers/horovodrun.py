@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from hindmost_judge import job_command
 
-from hindmost_cli.launchers import _shared
-from hindmost_cli.launchers._shared import carry
+from hindmost_cli import launchers
+from hindmost_cli.launchers import carry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -31,7 +31,7 @@ def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     named: list[str] = []
     for _, option, value in job_command.options(argv[(at or 0) + 1 :], ARITY):
         if option in {"-H", "--hosts"}:
-            named += _shared.in_list(value)
+            named += launchers.in_list(value)
         elif option in {"-hostfile", "--hostfile"}:
-            named += _shared.in_file(value)
-    return _shared.others(named or _shared.of_batch(environ))
+            named += launchers.in_file(value)
+    return launchers.others(named or launchers.of_batch(environ))

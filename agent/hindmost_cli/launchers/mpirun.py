@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_judge import job_command
 
-from hindmost_cli.launchers import _shared
+from hindmost_cli import launchers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -61,10 +61,10 @@ def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     for words in _contexts(argv[_start(argv) + 1 :]):
         for _, option, value in job_command.options(words, ARITY):
             if option in HOST_LISTS:
-                named += _shared.in_list(value)
+                named += launchers.in_list(value)
             elif option in HOST_FILES:
-                named += _shared.in_file(value)
-    return _shared.others(named or _shared.of_batch(environ))
+                named += launchers.in_file(value)
+    return launchers.others(named or launchers.of_batch(environ))
 
 
 def kind(program: Sequence[str], environ: Mapping[str, str]) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from hindmost_cli.launchers import _shared
-from hindmost_cli.launchers._shared import carry
+from hindmost_cli import launchers
+from hindmost_cli.launchers import carry
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,4 +23,4 @@ def recognises(argv: Sequence[str]) -> bool:
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:  # noqa: ARG001
     """The batch allocation's hosts: the script may start ranks there."""
-    return _shared.others(_shared.of_batch(environ))
+    return launchers.others(launchers.of_batch(environ))

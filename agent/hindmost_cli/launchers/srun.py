@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_judge import job_command
 
-from hindmost_cli.launchers import _shared
+from hindmost_cli import launchers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,13 +46,13 @@ def carry(argv: Sequence[str], names: Sequence[str], environ: Mapping[str, str])
 
 def remote_hosts(argv: Sequence[str], environ: Mapping[str, str]) -> list[str]:
     """The allocation's hosts. Without one, srun asks for hosts later: any may be chosen."""
-    hosts = _shared.of_batch(environ)
+    hosts = launchers.of_batch(environ)
     for index, word in enumerate(argv):
         if word in {"-w", "--nodelist"} and index + 1 < len(argv):
-            hosts += _shared.expand(argv[index + 1])
+            hosts += launchers.expand(argv[index + 1])
         elif word.startswith("--nodelist="):
-            hosts += _shared.expand(word.partition("=")[2])
-    return _shared.others(hosts or _any_node(environ))
+            hosts += launchers.expand(word.partition("=")[2])
+    return launchers.others(hosts or _any_node(environ))
 
 
 def _any_node(environ: Mapping[str, str]) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_collector.formats.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_judge.model import GPU_TIME, Run
 from hindmost_judge.model import Job as RecordedJob
 
@@ -56,7 +56,7 @@ def recorded(job: Job, history: History, work: Array) -> Run:
     """The run as hindmost reads it; ``work`` [S, R] is counted in samples."""
     if job.written == "run":
         return _rows(job, history, work)
-    from hindmost_collector.formats.recordings import load  # noqa: PLC0415 - its formats need packages that judging does not
+    from hindmost_collector.recordings.load import load  # noqa: PLC0415 - its formats need packages that judging does not
 
     with tempfile.TemporaryDirectory() as folder:
         _traces(job, history, Path(folder))

@@ -11,7 +11,7 @@ A format is a module here with
 ``load(files)``
     the files' data; everything else is not measured.
 
-Files are found by being here; ``recordings.py`` asks them.
+A format is found by being here; ``recordings/load.py`` asks them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Run
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 
 class Format(Protocol):

@@ -23,16 +23,16 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged
-from hindmost_collector.formats.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
-from hindmost_collector.formats.tables import concatenate, operation, table
-from hindmost_collector.joining import one_job
+from hindmost_collector.recordings import one_job
+from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
+from hindmost_collector.recordings.tables import concatenate, operation, table
+from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 #: Operations that a group's status stands for where a dump has no others: a rank runs no further ahead of its GPU.
 _MOST_OPEN = 1000

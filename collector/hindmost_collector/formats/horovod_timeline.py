@@ -14,14 +14,14 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, Job, Run, Table
 
-from hindmost_collector.formats.json_stream import events, microseconds
-from hindmost_collector.formats.tables import operation, table
+from hindmost_collector.recordings.tables import operation, table
+from hindmost_collector.recordings.trace_files import events, microseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "Horovod timelines"
 PRECEDENCE = 50

@@ -20,8 +20,8 @@ import pyarrow.json as pa_json
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
-from hindmost_collector.formats.rank_mapping import (
+from hindmost_collector.recordings import one_job
+from hindmost_collector.recordings.rank_mapping import (
     WINDOW_NS,
     communicators,
     counted,
@@ -30,14 +30,14 @@ from hindmost_collector.formats.rank_mapping import (
     thinned,
     world_ranks,
 )
-from hindmost_collector.formats.tables import operation, table
-from hindmost_collector.joining import one_job
+from hindmost_collector.recordings.tables import operation, table
+from hindmost_collector.recordings.trace_files import DamagedError, lines, read_undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "NCCL Inspector JSON lines"
 PRECEDENCE = 30

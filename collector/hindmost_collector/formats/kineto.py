@@ -24,17 +24,16 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.files import SAMPLE_BYTES, open_bytes, read_undamaged
-from hindmost_collector.formats.json_stream import events, microseconds
-from hindmost_collector.formats.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
-from hindmost_collector.formats.tables import concatenate, operation, table
-from hindmost_collector.joining import one_job
+from hindmost_collector.recordings import one_job
+from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
+from hindmost_collector.recordings.tables import concatenate, operation, table
+from hindmost_collector.recordings.trace_files import SAMPLE_BYTES, events, microseconds, open_bytes, read_undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
     Array = np.ndarray[Any, Any]
 

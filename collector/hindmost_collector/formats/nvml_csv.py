@@ -10,14 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import Job, Run, Table
 
-from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged, sample
-from hindmost_collector.formats.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged, sample
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "GPU samples (nvml.csv)"
 PRECEDENCE = 80

@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table, rows
 
-from hindmost_collector.formats.files import DamagedError, open_bytes, read_undamaged
-from hindmost_collector.formats.rank_mapping import (
+from hindmost_collector.recordings import one_job
+from hindmost_collector.recordings.rank_mapping import (
     WINDOW_NS,
     communicators,
     counted,
@@ -38,15 +38,15 @@ from hindmost_collector.formats.rank_mapping import (
     thinned,
     world_ranks,
 )
-from hindmost_collector.formats.tables import concatenate, operation, select, table
-from hindmost_collector.joining import one_job
+from hindmost_collector.recordings.tables import concatenate, operation, select, table
+from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
     from typing import IO
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
     Ints = np.ndarray[Any, np.dtype[np.int64]]
     Columns = Mapping[str, np.ndarray[Any, Any]]

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from hindmost_judge.model import Job, Run
 
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "py-spy stack dumps"
 PRECEDENCE = 90

@@ -14,15 +14,15 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.files import DamagedError, lines, read_undamaged
-from hindmost_collector.formats.tables import concatenate, table
-from hindmost_collector.joining import one_job
+from hindmost_collector.recordings import one_job
+from hindmost_collector.recordings.tables import concatenate, table
+from hindmost_collector.recordings.trace_files import DamagedError, lines, read_undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "step times (steps.RANK.jsonl)"
 PRECEDENCE = 70

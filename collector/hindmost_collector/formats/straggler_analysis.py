@@ -17,13 +17,13 @@ import pyarrow.parquet as pq
 from hindmost.errors import UsageError
 from hindmost_judge.model import UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from hindmost_collector.formats.files import Sample
+    from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "Parquet of the OSDI'25 straggler study"
 PRECEDENCE = 40

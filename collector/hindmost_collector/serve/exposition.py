@@ -1,4 +1,4 @@
-"""The ``/metrics`` page: names and labels are formatted once, numbers at each scrape."""
+"""The ``/metrics`` page: names and labels are formatted once, numbers at each scrape; its levels of detail."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hindmost_proto.exposition import head, labelled
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 Array = np.ndarray[Any, Any]
 
@@ -81,3 +81,24 @@ def family(metric: Metric, samples: Iterable[tuple[Sequence[object], float]]) ->
         made.prefixes.append(labelled(metric.name, dict(zip(metric.labels, labels, strict=True))))
         values.append(float(value))
     return made.lines(values)
+
+
+#: Of jobs, verdicts, agents and the collector; of nodes and GPUs; of ranks and processes; of cores and threads.
+JOB, NODE, RANK, CORE = range(4)
+LEVELS = ("job", "node", "rank", "core")
+
+_OF_CORES = frozenset({"cpu", "threads"})
+
+
+def level_of(labels: Collection[str]) -> int:
+    """The level of an agent's series, by its labels."""
+    if _OF_CORES.intersection(labels):
+        return CORE
+    return RANK if "rank" in labels else NODE
+
+
+def fitting(level: int, counts: tuple[int, ...], most: int) -> int:
+    """The finest level up to ``level`` with at most so many series, where each level adds ``counts`` of its own."""
+    while level > JOB and sum(counts[: level + 1]) > most:
+        level -= 1
+    return level

@@ -9,8 +9,7 @@ from hindmost_judge.verdict.schema import STOPS, UNSURE
 from hindmost_proto.exposition import labelled
 
 from hindmost_collector.live.job_state import ENDED, LOST, STATES
-from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
-from hindmost_collector.serve.metrics_level import RANK
+from hindmost_collector.serve.exposition import RANK, Family, Metric, counter, family, gauge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -12,15 +12,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Job, Run, Table
 
-from hindmost_collector.formats.tables import concatenate, select, table
-from hindmost_collector.simulate.engine import ISSUE_SHARE, SEEN_SECONDS, acting, standing, stopped_ns
-from hindmost_collector.simulate.layout import groups
+from hindmost_collector.recordings.tables import concatenate, select, table
+from hindmost_collector.simulate.engine import ISSUE_SHARE, SEEN_SECONDS, acting, groups, standing, stopped_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.simulate.engine import Draws, Timing
-    from hindmost_collector.simulate.layout import Array, Groups
+    from hindmost_collector.simulate.engine import Array, Draws, Groups, Timing
     from hindmost_collector.simulate.scenario import Scenario
 
 FULL_CLOCK_HZ = 1.98e9

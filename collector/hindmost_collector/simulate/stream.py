@@ -17,11 +17,10 @@ from hindmost_judge.model import PHASES, Table, rows
 from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.formats.tables import select
 from hindmost_collector.ingest.connections import GONE
+from hindmost_collector.recordings.tables import select
 from hindmost_collector.simulate import engine
-from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, stopped_ns
-from hindmost_collector.simulate.layout import groups
+from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, groups, stopped_ns
 from hindmost_collector.simulate.record import (
     EPOCH_NS,
     collectives_of,
@@ -39,8 +38,7 @@ from hindmost_collector.simulate.record import node as node_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_collector.simulate.engine import Draws, Timing
-    from hindmost_collector.simulate.layout import Groups
+    from hindmost_collector.simulate.engine import Draws, Groups, Timing
     from hindmost_collector.simulate.record import Metric
     from hindmost_collector.simulate.scenario import Scenario
 

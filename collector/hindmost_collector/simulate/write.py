@@ -11,8 +11,8 @@ import pyarrow as pa
 from hindmost.errors import HindmostError, UsageError
 from hindmost_judge.model import Run, Table, rows
 
-from hindmost_collector.formats.rank_mapping import counted
-from hindmost_collector.formats.tables import select, table
+from hindmost_collector.recordings.rank_mapping import counted
+from hindmost_collector.recordings.tables import select, table
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.engine import draw
 from hindmost_collector.simulate.record import pieces
@@ -99,7 +99,7 @@ _SAMPLED = {
 
 def trace_folder(run: Run, folder: Path) -> None:
     """``prof.PID.csv`` and ``steps.RANK.jsonl`` of every rank, ``nvml.csv`` of their GPUs; of a job that stopped the
-    Flight Recorder's dumps. All of it is what :mod:`hindmost_collector.formats.recordings` reads.
+    Flight Recorder's dumps. All of it is what :mod:`hindmost_collector.recordings.load` reads.
     """
     size = rows(run.ranks)
     if size > MAX_RANKS:

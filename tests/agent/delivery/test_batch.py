@@ -8,8 +8,7 @@ import pytest
 from hindmost_agent.delivery.batch import UNMEASURED, Builder
 from hindmost_agent.exposition import Exposition
 from hindmost_agent.jobs.event_rows import CollectiveRow, StepRow
-from hindmost_agent.metric import Metric, Series, gauge
-from hindmost_agent.sampler import Reading
+from hindmost_agent.sampler import Metric, Reading, Series, gauge
 from hindmost_proto import telemetry_pb2 as wire
 
 BUSY = gauge("hindmost_process_busy", "How busy a rank of a test is.", "rank")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent import files
+from hindmost_agent import kernel_files
 from hindmost_agent.agent import Agent
 from hindmost_agent.jobs import discovery
 from hindmost_agent.jobs.discovery import PERIOD_NS, YOUNG, Jobs, job_id, ring_folders, sweep
@@ -117,7 +117,7 @@ def test_processes_that_are_out_of_reach_are_said_once(
     caplog.set_level("INFO")
     for pid in (4242, 4243, 4244):
         process(host.proc, pid, "PMI_RANK=2 PMI_SIZE=4 SLURM_JOB_ID=99")
-    read = files.read_once
+    read = kernel_files.read_once
 
     def refusing(path: Path, limit: int) -> bytes:
         if path.name == "environ" and path.parent.name != "4244":

@@ -11,9 +11,15 @@ import pytest
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.nvml import Device, XidErrors
 from hindmost_agent.sampler import Absent, Asking, Host
-from hindmost_agent.samplers.nvidia import Nvidia, NvidiaCounters, NvidiaMig, NvidiaProcesses, NvidiaState
-from hindmost_agent.samplers.nvidia_gpm import NvidiaGpm
-from hindmost_agent.samplers.nvidia_health import NvidiaHealth
+from hindmost_agent.samplers.nvidia import (
+    Nvidia,
+    NvidiaCounters,
+    NvidiaGpm,
+    NvidiaHealth,
+    NvidiaMig,
+    NvidiaProcesses,
+    NvidiaState,
+)
 from hindmost_agent.samplers.nvidia_link import AT_ONCE, LINKS, NvidiaLinkErrors, NvidiaLinks
 
 from tests.agent.readings import read_gpu

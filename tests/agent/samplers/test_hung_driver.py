@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost_agent import samplers
-from hindmost_agent.metric import gauge, series
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS, Host, Sampler
+from hindmost_agent.sampler import NS, Host, Sampler, gauge, series
 
 from tests.agent.conftest import FakeNvml
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hindmost_agent.files import RESCAN
+from hindmost_agent.kernel_files import RESCAN
 from hindmost_agent.sampler import Host
 from hindmost_agent.samplers.infiniband import Infiniband
 

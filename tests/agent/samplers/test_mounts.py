@@ -6,7 +6,7 @@ import errno
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_agent.files import mount_text
+from hindmost_agent.kernel_files import mount_text
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.lustre import Lustre
 from hindmost_agent.samplers.nfs import Nfs

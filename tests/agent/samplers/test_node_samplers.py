@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from hindmost.daemon_process import raise_open_file_limit
 from hindmost_agent import samplers
-from hindmost_agent.files import File
 from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.kernel_files import File
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Absent, Host
 from hindmost_agent.samplers.cgroup import Cgroup
@@ -19,9 +19,7 @@ from hindmost_agent.samplers.cpu import CpuFrequency
 from hindmost_agent.samplers.infiniband import Infiniband
 from hindmost_agent.samplers.network import NetworkLink
 from hindmost_agent.samplers.pressure import Pressure
-from hindmost_agent.samplers.process import Process, ProcessIo, ProcessStatus
-from hindmost_agent.samplers.process_children import ProcessChildren
-from hindmost_agent.samplers.process_threads import ProcessThreads
+from hindmost_agent.samplers.process import Process, ProcessChildren, ProcessIo, ProcessStatus, ProcessThreads
 from hindmost_agent.samplers.vmstat import Vmstat
 
 from tests.agent.folders import gone, write

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hindmost_agent.samplers.process_threads import MOST_REMEMBERED, Sums
+from hindmost_agent.samplers.process import MOST_REMEMBERED, Sums
 from hypothesis import given
 from hypothesis import strategies as st
 

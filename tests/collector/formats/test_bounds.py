@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import HindmostError, UsageError
-from hindmost_collector.formats import files, profiler_csv, rank_mapping, recordings
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.formats import profiler_csv
+from hindmost_collector.recordings import load as recordings
+from hindmost_collector.recordings import rank_mapping, trace_files
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 
@@ -55,7 +57,7 @@ def test_an_archive_cannot_write_outside_its_folder(tmp_path: Path) -> None:
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sizes are added up before anything is written."""
-    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(trace_files, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(HindmostError, match="unpacks to too much"):
         load(_archive(tmp_path / "bomb.tar.gz", big=b"\0" * 100_000))
 
@@ -87,7 +89,7 @@ def test_a_zip_archive_is_read_as_a_folder_is(tmp_path: Path) -> None:
 
 def test_a_zip_bomb_is_refused_by_the_size_it_claims(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each member no more than that is read."""
-    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(trace_files, "MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(HindmostError, match="unpacks to too much"):
         load(_zip(tmp_path / "bomb.zip", ("big", b"\0" * 100_000)))
 
@@ -144,8 +146,8 @@ def test_what_was_injected_into_a_recording_is_never_read(tmp_path: Path, monkey
     """A manifest of a recording has the truth: it is not opened, whatever it holds."""
     (tmp_path / "manifest.json").write_text('{"step": 1, "t_start": 1, "t_end": 2}')
     opened: list[str] = []
-    monkeypatch.setattr(recordings, "sample", lambda path: opened.append(path.name) or files.sample(path))
+    monkeypatch.setattr(recordings, "sample", lambda path: opened.append(path.name) or trace_files.sample(path))
     (tmp_path / "other.json").touch()
-    assert files.walk(tmp_path) == [tmp_path / "other.json"]
+    assert trace_files.walk(tmp_path) == [tmp_path / "other.json"]
     assert recordings.recordings_in(tmp_path) == [tmp_path]
     assert opened == ["other.json"]

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats import files
-from hindmost_collector.formats.json_stream import MAX_VALUE_CHARACTERS, events
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings import trace_files
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.trace_files import MAX_VALUE_CHARACTERS, events
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, PROFILED
 
@@ -167,7 +167,7 @@ def test_a_hostile_trace_ends_in_one_line(tmp_path: Path, content: str, complain
 
 def test_a_gzip_bomb_is_refused_by_its_ratio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file that inflates many hundredfold is no trace: reading stops at the greatest ratio that traces reach."""
-    monkeypatch.setattr(files, "SMALL_BYTES", 1 << 20)
+    monkeypatch.setattr(trace_files, "SMALL_BYTES", 1 << 20)
     bomb = b'{"schemaVersion": 1, "traceEvents": [' + b" " * 900_000 + b'{"ph": "M"},' * 100_000
     (tmp_path / "trace.0.json.gz").write_bytes(gzip.compress(bomb, 9))
     with pytest.raises(UsageError, match="times its size"):

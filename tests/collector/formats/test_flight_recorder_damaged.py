@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.formats.flight_recorder import MAX_DUMP_BYTES, plain_pickle
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import HUNG, dump_of, of_group, write

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.formats import flight_recorder
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import rows
 

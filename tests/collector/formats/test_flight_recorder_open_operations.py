@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

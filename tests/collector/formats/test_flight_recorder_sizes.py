@@ -8,8 +8,8 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.recordings import load
-from hindmost_collector.formats.tables import operation
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.tables import operation
 from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import dump_of, write

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats import hindmost_run
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings import load as hindmost_run
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.encoding import chosen
@@ -36,7 +36,7 @@ def test_a_run_directory_is_read_as_one(tmp_path: Path) -> None:
 def test_someone_else_s_meta_json_makes_no_run(tmp_path: Path) -> None:
     """Only our own schema counts; a file of the same name is nothing special."""
     (tmp_path / "meta.json").write_text('{"schema": "other/1"}')
-    assert hindmost_run.find(tmp_path) is None
+    assert hindmost_run.find_run_directory(tmp_path) is None
     with pytest.raises(UsageError, match=r"meta\.json starts with"):
         load(tmp_path)
 

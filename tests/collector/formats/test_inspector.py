@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats.files import MAX_LINE_BYTES
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.trace_files import MAX_LINE_BYTES
 from hindmost_collector.report import columns
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME

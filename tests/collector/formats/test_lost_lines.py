@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hindmost_collector.formats.rank_mapping import in_one_order
+from hindmost_collector.recordings.rank_mapping import in_one_order
 
 REDUCE, GATHER = 0 << 40, 1 << 40
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge

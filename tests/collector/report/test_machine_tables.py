@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.report import machine_tables
 
 from tests.recordings import OURS

@@ -12,8 +12,8 @@ import hindmost_cli
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.collector import Collector
-from hindmost_collector.formats.recordings import load
 from hindmost_collector.options import Options
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.record import sampled
 from hindmost_collector.simulate.scenario import CAUSES, STOPS

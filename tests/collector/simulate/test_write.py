@@ -12,7 +12,7 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
 from hindmost_cli.simulate import EPILOG, parse_fault
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.scenario import CAUSES
 from hindmost_collector.simulate.write import CAUSE_SHOWN, simulated, write

@@ -9,7 +9,7 @@ import threading
 
 import duckdb
 import pytest
-from hindmost_collector import maintenance
+from hindmost_collector import collector as maintenance
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.compaction import Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, folder, read_run

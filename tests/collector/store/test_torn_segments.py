@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector import maintenance
+from hindmost_collector import collector as maintenance
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep

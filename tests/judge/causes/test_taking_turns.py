@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_judge.causes import backward
 from hindmost_judge.judge import judge
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats import tables
 from hindmost_collector.ingest.chunk import from_rows
+from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.detect.hang import _steps_done
 from hindmost_judge.judge import judge

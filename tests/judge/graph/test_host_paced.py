@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.graph.host_paced import by_work
 from hindmost_judge.judge import judge

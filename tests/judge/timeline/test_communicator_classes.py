@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_judge.timeline import matching
 
 REDUCE, GATHER = 0, 1

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.model import PROFILED
 from hindmost_judge.settings import DEFAULT

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import concatenate
+from hindmost_collector.recordings.tables import concatenate
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import METRICS, Run, empty

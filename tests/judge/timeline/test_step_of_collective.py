@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, UNMEASURED, Run, Table
 

@@ -7,7 +7,7 @@ import pickle
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
 

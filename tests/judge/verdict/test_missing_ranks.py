@@ -10,7 +10,7 @@ import hindmost
 import pytest
 from hindmost_cli.run import environment
 from hindmost_cli.run.environment import kept_out
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_judge import job_command
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Job, Run, Unseen

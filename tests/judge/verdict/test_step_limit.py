@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_collector.report import columns, html, text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 from hindmost_collector.report import csv as report_csv
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore, read_run

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats import tables
+from hindmost_collector.recordings import tables
 from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import Case

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate

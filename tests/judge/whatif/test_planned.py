@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.tables import concatenate, table
+from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge

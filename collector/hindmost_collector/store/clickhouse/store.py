@@ -29,10 +29,10 @@ import pyarrow as pa
 from hindmost.errors import HindmostError
 
 from hindmost_collector.store import meta, schema
+from hindmost_collector.store.arrow_tables import reduced
 from hindmost_collector.store.clickhouse import ddl
 from hindmost_collector.store.clickhouse.client import Server, Unreachable, parse
 from hindmost_collector.store.clickhouse.reading import read_file, read_run
-from hindmost_collector.store.downsample import reduced
 from hindmost_collector.store.parquet.compaction import in_order
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from hindmost.errors import HindmostError
 
 from hindmost_collector.store import schema
-from hindmost_collector.store.downsample import levels
+from hindmost_collector.store.arrow_tables import levels
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.segments import TEMPORARY
 

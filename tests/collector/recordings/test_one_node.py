@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_collector.formats.rank_mapping import GUESSED, world_ranks
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.rank_mapping import GUESSED, world_ranks
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from hindmost_collector.formats.rank_mapping import GUESSED
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.rank_mapping import GUESSED
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from hindmost_judge.model import Run, Table, rows
 from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import inspector, profiler_csv
-from hindmost_collector.joining import one_job
+from hindmost_collector.recordings import one_job
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from hindmost_judge.model import UNMEASURED, has_launches, rows
 
-from hindmost_collector.formats import rank_mapping
-from hindmost_collector.formats.tables import select
+from hindmost_collector.recordings import rank_mapping
+from hindmost_collector.recordings.tables import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -3,22 +3,31 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
+from hindmost_judge.verdict import missing_ranks
 
-from hindmost_collector.formats import hindmost_run, registry, steps_jsonl, straggler_analysis
-from hindmost_collector.formats.files import UNREAD, Sample, is_archive, read_undamaged, sample, unpacked, walk
-from hindmost_collector.joining.combine import combine
+from hindmost_collector.formats import registry, steps_jsonl, straggler_analysis
+from hindmost_collector.recordings.combine import combine
+from hindmost_collector.recordings.trace_files import UNREAD, Sample, is_archive, read_undamaged, sample, unpacked, walk
+from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import is_url
+from hindmost_collector.store.parquet.run_directory import read_run, read_together
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hindmost_judge.model import Run
+
+#: The common name of run directories.
+RUN_DIRECTORIES = "hindmost runs"
+#: A collector writes every few seconds while a job goes on: after so long without a file there is none any more.
+_ABANDONED_S = 600.0
 
 
 def load(path: Path | str) -> Run:
@@ -40,9 +49,9 @@ def load(path: Path | str) -> Run:
 
 
 def _load(path: Path, folder: Path) -> Run:
-    own = hindmost_run.find(folder)
+    own = find_run_directory(folder)
     if own is not None:
-        return hindmost_run.load(own)
+        return load_run_directory(own)
     if (runs := several_runs(folder)) is not None:
         raise UsageError(runs)
     files = walk(folder)
@@ -67,6 +76,34 @@ def _load(path: Path, folder: Path) -> Run:
     return replace(run, notes=(*run.notes, *damage, *odd))
 
 
+def find_run_directory(folder: Path) -> Path | None:
+    """The run directory that ``folder`` is, or holds as its only folder (as an archive does); None where it is none."""
+    if not folder.is_dir():
+        return None
+    inside = [path for path in folder.iterdir() if not path.name.startswith(".")]
+    candidates = [folder, *inside] if len(inside) == 1 and inside[0].is_dir() else [folder]
+    return next((path for path in candidates if is_run(path)), None)
+
+
+def load_run_directory(folder: Path, now: Callable[[], float] = time.time) -> Run:
+    """What the run directory recorded."""
+    run = missing_ranks.with_missing(read_run(folder))
+    written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
+    return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > _ABANDONED_S))
+
+
+def load_run_directories(folders: Sequence[Path]) -> Run:
+    """What the run directories of one job recorded, each written by another collector."""
+    return missing_ranks.with_missing(read_together(folders))
+
+
+def is_run(folder: Path) -> bool:
+    """Whether this folder itself is a run directory."""
+    if (folder / "segments").is_dir():
+        return True
+    return meta.is_ours(folder)
+
+
 def _left_out(strangers: Sequence[Sample], understood: Sequence[Path]) -> list[str]:
     """A note on files that are named as those that were understood, and hold something else or nothing."""
     shapes = {_shape(file.name) for file in understood}
@@ -86,7 +123,7 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     for one in strangers:
         if (lacking := steps_jsonl.lacks(one)) is not None:
             return f"{path if path.name == one.path.name else path / one.path.name}: {lacking}"
-    understood = ", ".join([hindmost_run.NAME, *(form.NAME for form in registry())])
+    understood = ", ".join([RUN_DIRECTORIES, *(form.NAME for form in registry())])
     if not strangers and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; hindmost reads {understood}"
     if not strangers and path.is_dir() and not any(path.iterdir()):
@@ -112,7 +149,7 @@ def recordings_in(path: Path | str) -> list[Path | str]:
 
 def several_runs(folder: Path) -> str | None:
     """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
-    return _told(folder, "runs", [one for one in _inside(folder) if one.is_dir() and hindmost_run.is_run(one)])
+    return _told(folder, "runs", [one for one in _inside(folder) if one.is_dir() and is_run(one)])
 
 
 def several_archives(folder: Path, files: Sequence[Path]) -> str | None:

@@ -14,9 +14,9 @@ from hindmost_judge.model import COLLECTIVES, PROFILED, RANKS, UNMEASURED, Job, 
 
 from hindmost_collector.formats import inspector
 from hindmost_collector.formats.nvml_csv import gpu, labels_of
-from hindmost_collector.formats.tables import concatenate, has_rows, select, table
-from hindmost_collector.joining import clocks, missing_ranks, one_job
-from hindmost_collector.joining.operations import with_ranks_by_time, with_steps, with_what_others_saw
+from hindmost_collector.recordings import clocks, missing_ranks, one_job
+from hindmost_collector.recordings.operations import with_ranks_by_time, with_steps, with_what_others_saw
+from hindmost_collector.recordings.tables import concatenate, has_rows, select, table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

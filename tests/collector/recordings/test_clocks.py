@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats.rank_mapping import positions
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.rank_mapping import positions
 from hindmost_judge.judge import judge
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hindmost_collector.formats.tables import table
+from hindmost_collector.recordings.tables import table
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -17,8 +17,9 @@ from hindmost_judge.model import Run, Unseen, rows, without_waits
 from hindmost_judge.timeline import matching
 from hindmost_judge.verdict.wording import names
 
-from hindmost_collector.formats import flight_recorder, rank_mapping
-from hindmost_collector.formats.tables import select
+from hindmost_collector.formats import flight_recorder
+from hindmost_collector.recordings import rank_mapping
+from hindmost_collector.recordings.tables import select
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

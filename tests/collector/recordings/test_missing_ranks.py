@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hindmost_collector.formats.recordings import load
-from hindmost_collector.formats.tables import select
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.tables import select
 from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.formats.recordings import load
-from hindmost_collector.formats.tables import table
-from hindmost_collector.joining import operations
+from hindmost_collector.recordings import operations
+from hindmost_collector.recordings.load import load
+from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
 
 from tests.recordings import unpacked

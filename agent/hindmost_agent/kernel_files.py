@@ -11,15 +11,14 @@ import re
 from abc import abstractmethod
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from hindmost_agent.metric import series
-from hindmost_agent.sampler import NAN, Absent, Host, Sampler
+from hindmost_agent.sampler import NAN, Absent, Host, Sampler, series
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
     from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.metric import Series
+    from hindmost_agent.sampler import Series
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,1 +1,0 @@
-"""What several files, or several recordings, of one job say together."""
