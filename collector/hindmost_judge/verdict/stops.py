@@ -3,9 +3,9 @@
 Lost contact: in a foreign recording nothing ends any more though GPUs are busy, and no dump is readable. The report
 says that the job stopped and where its ranks stood, not which rank they wait for.
 
-Stalls that ended: a job stopped for as long as a hang does, was observed, and went on. Stacks show whether it was
-observed: they are taken when a job stops. A verdict on the whole job does not mention such a stall, since no rank is
-persistently slow; the headline and the notes do.
+Stalls that ended: a job stopped for as long as a hang does, and went on. Stacks show that it was seen to stand still:
+they are taken when a job stops. Where every rank was in an operation meanwhile, none is needed. A verdict on the whole
+job does not mention such a stall, since no rank is persistently slow; the headline and the notes do.
 """
 
 from __future__ import annotations
@@ -171,12 +171,13 @@ class _Gap:
 
 def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
     """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was."""
-    if not rows(run.stacks) or not rows(run.collectives):
+    step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
+    patience_ns = settings.patience_ns(step_ns)
+    if not (run.collectives["duration_ns"] >= patience_ns).any() and not (rows(run.stacks) and rows(run.collectives)):
         return (), []
     moments = _moments(run)
-    step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
     began = run.job.started_ns or int(moments[0])
-    gaps = _gaps(run, moments, settings.patience_ns(step_ns))
+    gaps = _gaps(run, moments, patience_ns)
     stalls = tuple(_stall(run, one, began) for one in gaps)
     told = [_stall_sentence(run, stall, gap) for stall, gap in zip(stalls[:_TOLD], gaps, strict=False)]
     more = len(stalls) - len(told)
@@ -224,13 +225,15 @@ def _moments(run: Run) -> Ints:
 
 
 def _gaps(run: Run, moments: Ints, patience_ns: float) -> list[_Gap]:
-    """The gaps of at least so long between two moments in which stacks were taken, first to last."""
+    """The gaps of at least so long between two moments, first to last, that no script makes on purpose.
+
+    In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read.
+    """
     place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
-    return [
-        _Gap(int(moments[at - 1]), int(moments[at]), np.flatnonzero(place == at))
-        for at in np.unique(place).tolist()
-        if 0 < at < len(moments) and moments[at] - moments[at - 1] >= patience_ns
-    ]
+    every = len(np.unique(run.collectives["rank"]))
+    long = np.flatnonzero(np.diff(moments) >= patience_ns).tolist()
+    found = [_Gap(int(moments[at]), int(moments[at + 1]), np.flatnonzero(place == at + 1)) for at in long]
+    return [gap for gap in found if len(gap.looks) or _waited_for(run, gap)[1] == every > 1]
 
 
 def _stall(run: Run, gap: _Gap, began: int) -> Stall:

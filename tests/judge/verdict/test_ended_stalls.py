@@ -60,6 +60,17 @@ def test_a_stall_without_an_observation_is_not_reported(looks: list[tuple[int, f
     assert judge(looked_at(stalled(25.0), *looks)).notes == ()
 
 
+def test_a_stall_of_the_network_needs_no_observation() -> None:
+    """While every rank is in the operation, none saves or evaluates: the report says how long nothing moved."""
+    run = stalled(0.0)
+    table, cut = run.collectives, 25 * SECOND
+    later = table["seq"] > 40
+    table["start_ns"][later] += cut
+    table["duration_ns"][table["seq"] == 40] += cut
+    (note,) = judge(run).notes
+    assert note.startswith("stall 25.0 s without progress, from 0.4 s after the job's start; every rank was in")
+
+
 def test_a_pause_shorter_than_a_hang_is_not_reported() -> None:
     """Stacks are fetched at half of a hang's patience, and the job may go on then."""
     assert judge(looked_at(stalled(3.0), (1, 2.5, STACK))).notes == ()
