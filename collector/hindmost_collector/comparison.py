@@ -265,7 +265,8 @@ def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     if a.get("command") and b.get("command") and a["command"] != b["command"]:
         unlike.append(f"the command differs: {_unlike(a['command'].split(), b['command'].split())}")
     failed = [(label, job) for label, job in (("A", a), ("B", b)) if job.get("ended") and not job.get("interrupted_by")]
-    return unlike + [f"{label} failed: {job['ended']}" for label, job in failed]
+    how = {label: "failed" if job.get("exit_code") else "ended" for label, job in failed}
+    return unlike + [f"{label} {how[label]}: {job['ended']}" for label, job in failed]
 
 
 def _share(seen: Overview, plane: str) -> float | None:

@@ -325,6 +325,13 @@ class Run:
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name in TABLES}
 
     @property
+    def at_work(self) -> bool:
+        """Whether its processes may still be there to be looked at."""
+        job, life = self.job, self.rank_states["life"]
+        over = job.ended_ns is not None or job.exit_code is not None or job.abandoned
+        return job.source == Job.source and not over and (not len(life) or bool((life == RUNNING).any()))
+
+    @property
     def killed_by(self) -> int | None:
         """The signal that ended the command (-N), or one of its processes (exit code 128 + N).
 

@@ -85,7 +85,7 @@ def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int 
         "checkpoints": zero,
         "stalls": zero,
         "between steps": last_ns - first_ns - line.lengths(np.ones(len(row), bool), ranks),
-        "tear-down": float(ended - began) - last_ns,
+        "tear-down" if job.ended_ns else "not recorded": float(ended - began) - last_ns,
     }
     busy = "training" if of_steps is not None else "first to last collective"
     for name, which in (("warm-up steps", warms), (busy, ~evaluates & ~warms)):

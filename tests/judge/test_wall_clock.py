@@ -92,6 +92,14 @@ def test_a_checkpoint_between_two_steps_is_one() -> None:
     assert (found["checkpoints"], found["between steps"]) == ([6.0], [4.0])
 
 
+def test_what_nobody_recorded_is_no_tear_down() -> None:
+    """Of a job that was killed with hindmost, ranks' records end at different times."""
+    run = job(steps(0, (10, 10, "train")), steps(1, (10, 30, "train")), ended_ns=None)
+    found = parts(run)
+    assert found["not recorded"] == [20.0, 0.0]
+    assert "tear-down" not in found
+
+
 def intervals(*spans: tuple[str, float, float]) -> Any:
     """Intervals of rank 0: name, from when and how long (s)."""
     names, begin, long = zip(*spans, strict=True)

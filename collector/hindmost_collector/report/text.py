@@ -65,7 +65,8 @@ def render(
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):
         page.print(labelled("DO", report["job"]["to_do"]))
-    verdicts, notes = (rendered if explain else in_short)(report), list(report.get("notes") or ())
+    verdicts = (rendered if explain else in_short)(report)
+    notes = sorted(report.get("notes") or (), key=lambda note: not note.startswith(STALL))
     stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
     for one in shown:

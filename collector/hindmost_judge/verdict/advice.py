@@ -13,7 +13,7 @@ import numpy as np
 
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.job_command import INTERPRETER, START_PYTHON, split
-from hindmost_judge.model import GPU_TIME, RUNNING, Job, rows
+from hindmost_judge.model import GPU_TIME, Job, rows
 from hindmost_judge.verdict.wording import names
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
     gpus = [_gpu(str(name)) for name in table["gpu_uuid"][held].tolist()]
     frameworks = {str(name) for name in table["framework"].tolist()} - {""}
     pids = sorted({int(pid) for pid in table["pid"][held].tolist() if pid > 0})
-    life = run.rank_states["life"]
     return Place(
         ranks=tuple(ranks),
         nodes=tuple(sorted({str(node) for node in table["node"][held].tolist()} - {""})),
@@ -82,10 +81,7 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
         job=run.job.id if own else "ID",
         framework=min(frameworks, default=""),
         python=in_python(run),
-        runs=own
-        and run.job.ended_ns is None
-        and run.job.exit_code is None
-        and (not len(life) or bool((life == RUNNING).any())),
+        runs=run.at_work,
     )
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
-from hindmost_judge.model import FINISHED, VANISHED, Run, rows
+from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Run, rows
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.wording import names
 
@@ -32,6 +32,8 @@ def of(run: Run) -> tuple[str | None, str | None]:
     A training process that closed its ring left in order, also where its exit code was not 0. In a job that was
     asked to end no rank is named: its processes are killed in any order.
     """
+    if run.job.abandoned and (run.rank_states["life"] == RUNNING).any():
+        return "not recorded: hindmost was killed first, or its host was lost", None
     gone = _gone(run)
     code, signalled = run.job.exit_code, run.job.interrupted_by
     if not code and (code is not None or len(gone) == 0):

@@ -20,7 +20,7 @@ from hindmost_judge.causes.stopped import during
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
 from hindmost_judge.detect.hang import since_step
-from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, RUNNING, VANISHED, Job, rows
+from hindmost_judge.model import FINISHED, NONBLOCKING, PROFILED, VANISHED, Job, rows
 from hindmost_judge.stats.robust import median
 from hindmost_judge.timeline.phases import training
 from hindmost_judge.types import UNREAD
@@ -397,7 +397,7 @@ def _for_long(stop: Hang, run: Run) -> list[str]:
     others = [f"{names(stop.victims)} {'waits' if len(stop.victims) == 1 else 'wait'} for them"] if stop.victims else []
     if stop.waited_ns < 0:
         return others
-    return [f"they {'have ' if _at_work(run) else ''}waited {stop.waited_ns / 1e9:.1f} s", *others]
+    return [f"they {'have ' if run.at_work else ''}waited {stop.waited_ns / 1e9:.1f} s", *others]
 
 
 def _places(stop: Hang, run: Run) -> list[str]:
@@ -468,7 +468,7 @@ def _waited(stop: Hang, run: Run, where: str) -> str:
     waited = "1 rank" if one else f"{len(stop.victims)} ranks"
     if stop.waited_ns < 0:
         return f"{waited} {'waits' if one else 'wait'}{inside} (time not recorded)"
-    have = f"{'has' if one else 'have'} " if _at_work(run) else ""
+    have = f"{'has' if one else 'have'} " if run.at_work else ""
     most, until = "" if one else "up to ", ""
     if _cut_off(run):
         most, until = "at least ", " (the recording ends there)"
@@ -477,12 +477,12 @@ def _waited(stop: Hang, run: Run, where: str) -> str:
 
 def _cut_off(run: Run) -> bool:
     """Whether a job that is over, or was abandoned, may have waited longer than the recording."""
-    return not _at_work(run) and (run.job.source != Job.source or run.job.abandoned)
+    return not run.at_work and (run.job.source != Job.source or run.job.abandoned)
 
 
 def _end(run: Run, stop: Hang) -> list[str]:
     """What ended a wait that had no end of its own, in a job that is over."""
-    if _at_work(run) or stop.waited_ns < 0:
+    if run.at_work or stop.waited_ns < 0:
         return []
     if _cut_off(run):
         return ["the wait is as long as the recording; a time-out may have ended it"]
@@ -491,13 +491,6 @@ def _end(run: Run, stop: Hang) -> list[str]:
     if run.killed_by is not None:
         return ["the wait ended when a signal ended the job"]
     return ["the wait ended with the job, as after a time-out" if run.job.exit_code else "the wait ended with the job"]
-
-
-def _at_work(run: Run) -> bool:
-    """Whether the job may still be there to be looked at."""
-    job, life = run.job, run.rank_states["life"]
-    over = job.ended_ns is not None or job.exit_code is not None or job.abandoned
-    return job.source == Job.source and not over and (len(life) == 0 or bool((life == RUNNING).any()))
 
 
 def _absent(stop: Hang, run: Run) -> str:
@@ -588,7 +581,7 @@ def _hang_advice(stop: Hang, run: Run) -> list[str]:
     seconds = _stopped_meanwhile(stop, run)
     if seconds and seconds.keys() >= set(stop.ranks):
         return [of_stopped(place(run, stop.ranks), still=True)]
-    if _at_work(run):
+    if run.at_work:
         at, command = place(run, stop.ranks), f"{_ATTACH.format(job=run.job.id)} {there} of {who}"
         if len(at.pids) == len(at.nodes) == 1:
             command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"

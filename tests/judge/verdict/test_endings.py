@@ -55,6 +55,14 @@ def test_who_was_missed_first_died_first() -> None:
     assert endings.first_to_die(run) == ([1], ", 4.0 s before ranks 0, 2 and 3")
 
 
+def test_an_end_that_was_not_recorded_is_said_to_be_that() -> None:
+    """hindmost was killed with the job, as at a time limit: nothing can be looked at any more, and no rank died first."""
+    run = ended([(RUNNING, 9), (RUNNING, 9)], exit_code=None)
+    lost = dataclasses.replace(run, job=dataclasses.replace(run.job, abandoned=True))
+    assert (run.at_work, lost.at_work) == (True, False)
+    assert endings.of(lost)[0] == "not recorded: hindmost was killed first, or its host was lost"
+
+
 @pytest.mark.parametrize("life", [VANISHED, RUNNING])
 def test_of_whom_alone_no_end_is_known_died_first_where_a_launcher_ended_the_others(life: int) -> None:
     """An agent that found its ring too late saw no end of it, or saw it gone; SIGTERM is never the first end."""
