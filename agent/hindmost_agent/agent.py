@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent.delivery.batch import Builder, message, sequenced
+from hindmost_agent.delivery.batch import Builder, message
 from hindmost_agent.delivery.spool import REASONS
 from hindmost_agent.jobs.rings import RankStates
 from hindmost_agent.runner import following
@@ -147,7 +147,7 @@ class Agent:
             self._builder.discard()
         elif not self._builder.empty:
             packed = self._builder.pack()
-            batch = message(sequenced(self.spool.next_sequence, packed.payload))
+            batch = message(self.spool.next_sequence, packed.parts)
             self.spool.append(packed.samples, batch, packed.definitions, self.rings.marks())
             self._account(self.spool)
             self.host.own.batches += 1

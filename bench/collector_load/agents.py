@@ -97,7 +97,7 @@ class Agent:
             )
         self.sequence += 1
         new = [self._definitions.pop(ref) for ref in (*refs, *self._refs) if ref in self._definitions]
-        return [*new, packing.message(packing.sequenced(self.sequence, content))]
+        return [*new, packing.message(self.sequence, [content])]
 
     def sample_by_sample(self, now: int) -> bytes:
         """One second's samples, each a block of its own."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from hindmost_agent.delivery import batch as packing
-from hindmost_agent.jobs.event_rows import CollectiveRow, StepRow
+from hindmost_agent.jobs.event_rows import StepRow
 from hindmost_agent.sampler import Reading
 from hindmost_proto import telemetry_pb2 as wire
 
 from bench.collector_load import node
 from bench.collector_load.agents import MOST_TICKS, NS, RANKS, TICKS, Agent
+from tests.ring_records import calls, rows_of
 
 NOW = 1000 * NS
 
@@ -31,14 +32,6 @@ def step_rows(block):
     return [StepRow(block.kind, step, start, took, -1, held) for step, start, took, held in zip(*columns, strict=True)]
 
 
-def call_rows(block):
-    """The same of collectives."""
-    names = ("comm", "seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
-    absent = {"flags": 0, "peer": -1, "cpu_ns": -1, "runqueue_ns": -1}
-    columns = [getattr(block, name) or [absent[name]] * len(block.op) for name in names]
-    return [CollectiveRow(block.op_names[op], *row) for op, *row in zip(block.op, *columns, strict=True)]
-
-
 @pytest.mark.parametrize("ticks", range(TICKS, MOST_TICKS + 1))
 def test_a_batch_is_what_the_agents_builder_makes(ticks):
     """Byte by byte, for the same samples, steps, collectives and states of ranks, as often as batches are made."""
@@ -55,12 +48,11 @@ def test_a_batch_is_what_the_agents_builder_makes(ticks):
                 builder.reading(Reading("", time_ns, layout, list(values)))
         for rank, rows in by_rank(batch.steps[0], step_rows(batch.steps[0])):
             builder.steps(rank, rows)
-        for rank, rows in by_rank(batch.collectives[0], call_rows(batch.collectives[0])):
-            builder.collectives(rank, rows)
+        for rank, rows in by_rank(batch.collectives[0], rows_of(batch.collectives[0])):
+            builder.collectives(rank, calls(rows))
         for state in batch.rank_states:
             builder.state(state)
-        payload = builder.pack().payload
-        assert packing.message(packing.sequenced(batch.sequence, payload)) == sent
+        assert packing.message(batch.sequence, builder.pack().parts) == sent
 
 
 def test_definitions_come_once_before_the_batch_that_needs_them():

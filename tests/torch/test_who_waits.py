@@ -10,6 +10,7 @@ import pytest
 from hindmost import ring
 from hindmost_agent.jobs.event_rows import RowBuilder, is_amount
 
+from tests.ring_records import feed
 from tests.torch.conftest import run
 from tests.torch.loops import LOOPS
 
@@ -74,7 +75,7 @@ def test_ddp_on_gloo_shows_steps_phases_and_who_waits(slow_input: dict[int, Trac
 def test_waiting_in_backward_is_no_part_of_it(slow_input: dict[int, Trace]) -> None:
     """What DDP waits for within backward is the phase sync, and not backward's, too: phases fit into their step."""
     fold = RowBuilder()
-    fold.feed(slow_input[0].events)
+    feed(fold, slow_input[0].events)
     rows = fold.take().steps[3:]
     assert len(rows) == 17
     for row in rows:
@@ -186,7 +187,7 @@ def test_the_broadcast_of_buffers_is_a_call_and_no_part_of_forward(train: Train)
     assert {(call.peer, call.value) for mine in calls for call in mine} == {(0, 8 * 4 + 8 * 4 + 8)}
     assert sum(call.duration_ns for call in calls[0]) > 7 * 15_000_000, "the root waits for the rank that comes late"
     fold = RowBuilder()
-    fold.feed(traces[0].events)
+    feed(fold, traces[0].events)
     for row, call in zip(fold.take().steps, calls[0], strict=True):
         assert row.phases["sync"] >= call.duration_ns
         assert sum(ns for name, ns in row.phases.items() if not is_amount(name)) <= row.duration_ns

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import time
+from array import array
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.ring import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 #: ``Event._make`` without a Python frame around it: there are thousands of events a second.
 _event: Callable[[tuple[Any, ...]], layout.Event] = partial(tuple.__new__, layout.Event)
@@ -137,15 +138,7 @@ class Reader:
 
     def poll(self, limit: int | None = None) -> list[layout.Event]:
         """What was written since the last call, oldest first, at most ``limit`` events. Raises RingError when torn."""
-        return self._decode(self._new(limit))
-
-    def words(self) -> list[tuple[int, ...]]:
-        """The same as records of ``layout.WORDS``; ``event`` makes an event of each, for who needs few of them so."""
-        return list(layout.WORDS.iter_unpack(self._new(None)))
-
-    def records(self) -> Iterator[tuple[int, ...]]:
-        """The same as records of ``layout.RECORD``, whose names and communicators are places in tables."""
-        return layout.RECORD.iter_unpack(self._new(None))
+        return self._decode(self.read(limit))
 
     @property
     def names(self) -> Mapping[int, str]:
@@ -158,7 +151,7 @@ class Reader:
         return self._comms
 
     def event(self, words: tuple[int, ...]) -> layout.Event | None:
-        """One record of ``words`` as an event; ``None`` for a slot that was claimed in vain."""
+        """A record of ``layout.WORDS`` as an event; ``None`` for a slot that was claimed in vain."""
         what, start, took, which, value = words
         kind, peer = what & 0xFF, which >> 32 & 0xFFFF
         if not kind:  # layout.VOID
@@ -168,8 +161,8 @@ class Reader:
             peer = -1
         return _event((kind, what >> 8 & 0xFF, name, start, took, which & 0xFFFFFFFF, peer, comm, value))
 
-    def _new(self, limit: int | None) -> bytes:
-        """The records written since the last call."""
+    def read(self, limit: int | None = None) -> bytes:
+        """The same as whole records of ``layout.RECORD``, whose names and communicators are places in tables."""
         records = self.header.capacity
         head = self.written
         self._skip_to(head - records)
@@ -200,13 +193,12 @@ class Reader:
 
     def _finished(self, block: bytes, sure: int) -> int:
         """How many records from the start carry the stamp that their index asks for; ``sure`` are most likely to."""
-        stamps = memoryview(block).cast("I")[:: layout.RECORD_BYTES // 4].tolist()
-        low = self.position + 1
-        expected = list(range(low, low + len(stamps)))
-        if low + len(stamps) > 1 << 32:  # a stamp has 32 bits
-            expected = [stamp & 0xFFFFFFFF for stamp in expected]
-        good = min(sure, len(stamps)) if stamps[:sure] == expected[:sure] else 0
-        while good < len(stamps) and stamps[good] == expected[good]:
+        stamps = memoryview(block).cast("I")[:: layout.RECORD_BYTES // 4]
+        low, count = (self.position + 1) & 0xFFFFFFFF, len(stamps)
+        # A stamp has 32 bits.
+        expected = array("I", [*range(low, min(low + count, 1 << 32)), *range(low + count - (1 << 32))])
+        good = min(sure, count) if stamps[:sure].tobytes() == expected[:sure].tobytes() else 0
+        while good < count and stamps[good] == expected[good]:
             good += 1
         return good
 
@@ -222,7 +214,7 @@ class Reader:
         return [event for record in layout.RECORD.iter_unpack(block) if (event := self.decoded(record)) is not None]
 
     def decoded(self, record: tuple[int, ...]) -> layout.Event | None:
-        """One of ``records`` as an event; ``None`` for a slot that was claimed in vain."""
+        """A record of ``layout.RECORD`` as an event; ``None`` for a slot that was claimed in vain."""
         _, kind, flags, name, start, took, seq, peer, comm, value = record
         if not kind:  # layout.VOID
             return None

@@ -10,44 +10,47 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_agent.jobs.calls import Calls, varint
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hindmost.ring import Communicator
 
-    from hindmost_agent.jobs.event_rows import CollectiveRow, IntervalRow, StepRow
+    from hindmost_agent.jobs.event_rows import IntervalRow, StepRow
     from hindmost_agent.jobs.ranks import RankProcess
     from hindmost_agent.sampler import Reading, Series
 
 UNMEASURED = -1
+_FIELDS = wire.CollectiveBlock.DESCRIPTOR.fields_by_name
 
 
 class Packed(NamedTuple):
-    """A finished batch: how many samples it holds, its bytes without the sequence, and each reference's definition.
+    """A finished batch: how many samples it holds, its bytes in parts, and each reference's definition.
 
     Each definition is a serialized ``AgentMessage`` of its own, ready to be sent.
     """
 
     samples: int
-    payload: bytes
+    parts: Sequence[bytes]
     definitions: dict[int, bytes]
 
 
-_Row = TypeVar("_Row")
+_Rows = TypeVar("_Rows", "list[StepRow]", "list[IntervalRow]", Calls)
 
 
-class Gathered(Generic[_Row]):
+class Gathered(Generic[_Rows]):
     """Rows of several ranks, rank after rank: what shares one block."""
 
-    def __init__(self) -> None:
-        self.rows: list[_Row] = []
+    def __init__(self, rows: _Rows) -> None:
+        self.rows: _Rows = rows
         self.ranks: list[int] = []
         self.counts: list[int] = []
 
-    def add(self, rank: int, rows: Sequence[_Row]) -> None:
+    def add(self, rank: int, rows: _Rows) -> None:
         """Append rows of one rank."""
         if rows:
-            self.rows += rows
+            self.rows.extend(rows)
             self.ranks.append(rank)
             self.counts.append(len(rows))
 
@@ -65,11 +68,12 @@ class Builder:
         self._start()
 
     def _start(self) -> None:
-        self._batch = wire.Batch()
+        #: What stands in a batch before the calls, and what behind.
+        self._batch, self._rest = wire.Batch(), wire.Batch()
         self._readings: list[Reading] = []
-        self._steps: dict[str, Gathered[StepRow]] = {}
-        self._collectives: Gathered[CollectiveRow] = Gathered()
-        self._intervals: Gathered[IntervalRow] = Gathered()
+        self._steps: dict[str, Gathered[list[StepRow]]] = {}
+        self._collectives = Gathered(Calls())
+        self._intervals: Gathered[list[IntervalRow]] = Gathered([])
         self._definitions: dict[int, bytes] = {}
         self._samples = 0
 
@@ -122,37 +126,41 @@ class Builder:
     def steps(self, rank: int, rows: Sequence[StepRow]) -> None:
         """Add steps of one rank; all ranks share a block for each kind of step."""
         for kind in dict.fromkeys(row.kind for row in rows):
-            self._steps.setdefault(kind, Gathered()).add(rank, [row for row in rows if row.kind == kind])
+            self._steps.setdefault(kind, Gathered([])).add(rank, [row for row in rows if row.kind == kind])
         self._samples += len(rows)
 
-    def collectives(self, rank: int, rows: Sequence[CollectiveRow]) -> None:
+    def collectives(self, rank: int, rows: Calls) -> None:
         """Add collectives and point-to-point calls of one rank; all ranks share a block."""
         self._collectives.add(rank, rows)
         self._samples += len(rows)
 
-    def intervals(self, rank: int, rows: Sequence[IntervalRow]) -> None:
+    def intervals(self, rank: int, rows: list[IntervalRow]) -> None:
         """Add intervals of one rank; all ranks share a block."""
         self._intervals.add(rank, rows)
         self._samples += len(rows)
 
     def state(self, state: wire.RankState) -> None:
         """Add a rank's state."""
-        self._batch.rank_states.append(state)
+        self._rest.rank_states.append(state)
         self._samples += 1
 
     def attach(self, attachment: wire.Attachment) -> None:
         """Add a stack dump or a note."""
-        self._batch.attachments.append(attachment)
+        self._rest.attachments.append(attachment)
         self._samples += 1
 
     def pack(self) -> Packed:
-        """The batch as bytes; start the next one. Put ``sequenced`` bytes in front to number it."""
+        """The batch, for ``message`` to number it; start the next one."""
         self._pack_readings()
         for kind, steps in self._steps.items():
             _pack_steps(self._batch, kind, steps)
-        _pack_collectives(self._batch, self._collectives)
-        _pack_intervals(self._batch, self._intervals)
-        packed = Packed(self._samples, self._batch.SerializeToString(), self._definitions)
+        _pack_intervals(self._rest, self._intervals)
+        parts = (
+            self._batch.SerializeToString(),
+            *_pack_collectives(self._collectives),
+            self._rest.SerializeToString(),
+        )
+        packed = Packed(self._samples, parts, self._definitions)
         self._start()
         return packed
 
@@ -189,7 +197,7 @@ def measured(values: Sequence[float]) -> int:
     return len(values) - sum(map(isnan, values)) if isnan(sum(values)) else len(values)
 
 
-def _pack_steps(batch: wire.Batch, kind: str, steps: Gathered[StepRow]) -> None:
+def _pack_steps(batch: wire.Batch, kind: str, steps: Gathered[list[StepRow]]) -> None:
     _, step, start, duration, work, phases = zip(*steps.rows, strict=True)
     block = batch.steps.add(
         kind=kind, ranks=steps.ranks, rows=steps.counts, step=step, start_ns=start, duration_ns=duration
@@ -218,37 +226,29 @@ def _coded(texts: Sequence[str]) -> tuple[list[str], list[int]]:
     return list(places), [places[text] for text in texts]
 
 
-def _pack_collectives(batch: wire.Batch, collectives: Gathered[CollectiveRow]) -> None:
-    if not collectives.rows:
-        return
-    columns = zip(*collectives.rows, strict=True)
-    ops, comm, seq, start, duration, size, flags, peer, own, cpu, runqueue, enqueue = columns
-    names, codes = _coded(ops)
-    block = batch.collectives.add(
-        ranks=collectives.ranks,
-        rows=collectives.counts,
-        op_names=names,
-        op=codes,
-        comm=comm,
-        seq=seq,
-        start_ns=start,
-        duration_ns=duration,
-        bytes=size,
-        self_ns=own,
-    )
+def _pack_collectives(collectives: Gathered[Calls]) -> Sequence[bytes]:
+    """The block as a field of its batch, in parts; its columns are the wire's already."""
+    rows = collectives.rows
+    if not rows:
+        return ()
+    names, operations = rows.operations()
+    content = [(_FIELDS["op_names"].number, [name.encode()]) for name in names]
+    content += [
+        (_FIELDS["op"].number, [operations]),
+        (_FIELDS["ranks"].number, [rank.to_bytes(8, "little") for rank in collectives.ranks]),
+        (_FIELDS["rows"].number, list(map(varint, collectives.counts))),
+    ]
     # A column that says of no row more than its absence does costs both sides as much as any.
-    for column, values, nothing in (
-        (block.flags, flags, 0),
-        (block.peer, peer, UNMEASURED),
-        (block.cpu_ns, cpu, UNMEASURED),
-        (block.runqueue_ns, runqueue, UNMEASURED),
-        (block.enqueue_ns, enqueue, UNMEASURED),
-    ):
-        if values.count(nothing) < len(values):
-            column.extend(values)
+    content += [
+        (_FIELDS[name].number, pieces)
+        for name, pieces in rows.columns.items()
+        if name not in _ABSENT or any(piece.strip(_ABSENT[name]) for piece in pieces)
+    ]
+    block = [part for number, pieces in sorted(content, key=itemgetter(0)) for part in (_head(number, pieces), *pieces)]
+    return _head(wire.Batch.COLLECTIVES_FIELD_NUMBER, block), *block
 
 
-def _pack_intervals(batch: wire.Batch, intervals: Gathered[IntervalRow]) -> None:
+def _pack_intervals(batch: wire.Batch, intervals: Gathered[list[IntervalRow]]) -> None:
     if not intervals.rows:
         return
     labels, start, duration, value = zip(*intervals.rows, strict=True)
@@ -262,6 +262,10 @@ def _pack_intervals(batch: wire.Batch, intervals: Gathered[IntervalRow]) -> None
         duration_ns=duration,
         value=value,
     )
+
+
+#: Of a column that may be missing, the byte of which each of its values consists that says no more.
+_ABSENT = {"flags": b"\0", "peer": b"\1", **dict.fromkeys(("cpu_ns", "runqueue_ns", "enqueue_ns"), b"\xff")}
 
 
 def schema(series: tuple[Series, ...]) -> tuple[int, bytes]:
@@ -283,29 +287,19 @@ def _communicator(rank: int, item: Communicator) -> tuple[int, bytes]:
     return ref, _definition(wire.Definitions(communicators=[definition]))
 
 
-def sequenced(sequence: int, payload: bytes) -> bytes:
-    """A ``Batch`` with its number: serialized messages of one type are merged by joining their bytes."""
-    return wire.Batch(sequence=sequence).SerializeToString() + payload
-
-
-def message(batch: bytes) -> bytes:
-    """A serialized ``Batch`` as the ``AgentMessage`` that carries it, without decoding it again."""
-    return _field(wire.AgentMessage.BATCH_FIELD_NUMBER, batch)
+def message(sequence: int, parts: Sequence[bytes]) -> bytes:
+    """A batch in parts with its number, as the serialized ``AgentMessage`` that carries it."""
+    batch = wire.Batch(sequence=sequence).SerializeToString(), *parts
+    return b"".join((_head(wire.AgentMessage.BATCH_FIELD_NUMBER, batch), *batch))
 
 
 def _definition(definitions: wire.Definitions) -> bytes:
     return wire.AgentMessage(definitions=definitions).SerializeToString(deterministic=True)
 
 
-def _field(number: int, content: bytes) -> bytes:
-    """A length-delimited protobuf field: key, varint length, bytes."""
-    head = bytearray([number << 3 | 2])
-    length = len(content)
-    while length > 0x7F:
-        head.append(length & 0x7F | 0x80)
-        length >>= 7
-    head.append(length)
-    return bytes(head) + content
+def _head(number: int, pieces: Iterable[bytes]) -> bytes:
+    """What stands before the content of a length-delimited protobuf field: key and length."""
+    return varint(number << 3 | 2) + varint(sum(map(len, pieces)))
 
 
 def _hash(text: str) -> int:

@@ -51,8 +51,8 @@ class Record(NamedTuple):
 
 def encode(kind: int, number: int, samples: int, message: bytes, marks: bytes = b"") -> bytes:
     """One record as bytes. ``number`` is a batch's sequence or a definition's reference."""
-    body = marks + message
-    return HEADER.pack(len(body), zlib.crc32(body), number, samples, len(marks), kind) + body
+    length, crc = len(marks) + len(message), zlib.crc32(message, zlib.crc32(marks))
+    return b"".join((HEADER.pack(length, crc, number, samples, len(marks), kind), marks, message))
 
 
 class Segment(ABC):

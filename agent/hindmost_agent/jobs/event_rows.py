@@ -1,41 +1,54 @@
-"""From the events of one ring to rows: steps with exclusive phases, collectives with the gap before them, intervals.
+"""From the records of one ring to rows: steps with exclusive phases, calls with the gap before them, intervals.
 
-Pure: no files, no clocks. Durations are integer ns; -1 means not measured.
+Pure: no files, no clocks. Durations are integer ns; -1 means not measured. Records of calls, of which there are
+thousands a second, become columns; records of other kinds become events, one by one.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from itertools import compress
+from operator import mul
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from hindmost import ring
 from hindmost.ring import layout
 
+from hindmost_agent.jobs.calls import KIND, LATEST_NS, SIZE, CallBuilder, Calls, Tables, mask
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
 
     from hindmost.ring import Event
 
 UNMEASURED = -1
-GPU_TIME, PHASE, NONE16 = ring.GPU_TIME, ring.PHASE, layout.NONE16
-#: The kinds of events that are calls.
-CALLS = (ring.P2P, ring.COLLECTIVE)
-#: Of an event's flags, those that its row keeps.
-COLLECTIVE_FLAGS = ring.GPU_TIME | ring.NONBLOCKING | ring.ERROR
+GPU_TIME, PHASE = ring.GPU_TIME, ring.PHASE
 #: Phases that wait for their step; a loop that never marks a step must not grow without bound.
 PENDING_LIMIT = 8192
-#: Launches whose operations have not come: with more, something was lost.
-LAUNCHES_LIMIT = 64
-#: A longer time (13 days) is damage, not a measurement: columns are signed 64-bit, and sums must fit in them too.
-LONGEST_NS = 1 << 50
-#: What a signed 64-bit column holds.
-MOST = (1 << 63) - 1
 #: Phases that are amounts within a step (CPU time, GPU time, the part of a wait), not intervals of the host: nothing
 #: nests in them, and they nest in nothing.
 AMOUNTS = frozenset({"cpu", "runqueue", "negotiation"})
 #: GPU times come when the GPU has got there, steps later, with the step's number: so long a step waits for them.
 GPU_LATE_STEPS = 16
 GPU_LATE_NS = 2_000_000_000
+
+
+#: A longer time (13 days) is damage, not a measurement: columns are signed 64-bit, and sums must fit in them too.
+LONGEST_NS = 1 << 50
+#: What a signed 64-bit column holds.
+MOST = (1 << 63) - 1
+#: Kinds that become rows of calls, and slots that were claimed in vain.
+NO_EVENTS = mask(layout.VOID, ring.P2P, ring.COLLECTIVE, ring.SELF, ring.LAUNCH)
+
+
+#: The highest bytes of start, duration and value in a record, and below what they are nothing is damaged.
+_HIGHEST = {15: LATEST_NS >> 56, 22: LONGEST_NS >> 48, 23: 1, 39: MOST + 1 >> 56}
+
+
+class Records(Tables, Protocol):
+    """A ring, as far as its records refer to it."""
+
+    def event(self, words: tuple[int, ...]) -> Event | None: ...
 
 
 class StepRow(NamedTuple):
@@ -47,23 +60,6 @@ class StepRow(NamedTuple):
     duration_ns: int
     work: int
     phases: dict[str, int]
-
-
-class CollectiveRow(NamedTuple):
-    """One collective or point-to-point call; the last four: the gap before it, and when a GPU's was enqueued."""
-
-    op: str
-    comm: int
-    seq: int
-    start_ns: int
-    duration_ns: int
-    bytes: int
-    flags: int
-    peer: int
-    self_ns: int
-    cpu_ns: int
-    runqueue_ns: int
-    enqueue_ns: int = UNMEASURED
 
 
 class IntervalRow(NamedTuple):
@@ -79,13 +75,12 @@ class Rows(NamedTuple):
     """What was finished since last asked."""
 
     steps: list[StepRow]
-    collectives: list[CollectiveRow]
+    collectives: Calls
     intervals: list[IntervalRow]
 
 
 #: Rows without a Python frame around them, as ``_make`` has: there are hundreds a second.
 _step_row: Callable[[tuple[Any, ...]], StepRow] = partial(tuple.__new__, StepRow)
-_collective_row: Callable[[tuple[Any, ...]], CollectiveRow] = partial(tuple.__new__, CollectiveRow)
 
 #: A host phase: start and duration; with its name and the time that is its own alone. Plain tuples, for there are
 #: thousands.
@@ -104,9 +99,9 @@ class RowBuilder:
 
     def __init__(self) -> None:
         self.steps: list[StepRow] = []
-        self.collectives: list[CollectiveRow] = []
         self.intervals: list[IntervalRow] = []
         self.last_step = UNMEASURED
+        self._calls = CallBuilder()
         self._phases: list[_Phase] = []
         self._outermost: list[_Span] = []
         self._seen: dict[str, None] = {}
@@ -114,33 +109,45 @@ class RowBuilder:
         self._host_phases: dict[int, str] = {}
         self._held: list[StepRow] = []
         self._gpu_step = UNMEASURED
-        self._gap: tuple[int, int, int] | None = None
-        self._left_ns = UNMEASURED
-        self._launched: dict[tuple[str, int, int, int], int] = {}  # when each was, by operation
         #: Events left out because their times or values are damaged: they would not fit their columns.
         self.damaged = 0
-        self._takers = {
-            ring.PHASE: self._phase,
-            ring.COLLECTIVE: self._collective,
-            ring.P2P: self._collective,
-            ring.SELF: self._take_gap,
-            ring.LAUNCH: self._launch,
-            ring.STEP: self._step,
-        }
+        self._takers = {ring.PHASE: self._phase, ring.STEP: self._step}
 
-    def feed(self, events: Iterable[Event]) -> None:
-        """Take in what was read. Finished rows are added to ``steps``, ``collectives`` and ``intervals``."""
-        for event in events:
-            self._take(event)
-        self._bound()
+    @property
+    def collectives(self) -> Calls:
+        """Finished rows of calls."""
+        return self._calls.rows
 
-    def feed_words(self, words: Iterable[tuple[int, ...]], event: Callable[[tuple[int, ...]], Event | None]) -> None:
-        """The same from a ring's records as words, which ``event`` makes events of: phases, mostly all, need none."""
-        known, take, phases, outermost = self._host_phases, self._take, self._phases, self._outermost
-        for record in words:
-            what, start, duration, _, value = record
+    def feed(self, block: bytes, of: Records) -> None:
+        """Take in whole records of a ring. Finished rows are added to ``steps``, ``collectives``, ``intervals``."""
+        kinds = self._undamaged(block)
+        self._calls.feed(block, kinds, of)
+        left = kinds.translate(NO_EVENTS)
+        if 0 in left:
+            words = layout.WORDS.iter_unpack(block)
+            self._events(words if 1 not in left else compress(words, left.translate(mask(0))), of.event)
+            self._bound()
+
+    def _undamaged(self, block: bytes) -> bytes:
+        """The kind of each record; 0 for those whose times or values would not fit their columns."""
+        kinds = block[KIND::SIZE]
+        if all(not block[at::SIZE].translate(None, bytes(most)) for at, most in _HIGHEST.items()):
+            return kinds
+        fits = bytes(
+            start < LATEST_NS and duration <= LONGEST_NS and value <= MOST
+            for _, start, duration, _, value in layout.WORDS.iter_unpack(block)
+        )
+        left = bytes(map(mul, kinds, fits))
+        self.damaged += left.count(0) - kinds.count(0)
+        return left
+
+    def _events(self, records: Iterable[tuple[int, ...]], event: Callable[[tuple[int, ...]], Event | None]) -> None:
+        """Take records as words, which ``event`` makes events of: phases, mostly all, need none."""
+        known, takers, phases, outermost = self._host_phases, self._takers, self._phases, self._outermost
+        for record in records:
+            what, start, duration, _, _ = record
             name = known.get(what)
-            if name is not None and duration <= LONGEST_NS and start <= MOST and value <= MOST:
+            if name is not None:
                 # As ``_host_phase`` has it, without the call: seven of nine records come here.
                 exclusive = duration
                 while outermost and outermost[-1][0] >= start:
@@ -148,57 +155,14 @@ class RowBuilder:
                 outermost.append((start, duration))
                 phases.append((start, duration, name, exclusive if exclusive > 0 else 0))
             elif (found := event(record)) is not None:
-                take(found)
+                takers.get(found[0], self._interval)(found)
                 phases, outermost = self._phases, self._outermost
                 if found[0] == PHASE and not found[1] & GPU_TIME and found[2] in self._seen:
                     known[what] = found[2]
-        self._bound()
-
-    def feed_calls(
-        self,
-        records: Iterable[tuple[int, ...]],
-        names: Mapping[int, str],
-        comms: Mapping[int, int],
-        event: Callable[[tuple[int, ...]], Event | None],
-    ) -> None:
-        """The same from a ring's records of ``layout.RECORD``: calls and the gaps before them, mostly all."""
-        add, gap, left_ns = self.collectives.append, self._gap, self._left_ns
-        for record in records:
-            _, kind, flags, name, start, took, seq, peer, comm, value = record
-            if kind not in CALLS or took > LONGEST_NS or start > MOST or value > MOST:
-                if (found := event(record)) is not None:
-                    self._gap = gap
-                    self._take(found)
-                    gap = self._gap
-                continue
-            # As ``_collective`` has it, without the event and the calls: there are 10,000 a second.
-            own = cpu = queued = UNMEASURED
-            if gap is not None:
-                (own, cpu, queued), gap = gap, None
-            elif left_ns != UNMEASURED and not flags & GPU_TIME:
-                own = start - left_ns if start > left_ns else 0
-            op, comm, peer = names[name], comms[comm], UNMEASURED if peer == NONE16 else peer
-            enqueue = UNMEASURED
-            if not flags & GPU_TIME:
-                left_ns = start + took
-            else:
-                enqueue = self._launched.pop((op, comm, seq, peer), UNMEASURED)
-            kept = flags & COLLECTIVE_FLAGS
-            add(_collective_row((op, comm, seq, start, took, value, kept, peer, own, cpu, queued, enqueue)))
-        self._gap, self._left_ns = gap, left_ns
-        self._bound()
-
-    def _take(self, event: Event) -> None:
-        if event[4] > LONGEST_NS or event[3] > MOST or event[8] > MOST:
-            self.damaged += 1
-        else:
-            self._takers.get(event[0], self._interval)(event)
 
     def broke(self) -> None:
         """Events were lost here: what was pending may lack its other half."""
-        self._gap = None
-        self._left_ns = UNMEASURED
-        self._launched.clear()
+        self._calls.broke()
         self._outermost.clear()
 
     def age(self, now_ns: int) -> None:
@@ -225,31 +189,8 @@ class RowBuilder:
     def take(self) -> Rows:
         """Hand over the finished rows and forget them."""
         rows = Rows(self.steps, self.collectives, self.intervals)
-        self.steps, self.collectives, self.intervals = [], [], []
+        self.steps, self._calls.rows, self.intervals = [], Calls(), []
         return rows
-
-    def _collective(self, event: Event) -> None:
-        _, flags, name, start, duration, seq, peer, comm, value = event
-        on_host = not flags & GPU_TIME
-        gap, self._gap = self._gap, None
-        if gap is None:
-            known = on_host and self._left_ns != UNMEASURED
-            gap = (max(start - self._left_ns, 0) if known else UNMEASURED, UNMEASURED, UNMEASURED)
-        enqueue = UNMEASURED
-        if on_host:
-            self._left_ns = start + duration
-        elif self._launched:
-            enqueue = self._launched.pop((name, comm, seq, peer), UNMEASURED)
-        row = (name, comm, seq, start, duration, value, flags & COLLECTIVE_FLAGS, peer, *gap, enqueue)
-        self.collectives.append(_collective_row(row))
-
-    def _take_gap(self, event: Event) -> None:
-        self._gap = _gap(event)
-
-    def _launch(self, event: Event) -> None:
-        if len(self._launched) >= LAUNCHES_LIMIT:
-            self._launched.clear()
-        self._launched[event.name, event.comm_id, event.seq, event.peer] = event.start_ns
 
     def _interval(self, event: Event) -> None:
         self.intervals.append(IntervalRow(event.name, event.start_ns, event.duration_ns, float(event.value)))
@@ -323,11 +264,3 @@ class RowBuilder:
     def _release(self, phases: Iterable[_Phase]) -> None:
         nan = float("nan")
         self.intervals += (IntervalRow(name, start, duration, nan) for start, duration, name, _ in phases)
-
-
-def _gap(event: Event) -> tuple[int, int, int]:
-    """Self time, CPU time and run-queue time of a SELF event, ns (its ``seq`` holds the run queue's us)."""
-    _, flags, _, _, duration, seq, _, _, value = event
-    cpu = value if flags & ring.CPU_KNOWN else UNMEASURED
-    runqueue = seq * 1000 if flags & ring.RUNQUEUE_KNOWN else UNMEASURED
-    return duration, cpu, runqueue

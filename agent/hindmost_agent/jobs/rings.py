@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
 
+from hindmost_agent.jobs.calls import SIZE, Calls
 from hindmost_agent.jobs.event_rows import RowBuilder, Rows
 from hindmost_agent.jobs.process_ends import End, Ends
 from hindmost_agent.jobs.ranks import RankProcess
@@ -53,8 +54,6 @@ class OpenRing:
         #: Events that were lost, when it was last read.
         self.lost = reader.lost
         self._communicators: list[ring.Communicator] = []
-        #: Python's rings hold phases, mostly; MPI's and NCCL's none.
-        self._phases = reader.header.producer == "py"
         #: MPI's may fill within a second.
         self.bursts = reader.header.producer == "mpi"
         self._written = self.reader.position
@@ -71,9 +70,9 @@ class OpenRing:
         reader.position = max(reader.written - reader.header.capacity, 0)
         while reader.position < mark.position:
             before = reader.position
-            events = reader.poll(mark.position - before)
+            block = reader.read(mark.position - before)
             # Where the writer overwrote the oldest meanwhile, as many more were read beyond the mark.
-            self.builder.feed(events[: len(events) - max(reader.position - mark.position, 0)])
+            self.builder.feed(block[: len(block) - SIZE * max(reader.position - mark.position, 0)], reader)
             if reader.position == before:  # a slot that was never written, which the earlier agent gave up
                 reader.position += 1
                 self.builder.broke()
@@ -119,14 +118,11 @@ class OpenRing:
         reader, builder = self.reader, self.builder
         before = reader.position - reader.skipped
         try:
-            new = reader.words() if self._phases else reader.records()
+            new = reader.read()
             if (lost := reader.lost) != self.lost:
                 self.lost = lost
                 builder.broke()
-            if self._phases:
-                builder.feed_words(new, reader.event)
-            else:
-                builder.feed_calls(new, reader.names, reader.comm_ids, reader.decoded)
+            builder.feed(new, reader)
         except ring.RingError:
             return 0
         return reader.position - reader.skipped - before
@@ -251,7 +247,7 @@ class Producer:
 
     def take(self, now_ns: int) -> Rows:
         """The rows finished since last asked, of all its rings."""
-        rows = Rows([], [], [])
+        rows = Rows([], Calls(), [])
         for item in self.rings.values():
             item.builder.age(now_ns)
             finished = item.builder.take()

@@ -7,9 +7,11 @@ import gc
 import pytest
 from hindmost_agent.delivery.batch import UNMEASURED, Builder
 from hindmost_agent.exposition import Exposition
-from hindmost_agent.jobs.event_rows import CollectiveRow, StepRow
+from hindmost_agent.jobs.event_rows import StepRow
 from hindmost_agent.sampler import Metric, Reading, Series, gauge
 from hindmost_proto import telemetry_pb2 as wire
+
+from tests.ring_records import Call, calls
 
 BUSY = gauge("hindmost_process_busy", "How busy a rank of a test is.", "rank")
 
@@ -38,7 +40,7 @@ def test_a_phase_that_a_step_did_not_have_is_unmeasured(
     """A row for each step in each column, in the steps' order."""
     builder = Builder("n")
     builder.steps(7, [StepRow("train", step, 10, 20, 8, one) for step, one in enumerate(phases)])
-    (block,) = wire.Batch.FromString(builder.pack().payload).steps
+    (block,) = wire.Batch.FromString(b"".join(builder.pack().parts)).steps
     assert {column.name: list(column.ns) for column in block.phases} == columns
     assert list(block.step) == list(range(len(phases)))
 
@@ -50,7 +52,7 @@ def test_ranks_that_come_within_a_batch_have_a_block_of_their_own() -> None:
     for one in (few, more, few._replace(time_ns=20)):
         builder.reading(one)
     packed = builder.pack()
-    blocks = wire.Batch.FromString(packed.payload).metrics
+    blocks = wire.Batch.FromString(b"".join(packed.parts)).metrics
     assert [(list(block.time_ns), len(block.values)) for block in blocks] == [([0, 20], 4), ([10], 3)]
     assert sorted(block.schema for block in blocks) == sorted(packed.definitions)
 
@@ -87,9 +89,9 @@ def test_a_column_that_says_nothing_of_any_call_is_not_sent(
     column: str, values: tuple[int, int], sent: list[int]
 ) -> None:
     """Its absence says the same; a column that says something of one row is whole."""
-    row = CollectiveRow("all_reduce", 1, 0, 10, 20, 8, 0, UNMEASURED, 7, UNMEASURED, UNMEASURED)
+    row = Call("all_reduce", 1, 0, 10, 20, 8, 0, UNMEASURED, 7, UNMEASURED, UNMEASURED)
     builder = Builder("n")
-    builder.collectives(7, [row._replace(**{column: value}) for value in values])
-    (block,) = wire.Batch.FromString(builder.pack().payload).collectives
+    builder.collectives(7, calls(row._replace(**{column: value}) for value in values))
+    (block,) = wire.Batch.FromString(b"".join(builder.pack().parts)).collectives
     assert list(getattr(block, column)) == sent
     assert list(block.self_ns) == [7, 7]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import grpc.aio
 import pytest
 from hindmost_agent.delivery import stream as delivery_stream
-from hindmost_agent.delivery.batch import message, sequenced
+from hindmost_agent.delivery.batch import message
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import LONGEST_PAUSE_S, Pace, Shipper
 from hindmost_agent.sampler import Own
@@ -94,7 +94,7 @@ async def listening(collector: Collector) -> AsyncIterator[Collector]:
 def append(spool: Spool, count: int, samples: int = 10) -> None:
     for _ in range(count):
         block = wire.Batch(metrics=[wire.MetricBlock(schema=77, time_ns=[1], values=[1.0])])
-        payload = message(sequenced(spool.next_sequence, block.SerializeToString()))
+        payload = message(spool.next_sequence, [block.SerializeToString()])
         schema = wire.AgentMessage(definitions=wire.Definitions(schemas=[wire.Schema(ref=77)]))
         spool.append(samples, payload, {77: schema.SerializeToString()})
 
@@ -272,8 +272,8 @@ def test_a_backlog_is_sent_no_faster_than_allowed(spool: Spool) -> None:
 
     async def work() -> None:
         for _ in range(100):
-            spool.append(1, message(sequenced(spool.next_sequence, wire.Batch(
-                attachments=[wire.Attachment(content=bytes(10_000))]).SerializeToString())), {})  # fmt: skip
+            batch = wire.Batch(attachments=[wire.Attachment(content=bytes(10_000))])
+            spool.append(1, message(spool.next_sequence, [batch.SerializeToString()]), {})
         async with listening(Collector()) as collector:
             started = time.monotonic()
             async with shipping(spool, collector.port, pace=Pace(rate=4e6, burst=1e5)):

@@ -2,19 +2,11 @@
 
 from __future__ import annotations
 
-import random
-from typing import TYPE_CHECKING
-
 from hindmost import ring
-from hindmost.identity import Identity
 from hindmost.ring import Event
-from hindmost.ring.layout import NONE16
 from hindmost_agent.jobs.event_rows import UNMEASURED, RowBuilder
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_agent.jobs.event_rows import Rows
+from tests.ring_records import feed, rows
 
 
 def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event:
@@ -24,7 +16,7 @@ def event(kind: int, name: str, start: int, duration: int, **more: int) -> Event
 
 def built(*events: Event) -> RowBuilder:
     builder = RowBuilder()
-    builder.feed(events)
+    feed(builder, events)
     return builder
 
 
@@ -109,7 +101,7 @@ def test_the_self_record_describes_the_gap_before_the_next_collective() -> None:
         event(ring.SELF, "", 0, 900, flags=known, value=700, seq=2),
         event(ring.COLLECTIVE, "all_reduce", 900, 100, comm_id=5, seq=3, value=64),
     )
-    (row,) = builder.collectives
+    (row,) = rows(builder.collectives)
     assert (row.self_ns, row.cpu_ns, row.runqueue_ns) == (900, 700, 2000)
     assert (row.op, row.comm, row.seq, row.bytes) == ("all_reduce", 5, 3, 64)
 
@@ -123,22 +115,23 @@ def test_an_operation_of_the_gpu_says_when_its_host_enqueued_it() -> None:
         event(ring.COLLECTIVE, "broadcast", 7_100, 100, comm_id=5, seq=3, flags=ring.GPU_TIME),
         event(ring.COLLECTIVE, "all_reduce", 7_200, 100, comm_id=5, seq=4, flags=ring.GPU_TIME),
     )
-    assert [row.enqueue_ns for row in builder.collectives] == [100, UNMEASURED, 200]
+    assert [row.enqueue_ns for row in rows(builder.collectives)] == [100, UNMEASURED, 200]
 
 
 def test_launches_without_operations_are_forgotten() -> None:
     """A launch whose operation was lost must not stay for ever."""
     builder = built(*(event(ring.LAUNCH, "all_reduce", at, 5, comm_id=5, seq=at) for at in range(1000)))
     for seq in (0, 999):
-        builder.feed([event(ring.COLLECTIVE, "all_reduce", 7_000, 1, comm_id=5, seq=seq, flags=ring.GPU_TIME)])
-    assert [row.enqueue_ns for row in builder.collectives] == [UNMEASURED, 999]
+        feed(builder, [event(ring.COLLECTIVE, "all_reduce", 7_000, 1, comm_id=5, seq=seq, flags=ring.GPU_TIME)])
+    assert [row.enqueue_ns for row in rows(builder.collectives)] == [UNMEASURED, 999]
 
 
 def test_a_gap_may_be_split_between_two_reads() -> None:
     """SELF read in one tick still describes the collective read in the next."""
     builder = built(event(ring.SELF, "", 0, 900))
-    builder.feed([event(ring.COLLECTIVE, "all_reduce", 900, 100)])
-    assert (builder.collectives[0].self_ns, builder.collectives[0].cpu_ns) == (900, UNMEASURED)
+    feed(builder, [event(ring.COLLECTIVE, "all_reduce", 900, 100)])
+    (row,) = rows(builder.collectives)
+    assert (row.self_ns, row.cpu_ns) == (900, UNMEASURED)
 
 
 def test_without_a_self_record_the_gap_is_from_the_last_collective() -> None:
@@ -147,15 +140,15 @@ def test_without_a_self_record_the_gap_is_from_the_last_collective() -> None:
         event(ring.COLLECTIVE, "all_reduce", 100, 50),
         event(ring.COLLECTIVE, "all_reduce", 400, 50),
     )
-    assert [row.self_ns for row in builder.collectives] == [UNMEASURED, 250]
+    assert [row.self_ns for row in rows(builder.collectives)] == [UNMEASURED, 250]
 
 
 def test_a_loss_breaks_the_gap() -> None:
     """After overwritten events it is unknown when the previous collective was left."""
     builder = built(event(ring.COLLECTIVE, "all_reduce", 100, 50))
     builder.broke()
-    builder.feed([event(ring.COLLECTIVE, "all_reduce", 400, 50)])
-    assert builder.collectives[1].self_ns == UNMEASURED
+    feed(builder, [event(ring.COLLECTIVE, "all_reduce", 400, 50)])
+    assert rows(builder.collectives)[1].self_ns == UNMEASURED
 
 
 def test_a_loop_without_steps_keeps_nothing_forever() -> None:
@@ -202,59 +195,4 @@ def test_a_damaged_event_costs_no_other() -> None:
         event(ring.STEP, "train", 100, 100, seq=3),
     )
     assert [step.step for step in builder.steps] == [1, 3]
-    assert (builder.collectives, builder.damaged) == ([], 3)
-
-
-def test_records_as_words_make_the_same_rows(tmp_path: Path) -> None:
-    """Nested phases, amounts, GPU times that come late, collectives, damage, in any order and in any portions."""
-    dice = random.Random(3)  # noqa: S311 - repeatable
-    writer = ring.Writer.create(tmp_path, Identity("j", 0, 1, 0, "n", "torch", "t.py"), "py")
-    by_words, by_events = ring.Reader(writer.path), ring.Reader(writer.path)
-    words, events = RowBuilder(), RowBuilder()
-    made: list[Rows] = []
-    for step in range(300):
-        start = step * 1000
-        for name in dice.choices(["forward", "sync", "gpu_forward", "cpu", "input"], k=6):
-            of_gpu = ring.GPU_TIME if dice.random() < 0.1 else 0
-            took = dice.choice([5, 50, 400, (1 << 50) + 1])
-            writer.event(ring.PHASE, writer.name(name), start + dice.randrange(900), took, dice.choice([0, step]),
-                         flags=of_gpu, value=dice.choice([0, 1 << 63]))  # fmt: skip
-        writer.event(ring.COLLECTIVE, writer.name("all_reduce"), start + 500, 40, step)
-        writer.event(
-            ring.STEP, writer.name(dice.choice(["train", "eval"])), start, 1000, step, value=dice.choice([0, 8])
-        )
-        if dice.random() < 0.3:
-            words.feed_words(by_words.words(), by_words.event)
-            events.feed(by_events.poll())
-            made.append(words.take())
-            assert made[-1] == events.take()
-    writer.close()
-    assert words.damaged == events.damaged > 0
-    assert sum(len(rows.steps) for rows in made) > 200
-
-
-def test_records_of_calls_make_the_same_rows(tmp_path: Path) -> None:
-    """Calls on host and GPU, gaps measured and not, file I/O, damage and losses, in any order and portions."""
-    dice = random.Random(4)  # noqa: S311 - repeatable
-    writer = ring.Writer.create(tmp_path, Identity("j", 0, 2, 0, "n", "mpi", "hpl"), "mpi")
-    by_records, by_events = ring.Reader(writer.path), ring.Reader(writer.path)
-    records, events = RowBuilder(), RowBuilder()
-    comms = [writer.communicator(number, 0, 2, "world") for number in (7, 8)]
-    made: list[Rows] = []
-    for call in range(2000):
-        kind = dice.choice([ring.P2P, ring.P2P, ring.COLLECTIVE, ring.SELF, ring.IO])
-        flags = dice.choice([0, 0, ring.GPU_TIME, ring.NONBLOCKING, ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN])
-        took = dice.choice([0, 300, 900, 900, (1 << 50) + 1])
-        comm, peer = dice.choice(comms), dice.choice([NONE16, 0, 1])
-        writer.event(kind, writer.name(dice.choice(["send", "wait"])), call * 500, took, call, comm, peer,
-                     flags=flags, value=dice.choice([0, 64, 64, 1 << 63]))  # fmt: skip
-        if dice.random() < 0.02:
-            for builder in (records, events) if dice.random() < 0.3 else ():
-                builder.broke()
-            records.feed_calls(by_records.records(), by_records.names, by_records.comm_ids, by_records.decoded)
-            events.feed(by_events.poll())
-            made.append(records.take())
-            assert made[-1] == events.take()
-    writer.close()
-    assert records.damaged == events.damaged > 0
-    assert sum(len(rows.collectives) for rows in made) > 600
+    assert (rows(builder.collectives), builder.damaged) == ([], 3)
