@@ -72,7 +72,7 @@ class Agent:
         self.seen_ns: int | None = None
         self._runner = runner
         self._jobs = jobs
-        self._builder = Builder(node)
+        self._builder = Builder(node, host.proc)
         self._states = RankStates()
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS

@@ -157,14 +157,23 @@ class Daemon:
     async def _serve(self) -> asyncio.Server | None:
         if self.settings.listen is None:
             return None
+        if self.settings.insecure:
+            log.warning("everyone who reaches %s may read /metrics there (--insecure)", self.settings.listen)
         exposition = Exposition(self.settings.node)
-        return await listen(self.settings.listen, lambda: exposition.render(self.runner.latest.values()))
+        page = lambda: exposition.render(self.runner.latest.values())  # noqa: E731
+        return await listen(self.settings.listen, page, self.settings.web)
 
     def _ship(self) -> asyncio.Task[None] | None:
         if self.settings.collector is None or self.spool is None:
             return None
         self.shipper = Shipper(
-            self.settings.collector, self.spool, self.host.own, self.hello, self._stopped, self._zoom
+            self.settings.collector,
+            self.spool,
+            self.host.own,
+            self.hello,
+            self._stopped,
+            self._zoom,
+            client=self.settings.client,
         )
         return asyncio.get_running_loop().create_task(self.shipper.run())
 
@@ -309,7 +318,7 @@ def lock(folder: Path) -> int | None:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = -1
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if os.path.samestat(os.fstat(descriptor), path.stat()):
                 return descriptor

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.errors import HindmostError
 from hindmost_proto.exposition import CONTENT_TYPE, JOB_LABEL, head, labelled
@@ -16,6 +17,7 @@ from hindmost_agent.sampler import Kind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from hindmost.web_config import WebConfig
     from hindmost_proto.address import Address
 
     from hindmost_agent.sampler import Metric, Reading, Series
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 #: A request is a line and some headers; a client that sends more, or takes longer, is no scraper.
 LARGEST_REQUEST = 16 << 10
 PATIENCE_S = 10.0
+#: At one time; a further one is turned away.
+MOST_CLIENTS = 64
 #: Besides /metrics: for a liveness probe, and for people. An agent that answers samples too: both are one loop.
 PAGES = {b"/": b"hindmost agent: see /metrics\n", b"/healthz": b"ok\n"}
 
@@ -95,12 +99,26 @@ def _header(metric: Metric) -> bytes:
     return head(metric.name, kind, metric.help).encode()
 
 
-async def listen(address: Address, page: Callable[[], bytes]) -> asyncio.Server:
-    """Serve ``page()`` at ``/metrics``, and ``PAGES``. Raises ``HindmostError`` when the address cannot be had."""
+async def listen(address: Address, page: Callable[[], bytes], web: WebConfig | None = None) -> asyncio.Server:
+    """Serve ``page()`` at ``/metrics``, and ``PAGES``, protected as ``web`` says.
+
+    Raises ``HindmostError`` when the address cannot be had.
+    """
+    clients = asyncio.Semaphore(MOST_CLIENTS)
+    tls = web.tls if web is not None else None
+    if tls is not None:
+        tls.sni_callback = lambda connection, *_: setattr(connection, "context", web and web.tls)  # it may be renewed
+    more: dict[str, Any] = {"limit": LARGEST_REQUEST, "ssl": tls}
+    if tls is not None:
+        more["ssl_handshake_timeout"] = PATIENCE_S
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if clients.locked():
+            writer.close()
+            return
         try:
-            await asyncio.wait_for(_answer(reader, writer, page), PATIENCE_S)
+            async with clients:
+                await asyncio.wait_for(_answer(reader, writer, page, web), PATIENCE_S)
         except (OSError, asyncio.TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             pass  # a scraper that went away, or no scraper: it is the one to notice
         finally:
@@ -108,8 +126,8 @@ async def listen(address: Address, page: Callable[[], bytes]) -> asyncio.Server:
 
     try:
         if address.host:
-            return await asyncio.start_server(handle, address.host, address.port, limit=LARGEST_REQUEST)
-        return await asyncio.start_server(handle, sock=_everywhere(address.port), limit=LARGEST_REQUEST)
+            return await asyncio.start_server(handle, address.host, address.port, **more)
+        return await asyncio.start_server(handle, sock=_everywhere(address.port), **more)
     except OSError as error:
         # asyncio's own words repeat the address; those of a name that cannot be resolved have no errno's.
         known = not isinstance(error, socket.gaierror) and error.errno
@@ -124,19 +142,28 @@ def _everywhere(port: int) -> socket.socket:
     return socket.create_server(("", port))
 
 
-async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Callable[[], bytes]) -> None:
+async def _answer(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, page: Callable[[], bytes], web: WebConfig | None
+) -> None:
     request = await reader.readuntil(b"\r\n\r\n")
+    shown = re.search(rb"\r\nauthorization:([^\r\n]*)", request, re.IGNORECASE)
+    authorization = shown[1].decode("latin-1") if shown else ""
     words = request.split(b"\r\n", 1)[0].split()
     path = words[1].split(b"?", 1)[0] if len(words) == 3 else b""
     status, body = "200 OK", PAGES.get(path, b"")
-    if words[:1] not in ([b"GET"], [b"HEAD"]):
+    more = ""
+    if web is not None:
+        more = "".join(f"{name}: {value}\r\n" for name, value in web.headers.items())
+    if web is not None and path != b"/healthz" and not await asyncio.to_thread(web.admits, authorization):
+        status, body = "401 Unauthorized", b"a user and a password are needed\n"
+        more += 'WWW-Authenticate: Basic realm="hindmost"\r\n'
+    elif words[:1] not in ([b"GET"], [b"HEAD"]):
         status, body = "405 Method Not Allowed", b"only GET\n"
     elif path == b"/metrics":
         body = page()
     elif path not in PAGES:
         status, body = "404 Not Found", b"hindmost agent: see /metrics\n"
-    head = (
-        f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
+    more = f"Connection: close\r\n{more}"
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {CONTENT_TYPE}\r\nContent-Length: {len(body)}\r\n{more}\r\n"
     writer.write(head.encode() + (b"" if words[:1] == [b"HEAD"] else body))
     await writer.drain()

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hindmost.credentials import PAGE, Client, is_loopback
 from hindmost.errors import UsageError
+from hindmost.web_config import WebConfig
 from hindmost_proto.address import Address, parse
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class Settings:
     interval_ns: int
     exit_when_stdin_closes: bool
     node: str
+    client: Client = field(default_factory=Client)
+    web: WebConfig | None = None
+    #: Whether ``listen`` is open to the network, to everyone, as ``--insecure`` permits.
+    insecure: bool = False
 
 
 def settings(
@@ -53,6 +59,12 @@ def settings(
     spool_size: str = "256MiB",
     interval: str = "1s",
     *,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    tls_ca: str | None = None,
+    token_file: str | None = None,
+    web_config: str | None = None,
+    insecure: bool = False,
     exit_when_stdin_closes: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
@@ -69,9 +81,18 @@ def settings(
     if size < SMALLEST_SPOOL:
         raise UsageError(f"--spool-size {spool_size}: must be at least 1MiB")
     node = os.uname().nodename
+    proofs = {"cert": tls_cert, "key": tls_key, "ca": tls_ca, "token_file": token_file}
+    where = address("--listen", listen) if listen is not None else None
+    web = WebConfig(web_config, "--web-config") if web_config else None
+    is_open = where is not None and web is None and not is_loopback(where.host)
+    if is_open and not insecure:
+        raise UsageError(
+            f"--listen {listen}: the network reaches it: give --web-config FILE ({PAGE}), listen on 127.0.0.1, or"
+            " permit it with --insecure"
+        )
     return Settings(
         collector=address("--collector", collector, needs_host=True) if collector is not None else None,
-        listen=address("--listen", listen) if listen is not None else None,
+        listen=where,
         job_id=job_id,
         ring_dir=_ring_dir(ring_dir, job_id),
         spool=Path(spool) if spool else default_spool(job_id, node, env) if collector is not None else None,
@@ -79,6 +100,9 @@ def settings(
         interval_ns=int(seconds * 1e9),
         exit_when_stdin_closes=exit_when_stdin_closes,
         node=node,
+        client=Client.of(proofs, env) if collector is not None else Client(),
+        web=web,
+        insecure=is_open,
     )
 
 

@@ -41,6 +41,14 @@ def add_thresholds(parser: argparse.ArgumentParser, config: bool = True) -> None
         )
 
 
+def add_proofs(parser: argparse.ArgumentParser) -> None:
+    """Add how a client of a collector proves itself: see ``hindmost.credentials.Client``."""
+    parser.add_argument("--tls-ca", metavar="FILE", help="the authority that signed the collector's certificate")
+    parser.add_argument("--tls-cert", metavar="FILE", help="this node's own certificate")
+    parser.add_argument("--tls-key", metavar="FILE", help="the key of --tls-cert")
+    parser.add_argument("--token-file", metavar="FILE", help="a file with the token for the collector, mode 0600")
+
+
 def thresholds(sets: Sequence[str] | None, config: Path | None = None) -> Settings:
     """The thresholds that flags, environment and file give, else the defaults. Raises UsageError."""
     settings: Settings = _module().resolve_thresholds(sets or (), os.environ, config)

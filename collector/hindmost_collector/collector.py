@@ -22,6 +22,7 @@ from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note
 from hindmost_collector.live.window import window_limit
 from hindmost_collector.page.history import cells_of
+from hindmost_collector.serve.credentials import Door
 from hindmost_collector.serve.endpoints import Endpoints
 from hindmost_collector.serve.http import Page
 from hindmost_collector.store.parquet.compaction import Retention, Upkeep
@@ -145,10 +146,10 @@ class Collector(Components):
         """
         self._page = page
         handlers = (self.ingest.handler(), self.ingest.rejected_calls)
-        self._server, bound = listen(self.options.listen, handlers, MESSAGE_LIMIT)
+        self._server, bound = listen(self.options.listen, handlers, MESSAGE_LIMIT, self.gate.server())
         http = self.options.http_address
         if http and not page:
-            self._page = Page(http, self.endpoints)
+            self._page = Page(http, self.endpoints, Door(self.gate, self.options))
         await self._server.start()
         if self.remote:
             self.remote.start()

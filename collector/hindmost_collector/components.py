@@ -17,6 +17,7 @@ from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.notification import Lines, Outlet, destination
 from hindmost_collector.runtime import Lag, ShieldedTasks
+from hindmost_collector.serve.credentials import Gate
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import StoreRecorder
 
@@ -43,6 +44,7 @@ class Components:
 
     def __init__(self, options: Options, store: Store | None, settings: Settings = DEFAULT) -> None:
         self.options, self.settings = options, settings
+        self.gate = Gate(options)
         self.clock = JobClock(store.clock if store else None)
         self.definitions = Definitions()
         self.decoder: Decoder = Decoder(self.definitions)
@@ -54,6 +56,7 @@ class Components:
             lambda: store.sequences if store else {},
             parking,
             options.ack_ns,
+            self.gate,
         )
         self.recorder: StoreRecorder = StoreRecorder(
             store, self.decoder.words, self.definitions, options.memory_mib << 20

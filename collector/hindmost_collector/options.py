@@ -14,6 +14,8 @@ from dataclasses import Field, dataclass, field, fields
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from hindmost.credentials import PAGE as SECURE
+from hindmost.credentials import is_loopback
 from hindmost.errors import UsageError
 from hindmost_judge.settings import RENAMED, Settings
 from hindmost_proto.address import parse
@@ -71,6 +73,14 @@ class Options:
     job_label: str = _setting(
         JOB_LABEL, "label of a job on /metrics; `job`, as in 0.1, needs honor_labels", choices=(JOB_LABEL, "job")
     )
+    tls_cert: str = _setting("", "certificate of the agents' port, and of a relay at its collector", "FILE")
+    tls_key: str = _setting("", "key of tls_cert", "FILE")
+    tls_ca: str = _setting("", "authority whose certificates agents and relays need to connect", "FILE")
+    relays: str = _setting("", "names of the certificates that may relay other nodes' agents", "NAME,NAME")
+    token_file: str = _setting("", "secret whose tokens agents need to connect; a file of mode 0600", "FILE")
+    web_config: str = _setting("", "TLS and passwords of the page and /metrics, as Prometheus has them", "FILE")
+    user_header: str = _setting("", "header in which a proxy names the user, who then sees no other's jobs", "NAME")
+    insecure: bool = _setting(default=False, meaning="permit ports on a network without TLS or a token")
     log_format: str = _setting("text", "format of the log on stderr", choices=("text", "json"))
 
     @property
@@ -79,6 +89,21 @@ class Options:
         if self.http == "none" or (self.exit_when_stdin_closes and not self.http):
             return None
         return address(self.http or f"127.0.0.1:{HTTP_PORT}", "--http")
+
+    @property
+    def http_is_open(self) -> bool:
+        """Whether the network reaches the page."""
+        return self.http_address is not None and not is_loopback(self.http_address[0])
+
+    @property
+    def open_ports(self) -> dict[str, str]:
+        """The ports that the network reaches and nothing protects, and their addresses: refused unless ``insecure``."""
+        found = {}
+        if not (self.tls_cert or self.token_file or is_loopback(address(self.listen, "--listen").host)):
+            found["listen"] = self.listen
+        if self.http_is_open and not (self.web_config or self.token_file):
+            found["http"] = self.http
+        return found
 
     @property
     def flush_period(self) -> float:
@@ -105,6 +130,8 @@ _FORMERLY = {one.metadata["formerly"]: one.name for one in fields(Options) if on
 PREFIX = "HINDMOST_COLLECTOR_"
 #: The table of the TOML file that holds thresholds.
 JUDGE = "judge"
+#: … and the one that may hold ``cert``, ``key`` and ``ca`` of ``tls_cert`` ….
+TLS = "tls"
 #: Variables that Kubernetes sets in every container for a Service named hindmost-collector, after the prefix: not
 #: settings.
 _OF_A_SERVICE = re.compile(r"service_host|service_port(_\w+)?|port_\d+_(tcp|udp|sctp)(_(proto|port|addr))?")
@@ -169,7 +196,13 @@ def _from_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 def _settings(config: Path) -> Mapping[str, Any]:
     """What a TOML file sets of the collector itself: tables are others' (``thresholds``)."""
-    return {name: value for name, value in read(config).items() if name != JUDGE}
+    found = {name: value for name, value in read(config).items() if name != JUDGE}
+    tls = found.pop(TLS, None)
+    if tls is None:
+        return found
+    if not isinstance(tls, dict):
+        raise UsageError(f"{config}: {TLS} is {tls!r}: write cert, key and ca under [{TLS}]")
+    return {**found, **{f"{TLS}_{name}": value for name, value in tls.items()}}
 
 
 def read(path: Path) -> Mapping[str, Any]:
@@ -213,6 +246,7 @@ def _check(options: Options, named: Named) -> None:
 
         destination(options.on_verdict, named("on_verdict"))  # raises when it is none
     _check_relay(options, named)
+    _check_access(options, named)
     for one in fields(Options):
         choices = one.metadata["choices"]
         if choices and getattr(options, one.name) not in choices:
@@ -227,6 +261,24 @@ def _check(options: Options, named: Named) -> None:
     for name in ("flush_seconds", "judge_seconds"):
         if not 0 <= getattr(options, name) <= 3600:
             raise UsageError(f"{named(name)} is {getattr(options, name)}: between 0 and 3600")
+
+
+def _check_access(options: Options, named: Named) -> None:
+    if bool(options.tls_cert) != bool(options.tls_key):
+        raise UsageError(f"{named('tls_cert')} and {named('tls_key')} belong together: give both")
+    if options.relays and not options.tls_ca:
+        raise UsageError(f"{named('relays')} names certificates: give {named('tls_ca')} too")
+    if options.tls_ca and not options.tls_cert and not options.relay_to:
+        raise UsageError(f"{named('tls_ca')} needs {named('tls_cert')} and {named('tls_key')}")
+    if options.user_header and options.http_is_open and not options.web_config:
+        raise UsageError(f"{named('user_header')}: anyone could send it: give --web-config, or --http on 127.0.0.1")
+    remedies = {"listen": "--tls-cert and --tls-key, or --token-file", "http": "--web-config, or --token-file"}
+    for what, where in options.open_ports.items():
+        if not options.insecure:
+            raise UsageError(
+                f"{named(what)} {where}: the network reaches it: give {remedies[what]} ({SECURE}), listen on 127.0.0.1,"
+                " or permit it with --insecure"
+            )
 
 
 def _check_store(options: Options, named: Named) -> None:
@@ -325,7 +377,7 @@ def _table(config: Path | None) -> Mapping[str, Any]:
     if config is None:
         return {}
     found = read(config)
-    for name in found.keys() - {one.name for one in fields(Options)} - _FORMERLY.keys() - {JUDGE}:
+    for name in found.keys() - {one.name for one in fields(Options)} - _FORMERLY.keys() - {JUDGE, TLS}:
         raise UsageError(f"{config}: {name} is neither [{JUDGE}] nor a setting of the collector")
     table = found.get(JUDGE, {})
     if not isinstance(table, dict):

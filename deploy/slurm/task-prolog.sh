@@ -24,6 +24,10 @@ print(build.PREBUILT)' 2>/dev/null) || exit 0
 echo "export HINDMOST_JOB_ID=$SLURM_JOB_ID"
 echo "export HINDMOST_RING_DIR=/dev/shm/hindmost-$(id -u)/$SLURM_JOB_ID"
 echo "export HINDMOST_COLLECTOR=$collector"
+token=${HINDMOST_TOKENS:-/run/hindmost-tokens}/$SLURM_JOB_ID # of prolog.sh
+[ -r "$token" ] && echo "export HINDMOST_TOKEN_FILE=$token"
+ca=$(sed -n 's/^HINDMOST_TLS_CA=//p' "$settings" 2>/dev/null)
+[ -n "$ca" ] && echo "export HINDMOST_TLS_CA=$ca"
 echo "export HINDMOST_PYTHON=$prefix/bin/python"
 echo "export HINDMOST_LAUNCHER=srun"
 echo "export HINDMOST_INJECT=$inject"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from hindmost_collector import runtime
 from hindmost_collector.ingest import connections, relay
-from hindmost_collector.serve import job_metrics, own_metrics
+from hindmost_collector.serve import exposition, job_metrics, own_metrics
 from hindmost_collector.serve.exposition import INFO
 from hindmost_collector.store import remote_write
 
@@ -33,6 +33,7 @@ OWN = (
     *own_metrics.OF_AGENTS,
     *own_metrics.OF_COLLECTOR,
     connections.REFUSED,
+    exposition.OPEN_PORTS,
     runtime.LOOP_LAG,
     *remote_write.METRICS,
 )

@@ -48,7 +48,7 @@ class CollectorMessage(_message.Message):
     def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., need: _Optional[_Union[Need, _Mapping]] = ..., clock: _Optional[_Union[ClockReply, _Mapping]] = ..., zoom: _Optional[_Union[Zoom, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "agent_id", "node", "boot_id", "version", "job_id", "monotonic_ns", "realtime_ns")
+    __slots__ = ("protocol", "agent_id", "node", "boot_id", "version", "job_id", "monotonic_ns", "realtime_ns", "only_job", "only_node")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     AGENT_ID_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
@@ -57,6 +57,8 @@ class Hello(_message.Message):
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     MONOTONIC_NS_FIELD_NUMBER: _ClassVar[int]
     REALTIME_NS_FIELD_NUMBER: _ClassVar[int]
+    ONLY_JOB_FIELD_NUMBER: _ClassVar[int]
+    ONLY_NODE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     agent_id: str
     node: str
@@ -65,7 +67,9 @@ class Hello(_message.Message):
     job_id: str
     monotonic_ns: int
     realtime_ns: int
-    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[str] = ..., monotonic_ns: _Optional[int] = ..., realtime_ns: _Optional[int] = ...) -> None: ...
+    only_job: str
+    only_node: bool
+    def __init__(self, protocol: _Optional[int] = ..., agent_id: _Optional[str] = ..., node: _Optional[str] = ..., boot_id: _Optional[str] = ..., version: _Optional[str] = ..., job_id: _Optional[str] = ..., monotonic_ns: _Optional[int] = ..., realtime_ns: _Optional[int] = ..., only_job: _Optional[str] = ..., only_node: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
     __slots__ = ("protocol", "durable_sequence", "version", "received_sequence", "clock_with_batches")
@@ -131,7 +135,7 @@ class Series(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Series.Kind, str]] = ..., help: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("ref", "job_id", "rank", "world_size", "local_rank", "node", "pid", "process_start_ticks", "gpu_uuid", "framework", "command")
+    __slots__ = ("ref", "job_id", "rank", "world_size", "local_rank", "node", "pid", "process_start_ticks", "gpu_uuid", "framework", "command", "user")
     REF_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -143,6 +147,7 @@ class Rank(_message.Message):
     GPU_UUID_FIELD_NUMBER: _ClassVar[int]
     FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
+    USER_FIELD_NUMBER: _ClassVar[int]
     ref: int
     job_id: str
     rank: int
@@ -154,7 +159,8 @@ class Rank(_message.Message):
     gpu_uuid: str
     framework: str
     command: str
-    def __init__(self, ref: _Optional[int] = ..., job_id: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., process_start_ticks: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., framework: _Optional[str] = ..., command: _Optional[str] = ...) -> None: ...
+    user: str
+    def __init__(self, ref: _Optional[int] = ..., job_id: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., process_start_ticks: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., framework: _Optional[str] = ..., command: _Optional[str] = ..., user: _Optional[str] = ...) -> None: ...
 
 class Communicator(_message.Message):
     __slots__ = ("ref", "rank", "id", "size", "rank_in", "name")

@@ -145,7 +145,24 @@ SET = {
     "metrics_level": ("rank", '"rank"'),
     "metrics_series": ("1000", "1000"),
     "job_label": ("job", '"job"'),
+    "tls_cert": ("c.pem", '"c.pem"'),
+    "tls_key": ("c.key", '"c.key"'),
+    "tls_ca": ("ca.pem", '"ca.pem"'),
+    "relays": ("r7", '"r7"'),
+    "token_file": ("secret", '"secret"'),
+    "web_config": ("web.yml", '"web.yml"'),
+    "user_header": ("X-User", '"X-User"'),
+    "insecure": ("true", "true"),
     "log_format": ("json", '"json"'),
+}
+
+
+#: What a setting needs as well.
+BESIDE = {
+    "tls_cert": {"tls_key": "c.key"},
+    "tls_key": {"tls_cert": "c.pem"},
+    "tls_ca": {"tls_cert": "c.pem", "tls_key": "c.key"},
+    "relays": {"tls_cert": "c.pem", "tls_key": "c.key", "tls_ca": "ca.pem"},
 }
 
 
@@ -158,8 +175,9 @@ def test_every_setting_is_a_flag_a_variable_and_a_key(name, tmp_path):
     words = [f"--{name.replace('_', '-')}"] + ([] if text == "true" else [text])
     flags = vars(parser.parse_args(words))
     (tmp_path / "c.toml").write_text(f"{name} = {toml}\n")
-    found = [resolve(flags, {}), resolve({}, {f"HINDMOST_COLLECTOR_{name.upper()}": text})]
-    assert [*found, resolve({}, {}, tmp_path / "c.toml")] == found[:1] * 3
+    more = {f"HINDMOST_COLLECTOR_{key.upper()}": value for key, value in BESIDE.get(name, {}).items()}
+    found = [resolve(flags, more), resolve({}, {f"HINDMOST_COLLECTOR_{name.upper()}": text, **more})]
+    assert [*found, resolve({}, more, tmp_path / "c.toml")] == found[:1] * 3
     assert str(getattr(found[0], name)) == text.replace("true", "True")
     assert getattr(found[0], name) != getattr(Options(), name)
 

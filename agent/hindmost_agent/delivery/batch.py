@@ -6,11 +6,13 @@ from hashlib import blake2b
 from itertools import chain
 from math import isnan
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.jobs.calls import Calls, varint
+from hindmost_agent.jobs.ranks import user_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -58,8 +60,8 @@ class Gathered(Generic[_Rows]):
 class Builder:
     """Collects what one batch will hold. A sample is a value that was measured, a row, a state or an attachment."""
 
-    def __init__(self, node: str) -> None:
-        self.node = node
+    def __init__(self, node: str, proc: Path = Path("/proc")) -> None:
+        self.node, self._proc = node, proc
         self._ranks: dict[int, tuple[RankProcess, bytes]] = {}
         #: By rank: how many communicators it had registered (they are never taken back), and their definitions.
         self._communicators: dict[int, tuple[int, dict[int, bytes]]] = {}
@@ -107,6 +109,7 @@ class Builder:
             gpu_uuid=process.gpu_uuid,
             framework=process.framework,
             command=process.command,
+            user=user_of(self._proc, process.pid),
         )
         return _definition(wire.Definitions(ranks=[rank]))
 

@@ -129,7 +129,7 @@ class FileSegment(Segment):
     def __init__(self, path: Path, agent_id: str = "") -> None:
         super().__init__(agent_id)
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             if agent_id:
                 os.pwrite(self._fd, MAGIC + agent_id.encode(), 0)

@@ -17,6 +17,7 @@ import uuid
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hindmost.credentials import private_directory
 from hindmost.errors import UsageError
 
 from hindmost_agent.delivery.segment import BATCH, DEFINITION, START, FileSegment, MemorySegment, Segment, encode
@@ -134,7 +135,7 @@ class Ledger:
         state = {name: value for name, value in vars(self).items() if not name.startswith("_") and name != "fresh"}
         data = COMPACT(state).encode().ljust(self._length)
         try:
-            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError:  # a full or read-only disk: the account goes on in memory
             return
         try:
@@ -489,8 +490,8 @@ class Spool:
 def _locked(folder: Path) -> int:
     """Make the folder and lock it for this process; returns the lock's descriptor."""
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        private_directory(folder)
+        lock = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
         raise UsageError(f"--spool {folder}: {error.strerror}; name a folder that can be written") from error
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
+import ssl
 import time
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,6 +18,8 @@ from grpclib.client import Channel, StreamStreamMethod
 from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, ProtocolError, StreamTerminatedError
 from h2.exceptions import H2Error, StreamClosedError
+from hindmost.credentials import Client, reason, unverified
+from hindmost.errors import UsageError
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.telemetry_pb2 import CollectorMessage
@@ -58,6 +61,8 @@ class Call:
     def __init__(self, stream: Stream[bytes, CollectorMessage]) -> None:
         self._stream = stream
         self._done = False
+        #: Whether the collector has said anything.
+        self.answered = False
 
     async def write(self, message: bytes) -> None:
         """Send a coded AgentMessage; waits while the collector takes no more."""
@@ -66,6 +71,7 @@ class Call:
     async def read(self) -> CollectorMessage | None:
         """The next message; ``None`` when the collector has ended the call in order."""
         message: CollectorMessage | None = await self._stream.recv_message()
+        self.answered = True
         if message is None:
             await self.done_writing()
             await self._stream.recv_trailing_metadata()
@@ -78,22 +84,54 @@ class Call:
             await self._stream.end()
 
 
+async def _trusted(host: str, port: int, client: Client, within_s: float) -> ssl.SSLContext | None:
+    """TLS for one connection; None without. A pinned server is asked for its certificate first, on a connection that
+    says nothing; the context then trusts this one alone. Raises ``CallError`` where it is another."""
+    if not client.fingerprint:
+        return client.context() if client.encrypts else None
+    _, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=unverified()), within_s)
+    certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    if not client.pins(certificate):
+        raise CallError("its certificate is not the one with the fingerprint that this agent was given")
+    return client.context(certificate)
+
+
 @asynccontextmanager
-async def connect(host: str, port: int, within_s: float) -> AsyncIterator[Call]:
+async def connect(host: str, port: int, within_s: float, client: Client = Client()) -> AsyncIterator[Call]:  # noqa: B008 - immutable
     """A call, which is over when the block is left.
 
     Raises ``OSError`` where no server listens, ``asyncio.TimeoutError`` after ``within_s`` without a connection, and
-    ``CallError``, out of the block too, when the call ended otherwise than in order.
+    ``CallError``, out of the block too, when the call ended otherwise than in order, or one side does not accept the
+    other's certificate.
     """
-    async with Channel(host, port, codec=Coded()) as channel:
+    try:
+        context, metadata = await _trusted(host, port, client, within_s), client.bearer()
+    except (ssl.SSLError, UsageError) as error:
+        raise CallError(reason(error)) from error
+    call = None
+    async with Channel(host, port, codec=Coded(), ssl=context) as channel:
         try:
-            async with StreamStreamMethod(channel, METHOD, bytes, CollectorMessage).open() as stream:
+            async with StreamStreamMethod(channel, METHOD, bytes, CollectorMessage).open(metadata=metadata) as stream:
                 await asyncio.wait_for(stream.send_request(), within_s)
-                yield Call(stream)
+                call = Call(stream)
+                yield call
         except GRPCError as error:
             raise CallError(error.message or f"it ended the call with {error.status.name}") from error
+        except ssl.SSLError as error:
+            raise CallError(reason(error)) from error
         except (StreamTerminatedError, ProtocolError, H2Error) as error:
-            raise CallError(_told(error)) from error
+            lost = str(error) == "Connection lost" and not (call and call.answered)
+            raise CallError(_unanswered(client) if lost else _told(error)) from error
+
+
+def _unanswered(client: Client) -> str:
+    """What may be wrong where a server ends the connection before it says a word: of TLS it gives no reason."""
+    if client.encrypts:
+        return (
+            "it ended the connection: this agent's certificate is missing, expired or of another authority (--tls-cert)"
+        )
+    return "it ended the connection before it said a word: if it speaks TLS, give --tls-ca"
 
 
 def _told(error: Exception) -> str:
@@ -226,6 +264,7 @@ class Shipper:
         on_stop: Callable[[], None],
         on_zoom: Callable[[wire.Zoom], None],
         *,
+        client: Client = Client(),  # noqa: B008 - immutable
         pace: Pace = Pace(),  # noqa: B008 - immutable
         monotonic_ns: Callable[[], int] = time.monotonic_ns,
         jitter: Callable[[], float] = random.random,
@@ -238,6 +277,7 @@ class Shipper:
         self._hello = hello
         self._on_stop = on_stop
         self._on_zoom = on_zoom
+        self._client = client
         self._pace = pace
         self._monotonic_ns = monotonic_ns
         self.jitter = jitter
@@ -289,7 +329,7 @@ class Shipper:
         return retry.pause_s(attempt, LONGEST_PAUSE_S, self.jitter())
 
     async def _stream(self) -> None:
-        async with connect(self.target.host, self.target.port, SILENCE_S) as call:
+        async with connect(self.target.host, self.target.port, SILENCE_S, self._client) as call:
             await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
             first = await asyncio.wait_for(call.read(), SILENCE_S)
             if first is None or first.WhichOneof("body") != "welcome":

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pwd
+from functools import lru_cache
 from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 
 class RankProcess(NamedTuple):
@@ -27,6 +30,22 @@ class RankProcess(NamedTuple):
         """The 64-bit reference on the wire: the same process has the same one in every stream."""
         identity = f"{node}\0{self.job_id}\0{self.rank}\0{self.pid}\0{self.start_ticks}"
         return int.from_bytes(blake2b(identity.encode(), digest_size=8).digest(), "little")
+
+
+def user_of(proc: Path, pid: int) -> str:
+    """Who runs a process, by name where the node knows one, else by number; empty when it has ended."""
+    try:
+        return _name((proc / str(pid)).stat().st_uid)
+    except OSError:
+        return ""
+
+
+@lru_cache(maxsize=256)
+def _name(uid: int) -> str:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 class Ranks:

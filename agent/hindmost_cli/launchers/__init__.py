@@ -99,6 +99,8 @@ class Launcher(Protocol):
 
     NAME: str
     NATIVE: tuple[str, ...]
+    #: Whether it passes variables on so that other users of a node cannot read them.
+    ENVIRONMENT_IS_PRIVATE: bool
 
     def recognises(self, argv: Sequence[str]) -> bool:
         """Whether this command line is this launcher's."""

@@ -15,6 +15,7 @@ __all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "accelerate"
 NATIVE = ("nccl",)
+ENVIRONMENT_IS_PRIVATE = True
 PROGRAMS = job_command.ACCELERATE
 MODULES = ("accelerate.commands.launch", "accelerate.commands.accelerate_cli")
 

@@ -16,6 +16,8 @@ __all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "horovodrun"
 NATIVE = ("pmpi", "nccl")
+#: It writes what it exports on the command line of ssh, which every user of the node can read.
+ENVIRONMENT_IS_PRIVATE = False
 PROGRAMS = job_command.HOROVODRUN
 ARITY = dict.fromkeys("-np --num-proc -p --ssh-port -H --hosts -hostfile --hostfile --config-file".split(), 1)
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NAME = "mpirun"
 NATIVE = ("pmpi", "nccl")
+ENVIRONMENT_IS_PRIVATE = True
 
 PROGRAMS = job_command.MPIRUN
 

@@ -14,6 +14,7 @@ __all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "python"
 NATIVE = ("pmpi", "nccl")
+ENVIRONMENT_IS_PRIVATE = True
 
 
 def recognises(argv: Sequence[str]) -> bool:

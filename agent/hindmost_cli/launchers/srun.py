@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 NAME = "srun"
 NATIVE = ("pmpi", "nccl")
+ENVIRONMENT_IS_PRIVATE = True
 PROGRAMS = job_command.SRUN
 EXPORT = "--export"
 #: What asks Slurm for the addresses of its nodes, wherever the job may go.

@@ -15,6 +15,7 @@ __all__ = ["carry", "recognises", "remote_hosts"]
 
 NAME = "torchrun"
 NATIVE = ("nccl",)
+ENVIRONMENT_IS_PRIVATE = True
 PROGRAMS = job_command.TORCHRUN
 MODULES = ("torch.distributed.run", "torch.distributed.launch", "deepspeed.launcher")
 

@@ -138,7 +138,9 @@ def run(args: argparse.Namespace) -> int:
 
 def _observed(session: Session, tell: Callable[[dict[str, Any]], None]) -> int:
     if session.page:
-        _say(f"page http://{session.page}/  metrics http://{session.page}/metrics  run {_short(session.directory)}")
+        token = f"?token={session.opens}" if session.opens else ""
+        metrics = f"http://{session.page}/metrics"
+        _say(f"page http://{session.page}/{token}  metrics {metrics}  run {_short(session.directory)}")
         if tunnel := ssh_tunnel(session.page, session.environ):
             _say(f"from your own machine: {tunnel}")
     try:

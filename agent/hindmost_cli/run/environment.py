@@ -14,15 +14,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hindmost
+from hindmost import credentials
 from hindmost.errors import HindmostError, UsageError
 from hindmost.native import build
 from hindmost.ring import layout
 from hindmost_judge.job_command import isolating_option, isolation_remedy, script
 from hindmost_proto.address import parse
+
+from hindmost_cli.pki import CERTIFICATE, KEY, ephemeral
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -140,7 +144,10 @@ def must_be_free(listen: str) -> None:
 
 def _claimed(directory: Path) -> Path:
     """``directory``, made, with a ``logs`` folder in it. ``OSError`` where it is of no use."""
-    directory.mkdir(parents=True, exist_ok=True)
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    owner = directory.stat().st_uid
+    if os.geteuid() not in (owner, 0):
+        raise OSError(f"belongs to user {owner}")
     if (directory / "meta.json").exists() or (directory / "segments").exists():
         raise OSError("contains a run")
     (directory / "logs").mkdir(exist_ok=True)
@@ -156,6 +163,52 @@ def _try_room(trial: Path, size: int) -> None:
     finally:
         with contextlib.suppress(OSError):
             trial.unlink()
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the agents of a run and its collector prove to each other. ``folder`` holds the secret, and the certificate
+    where there is one; ``token`` is the job's, ``reads`` opens its page, ``fingerprint`` is the certificate's.
+    """
+
+    folder: Path
+    token: str
+    reads: str
+    fingerprint: str = ""
+
+    @property
+    def collector_options(self) -> list[str]:
+        """Options of the collector; no secret is in them."""
+        found = ["--token-file", str(self.folder / "secret")]
+        if self.fingerprint:
+            found += ["--tls-cert", str(self.folder / CERTIFICATE), "--tls-key", str(self.folder / KEY)]
+        return found
+
+    def variables(self, *, elsewhere: bool) -> dict[str, str]:
+        """What agents find it by. Those ``elsewhere`` get the token itself: the run directory may not be there."""
+        found = {"HINDMOST_TOKEN_FILE": str(self.folder / "token")}
+        if self.fingerprint:
+            found["HINDMOST_FINGERPRINT"] = self.fingerprint
+        return found | ({"HINDMOST_TOKEN": self.token} if elsewhere else {})
+
+
+def proof(directory: Path, job: str, *, encrypted: bool) -> tuple[Proof, str | None]:
+    """A new secret in files of the run directory that the user alone may read; and a sentence where agents on other
+    hosts cannot be ``encrypted``. Raises ``HindmostError``.
+    """
+    folder, secret = directory / "credentials", credentials.new_secret()
+    token = credentials.job_token(secret, job)
+    try:
+        credentials.private_directory(folder)
+        for name, text in (("secret", secret), ("token", token)):
+            (folder / name).unlink(missing_ok=True)
+            credentials.write_private(folder / name, text + "\n")
+        fingerprint, note = "", None
+        if encrypted:
+            fingerprint, note = ephemeral(folder)
+    except OSError as error:
+        raise HindmostError(f"{folder}: {error.strerror or error}") from error
+    return Proof(folder, token, credentials.job_token(secret, job, writes=False), fingerprint), note
 
 
 #: What is lost without each of the C parts.

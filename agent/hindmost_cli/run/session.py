@@ -7,6 +7,7 @@ import json
 import os
 import select
 import shlex
+import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hindmost.bootstrap import ENTERED
+from hindmost.credentials import is_loopback
 from hindmost.errors import HindmostError
+from hindmost_proto.address import parse
 
 from hindmost_cli.run import environment, foreground
 from hindmost_cli.run.environment import kept_out
@@ -200,6 +203,8 @@ class Session:
     collector: Daemon
     agent: Daemon
     interrupted_by: str | None = None
+    #: The token that opens the page; empty where only this machine reaches it.
+    opens: str = ""
     no_ring: str | None = None
 
     @classmethod
@@ -219,8 +224,14 @@ class Session:
         rings = environment.ring_directory(job)
         started: list[Daemon] = []
         try:
-            collector, said = _collector(request, launcher, job, directory, environ, started)
-            agent = _agent(said["grpc"], job, rings, directory, environ, started)
+            host = environment.address(launcher.remote_hosts(request.command, environ))
+            elsewhere = host != environment.LOOPBACK
+            proof, note = environment.proof(directory, job, encrypted=elsewhere)
+            if note:
+                say(note)
+            collector, said = _collector(request, launcher, job, directory, environ, started, (host, proof))
+            proves = proof.variables(elsewhere=elsewhere and launcher.ENVIRONMENT_IS_PRIVATE)
+            agent = _agent(said["grpc"], job, rings, directory, {**environ, **proves}, started)
         except (HindmostError, KeyboardInterrupt):
             for daemon in started:
                 daemon.kill()
@@ -232,12 +243,15 @@ class Session:
         ours = environment.variables(
             environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
         )
+        ours |= proves
         whole = {**environ, **ours}
         for sentence in (*notes, kept_out(request.command, whole), no_ring):
             if sentence:
                 say(sentence)
         argv = launcher.carry(request.command, list(ours), whole)
-        return cls(job, directory, rings, said.get("http"), argv, whole, collector, agent, no_ring=no_ring)
+        page = said.get("http")
+        opens = proof.reads if page and _is_open(request.listen) else ""
+        return cls(job, directory, rings, page, argv, whole, collector, agent, opens=opens, no_ring=no_ring)
 
     def heard(self, number: signal.Signals) -> None:
         """Remember the first signal that asked the job to end: ranks that exit after it did not crash."""
@@ -268,9 +282,16 @@ class Session:
         for daemon in (self.agent, self.collector):
             if daemon.log.exists() and not daemon.log.stat().st_size:
                 daemon.log.unlink()
+        shutil.rmtree(self.directory / "credentials", ignore_errors=True)  # they open nothing any more
         logs = self.directory / "logs"
         if logs.exists() and not any(logs.iterdir()):
             logs.rmdir()
+
+
+def _is_open(listen: str | None) -> bool:
+    """Whether the network reaches the page."""
+    where = parse(listen) if listen else None
+    return where is not None and not is_loopback(where.host)
 
 
 def _finished(daemon: Daemon, seconds: float, say: Callable[[str], None]) -> str:
@@ -296,9 +317,11 @@ def _collector(
     directory: Path,
     environ: Mapping[str, str],
     started: list[Daemon],
+    reached: tuple[str, environment.Proof],
 ) -> tuple[Daemon, dict[str, str]]:
-    host = environment.address(launcher.remote_hosts(request.command, environ))
+    host, proof = reached
     arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
+    arguments += proof.collector_options
     arguments += ["--command", shlex.join(request.command), "--launcher", launcher.NAME]
     arguments += [f"--set={one}" for one in request.thresholds]
     arguments += ["--print-verdicts"]

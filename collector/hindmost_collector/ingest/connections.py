@@ -29,8 +29,15 @@ if TYPE_CHECKING:
     Stream = Callable[[AsyncIterator[Any], Any], Awaitable[None]]
 
 
-def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int) -> tuple[grpc.aio.Server, str]:
+def listen(
+    where: str,
+    handlers: Sequence[grpc.GenericRpcHandler],
+    longest: int,
+    credentials: grpc.ServerCredentials | None = None,
+) -> tuple[grpc.aio.Server, str]:
     """A server that has the port and is not started, and its address as ``HOST:PORT``; ``longest``: bytes of a message.
+
+    It speaks TLS where it has ``credentials``.
 
     Raises HindmostError where the port cannot be had.
     """
@@ -51,7 +58,9 @@ def listen(where: str, handlers: Sequence[grpc.GenericRpcHandler], longest: int)
     )
     server.add_generic_rpc_handlers(tuple(handlers))
     try:
-        bound = server.add_insecure_port(str(wanted))
+        bound = (
+            server.add_secure_port(str(wanted), credentials) if credentials else server.add_insecure_port(str(wanted))
+        )
     except RuntimeError as error:
         raise HindmostError(f"cannot listen on {wanted}: it is in use, or not an address of this host") from error
     return server, f"{wanted.host}:{bound}"
@@ -115,14 +124,16 @@ class ConnectionLog:
 #: Seconds between two log lines about the same kind of rejected call.
 QUIET_S = 60.0
 HELLO_FIRST = "the first message of a stream must be Hello"
+UNKNOWN = "no valid token: give the agent --token-file, with the collector's secret or a token of its job"
+NO_RELAY = "only a relay may send for other agents: with the collector's secret, or a certificate named in its relays"
 #: A call of a method that is not served; bytes that are no message; a stream that does not begin with Hello; one that
-#: is refused for what its Hello says.
-REASONS = ("method", "garbage", "hello", "refused")
+#: is refused for what its Hello says; one without proof of what it says.
+REASONS = ("method", "garbage", "hello", "refused", "credentials")
 REFUSED = counter(
     "hindmost_collector_refused_streams_total",
     "Calls on the agents' port by other programs. `method`: of another service; `garbage`: no message of an agent; "
     "`hello`: began with another message; `refused`: another protocol, or names too long. "
-    "What is not HTTP/2 is not counted.",
+    "`credentials`: no token, or one of something else. What is not HTTP/2, or fails at TLS, is not counted.",
     "reason",
 )
 

@@ -10,6 +10,7 @@ import json
 import sys
 from dataclasses import dataclass
 from functools import lru_cache
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.ingest.clock import NodeClock
     from hindmost_collector.ingest.row_builder import JobRows
+    from hindmost_collector.ingest.session import AgentSession
 
     Array = np.ndarray[Any, Any]
 
@@ -127,6 +129,7 @@ class RankRef:
     gpu_uuid: str
     framework: str
     command: str
+    user: str = ""
 
 
 class Group(NamedTuple):
@@ -135,6 +138,57 @@ class Group(NamedTuple):
     owners: tuple[RankRef, ...]
     ranks: bytes
     job: str | None
+
+
+#: What is kept at most: processes of ranks, communicators, and series of all schemas.
+RANKS_LIMIT, COMMUNICATORS_LIMIT, SERIES_LIMIT = 1 << 18, 1 << 20, 1 << 23
+
+
+def _hash(content: bytes) -> int:
+    return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
+
+
+def check_own(sent: Any, job: str, node: str) -> None:
+    """Raise Malformed unless definitions are an agent's own: of its ``job`` and ``node``, where these are not empty.
+
+    Each is under the reference that its content has, so that none takes the place of another agent's.
+    """
+    ranks = set()
+    for one in sent.ranks:
+        if (job and one.job_id != job) or (node and one.node != node):
+            raise Malformed(f"rank {one.rank} of job {one.job_id!r:.80} on {one.node!r:.80} is not its to define")
+        text = f"{one.node}\0{one.job_id}\0{one.rank}\0{one.pid}\0{one.process_start_ticks}"
+        if one.ref != _hash(text.encode()):
+            raise Malformed(f"rank {one.rank} has a reference that is not its own")
+        ranks.add(one.ref)
+    for one in sent.communicators:
+        text = f"{one.rank}\0{one.id}\0{one.size}\0{one.rank_in}\0{one.name}"
+        if one.ref != _hash(text.encode()):
+            raise Malformed(f"communicator {one.id:#x} has a reference that is not its own")
+    for one in sent.schemas:
+        content = type(one)()
+        content.CopyFrom(one)
+        content.ClearField("ref")
+        if one.ref != _hash(content.SerializeToString(deterministic=True)):
+            raise Malformed(f"schema {one.ref:#x} has a reference that is not its own")
+        for labels in {_labels(tuple(series.labels)) for series in one.series}:
+            owner = json.loads(labels).get("job", job)
+            if job and owner != job:
+                raise Malformed(f"a series of job {owner!r:.80} is not this agent's to define")
+
+
+def foreign(batch: Any, blocks: Iterable[tuple[int, bytes, bytes]], known: Definitions, agent: AgentSession) -> str:
+    """What in a batch, of which these are the samples, is not its agent's to send; empty where nothing is."""
+    owners = {owner for block in (*batch.steps, *batch.collectives, *batch.intervals) for owner in known.owners(block)}
+    for one in (*batch.rank_states, *batch.attachments):
+        if one.rank in known.ranks:
+            owners.add(known.ranks[one.rank])
+    for owner in owners:
+        if (agent.only_job and owner.job != agent.only_job) or owner.node != agent.node:
+            return f"rows of rank {owner.rank} of job {owner.job!r:.80} on {owner.node!r:.80} are not its to send"
+    if not agent.schemas.issuperset(ref for ref, _, _ in blocks):
+        return "samples of a schema that it did not define"
+    return ""
 
 
 #: Groups of ranks that are remembered: one for each node, and more while ranks come and go.
@@ -150,6 +204,7 @@ class Definitions:
         self._communicators: dict[int, str] = {}
         self._groups: dict[bytes, Group] = {}
         self._used: dict[int, int] = {}
+        self._series = 0
         self.revision = 0
 
     def missing(self, refs: Iterable[int]) -> list[int]:
@@ -177,6 +232,15 @@ class Definitions:
         except KeyError:
             raise Malformed(f"rank {ref:#x} was never defined") from None
 
+    def owners(self, block: Any) -> tuple[RankRef, ...]:
+        """Whose rows a block has, as far as they are defined."""
+        if not block.ranks:
+            return (self.ranks[block.rank],) if block.rank in self.ranks else ()
+        try:
+            return self.group(block.ranks).owners
+        except Malformed:  # which decoding says once more
+            return ()
+
     def is_known(self, refs: bytes) -> bool:
         """Whether there was a block of just these ranks before."""
         return refs in self._groups
@@ -201,6 +265,7 @@ class Definitions:
         """Forget schemas without samples for ``age_ns``: processes and devices come and go, and each has its own."""
         for ref in list(self.schemas):
             if now_ns - self._used.setdefault(ref, now_ns) > age_ns:
+                self._series -= self.schemas[ref].width
                 del self.schemas[ref], self._used[ref]
 
     def command(self, job: str) -> str | None:
@@ -208,11 +273,19 @@ class Definitions:
         said = [(rank.rank, rank.command) for rank in self.ranks.values() if rank.job == job and rank.command]
         return min(said)[1] if said else None
 
+    def user(self, job: str) -> str | None:
+        """Who runs a job: the one whom its lowest rank says; None where none does."""
+        said = [(rank.rank, rank.user) for rank in list(self.ranks.values()) if rank.job == job and rank.user]
+        return min(said)[1] if said else None
+
     def learn(self, sent: wire.Definitions, rows: Callable[[str], JobRows], clock: NodeClock) -> None:
         """Take definitions in; ranks and communicators that are new become rows of their job. Raises Malformed."""
         for schema in sent.schemas:
             if schema.ref not in self.schemas:
+                if self._series + len(schema.series) > SERIES_LIMIT:
+                    raise Malformed(f"more than {SERIES_LIMIT} series are defined")
                 self.schemas[schema.ref] = learned(schema)
+                self._series += len(schema.series)
         for rank in sent.ranks:
             if rank.ref not in self.ranks:
                 self._learn_rank(rank, rows, clock)
@@ -220,6 +293,8 @@ class Definitions:
             owner = self.ranks.get(communicator.rank)
             if communicator.ref in self._communicators or owner is None:
                 continue
+            if len(self._communicators) >= COMMUNICATORS_LIMIT:
+                raise Malformed(f"more than {COMMUNICATORS_LIMIT} communicators are defined")
             self._communicators[communicator.ref] = owner.job
             row = (communicator.id, owner.rank, communicator.rank_in, communicator.size, communicator.name[:NAME_LIMIT])
             rows(owner.job).communicators.append(row)
@@ -230,6 +305,8 @@ class Definitions:
         longest = max(map(len, (sent.job_id, sent.node, sent.gpu_uuid, sent.framework)))
         if longest > IDENTITY_LIMIT:  # cut, it would be another's
             raise Malformed(f"rank {sent.rank} says who it is in {longest} characters: at most {IDENTITY_LIMIT}")
+        if len(self.ranks) >= RANKS_LIMIT:
+            raise Malformed(f"more than {RANKS_LIMIT} processes of ranks are defined")
         rank = RankRef(
             sent.job_id,
             sent.rank,
@@ -240,6 +317,7 @@ class Definitions:
             sent.gpu_uuid,
             sent.framework,
             sent.command[:COMMAND_LIMIT],
+            sent.user[:NAME_LIMIT],
         )
         self.ranks[sent.ref] = rank
         self.revision += 1

@@ -19,15 +19,17 @@ from typing import TYPE_CHECKING, Any, Protocol
 import grpc.aio
 from google.protobuf.message import DecodeError
 from hindmost import __version__
+from hindmost.errors import UsageError
 from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector, generate_latest
 
-from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, RejectedCalls, ended, listen, served
+from hindmost_collector.ingest.connections import GONE, HELLO_FIRST, UNKNOWN, RejectedCalls, ended, listen, served
 from hindmost_collector.ingest.packed_fields import varint
 from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import address
-from hindmost_collector.serve.exposition import INFO, collected, counter, gauge
+from hindmost_collector.serve.credentials import Door, Gate
+from hindmost_collector.serve.exposition import INFO, collected, counter, gauge, open_ports
 from hindmost_collector.serve.http import Page
 
 if TYPE_CHECKING:
@@ -91,7 +93,8 @@ class Relay:
 
     def __init__(self, options: Options) -> None:
         self._options = options
-        self.links = [Link(target.strip()) for target in options.relay_to.split(",")]
+        self.gate = Gate(options)
+        self.links = [Link(target.strip(), gate=self.gate) for target in options.relay_to.split(",")]
         self.rejected_calls = RejectedCalls()
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
@@ -100,15 +103,21 @@ class Relay:
     async def start(self) -> dict[str, str | None]:
         """Bind both ports; where they are. Raises HindmostError."""
         service = served(self.rejected_calls.guarded(self._stream), checked)
-        self._server, bound = listen(self._options.listen, (service, self.rejected_calls), AGENT_BYTES)
+        self._server, bound = listen(
+            self._options.listen, (service, self.rejected_calls), AGENT_BYTES, self.gate.server()
+        )
         if self._options.http_address:
-            self._page = Page(self._options.http_address, RelayPage(self))
+            self._page = Page(self._options.http_address, RelayPage(self), Door(self.gate, self._options))
         await self._server.start()
         self._tasks = [asyncio.create_task(link.run()) for link in self.links]
         return {"grpc": bound, "http": self._page.address if self._page else None}
 
     async def _stream(self, requests: AsyncIterator[bytes], context: Any) -> None:
         """Serve one agent."""
+        grant = self.gate.of_call(context)
+        if grant is None:
+            await self.rejected_calls.refuse("credentials", context, grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)
+            return
         first = await anext(aiter(requests), None)
         if first is None:  # it broke off before it said a word
             return
@@ -116,6 +125,11 @@ class Relay:
         if hello.WhichOneof("body") != "hello":
             await self.rejected_calls.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
             return
+        if refusal := self.gate.refuses(grant, hello.hello):
+            await self.rejected_calls.refuse("credentials", context, grpc.StatusCode.PERMISSION_DENIED, refusal)
+            return
+        hello.hello.only_job, hello.hello.only_node = grant.job or "", grant.nodes is not None
+        first = hello.SerializeToString()
         link = choose(self.links, hello.hello.job_id or hello.hello.node)
         if not link.connected:
             await context.abort(grpc.StatusCode.UNAVAILABLE, f"collector {link.target} is out of reach of this relay")
@@ -168,6 +182,7 @@ class RelayPage:
         """The relay's own metrics."""
         yield collected(INFO, [([__version__], 1)])
         yield self._relay.rejected_calls.metric()
+        yield open_ports(self._relay.gate.insecure)
         for metric, value in OF_LINKS.items():
             yield collected(metric, [([link.target], value(link)) for link in self._relay.links])
 
@@ -179,6 +194,9 @@ class RelayPage:
         """Why this relay is not ready; None when every collector is reached."""
         away = [link.target for link in self._relay.links if not link.connected]
         return f"out of reach: {', '.join(away)}" if away else None
+
+    def owner(self, _: str) -> None:
+        """A relay knows no job."""
 
     def damage(self) -> list[str]:
         """A relay stores nothing that could be."""
@@ -248,8 +266,15 @@ def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
 class Link:
     """Keeps one stream to one collector open. All agents' streams in it end when it breaks: they replay."""
 
-    def __init__(self, target: str, jitter: Callable[[], float] = random.random, silence_s: float = SILENCE_S) -> None:
+    def __init__(
+        self,
+        target: str,
+        jitter: Callable[[], float] = random.random,
+        silence_s: float = SILENCE_S,
+        gate: Gate | None = None,
+    ) -> None:
         self.target = target
+        self._gate = gate
         self._silence_s = silence_s
         self.connected = False
         self.messages = self.bytes = self.connects = 0
@@ -300,7 +325,7 @@ class Link:
             before = self.connects
             try:
                 await self._stream()
-            except (OSError, asyncio.TimeoutError) as error:
+            except (OSError, asyncio.TimeoutError, UsageError) as error:
                 self._say(retry.reason(error))
             except GONE as error:
                 self._say(ended(error))
@@ -311,8 +336,11 @@ class Link:
 
     async def _stream(self) -> None:
         target = str(address(self.target, "--relay-to"))
-        async with grpc.aio.insecure_channel(target, options=self._options()) as channel:
-            call: Call = channel.stream_stream(METHOD)()  # of bytes: grpc would log what cannot be read, and go on
+        options, metadata = self._options(), self._gate.metadata() if self._gate else ()
+        opened = self._gate.channel if self._gate else grpc.aio.insecure_channel
+        async with opened(target, options=options) as channel:
+            # of bytes: grpc would log what cannot be read, and go on
+            call: Call = channel.stream_stream(METHOD)(metadata=metadata)
             await asyncio.wait_for(call.write(relayed([])), self._silence_s)
             first = await asyncio.wait_for(call.read(), self._silence_s)
             if first is grpc.aio.EOF or _parsed(first).WhichOneof("body") != "returned":

@@ -11,7 +11,7 @@ from hindmost import __version__
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from hindmost_collector.ingest.clock import JobClock, NodeClock
 
@@ -27,6 +27,8 @@ PROTOCOL = 1
 _ZOOMS = 16
 #: So many batches are acknowledged at once: of a backlog only some hundreds are on the way.
 _ACK_BATCHES = 64
+#: Schemas of one agent that are remembered: each process and device has one of its own.
+_SCHEMAS = 1 << 16
 #: Gaps in an agent's numbers that are remembered, for batches that come late; the oldest go.
 _GAPS = 256
 
@@ -169,8 +171,24 @@ class AgentSession:
     last_heard_ns: int = 0
     skipped: int = 0
     contested: bool = False
+    #: Its token is of this job, its certificate of its node: it may define and send nothing else.
+    only_job: str = ""
+    only_node: bool = False
+    #: Schemas that it defined itself, where it is restricted.
+    schemas: set[int] = field(default_factory=set)
     replaced_ns: deque[int] = field(default_factory=lambda: deque(maxlen=5))
     _gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def restricted(self) -> bool:
+        """Whether it may not send just anything."""
+        return bool(self.only_job) or self.only_node
+
+    def define(self, schemas: Iterable[int]) -> None:
+        """Note which it defined: bounded, as it may send samples of these alone, and others may fill memory."""
+        if len(self.schemas) >= _SCHEMAS:
+            self.schemas.clear()
+        self.schemas.update(schemas)
 
     def admit(self, sequence: int) -> bool:
         """Whether a batch is new. Numbers skipped by the sender are counted, and taken should they come after all."""

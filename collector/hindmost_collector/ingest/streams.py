@@ -9,13 +9,22 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grpc
+from hindmost.credentials import Grant
 from hindmost.errors import HindmostError
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.ingest.clock import NodeClock
-from hindmost_collector.ingest.connections import HELLO_FIRST, ConnectionLog, RejectedBatches, RejectedCalls, served
+from hindmost_collector.ingest.connections import (
+    HELLO_FIRST,
+    NO_RELAY,
+    UNKNOWN,
+    ConnectionLog,
+    RejectedBatches,
+    RejectedCalls,
+    served,
+)
 from hindmost_collector.ingest.decode import Decoder, references, samples
-from hindmost_collector.ingest.definitions import IDENTITY_LIMIT
+from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, check_own, foreign
 from hindmost_collector.ingest.inbox import Inbox, Parking
 from hindmost_collector.ingest.row_builder import Malformed
 from hindmost_collector.ingest.session import PROTOCOL, AgentSession, Outbox
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.clock import JobClock
     from hindmost_collector.ingest.decode import Samples
     from hindmost_collector.ingest.definitions import Definitions
+    from hindmost_collector.serve.credentials import Gate
 
     Write = Callable[[wire.CollectorMessage], Awaitable[None]]
 
@@ -34,6 +44,8 @@ log = logging.getLogger(__name__)
 
 #: Larger messages are refused by gRPC before they are built; an agent's batch is a few kB.
 MESSAGE_LIMIT = 16 << 20
+#: Agents that are known at one time, with a stream or without.
+AGENT_LIMIT = 1 << 16
 #: After the last acknowledgement: for the agent to have read it, and to end its side of the stream.
 LAST_WORD_S = 1.0
 #: So many streams of one identity that replace each other within so long are two agents, not one that reconnects.
@@ -62,6 +74,7 @@ class Ingest:
         durable: gives identity to the last durable sequence, as the store knows it now; called in a thread.
         parking: where batches wait for their definitions.
         ack_ns: how long an acknowledgement may wait for another message to go with.
+        gate: who may connect; everyone without.
     """
 
     def __init__(
@@ -72,13 +85,14 @@ class Ingest:
         durable: Callable[[], Mapping[str, int]],
         parking: Parking | None = None,
         ack_ns: int = 0,
+        gate: Gate | None = None,
     ) -> None:
         self.clock, self.definitions, self.decoder = clock, definitions, decoder
         self.again = Decoder(definitions, decoder.words)  # for what the live windows have had
         self._durable = Durable(durable)
         self.parking = parking or Parking()
         self.inbox = Inbox(self._batch)
-        self._ack_ns = ack_ns
+        self._ack_ns, self._gate = ack_ns, gate
         self.agents: dict[str, AgentSession] = {}
         self._connected = 0
         self.counts: Counter[str] = Counter()
@@ -106,16 +120,14 @@ class Ingest:
     async def stream(self, requests: AsyncIterator[wire.AgentMessage], context: Any) -> None:
         """Serve one agent until it says Goodbye and has its last ack, or breaks off; or a relay with many."""
         first = await anext(aiter(requests), None)
-        if first is not None and first.WhichOneof("body") == "relayed":
-            await RelayStream(self, context.write).serve(first, requests)
-            return
         if first is None:  # it broke off before it said a word
             return
-        if first.WhichOneof("body") != "hello":
-            await self.rejected_calls.refuse("hello", context, grpc.StatusCode.INVALID_ARGUMENT, HELLO_FIRST)
+        refusal = self._refusal(first, self._gate.of_call(context) if self._gate else Grant())
+        if refusal is not None:
+            await self.rejected_calls.refuse(refusal[0], context, *refusal[1:])
             return
-        if refusal := self.refused(first.hello):
-            await self.rejected_calls.refuse("refused", context, grpc.StatusCode.FAILED_PRECONDITION, refusal)
+        if first.WhichOneof("body") == "relayed":
+            await RelayStream(self, context.write).serve(first, requests)
             return
         try:
             agent, outbox = await self.greet(first.hello)
@@ -139,6 +151,32 @@ class Ingest:
             self.part(agent, outbox)
         if outbox.reason:
             await context.abort(grpc.StatusCode.ABORTED, outbox.reason)
+
+    def _refusal(self, first: wire.AgentMessage, grant: Grant | None) -> tuple[str, grpc.StatusCode, str] | None:
+        """Why a stream that begins so is not served; else what its token and certificate permit is noted in it."""
+        relays = first.WhichOneof("body") == "relayed"
+        code = grpc.StatusCode
+        if grant is None:
+            return "credentials", code.UNAUTHENTICATED, UNKNOWN
+        if relays:
+            refused = self._gate is not None and not self._gate.relays_through(grant)
+            return ("credentials", code.PERMISSION_DENIED, NO_RELAY) if refused else None
+        if first.WhichOneof("body") != "hello":
+            return "hello", code.INVALID_ARGUMENT, HELLO_FIRST
+        if not_its := self._gate.refuses(grant, first.hello) if self._gate else "":
+            return "credentials", code.PERMISSION_DENIED, not_its
+        first.hello.only_job, first.hello.only_node = grant.job or "", grant.nodes is not None
+        refusal = self.refused(first.hello) or self.taken(first.hello)
+        return ("refused", code.FAILED_PRECONDITION, refusal) if refusal else None
+
+    def taken(self, hello: wire.Hello) -> str:
+        """Why an agent may not have its identity; empty where it may."""
+        known = self.agents.get(f"{hello.agent_id}@{hello.node}")
+        if known is None and len(self.agents) >= AGENT_LIMIT:
+            return f"{AGENT_LIMIT} agents are known here already"
+        if known is not None and hello.only_job and known.job != hello.only_job:
+            return "another job's agent has this identity"
+        return ""
 
     @staticmethod
     def refused(hello: wire.Hello) -> str:
@@ -174,6 +212,7 @@ class Ingest:
         else:
             self._connected += 1
             self.connection_log.joined(identity)
+        agent.only_job, agent.only_node = hello.only_job, hello.only_node
         outbox = Outbox(self.clock, self._ack_ns)
         agent.outbox, agent.departed, agent.last_heard_ns = outbox, False, now
         self.parking.clear(identity)
@@ -275,6 +314,9 @@ class Ingest:
 
     def _define(self, agent: AgentSession, definitions: wire.Definitions) -> None:
         try:
+            if agent.restricted:
+                check_own(definitions, agent.only_job, agent.node if agent.only_node or agent.only_job else "")
+                agent.define(schema.ref for schema in definitions.schemas)
             self.definitions.learn(definitions, self.decoder.job, agent.clock)
         except Malformed as error:
             self._rejected_batches.malformed(agent, [str(error)])
@@ -326,6 +368,9 @@ class Ingest:
             blocks = ()
         decoder = self.decoder if batch.sequence > agent.shown else self.again
         try:
+            if agent.restricted and (what := foreign(batch, blocks, self.definitions, agent)):
+                self._rejected_batches.malformed(agent, [what])
+                return
             complaints = decoder.add(batch, agent.node, agent.job, agent.clock, blocks)
         except Exception as error:  # noqa: BLE001 - whatever it is
             self._rejected_batches.unforeseen(agent, f"batch {batch.sequence}", error)
@@ -455,7 +500,8 @@ class RelayStream:
     def _open(self, number: int, message: wire.AgentMessage) -> None:
         if message.WhichOneof("body") != "hello":
             return  # of a stream that has ended here, sent before the relay knew
-        refusal = self._ingest.refused(message.hello)
+        # the relay has seen what the agent may do, and says it in there
+        refusal = self._ingest.refused(message.hello) or self._ingest.taken(message.hello)
         if refusal:
             self._end(number, refusal)
             return

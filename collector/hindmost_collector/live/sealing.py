@@ -32,6 +32,7 @@ def note(components: Components, job: str, meta: dict[str, Any]) -> None:
     known = {
         "job_id": job,
         "command": live.command or components.definitions.command(job),
+        "user": components.definitions.user(job),
         "launcher": (options.launcher or None) if job == options.job_id else None,
         "world_size": live.world_size,
         "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,

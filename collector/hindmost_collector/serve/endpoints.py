@@ -101,6 +101,10 @@ class Endpoints:
             return None
         return known if known and known["job"]["id"] == name else None
 
+    def owner(self, name: str) -> str | None:
+        """The user who runs a job, or ran the stored one; None where that is not known."""
+        return self._parts.definitions.user(name) or self.live.stored_user(name)
+
     def ready(self) -> str | None:
         """Why this collector is not ready; None when it is."""
         if not self._parts.ready:

@@ -37,6 +37,11 @@ def counter(name: str, text: str, *labels: str) -> Metric:
 
 
 INFO = gauge("hindmost_collector_info", "1, with the version of this collector or relay.", "version")
+OPEN_PORTS = gauge(
+    "hindmost_collector_insecure",
+    "1 for each port that a network reaches without TLS and without a token, as `insecure` permits; 0 otherwise.",
+    "port",
+)
 STORE_FAILING = gauge("hindmost_collector_store_failing", "1 while the store cannot be written.")
 
 
@@ -49,6 +54,11 @@ def collected(
     for labels, value in samples:
         made.add_metric(labels, value)
     return made
+
+
+def open_ports(insecure: Collection[str]) -> CounterMetricFamily | GaugeMetricFamily:
+    """``OPEN_PORTS``, where these settings name the open ones."""
+    return collected(OPEN_PORTS, [([port], port in insecure) for port in ("listen", "http")])
 
 
 def number(value: float) -> str:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import secrets
 import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import SHUT_RDWR
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hindmost.errors import HindmostError
 from hindmost_proto.exposition import CONTENT_TYPE
 
 from hindmost_collector.page import document
+from hindmost_collector.serve.credentials import ANONYMOUS, EVERYONE
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable, Mapping
+
+    from hindmost_collector.serve.credentials import Door, Visitor
 
 
 class Live(Protocol):
@@ -44,6 +51,8 @@ class Endpoints(Protocol):
 
     def jobs(self) -> list[dict[str, Any]]: ...
 
+    def owner(self, name: str, /) -> str | None: ...
+
     def ready(self) -> str | None: ...
 
     def damage(self) -> list[str]: ...
@@ -55,6 +64,8 @@ DAMAGE_LINES = 20
 STREAMS = 64
 #: Time between two states, s, and how long the end of the server waits for pages to hear of it.
 STATE_S, GOODBYE_S = 1.0, 1.0
+#: Connections at one time, each a thread, and how long a request may take to arrive, s.
+CONNECTIONS, ARRIVAL_S = 256, 15.0
 
 
 class Answer(NamedTuple):
@@ -82,19 +93,112 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 10  # seconds that a slow client may hold a thread
     endpoints: ClassVar[Endpoints]
     streams: ClassVar[_Streams]
+    door: ClassVar[Door | None]
+    server: _Server
+
+    def setup(self) -> None:
+        """TLS, in this connection's own thread."""
+        tls = self.door.web.tls if self.door and self.door.web else None
+        self.request.settimeout(self.timeout)
+        if tls is not None:
+            self.server.arriving.pop(self.request, None)
+            self.request = tls.wrap_socket(self.request, server_side=True, do_handshake_on_connect=False)
+            self.server.expect(self.request)
+            self.request.do_handshake()
+        super().setup()
+
+    def finish(self) -> None:
+        """Close what TLS made of the connection, too."""
+        self.server.arriving.pop(self.request, None)
+        try:
+            super().finish()
+        finally:
+            self.request.close()
+
+    def handle_one_request(self) -> None:
+        """A request, all of which has to arrive in time."""
+        self.server.expect(self.request)
+        super().handle_one_request()
 
     def do_GET(self) -> None:
+        self.server.arriving.pop(self.request, None)
+        if self.headers.get("Transfer-Encoding") or self.headers.get("Content-Length", "0").strip() != "0":
+            self.close_connection = True  # what follows would be taken for a request
+            self._send(Answer(HTTPStatus.BAD_REQUEST, _TEXT, b"a request here has no body\n"))
+            return
         url = urlsplit(self.path)
         query = {key: values[-1] for key, values in parse_qs(url.query).items()}
+        visitor = self._visitor(query)
+        if visitor is None:
+            return
+        if refusal := self._narrowed(visitor, url.path, query):
+            self._send(refusal)
+            return
         if url.path == "/api/events":
             self._stream(query)
             return
         route = ROUTES.get(url.path)
-        self._send(route(self.endpoints, query) if route else _unknown())
+        if visitor.anonymous:
+            route = _ready_or_not if url.path == "/readyz" else route
+        answer = route(self.endpoints, query) if route else _unknown()
+        if url.path == "/api/jobs" and not visitor.sees_all:
+            shown = [one for one in self.endpoints.jobs() if self._sees(visitor, one["id"])]
+            answer = answer._replace(body=json.dumps(shown).encode())
+        self._send(answer)
+
+    def _visitor(self, query: dict[str, str]) -> Visitor | None:
+        """Who asks; None where an answer has been sent already."""
+        if self.door is None:
+            return EVERYONE
+        given = query.pop("token", "")
+        path = urlsplit(self.path).path
+        visitor = self.door.admits(self.headers, given or self._cookie())
+        if visitor is None and path in OPEN:
+            return ANONYMOUS
+        if visitor is None:
+            basic = {"WWW-Authenticate": 'Basic realm="hindmost"'} if self.door.web else {}
+            self._send(
+                Answer(HTTPStatus.UNAUTHORIZED, _TEXT, b"not let in: a valid token or password is needed\n"), basic
+            )
+        elif given and path == "/":  # so that the token is in no history and no Referer
+            value = f"{self._cookie_name()}={given}; HttpOnly; SameSite=Strict; Path=/"
+            more = {"Set-Cookie": value + "; Secure" * bool(self.door.web), "Location": f"?{urlencode(query)}"}
+            self._send(Answer(HTTPStatus.SEE_OTHER, _TEXT, b""), more)
+            return None
+        return visitor
+
+    def _cookie_name(self) -> str:
+        return f"hindmost-{self.server.server_address[1]}"  # cookies know no ports
+
+    def _cookie(self) -> str:
+        for part in (self.headers.get("Cookie") or "").split(";"):
+            name, _, value = part.strip().partition("=")
+            if name == self._cookie_name():
+                return value
+        return ""
+
+    def _sees(self, visitor: Visitor, job: str) -> bool:
+        if visitor.job is not None:
+            return job == visitor.job
+        return visitor.user is not None and self.endpoints.owner(job) == visitor.user
+
+    def _narrowed(self, visitor: Visitor, path: str, query: dict[str, str]) -> Answer | None:
+        """Let the query name a job that this visitor sees; or the answer where there is none such, as of an unknown."""
+        if visitor.sees_all or path in OPEN or (path in ("/", "/api/jobs") and not visitor.anonymous):
+            return None
+        if visitor.anonymous or path == "/metrics":
+            return Answer(HTTPStatus.FORBIDDEN, _TEXT, b"this shows all jobs, or a user's: who asks is not known\n")
+        job = query.get("job") or next(
+            (one["id"] for one in self.endpoints.jobs() if self._sees(visitor, one["id"])), None
+        )
+        if job is None or not self._sees(visitor, job):
+            return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no such job"}')
+        query["job"] = job
+        return None
 
     do_HEAD = do_GET  # noqa: N815 - http.server's name
 
-    def _send(self, answer: Answer) -> None:
+    def _send(self, answer: Answer, more: Mapping[str, str] = {}) -> None:
         body, gzipped = answer.body, answer.gzipped
         if gzipped and "gzip" not in self.headers.get("Accept-Encoding", ""):
             body, gzipped = gzip.decompress(body), False
@@ -103,6 +207,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
+        web = self.door.web if self.door else None
+        for name, value in {**(web.headers if web else {}), **more}.items():
+            self.send_header(name, value)
         if gzipped:
             self.send_header("Content-Encoding", "gzip")
         if answer.kind == _HTML:
@@ -229,6 +336,14 @@ def _ready(endpoints: Endpoints, _: dict[str, str]) -> Answer:
     return Answer(HTTPStatus.OK, _TEXT, "".join(f"{one}\n" for one in ["ready", *shown[:DAMAGE_LINES], *more]).encode())
 
 
+def _ready_or_not(endpoints: Endpoints, _: dict[str, str]) -> Answer:
+    """Without the reasons, which name paths and hosts."""
+    reason = endpoints.ready()
+    return Answer(
+        HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, _TEXT, b"not ready\n" if reason else b"ready\n"
+    )
+
+
 def _unknown() -> Answer:
     return Answer(HTTPStatus.NOT_FOUND, _TEXT, f"served here: {' '.join(ROUTES)}\n".encode())
 
@@ -247,9 +362,46 @@ ROUTES: dict[str, Callable[[Endpoints, dict[str, str]], Answer]] = {
 }
 
 
+#: What probes ask for without a name.
+OPEN = ("/healthz", "/readyz")
+
+
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], handler: Any) -> None:
+        #: Connections whose request has not arrived, and when it must have.
+        self.arriving: dict[socket.socket, float] = {}
+        self._room = threading.Semaphore(CONNECTIONS)
+        super().__init__(address, handler)
+
+    def expect(self, connection: socket.socket) -> None:
+        """A request must arrive on it in time."""
+        self.arriving[connection] = time.monotonic() + ARRIVAL_S
+
+    def service_actions(self) -> None:
+        """Break off requests that do not arrive; called a few times a second."""
+        now = time.monotonic()
+        for connection, deadline in list(self.arriving.items()):
+            if now > deadline:
+                self.arriving.pop(connection, None)
+                with contextlib.suppress(OSError):
+                    connection.shutdown(SHUT_RDWR)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A thread for each connection, as long as there are not too many."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """One connection to its end."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
         """A client that went away is no news."""
@@ -258,9 +410,10 @@ class _Server(ThreadingHTTPServer):
 class Page:
     """The server. Raises HindmostError when the port cannot be had."""
 
-    def __init__(self, address: tuple[str, int], endpoints: Endpoints) -> None:
+    def __init__(self, address: tuple[str, int], endpoints: Endpoints, door: Door | None = None) -> None:
         self._streams = _Streams()
-        self._handler: Any = type("Handler", (_Handler,), {"endpoints": endpoints, "streams": self._streams})
+        parts = {"endpoints": endpoints, "streams": self._streams, "door": door}
+        self._handler: Any = type("Handler", (_Handler,), parts)
         try:
             self._server = _Server(address, self._handler)
         except OSError as error:

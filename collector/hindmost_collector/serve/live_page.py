@@ -174,6 +174,11 @@ class LivePage:
     def _stored_row(self, name: str) -> dict[str, Any]:
         return stored_row(name, self._json(name, "meta.json") or {}, self._json(name, "report.json"))
 
+    def stored_user(self, name: str) -> str | None:
+        """Who ran a stored job; None where that is not known."""
+        found = (self._json(name, "meta.json") or {}).get("user")
+        return found if isinstance(found, str) else None
+
     def _json(self, name: str, file: str) -> dict[str, Any] | None:
         store = self._parts.recorder.store
         try:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from hindmost import __version__
 from hindmost_judge.detect import failures
 
-from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, counter, family, gauge
+from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected, counter, family, gauge, open_ports
 from hindmost_collector.store import remote_write
 
 if TYPE_CHECKING:
@@ -133,6 +133,7 @@ class OwnMetrics:
         for metric, value in OF_COLLECTOR.items():
             yield collected(metric, [((), float(value(self._parts)))])
         yield self._parts.ingest.rejected_calls.metric()
+        yield open_ports(self._parts.gate.insecure)
         if self._parts.remote:
             yield from remote_write.metrics(self._parts.remote)
 

@@ -20,6 +20,7 @@ from hindmost.errors import UsageError
 from hindmost_proto import retry
 from prometheus_client import CollectorRegistry, generate_latest
 
+from hindmost_collector.serve.credentials import Door, Gate
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
 from hindmost_collector.serve.http import Page
 from hindmost_collector.store import meta
@@ -86,6 +87,9 @@ class Awaiting:
         """Why this collector is not ready."""
         return f"waiting for the store: {self.reason}"
 
+    def owner(self, _: str) -> None:
+        """No job is known."""
+
     def damage(self) -> list[str]:
         """Nothing is known of it."""
         return []
@@ -120,7 +124,7 @@ async def store_and_page(
             log.warning("the store does not answer, retrying: %s", trouble)
         shown.reason = str(trouble)
         if page is None and options.http_address:
-            page = Page(options.http_address, shown)
+            page = Page(options.http_address, shown, Door(Gate(options), options))
         pause_s = retry.pause_s(attempt, LAST_S, random.random(), FIRST_S)  # noqa: S311 - no secret
         if await _stopped_within(pause_s, stopped):
             if page:

@@ -161,7 +161,7 @@ def test_held_collector_ends_with_its_stdin(collector_process, fake_agent, tmp_p
         (["--listen", "nowhere"], "not HOST:PORT"),
         (["--out", "/proc/nope"], "cannot record into /proc/nope"),
         (["--config", "/absent.toml"], "cannot read /absent.toml"),
-        (["--listen", "203.0.113.1:1"], "cannot listen on 203.0.113.1:1"),
+        (["--listen", "203.0.113.1:1"], "--listen 203.0.113.1:1: the network reaches it: give --tls-cert"),
     ],
 )
 def test_bad_input_is_one_line(arguments, said):

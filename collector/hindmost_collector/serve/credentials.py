@@ -1,0 +1,165 @@
+"""What a collector or relay asks of those who connect: agents on one port, people and Prometheus on the other."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import grpc
+from hindmost.credentials import Grant, Reread, bearer, granted, private, secrets_of
+from hindmost.errors import UsageError
+from hindmost.web_config import WebConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hindmost_proto import telemetry_pb2 as wire
+
+    from hindmost_collector.options import Options
+
+log = logging.getLogger(__name__)
+
+
+class Gate:
+    """Who may connect to a collector, or to a relay, as its options say. Files are read again when they change.
+
+    Raises ``UsageError`` where one of them cannot be used.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self.insecure = options.open_ports
+        path = options.token_file
+        self._secrets = Reread([path], lambda: secrets_of(path)) if path else tuple[str, ...]
+        self.relays = frozenset(one.strip() for one in options.relays.split(",") if one.strip())
+        self.web = WebConfig(options.web_config, "--web-config") if options.web_config else None
+        for what, where in self.insecure.items():
+            log.warning("%s on %s: no TLS and no token, everyone who reaches it is let in (--insecure)", what, where)
+
+    def server(self) -> grpc.ServerCredentials | None:
+        """What TLS on the agents' port needs; None without TLS. Certificates are read again when they change."""
+        options = self._options
+        if not options.tls_cert:
+            return None
+        paths = [options.tls_cert, options.tls_key, options.tls_ca]
+        config = Reread(paths, lambda: _configuration(*paths))
+        return grpc.dynamic_ssl_server_credentials(config(), config, require_client_authentication=bool(options.tls_ca))
+
+    def channel(self, target: str, *, options: list[tuple[str, int]]) -> grpc.aio.Channel:
+        """A relay's connection to its collector. Raises ``UsageError``."""
+        own = self._options
+        if not own.tls_ca:
+            return grpc.aio.insecure_channel(target, options=options)
+        ca, key, cert = (_pem(path) if path else None for path in (own.tls_ca, own.tls_key, own.tls_cert))
+        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        """What a relay says with its call."""
+        known = self._secrets()
+        return (("authorization", f"Bearer {known[0]}"),) if known else ()
+
+    def of_call(self, context: Any) -> Grant | None:
+        """What the caller on the agents' port may do; None for nothing."""
+        nodes = None
+        if self._options.tls_cert and self._options.tls_ca:
+            nodes = _names(context.auth_context())
+        known = self._secrets()
+        if not known:
+            return Grant(nodes=nodes)
+        token = bearer(str(dict(context.invocation_metadata() or ()).get("authorization", "")))
+        found = granted(known, token) if token else None
+        return found._replace(nodes=nodes) if found is not None and found.writes else None
+
+    def refuses(self, grant: Grant, hello: wire.Hello) -> str:
+        """Why an agent that says this may not send; empty where it may."""
+        if grant.job is not None and hello.job_id != grant.job:
+            return f"the token is not one of job {hello.job_id!r:.80}"
+        if grant.nodes is not None and not _is_named(hello.node, grant.nodes):
+            return f"the certificate is not one of node {hello.node!r:.80}"
+        return ""
+
+    def relays_through(self, grant: Grant) -> bool:
+        """Whether a caller may send for other agents: with the secret, and with the certificate of a relay."""
+        return grant.job is None and (grant.nodes is None or bool(grant.nodes & self.relays))
+
+    def of_token(self, token: str) -> Grant | None:
+        """What a token on the HTTP port permits."""
+        return granted(self._secrets(), token)
+
+
+class Visitor(NamedTuple):
+    """Who reads over HTTP. ``job``: the only one that a token shows; ``user``: whose jobs alone are shown; None: all.
+
+    ``anonymous``: nothing but whether this collector is well.
+    """
+
+    job: str | None = None
+    user: str | None = None
+    anonymous: bool = False
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether nothing is kept from it."""
+        return self.job is None and self.user is None and not self.anonymous
+
+
+ANONYMOUS, EVERYONE = Visitor(anonymous=True), Visitor()
+
+
+class Headers(Protocol):
+    """Of a request."""
+
+    def get(self, name: str, /) -> str | None: ...
+
+
+class Door:
+    """Who may read over HTTP."""
+
+    def __init__(self, gate: Gate, options: Options) -> None:
+        self.web = gate.web
+        self._gate, self._header = gate, options.user_header
+        #: With ``out`` there is nothing here but this job.
+        self._only_job = options.job_id or None if options.out else None
+        self._needs_token = bool(options.token_file) and options.http_is_open and gate.web is None
+
+    def admits(self, headers: Headers, token: str) -> Visitor | None:
+        """Who asks, by the headers and the ``token`` of its cookie or address; None where it may not."""
+        authorization = headers.get("Authorization") or ""
+        token = bearer(authorization) or token
+        if token:
+            grant = self._gate.of_token(token)
+            if grant is None:
+                return None
+            return EVERYONE if grant.job == self._only_job else Visitor(grant.job)
+        if self._needs_token or (self.web is not None and not self.web.admits(authorization)):
+            return None
+        if self._header:
+            user = (headers.get(self._header) or "").strip()
+            return Visitor(user=user) if user else ANONYMOUS
+        return EVERYONE
+
+
+def _configuration(cert: str, key: str, ca: str) -> Any:
+    pair = private(key, "--tls-key").encode(), _pem(cert)
+    if b"-----BEGIN CERTIFICATE-----" not in pair[1]:
+        raise UsageError(f"--tls-cert {cert}: no certificate in it")
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=_pem(ca) if ca else None)
+
+
+def _pem(path: str) -> bytes:
+    try:
+        with open(path, "rb") as file:  # noqa: PTH123 - as private() reads
+            return file.read()
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
+
+
+def _names(context: Mapping[str, Any]) -> frozenset[str]:
+    """The names that a client's certificate has."""
+    kinds = ("x509_common_name", "x509_subject_alternative_name")
+    return frozenset(name.decode(errors="replace") for kind in kinds for name in context.get(kind, ()))
+
+
+def _is_named(node: str, names: frozenset[str]) -> bool:
+    """Whether a node is one of these: as it is, or without a domain where it says none."""
+    return node in names or ("." not in node and node in {name.partition(".")[0] for name in names})

@@ -1,0 +1,182 @@
+"""Who may send to a collector, and as whom."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import hashlib
+import ssl
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.credentials import Client, job_token
+from hindmost_cli import pki
+from hindmost_collector.ingest.relay import Relay
+from hindmost_collector.options import resolve
+
+from tests.security.conftest import SECRET, client_of, collecting, greeted, hello_of, tls_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOT_ACCEPTED = "this agent's certificate is missing, expired or of another authority"
+
+
+@pytest.mark.parametrize(
+    ("token", "job", "told"),
+    [
+        (SECRET, "j", "welcome"),
+        (SECRET, "", "welcome"),
+        (job_token(SECRET, "j"), "j", "welcome"),
+        (job_token(SECRET, "j"), "k", "the token is not one of job 'k'"),
+        (job_token(SECRET, "j"), "", "the token is not one of job ''"),
+        (job_token(SECRET, "j", writes=False), "j", "no valid token"),
+        (job_token("another-secret-altogether", "j"), "j", "no valid token"),
+        ("", "j", "no valid token"),
+        (".", "", "no valid token"),
+        ("j.", "j", "no valid token"),
+        (SECRET[:-1], "j", "no valid token"),
+    ],
+)  # fmt: skip
+def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, told: str) -> None:
+    """The secret lets in every agent, a job's token that job's; anything else gets one sentence."""
+
+    async def scenario() -> str:
+        async with collecting(token_file=str(secret)) as collector:
+            said = await greeted(collector.addresses["grpc"], Client(token=token), hello_of(job))
+            assert collector.ingest.connected() == 0 or told == "welcome"
+            return said
+
+    assert told in asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("name", "node", "told"),
+    [
+        ("n0", "n0", "welcome"),
+        ("n0", "n1", "the certificate is not one of node 'n1'"),
+        ("n1", "n0", "the certificate is not one of node 'n0'"),
+        ("expired", "expired", NOT_ACCEPTED),
+        ("other/n0", "n0", NOT_ACCEPTED),
+        (None, "n0", NOT_ACCEPTED),
+    ],
+)
+def test_a_certificate_is_of_its_node(authority: Path, name: str | None, node: str, told: str) -> None:
+    """An agent is let in with a certificate that our authority signed, is valid, and names the agent's node."""
+    client = client_of(authority, name) if name else Client(ca=f"{authority}/ca.pem")
+    if name and name.startswith("other"):
+        client = Client(f"{authority}/{name}.pem", f"{authority}/{name}.key", f"{authority}/ca.pem")
+
+    async def scenario() -> str:
+        async with collecting(**tls_of(authority)) as collector:
+            return await greeted(collector.addresses["grpc"], client, hello_of(node=node))
+
+    assert told in asyncio.run(scenario())
+
+
+@pytest.mark.parametrize(
+    ("client", "told"),
+    [
+        ({"ca": "ca.pem"}, "welcome"),
+        ({"ca": "other/ca.pem"}, "certificate not accepted"),
+        ({"fingerprint": "collector"}, "welcome"),
+        ({"fingerprint": "n0"}, "not the one with the fingerprint"),
+        ({}, "if it speaks TLS, give --tls-ca"),
+    ],
+)
+def test_an_agent_knows_its_collector(authority: Path, secret: Path, client: dict[str, str], told: str) -> None:
+    """It sends its token to the collector whose authority or fingerprint it was given, and to no other."""
+    named = dict(client)
+    if "ca" in named:
+        named["ca"] = f"{authority}/{named['ca']}"
+    if "fingerprint" in named:
+        der = ssl.PEM_cert_to_DER_cert((authority / f"{named['fingerprint']}.pem").read_text())
+        named["fingerprint"] = hashlib.sha256(der).hexdigest()
+    tls = {name: value for name, value in tls_of(authority).items() if name != "tls_ca"}
+
+    async def scenario() -> str:
+        async with collecting(token_file=str(secret), **tls) as collector:
+            return await greeted(collector.addresses["grpc"], Client(token=SECRET, **named))
+
+    assert told in asyncio.run(scenario())
+
+
+def test_certificates_are_renewed_without_a_restart(authority: Path, tmp_path: Path) -> None:
+    """A collector shows its new certificate on the next connection; a file that is half written changes nothing."""
+    pki.initialise(tmp_path / "new")
+    pki.issue(tmp_path / "new", ["collector", "127.0.0.1"], datetime.timedelta(days=1))
+    pki.issue(tmp_path / "new", ["n0"], datetime.timedelta(days=1))
+    served = tmp_path / "served"
+    served.mkdir(mode=0o700)
+
+    def install(source: Path, *names: str) -> None:
+        for name in names:
+            fresh = served / f".{name}"
+            fresh.write_bytes((source / name).read_bytes())
+            fresh.chmod(0o600)
+            fresh.replace(served / name)
+
+    files = ("collector.pem", "collector.key", "ca.pem")
+    install(authority, *files)
+
+    async def scenario() -> list[str]:
+        said = []
+        async with collecting(**tls_of(served)) as collector:
+            where = collector.addresses["grpc"]
+            said.append(await greeted(where, client_of(authority, "n0")))
+            (served / "collector.pem").write_text("-----BEGIN")
+            said.append(await greeted(where, client_of(authority, "n0")))
+            install(tmp_path / "new", *files)
+            said += [await greeted(where, client_of(tmp_path / "new", "n0"))]
+            said += [await greeted(where, client_of(authority, "n0"))]
+        return said
+
+    first, half, new, old = asyncio.run(scenario())
+    assert (first, half, new) == ("welcome", "welcome", "welcome")
+    assert "certificate not accepted" in old
+
+
+def test_secrets_are_renewed_without_a_restart(secret: Path) -> None:
+    """The first line is new agents', the second still lets in those that have the old one."""
+
+    async def scenario() -> list[str]:
+        async with collecting(token_file=str(secret)) as collector:
+            where = collector.addresses["grpc"]
+            secret.write_text(f"a-newer-secret-than-before\n{SECRET}\n")
+            both = [await greeted(where, Client(token=one)) for one in ("a-newer-secret-than-before", SECRET)]
+            secret.write_text("a-newer-secret-than-before\n")
+            return [*both, await greeted(where, Client(token=SECRET))]
+
+    first, second, third = asyncio.run(scenario())
+    assert (first, second) == ("welcome", "welcome")
+    assert "no valid token" in third
+
+
+@pytest.mark.parametrize(
+    ("agent", "node", "relays", "told"),
+    [
+        ("n0", "n0", "relay", "welcome"),
+        ("n0", "n1", "relay", "the certificate is not one of node 'n1'"),
+        ("n0", "n0", "", "out of reach"),
+    ],
+)
+def test_a_relay_asks_what_the_collector_asks(authority: Path, agent: str, node: str, relays: str, told: str) -> None:
+    """Through a relay an agent is its certificate's node as well; and who is no relay may not be one."""
+
+    async def scenario() -> str:
+        async with collecting(**tls_of(authority), **({"relays": relays} if relays else {})) as collector:
+            flags = {"listen": "127.0.0.1:0", "http": "none", "relay_to": collector.addresses["grpc"]}
+            relay = Relay(resolve({**flags, **tls_of(authority, "relay")}, {}))
+            where = (await relay.start())["grpc"]
+            assert where
+            try:
+                for _ in range(40):
+                    said = await greeted(where, client_of(authority, agent), hello_of(node=node))
+                    if "out of reach" not in said or not relays:
+                        break
+                    await asyncio.sleep(0.1)
+                return said
+            finally:
+                await relay.stop()
+
+    assert told in asyncio.run(scenario())
