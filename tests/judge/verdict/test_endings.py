@@ -56,7 +56,7 @@ def test_who_was_missed_first_died_first() -> None:
 
 
 def test_an_end_that_was_not_recorded_is_said_to_be_that() -> None:
-    """hindmost was killed with the job, as at a time limit: nothing can be looked at any more, and no rank died first."""
+    """hindmost was killed with the job, as at a time limit: nothing can be looked at, and no rank died first."""
     run = ended([(RUNNING, 9), (RUNNING, 9)], exit_code=None)
     lost = dataclasses.replace(run, job=dataclasses.replace(run.job, abandoned=True))
     assert (run.at_work, lost.at_work) == (True, False)
