@@ -343,7 +343,7 @@ def serve(
         if settings.job_id and (removed := sweep(Host().proc)):
             log.info("removed %d rings of processes that are gone", removed)
         if settings.job_id and settings.spool is not None:
-            spool.expire(default_spool(settings.job_id, settings.node, os.environ).parent, time.time())
+            spool.expire(default_spool(settings.job_id, settings.node, 0, os.environ).parent, time.time())
     except OSError as error:  # another agent sweeps too
         log.info("cannot remove old rings or spools: %s", error)
     service = Daemon(settings, monotonic_ns)

@@ -90,12 +90,13 @@ def settings(
             f"--listen {listen}: the network reaches it: give --web-config FILE ({PAGE}), listen on 127.0.0.1, or"
             " permit it with --insecure"
         )
+    to = address("--collector", collector, needs_host=True) if collector is not None else None
     return Settings(
-        collector=address("--collector", collector, needs_host=True) if collector is not None else None,
+        collector=to,
         listen=where,
         job_id=job_id,
         ring_dir=_ring_dir(ring_dir, job_id),
-        spool=Path(spool) if spool else default_spool(job_id, node, env) if collector is not None else None,
+        spool=Path(spool) if spool else default_spool(job_id, node, to.port, env) if to is not None else None,
         spool_bytes=size,
         interval_ns=int(seconds * 1e9),
         exit_when_stdin_closes=exit_when_stdin_closes,
@@ -131,11 +132,15 @@ def byte_size(option: str, text: str) -> int:
     return int(float(match[1]) * UNITS[match[2]])
 
 
-def default_spool(job_id: str, node: str, environ: Mapping[str, str]) -> Path:
-    """Where a spool goes by default: with the system's state for a service, below the temporary folder for a job."""
+def default_spool(job_id: str, node: str, port: int, environ: Mapping[str, str]) -> Path:
+    """Where a spool goes by default: with the system's state for a service, below the temporary folder for a job.
+
+    A job that runs again with the same id, as one that Slurm requeues, has a collector with another ``port``: what its
+    first run left is not of the second.
+    """
     if job_id:
         base = Path(environ.get("TMPDIR") or tempfile.gettempdir()) / f"hindmost-{os.getuid()}"
-        return base / "spool" / re.sub(r"[^\w.-]", "_", f"{job_id}.{node}")
+        return base / "spool" / re.sub(r"[^\w.-]", "_", f"{job_id}.{node}.{port}")
     if os.getuid() == 0:
         return Path(environ.get("STATE_DIRECTORY") or "/var/lib/hindmost") / "spool"
     return Path(environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "hindmost" / "spool"

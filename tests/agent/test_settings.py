@@ -58,13 +58,14 @@ def test_a_job_of_any_name_is_served_where_its_rings_are_given() -> None:
     made = settings(collector="n:1", job_id="../../x", ring_dir="/dev/shm/rings", environ={"TMPDIR": "/scratch"})
     assert made.ring_dir == Path("/dev/shm/rings")
     assert made.spool is not None
-    assert made.spool.parent == default_spool("j7", "n", {"TMPDIR": "/scratch"}).parent
+    assert made.spool.parent == default_spool("j7", "n", 1, {"TMPDIR": "/scratch"}).parent
 
 
-def test_spools_of_jobs_and_nodes_are_apart() -> None:
-    """Two nodes that share a temporary folder do not share a spool."""
+@pytest.mark.parametrize("other", [("j/1", "n2", 1), ("j2", "n1", 1), ("j/1", "n1", 2)])
+def test_spools_are_apart(other: tuple[str, str, int]) -> None:
+    """Of nodes that share a temporary folder, of jobs, and of two runs of one job, which have a collector each."""
     env = {"TMPDIR": "/scratch"}
-    first, second = default_spool("j/1", "n1", env), default_spool("j/1", "n2", env)
+    first, second = default_spool("j/1", "n1", 1, env), default_spool(*other, env)
     assert first != second
     assert first.parent == second.parent
     assert first.is_relative_to(Path("/scratch"))
