@@ -62,7 +62,7 @@ def private(path: str, what: str) -> str:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a FIFO would wait for its writer
     except OSError as error:
         raise UsageError(f"{what} {path}: {error.strerror}") from error
-    with open(descriptor, "rb") as file:  # noqa: PTH123 - of a descriptor
+    try:
         found = os.fstat(descriptor)
         if not stat.S_ISREG(found.st_mode):
             raise UsageError(f"{what} {path}: not a file")
@@ -70,7 +70,9 @@ def private(path: str, what: str) -> str:
             raise UsageError(f"{what} {path}: user {found.st_uid} owns it; a file of your own is needed")
         if found.st_mode & (0o037 if found.st_uid == 0 else 0o077):
             raise UsageError(f"{what} {path}: other users may read it; run: chmod 600 {path}")
-        content = file.read(LARGEST_FILE + 1)
+        content = os.read(descriptor, LARGEST_FILE + 1)
+    finally:
+        os.close(descriptor)
     if len(content) > LARGEST_FILE:
         raise UsageError(f"{what} {path}: larger than {LARGEST_FILE >> 20} MiB")
     try:

@@ -34,6 +34,8 @@ def test_ranks_of_another_host_are_seen(out: Path, hosts: tuple[Path, Path]) -> 
     )
     assert done.returncode == 0, done.stderr
     assert wait_until_gone(job_of(out)) == {}
+    assert "unencrypted" not in done.stderr
+    assert not (out / "credentials").exists()
     report = json.loads((out / "report.json").read_text())
     assert report["job"]["nodes"] == 2
     assert {row["rank"]: row["node"][-1] for row in report["ranks"]} == {0: "a", 1: "a", 2: "b", 3: "b"}

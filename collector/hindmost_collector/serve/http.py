@@ -90,6 +90,7 @@ _POLICY = (
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    server_version, sys_version = "hindmost", ""
     timeout = 10  # seconds that a slow client may hold a thread
     endpoints: ClassVar[Endpoints]
     streams: ClassVar[_Streams]
@@ -185,6 +186,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _narrowed(self, visitor: Visitor, path: str, query: dict[str, str]) -> Answer | None:
         """Let the query name a job that this visitor sees; or the answer where there is none such, as of an unknown."""
         if visitor.sees_all or path in OPEN or (path in ("/", "/api/jobs") and not visitor.anonymous):
+            return None
+        if visitor.anonymous and path == "/metrics":
             return None
         if visitor.anonymous or path == "/metrics":
             return Answer(HTTPStatus.FORBIDDEN, _TEXT, b"this shows all jobs, or a user's: who asks is not known\n")

@@ -1,0 +1,383 @@
+"""What the local machine is trusted with: files of secrets, directories, and ports that open."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.client
+import os
+import re
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost import ring
+from hindmost.credentials import Client, private_directory, secrets_of
+from hindmost.errors import HindmostError, UsageError
+from hindmost.web_config import WebConfig
+from hindmost_agent.delivery.spool import Spool
+from hindmost_agent.exposition import listen
+from hindmost_agent.settings import settings
+from hindmost_cli.run.environment import proof, run_directory
+from hindmost_collector.options import resolve
+from hindmost_collector.serve import http as page
+from hindmost_proto.address import Address
+
+from tests.needs import need
+from tests.security.conftest import SECRET, collecting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+bcrypt = pytest.importorskip("bcrypt")
+
+
+def written(path: Path, text: str = SECRET, mode: int = 0o600, owner: int | None = None) -> str:
+    """A file as an attacker, or a hurried administrator, leaves it."""
+    path.write_text(text)
+    path.chmod(mode)
+    if owner is not None:
+        need("root")
+        os.chown(path, owner, owner)
+    return str(path)
+
+
+def fifo(path: Path) -> str:
+    """What would be waited for without an end."""
+    os.mkfifo(path, 0o600)
+    return str(path)
+
+
+FILES: dict[str, tuple[Callable[[Path], str], str]] = {
+    "others may read it": (lambda path: written(path, mode=0o644), "other users may read it; run: chmod 600"),
+    "a group may": (lambda path: written(path, mode=0o660), "other users may read it"),
+    "another user's": (lambda path: written(path, owner=4711), "user 4711 owns it"),
+    "empty": (lambda path: written(path, " \n"), "empty; write one with: hindmost pki secret"),
+    "short": (lambda path: written(path, "hunter2"), "16 or more printable ASCII characters"),
+    "no text": (lambda path: written(path, "\x00" * 40), "16 or more printable ASCII characters"),
+    "huge": (lambda path: written(path, "x" * (2 << 20)), "larger than 1 MiB"),
+    "a FIFO": (fifo, "not a file"),
+    "a directory": (lambda path: (path.mkdir(), str(path))[1], ""),
+    "missing": (str, "No such file"),
+}
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_secret_is_in_a_file_of_its_own_user(tmp_path: Path, kind: str) -> None:
+    """Any other file is refused in a line that names it and never its content."""
+    make, line = FILES[kind]
+    with pytest.raises(UsageError) as caught:
+        secrets_of(make(tmp_path / "secret"))
+    assert line in str(caught.value)
+    assert str(tmp_path / "secret") in str(caught.value)
+    assert SECRET not in str(caught.value)
+
+
+def linked(path: Path) -> None:
+    """A link to what the user has elsewhere."""
+    (path.parent / "elsewhere").mkdir(mode=0o700)
+    path.symlink_to(path.parent / "elsewhere")
+
+
+def owned(path: Path, owner: int = 4711) -> None:
+    """A directory that another user made first."""
+    need("root")
+    path.mkdir(mode=0o777)
+    os.chown(path, owner, owner)
+
+
+def open_to_all(path: Path) -> None:
+    """One that others may write."""
+    path.mkdir()
+    path.chmod(0o777)
+
+
+@pytest.mark.parametrize(
+    ("make", "line"), [(linked, "is a symbolic link"), (owned, "belongs to user 4711"), (open_to_all, "chmod go-w")]
+)
+def test_a_spool_is_its_users_alone(tmp_path: Path, make: Callable[[Path], None], line: str) -> None:
+    """A directory that others could change is refused, and nothing is written there."""
+    folder = tmp_path / "spool"
+    make(folder)
+    with pytest.raises(UsageError, match=line):
+        Spool(folder, 1 << 20)
+    assert list(folder.iterdir()) == []
+
+
+def test_what_is_made_is_for_its_user_alone(tmp_path: Path) -> None:
+    """Spool, run directory and credentials of a run cannot be read by others."""
+    before = os.umask(0o022)
+    try:
+        Spool(tmp_path / "spool", 1 << 20).close()
+        directory, _ = run_directory(tmp_path / "run", "j")
+        made, note = proof(directory, "j", encrypted=True)
+    finally:
+        os.umask(before)
+    assert note is None
+    assert re.fullmatch(r"[0-9a-f]{64}", made.fingerprint)
+    for folder in (tmp_path / "spool", directory, directory / "credentials"):
+        assert folder.stat().st_mode & 0o777 == 0o700
+    files = [*(tmp_path / "spool").iterdir(), *(directory / "credentials").iterdir()]
+    assert {path.stat().st_mode & 0o777 for path in files} == {0o600}
+    secret = (directory / "credentials/secret").read_text().strip()
+    assert secret not in " ".join(made.collector_options)
+    assert made.token not in made.variables(elsewhere=False).values()
+    assert secret not in "".join(made.variables(elsewhere=True).values())
+
+
+def test_a_ring_that_is_a_link_is_not_read(tmp_path: Path) -> None:
+    """An agent with more rights than a job follows no link of that job."""
+    (tmp_path / "victim").write_bytes(b"x" * 4096)
+    (tmp_path / "1.ring").symlink_to(tmp_path / "victim")
+    with pytest.raises((OSError, ValueError, HindmostError)):
+        ring.Reader(tmp_path / "1.ring")
+
+
+def test_a_directory_below_a_link_of_another_user_is_not_used(tmp_path: Path) -> None:
+    """Nor is a link above, where another user made it."""
+    need("root")
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    os.chown(tmp_path / "link", 4711, 4711, follow_symlinks=False)
+    with pytest.raises(OSError, match="a symbolic link of user 4711"):
+        private_directory(tmp_path / "link" / "spool")
+
+
+OPEN: dict[str, tuple[Callable[[], Any], str]] = {
+    "collector, every address": (lambda: resolve({"listen": ":9460"}, {}), "--listen :9460: the network reaches it"),
+    "collector, IPv6": (lambda: resolve({"listen": "[::]:9460"}, {}), "--listen [::]:9460: the network reaches it"),
+    "collector, a name": (lambda: resolve({"listen": "no.such.host:1"}, {}), "the network reaches it"),
+    "page": (lambda: resolve({"http": "0.0.0.0:9461"}, {}), "--http 0.0.0.0:9461: the network reaches it"),
+    "relay": (lambda: resolve({"relay_to": "c:1", "listen": ":1"}, {}), "the network reaches it"),
+    "a variable": (lambda: resolve({}, {"HINDMOST_COLLECTOR_HTTP": ":1"}), "HINDMOST_COLLECTOR_HTTP :1: the network"),
+    "agent": (lambda: settings(listen=":9400"), "--listen :9400: the network reaches it"),
+    "header without a proxy": (
+        lambda: resolve({"http": ":1", "token_file": "f", "user_header": "X"}, {}), "anyone could send it",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", OPEN)
+def test_a_port_that_the_network_reaches_is_not_opened_bare(kind: str) -> None:
+    """One line names the port and the remedy."""
+    start, line = OPEN[kind]
+    with pytest.raises(UsageError) as caught:
+        start()
+    assert line in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    if "network" in line:
+        assert "--insecure" in str(caught.value)
+        assert "docs/how-to/secure.md" in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["127.0.0.1:0", "localhost:0", "[::1]:0", "127.9.9.9:0"])
+def test_loopback_needs_nothing(where: str) -> None:
+    """What only this machine reaches opens as it always did."""
+    assert resolve({"listen": where, "http": where}, {}).open_ports == {}
+    assert not settings(listen=where).insecure
+
+
+def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+    """Who permits an open port can alert on it."""
+
+    async def scenario() -> str:
+        async with collecting(listen="0.0.0.0:0", insecure=True) as collector:
+            return collector.endpoints.metrics().decode()
+
+    text = asyncio.run(scenario())
+    assert 'hindmost_collector_insecure{port="listen"} 1.0' in text
+    assert 'hindmost_collector_insecure{port="http"} 0.0' in text
+    assert "everyone who reaches it is let in (--insecure)" in caplog.text
+
+
+def test_default_ports_are_on_loopback_only(tmp_path: Path) -> None:
+    """A scan of what collector and agent open by themselves finds 127.0.0.1 alone."""
+    collector = [
+        sys.executable,
+        "-m",
+        "hindmost",
+        "collector",
+        "--store",
+        str(tmp_path / "s"),
+        "--exit-when-stdin-closes",
+    ]
+    agent = [sys.executable, "-m", "hindmost", "agent", "--collector", "127.0.0.1:1", "--spool", str(tmp_path / "p")]
+    agent += ["--exit-when-stdin-closes"]
+    environ = {**os.environ, "HINDMOST_COLLECTOR_LISTEN": "127.0.0.1:0", "HINDMOST_COLLECTOR_HTTP": "127.0.0.1:0"}
+    for command, count in ((collector, 2), (agent, 0)):
+        with subprocess.Popen(
+            command, env=environ, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as process:
+            assert process.stdout
+            process.stdout.readline()
+            found = listening(process.pid)
+            process.kill()
+        assert len(found) == count, found
+        assert {address for address, _ in found} <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
+    assert resolve({}, {}).listen.startswith("127.0.0.1:")
+    assert resolve({}, {}).http_address == ("127.0.0.1", 9461)
+
+
+def listening(pid: int) -> list[tuple[str, str]]:
+    """Addresses and ports on which a process listens, as the kernel writes them."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(descriptor.readlink().name)
+    found = []
+    for family in ("tcp", "tcp6"):
+        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
+            words = line.split()
+            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
+                found.append(tuple(words[1].split(":")))
+    return found  # type: ignore[return-value]
+
+
+def web_config(folder: Path, text: str) -> WebConfig:
+    """Of this content."""
+    (folder / "web.yml").write_text(text)
+    return WebConfig(str(folder / "web.yml"), "--web-config")
+
+
+WRONG = {
+    "no YAML": ("a: [", "not YAML"),
+    "a list": ("- a", "the file is no mapping"),
+    "an unknown key": ("rate_limit: {}", "rate_limit is not supported"),
+    "an unknown key of TLS": ("tls_server_config: {cert: x}", "cert is not supported in tls_server_config"),
+    "aliases": ("a: &a [x]\nb: [*a]", "with aliases"),
+    "no key": ("tls_server_config: {cert_file: c.pem}", "needs cert_file and key_file"),
+    "a missing file": ("tls_server_config: {cert_file: c.pem, key_file: k.key}", "k.key: No such file"),
+    "no hash": ("basic_auth_users: {a: plain}", "the hash of user a is not bcrypt's"),
+    "a number": ("basic_auth_users: {a: 1}", "names to bcrypt hashes"),
+    "an old TLS": ("tls_server_config: {cert_file: c, key_file: k, min_version: TLS10}", "TLS versions are TLS12"),
+    "a kind of client": ("tls_server_config: {client_auth_type: Maybe}", "client_auth_type Maybe is not supported"),
+    "a CA that is not asked": ("tls_server_config: {client_ca_file: c}", "belong together"),
+    "a header that ends": ('http_server_config: {headers: {A: "b\\r\\nC: d"}}', "not printable ASCII"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_wrong_web_config_is_refused(tmp_path: Path, kind: str) -> None:
+    """In one line that names the file and what is wrong; nothing of it is half applied."""
+    text, line = WRONG[kind]
+    with pytest.raises(UsageError) as caught:
+        web_config(tmp_path, text)
+    assert line in str(caught.value)
+    assert f"--web-config {tmp_path}/web.yml" in str(caught.value)
+
+
+def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp_path: Path) -> None:
+    """TLS, and a password; without it /healthz alone."""
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    pair = f"cert_file: {authority}/collector.pem, key_file: {authority}/collector.key"
+    web = web_config(tmp_path, f"tls_server_config: {{{pair}}}\nbasic_auth_users: {{prometheus: {hashed}}}")
+
+    async def asked(port: int, path: str, header: str = "") -> bytes:
+        context = ssl.create_default_context(cafile=f"{authority}/ca.pem")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(f"GET {path} HTTP/1.1\r\n{header}\r\n".encode())
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    async def scenario() -> list[bytes]:
+        server = await listen(Address("127.0.0.1", 0), lambda: b"up 1\n", web)
+        port = server.sockets[0].getsockname()[1]
+        basic = "Authorization: Basic cHJvbWV0aGV1czpyaWdodA==\r\n"
+        found = [await asked(port, "/metrics", basic), await asked(port, "/metrics"), await asked(port, "/healthz")]
+        server.close()
+        return found
+
+    right, none, health = asyncio.run(scenario())
+    assert right.endswith(b"up 1\n")
+    assert none.startswith(b"HTTP/1.1 401")
+    assert b"up 1" not in none
+    assert health.endswith(b"ok\n")
+
+
+class Nothing:
+    """An HTTP side with no jobs."""
+
+    live = None
+
+    def metrics(self) -> bytes:
+        return b""
+
+    def ready(self) -> str | None:
+        return "the store at /secret/path fails"
+
+
+def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) -> None:
+    """As Prometheus' exporters: a client without a certificate of the authority does not get through TLS."""
+    from hindmost_collector.serve.credentials import Door, Gate
+
+    pair = f"cert_file: {authority}/collector.pem, key_file: {authority}/collector.key"
+    more = f"client_auth_type: RequireAndVerifyClientCert, client_ca_file: {authority}/ca.pem"
+    (tmp_path / "web.yml").write_text(f"tls_server_config: {{{pair}, {more}}}")
+    options = resolve({"http": "127.0.0.1:0", "web_config": str(tmp_path / "web.yml")}, {})
+    served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
+    port = int(served.address.rpartition(":")[2])
+    try:
+        for certificate, admitted in (("n0", True), (None, False)):
+            context = ssl.create_default_context(cafile=f"{authority}/ca.pem")
+            if certificate:
+                context.load_cert_chain(f"{authority}/{certificate}.pem", f"{authority}/{certificate}.key")
+            connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
+            try:
+                connection.request("GET", "/healthz")
+                assert admitted == (connection.getresponse().read() == b"ok\n")
+            except OSError:
+                assert not admitted
+    finally:
+        served.close()
+
+
+def test_slow_and_many_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that does not arrive ends, however steadily it drips; a connection too many is closed at once."""
+    monkeypatch.setattr(page, "ARRIVAL_S", 0.5)
+    monkeypatch.setattr(page, "CONNECTIONS", 4)
+    served = page.Page(("127.0.0.1", 0), Nothing())  # type: ignore[arg-type]
+    host, _, port = served.address.rpartition(":")
+    try:
+        held = [socket.create_connection((host, int(port))) for _ in range(4)]
+        stopped = threading.Event()
+
+        def drip() -> None:
+            while not stopped.wait(0.05):
+                for one in held:
+                    with contextlib.suppress(OSError):
+                        one.send(b"x")
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        time.sleep(0.1)  # they are four threads of the server by now
+        with socket.create_connection((host, int(port))) as fifth:
+            fifth.settimeout(20)
+            assert fifth.recv(1) == b""
+        for one in held:
+            one.settimeout(20)
+            with contextlib.suppress(ConnectionError):
+                assert one.recv(1000) == b""
+        stopped.set()
+        dripping.join()
+        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        connection.request("GET", "/healthz")
+        assert connection.getresponse().read() == b"ok\n"
+    finally:
+        served.close()
+
+
+def test_a_job_with_ranks_elsewhere_has_a_token_and_a_fingerprint(tmp_path: Path) -> None:
+    """An agent elsewhere takes both from its environment where it cannot read the run directory."""
+    made, _ = proof(tmp_path, "j", encrypted=True)
+    environ = made.variables(elsewhere=True)
+    there = Client.of({}, {**environ, "HINDMOST_TOKEN_FILE": "/not/on/this/host"})
+    assert there.bearer() == {"authorization": f"Bearer {made.token}"}
+    assert there.fingerprint == made.fingerprint
+    assert Client.of({}, environ).bearer() == there.bearer()
