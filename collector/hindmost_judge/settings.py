@@ -61,17 +61,6 @@ class Settings:
         0.2, STEP, 0, 10, "a delay this large is not noise of a healthy job: `min_steps_when_large` steps are enough"
     )
     min_steps_when_large: int = _of(3, "steps", 1, 100_000, "one step may be an accident, and a second its echo")
-    profiled_effect: float = _of(
-        0.1,
-        STEP,
-        0,
-        10,
-        "delay for which `min_steps_when_profiled` steps are enough, in a profile of every step; no healthy"
-        " GPU is this late in five steps out of five",
-    )
-    min_steps_when_profiled: int = _of(
-        5, "steps", 1, 100_000, "steps of such a profile; the rank must be last by `profiled_effect` in each of them"
-    )
     min_z: float = _of(
         5.0,
         "standard errors",
@@ -152,13 +141,12 @@ class Settings:
         1,
         "share of all stalls that one rank must have; with less, other ranks have the same problem",
     )
-    min_uneven: float = _of(0.03, STEP, 0, 1, "time that ranks lose to each other before load imbalance is looked for")
-    min_swing: float = _of(
+    min_uneven: float = _of(
         0.03,
-        "of the work",
+        STEP,
         0,
-        10,
-        "variation of the work that counts as uneven; kernels of equal work vary by about 1 %",
+        1,
+        "variation of the work, and time that ranks lose to each other, that is uneven; equal kernels vary by 1 %",
     )
     min_uneven_explained: float = _of(
         0.5,
@@ -305,9 +293,6 @@ class Settings:
         0,
         1e9,
         "memory of other processes on a rank's GPU, above its peers; a driver context alone takes less",
-    )
-    work_differs: float = _of(
-        0.01, "of the peers' work", 0, 1, "a smaller difference in work cannot explain a delay of `min_effect`"
     )
     clocks_differ: float = _of(
         0.005, "of the clock", 0, 1, "clock rates of healthy GPUs under load differ by this much through silicon alone"

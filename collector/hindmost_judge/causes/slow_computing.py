@@ -56,7 +56,7 @@ def finer(
 def more_work(blocks: Blocks, row: int, columns: Array, settings: Settings) -> str | None:
     """Samples or tokens beyond the peers', where they are in about the ratio by which computing is longer."""
     longer, beyond = _longer(blocks, row, columns), _work_beyond(blocks, row, columns)
-    if not beyond > settings.work_differs or longer <= 0 or blocks.work is None:
+    if not beyond > settings.min_effect or longer <= 0 or blocks.work is None:
         return None
     due = beyond * _driven(blocks, row, columns)
     if not settings.min_explained * longer <= due <= longer / settings.min_explained:

@@ -112,7 +112,7 @@ def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
     """The same in single intervals, as far as their steps show it: several stalls may be in one step, or half of one
     next to a peer's. Delays in one interval of steps on end are no stalls."""
     each = blocks.segments.shape[1] // len(blocks.steps)
-    if blocks.overlapped:
+    if each == 1:
         return []
     late = np.nan_to_num(np.minimum(blocks.segments, blocks.excess[:, blocks.segment_step]))
     found = []

@@ -68,7 +68,7 @@ def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
 def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Uneven | None:
     more = more_work(work, _roles(blocks))
     swing = _swing(more, counted=counted)
-    if swing < settings.min_swing or _is_ones_own(more):
+    if swing < settings.min_uneven or _is_ones_own(more):
         return None
     share = explained(blocks.excess, more)
     if share < settings.min_uneven_explained:
@@ -127,7 +127,7 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     if not blocks.overlapped:
         return blocks
     more = more_work(work)
-    if _swing(more, counted=counted) < settings.min_swing or _is_ones_own(more):
+    if _swing(more, counted=counted) < settings.min_uneven or _is_ones_own(more):
         return blocks
     due = hidden_delay.work_due(blocks, more, typical_work(work), settings)
     return hidden_delay.in_full(blocks, replace(due, counted=counted) if due is not None else None)
@@ -184,7 +184,7 @@ def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
 
 def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
     """The same without what ``more`` work [R, S] makes ranks late by, where that is most of why they are."""
-    swings = _swing(more, counted=False) >= settings.min_swing
+    swings = _swing(more, counted=False) >= settings.min_uneven
     if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < settings.min_uneven_explained:
         return blocks
     by_work = hidden_delay.shown(blocks.excess, more, overlapped=blocks.overlapped) * more

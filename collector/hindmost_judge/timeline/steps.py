@@ -490,7 +490,7 @@ def settings_of_few_profiled(blocks: Blocks, table: Table, settings: Settings) -
     A rank is named if it is the latest in each of these, by more than any healthy rank is; a running job waits for
     more.
     """
-    few = settings.min_steps_when_profiled <= len(blocks.steps) < settings.min_steps
+    few = settings.min_steps // 2 <= len(blocks.steps) < settings.min_steps
     if not few or not rows(table):
         return settings
     theirs = np.isin(table["step"], blocks.steps)
@@ -498,7 +498,7 @@ def settings_of_few_profiled(blocks: Blocks, table: Table, settings: Settings) -
         return settings
     return replace(
         settings,
-        large_effect=min(settings.profiled_effect, settings.large_effect),
+        large_effect=min(settings.stall_effect, settings.large_effect),
         min_steps_when_large=len(blocks.steps),
         min_latest=1.0,
         min_consistency=1.0,

@@ -14,7 +14,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import since, until
-from hindmost_judge.whatif import gpu_clocks, hidden_delay, savings
+from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import repaired, stretched, waste
 
 if TYPE_CHECKING:
@@ -74,10 +74,6 @@ class _Replay:
     def adds(self, habits: list[Habit], before: list[Habit]) -> Floats:
         """[S] ns that the repair of these saves once those before are repaired."""
         return self.scale * (_saving(self.blocks, [*before, *habits]) - _saving(self.blocks, before))
-
-    def without(self, habits: list[Habit]) -> Floats:
-        """[S] ns by which steps are longer than of peers all alike once these are repaired."""
-        return self.scale * stretched(self.blocks, repaired(self.blocks, habits))
 
     def in_all(self, habits: list[Habit]) -> Floats:
         """[S] ns that fixing all ranks saves thanks to these."""
@@ -226,17 +222,15 @@ def _cost(
     saved = float(by_step[span].mean())
     columns = np.arange(len(blocks.steps))[span]
     held_up = _held_up(blocks, rows, columns, group[0][1], saved)
-    cost, taken_back = saved + held_up, list[str]()
+    cost = saved + held_up
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
-    change = savings.observed_change(blocks, span, others, replay.without(replay.kept))  # with other slowdowns in it
+    change = savings.observed_change(blocks, span, others)  # with other slowdowns in it
     if change is not None:
         waited = savings.caused_more(blocks, rows, span) + held_up
         replayed = float(by_step[change.steps].mean()) + held_up
         seen = change.cost(replayed, waited, savings.others_grew(blocks, rows, span))
         cost *= seen / replayed if replayed > 0 else 1.0  # others may hide it in steps that cannot be compared
-    elif (given := gpu_clocks.given_away(blocks, habits, columns, group[0][1], cost)) is not None:
-        cost, taken_back = cost - given.ns, [gpu_clocks.told(given)]
-    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost), *taken_back]
+    return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost)]
 
 
 def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[str]:

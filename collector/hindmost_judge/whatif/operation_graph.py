@@ -319,7 +319,7 @@ def judge_graph(run: Run, settings: Settings) -> Report:
     measured = built.replay(built.cost)
     ideal = min(built.replay(built.ideal), measured)
     length = micro_batch_lengths(built, _is_work(built))
-    uneven = _swing(built, length) >= settings.min_swing
+    uneven = _swing(built, length) >= settings.min_uneven
     ranks, stages, work = _work(built, built.cost)
     own = work.mean(axis=1)
     each = _work(built, built.cost / length)[2]

@@ -118,25 +118,21 @@ def observed_change(
     blocks: Blocks,
     during: slice,
     others: Sequence[slice] = (),
-    replayed: Floats | None = None,
     longest: float = 3.0,
 ) -> Change | None:
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so a fix saves less than they wait: an onset shows how much less. A
     step counts for at most ``longest`` typical ones of its side, so that a checkpoint decides nothing. Only steps in
-    which the same ``others`` act are compared, to exclude their effect. ``replayed`` [S] ns of the steps without these
-    ranks, uneven work for example, are taken out. Steps with a known mean length only show no change.
+    which the same ``others`` act are compared, to exclude their effect. Steps with a known mean length only show no
+    change.
     """
     if alike(blocks.period):
         return None
     inside = np.zeros(len(blocks.steps), bool)
     inside[during] = True
     known = ~np.isnan(blocks.period) & _alike(len(blocks.steps), inside, others)
-    period = blocks.period
-    if replayed is not None:
-        period = _steadier(period, replayed, ~inside & known, inside & known)
-    before, after = period[~inside & known], period[inside & known]
+    before, after = blocks.period[~inside & known], blocks.period[inside & known]
     if len(before) < _ENOUGH or len(after) < _ENOUGH:
         return None
     before, after = (np.minimum(side, longest * float(median(side))) for side in (before, after))
@@ -158,20 +154,6 @@ def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:
     which = np.asarray(which).ravel()
     both = [min(np.sum(inside[which == one]), np.sum(~inside[which == one])) for one in range(int(which.max()) + 1)]
     return np.asarray(which == int(np.argmax(both)))
-
-
-def _steadier(period: Floats, replayed: Floats, calm: Array, during: Array) -> Floats:
-    """Step times less what is replayed of them, where that makes the calm steps more alike; their level stays.
-
-    What is replayed must not itself change with the onset. A slow rank hides its peers' waits for input: their workers
-    catch up meanwhile. To take these waits out of the calm steps alone would count them as the rank's.
-    """
-    before, after = replayed[calm], replayed[during]
-    if not calm.any() or not during.any() or abs(after.mean() - before.mean()) > 2 * _error(before, after):
-        return period
-    left: Floats = period - replayed + float(median(replayed[calm]))
-    limits = [np.minimum(one[calm], 3 * float(median(period[calm]))).std() for one in (period, left)]
-    return left if limits[1] < limits[0] else period
 
 
 def caused_more(blocks: Blocks, rows: Sequence[int], during: slice) -> float:

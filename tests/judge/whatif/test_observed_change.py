@@ -38,14 +38,3 @@ def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     assert savings.observed_change(blocks, slice(20, 50)) is None
     (verdict,), notes = of_habits(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
     assert (verdict.ranks, notes) == ((0,), [])
-
-
-def test_waits_of_peers_that_end_with_the_onset_are_not_taken_out_of_the_steps_before() -> None:
-    """Steps of 40 ms, 10 of them waits for peers, become steps of 50 for one rank: 10 more, not 20."""
-    blocks = blocks_of(make(Load(compute=10.0)))
-    late = np.arange(len(blocks.steps)) >= 75
-    waits = np.where(late, 0.0, np.random.default_rng(1).uniform(0.0, 20e6, len(late)))
-    blocks = replace(blocks, period=np.where(late, 50e6, 30e6 + waits))
-    change = savings.observed_change(blocks, slice(75, None), replayed=waits)
-    assert change is not None
-    assert change.longer == pytest.approx(10e6, rel=0.15)
