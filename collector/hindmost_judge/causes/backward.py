@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.causes import launch_bound, table
-from hindmost_judge.stats.robust import median, peers_median, with_peers
+from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, peers_median, with_peers
 from hindmost_judge.timeline.matching import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
 
@@ -40,10 +40,6 @@ _QUEUE_LEAVES, _READY, _READY_SOON = 0.2e6, 0.25, 0.75
 _OFTEN = 0.5
 #: The delay from forward and optimizer counts where it exceeds what is known anyway by this share of that.
 _SURELY = 0.2
-#: Steps outside a slowdown that give a rank's usual time.
-_ENOUGH = 20
-#: Ranks compared with: enough for a typical value, whatever the size of the job.
-_SAMPLE = 512
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def _healthy(blocks: Blocks, habit: Habit) -> Array | None:
     slowdown."""
     others = np.delete(np.arange(len(blocks.steps)), np.s_[habit.first : habit.stop])
     others = others[np.nan_to_num(blocks.excess[habit.row, others]) < habit.excess / 2]
-    return others if habit.outer is None and len(others) >= _ENOUGH else None
+    return others if habit.outer is None and len(others) >= ENOUGH_STEPS else None
 
 
 def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
@@ -125,7 +121,7 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     where = _places(blocks, habit.steps())
     if where is None:
         return False
-    others = np.delete(np.arange(len(grid.ranks)), habit.row)[:_SAMPLE]
+    others = np.delete(np.arange(len(grid.ranks)), habit.row)[:SAMPLE]
     usual, _ = _between_two(*_ready(grid, np.append(habit.row, others), where))
     return bool(grid.gathers.any() or np.isnan(median(usual[1:], axis=0)).all())
 
@@ -158,8 +154,8 @@ def _lost(blocks: Blocks, row: int) -> float:
     where = _places(blocks, np.arange(len(blocks.steps)))
     if where is None or blocks.joined is None:
         return 0.0
-    grid, where = blocks.joined, where[:: max(len(where) // _SAMPLE, 1)]
-    rows = with_peers(row, len(grid.ranks), _SAMPLE)
+    grid, where = blocks.joined, where[:: max(len(where) // SAMPLE, 1)]
+    rows = with_peers(row, len(grid.ranks), SAMPLE)
     _, free = _ready(grid, rows, where)
     return slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
 
@@ -186,7 +182,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
 
     ``lost``: ms by which computing takes longer for each ms of an overlapped collective's waiting.
     """
-    rows = with_peers(row, len(grid.ranks), _SAMPLE)
+    rows = with_peers(row, len(grid.ranks), SAMPLE)
     start, free = _ready(grid, rows, where)
     start = taken_off(start, grid.duration[rows][:, where], lost)
     exact, most = _usual(start, free), _at_most(start, free)

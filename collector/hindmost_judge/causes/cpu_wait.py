@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, average, mean, median, peers_median
+from hindmost_judge.stats.robust import ENOUGH_STEPS, MAD_TO_SIGMA, average, mean, median, peers_median
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,8 +179,6 @@ def behind_each_other(bound: Sequence[Bound], blocks: Blocks) -> Floats:
     return shares
 
 
-#: Steps outside a fault that give the usual time of a transfer.
-_ENOUGH = 20
 #: Transfers this many standard deviations above the median were held up.
 _HELD_UP = 3.0
 
@@ -266,7 +264,7 @@ def _others(levels: Floats, row: int) -> float:
 def _usual(transfer: Floats, columns: Array) -> float:
     """Ns a step of transfers where nothing holds them up: in the steps outside, else in most of these."""
     outside = np.delete(transfer, columns)
-    known = outside if len(outside) >= _ENOUGH else transfer[columns]
+    known = outside if len(outside) >= ENOUGH_STEPS else transfer[columns]
     level = float(median(known))
     spread = MAD_TO_SIGMA * float(median(np.abs(known - level)))
     return float(known[known <= level + _HELD_UP * spread].mean())

@@ -36,7 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.model import has_launches
-from hindmost_judge.stats.robust import average, median, median_error, peers_median, sums_by_step, with_peers
+from hindmost_judge.stats.robust import SAMPLE, average, median, median_error, peers_median, sums_by_step, with_peers
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.overlap import waits_for_each
 
@@ -54,8 +54,6 @@ CLOCKS_NS = 4e6
 _OFF, _AT_ONCE = 0.05, 0.125
 #: Other traffic on a link makes copies longer by less than this factor.
 _NO_COPY = 10.0
-#: Ranks compared with: enough for a typical value, whatever the size of the job.
-_SAMPLE = 512
 
 
 def launch_bound_steps(blocks: Blocks, settings: Settings, rows: slice = slice(None)) -> Array | None:
@@ -142,7 +140,7 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
     gpu = blocks.parts.get("gpu_forward")
     if gpu is None or not np.isnan(gpu[row, columns]).all():
         return blocks
-    rows, marks = with_peers(row, len(blocks.ranks), _SAMPLE), _beside(blocks, row)
+    rows, marks = with_peers(row, len(blocks.ranks), SAMPLE), _beside(blocks, row)
     if marks is None:
         return blocks
     own, copies = np.where(_busy(marks), marks.span, np.nan), blocks.parts.get("h2d")
@@ -210,7 +208,7 @@ def _beside(blocks: Blocks, row: int) -> _Marks | None:
     """The marks of a rank, first, and of its peers, of many a sample."""
     if blocks.joined is None or not blocks.joined.gpu_time:
         return None
-    return _marks(blocks, with_peers(row, len(blocks.ranks), _SAMPLE))
+    return _marks(blocks, with_peers(row, len(blocks.ranks), SAMPLE))
 
 
 def _busy(marks: _Marks) -> Array:

@@ -24,7 +24,7 @@ from hindmost_judge.causes.slow_computing import FINER
 from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
-from hindmost_judge.stats.robust import median, peers_median, standard_error, with_peers
+from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, peers_median, standard_error, with_peers
 from hindmost_judge.timeline.matching import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
 
@@ -100,8 +100,6 @@ _CHANGE = 0.2
 #: A slowdown shorter than its segment by at most this many steps fills it, and one with this few steps is none: noise
 #: moves each end by up to two.
 _NEAR = 4
-#: Ranks compared with: enough for a typical value, whatever the size of the job.
-_SAMPLE = 512
 
 
 def split_by_cause(habits: Sequence[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
@@ -201,7 +199,7 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
 
 def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
     """The known measurements [N] of a slowdown's steps, and ns [N] beyond the typical peer."""
-    rows = with_peers(whole.row, len(blocks.ranks), _SAMPLE)
+    rows = with_peers(whole.row, len(blocks.ranks), SAMPLE)
     span = slice(whole.first, whole.stop)
     parts = {name: part[rows, span] for name, part in blocks.parts.items()}
     measured = [blocks.excess[rows, span], *_known_parts(parts).values()]
@@ -255,8 +253,6 @@ def _part(habit: Habit, first: int, stop: int, blocks: Blocks, inner: tuple[tupl
 _FASTEST = 0.1
 #: An interrupted interval takes this share more than in those, and more by this share of a step.
 _LONGER, _LEAST = 1.0, 0.01
-#: Steps needed to know the fastest.
-_ENOUGH = 20
 #: Ranks compared with: enough for a typical value, whatever the size of the job.
 _INTERRUPTED_SAMPLE = 64
 
@@ -271,7 +267,7 @@ def longer_interrupted(blocks: Blocks, habit: Habit) -> float:
     counts = np.diff(np.append(blocks.starts, grid.columns))[steps]
     usual = int(np.bincount(counts).argmax())
     alike = steps[counts == usual]
-    if usual < 2 or len(alike) < _ENOUGH:
+    if usual < 2 or len(alike) < ENOUGH_STEPS:
         return 0.0
     where = blocks.starts[alike][:, None] + np.arange(usual)
     rows = with_peers(habit.row, len(grid.ranks), _INTERRUPTED_SAMPLE)

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_judge.blocks import Habit
 from hindmost_judge.graph.self_time import paces
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import median, spread
+from hindmost_judge.stats.robust import FEW_RANKS, median, spread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,8 +53,6 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
 #: Standard errors of a delay that is real: with a hundred ranks, phases and segments, noise reaches that in one job of
 #: a thousand.
 _MIN_Z = 4.5
-#: Fewer peers do not show how much hosts differ.
-_ENOUGH_PEERS = 4
 #: Steps that a delay lasts at least, and the share of all steps at least unless the delay is large. Hosts drift by
 #: less than that for tens of steps.
 _MIN_STEPS, _MIN_SHARE = 10, 0.125
@@ -158,7 +156,7 @@ def _delays_of_rank(
     What its ``peers`` (rows) differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers
     only the rank's own series does.
     """
-    series, cohort = segmentation.clipped(behind_peers[row]), len(peers) >= _ENOUGH_PEERS
+    series, cohort = segmentation.clipped(behind_peers[row]), len(peers) >= FEW_RANKS
     sigma = max(segmentation.noise(series, drifts=not cohort), 1.0)
     bounds = _without_minor_changes(series, segmentation.segments(series, sigma))
     for first, stop in itertools.pairwise(bounds):

@@ -20,8 +20,10 @@ from hindmost_judge.causes import launch_bound, stopped
 from hindmost_judge.detect import nested_segments, transient
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
 from hindmost_judge.stats.robust import (
+    FEW_RANKS,
     MAD_TO_SIGMA,
     MEDIAN_COST,
+    SAMPLE,
     block_medians,
     median,
     peers_median,
@@ -72,7 +74,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
         return []
     smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
-    turn = _no_noise(blocks, settings) if len(blocks.ranks) < _FEW and not shared else np.inf
+    turn = _no_noise(blocks, settings) if len(blocks.ranks) < FEW_RANKS and not shared else np.inf
     candidates = screened_candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
     mate = cohorts.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
@@ -152,7 +154,7 @@ def _no_noise(blocks: Blocks, settings: Settings) -> float:
 
 def _in_turn(ranks: _Ranks, row: int) -> bool:
     """Whether a rank is one of two in the job that may each be slow; on shared CPUs neither is."""
-    return len(ranks.excess) < _FEW and ranks.mate[row] >= 0 and not ranks.shared
+    return len(ranks.excess) < FEW_RANKS and ranks.mate[row] >= 0 and not ranks.shared
 
 
 def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
@@ -226,7 +228,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    if not burst and len(ranks.excess) < _FEW and drifts(series.late, begin, end, level):
+    if not burst and len(ranks.excess) < FEW_RANKS and drifts(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -239,7 +241,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
         return None
     on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
-    as_others = len(ranks.excess) >= _FEW and others_as_late(ranks.excess, row, first, stop, level)
+    as_others = len(ranks.excess) >= FEW_RANKS and others_as_late(ranks.excess, row, first, stop, level)
     if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
     return Habit(row, first, stop, level, z, consistency, ratio, latest)
@@ -275,8 +277,6 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     return exp(min(ways + half * log(often) + log(windows), 0.0))
 
 
-#: With fewer ranks, it is unknown how much healthy ones differ.
-_FEW = 4
 #: Each rank is compared with this many others, whatever the size of the job: among 1,000 there is always a noisier one.
 _RIVALS = 7
 
@@ -300,10 +300,6 @@ def extreme(ranks: int) -> float:
     return 1 + float(np.sqrt(2 * np.log(ranks))) / 3
 
 
-#: Healthy ranks sampled: enough to know their spread, whatever the size of the job.
-_SAMPLE = 512
-
-
 def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     """Rows without the first of these sets that leaves at least ``least`` ranks: suspects are left out if possible."""
     for some in left_out:
@@ -312,7 +308,7 @@ def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
         others = np.flatnonzero(kept)
         if len(others) >= least:
             break
-    return np.asarray(others[:: max(len(others) // _SAMPLE, 1)])
+    return np.asarray(others[:: max(len(others) // SAMPLE, 1)])
 
 
 #: In a cohort of three each rank is set against the mean of the other two, so both seem ahead by half of one rank's
@@ -343,7 +339,7 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
     so many ranks that most of them show what is usual.
     """
     blocks, compared = ranks.blocks, ranks.whole and ranks.mate[row] < 0 and not ranks.shared
-    few = _FEW <= len(excess) <= _SMALL and blocks.pipeline is None
+    few = FEW_RANKS <= len(excess) <= _SMALL and blocks.pipeline is None
     if not (few and compared) or blocks.unsure is not None:
         return 0.0
     beside = excess.copy()

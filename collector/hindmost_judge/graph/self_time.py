@@ -18,6 +18,7 @@ import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
+from hindmost_judge.stats.robust import CROWD, FEW_RANKS
 from hindmost_judge.types import Lanes, Wait
 
 if TYPE_CHECKING:
@@ -43,8 +44,6 @@ _MIN_HOSTS = 2
 #: At a place where a host is blocked, the time that it needs after its GPU varies up to this many times as much as
 #: where it varies least.
 _SPREAD_RATIO = 1.5
-#: Cohorts of fewer hosts may slow down all at once. Those that are ahead do not show that.
-_LARGE_COHORT = 4
 #: A host that takes longer than usual by this share of a step, and is ahead of its GPU all the same, waited for it.
 _LONG = 0.25
 #: The most steps that hosts are taken to run ahead.
@@ -324,7 +323,7 @@ def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Fl
         not_ahead = members[count[members] >= max(_MIN_STEPS, most / 2)]  # few steps do not show how much they vary
         middle = (len(not_ahead) - 1) // 2
         typical = _median(free[not_ahead])
-        large = len(members) >= _LARGE_COHORT  # when one of many slows down, the others did not
+        large = len(members) >= FEW_RANKS  # when one of many slows down, the others did not
         margins = [np.sort(-fastest) for fastest in _fastest(_variation(free[not_ahead], changes=not large))]
         likely = [fastest + margin[middle] for fastest, margin in zip(_fastest(spent[members]), margins, strict=True)]
         usual[members] = np.minimum(np.min(likely, axis=0), np.sort(typical)[middle])
@@ -379,10 +378,6 @@ def _spread(values: Floats) -> float:
     return _quantile(values, 0.25) - _quantile(values, _OUTLIERS)
 
 
-#: From this many ranks on, one rank's own value hardly moves the median of all: that of its peers is not computed.
-_MANY_PEERS = 32
-
-
 def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
     """The pace of each rank's peers, and of its whole cohort, from self times [R, S] and cohort numbers [R].
 
@@ -394,7 +389,7 @@ def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
     for number in np.unique(cohort):
         members = np.flatnonzero(cohort == number)
         cohort_pace[members] = np.sort(self_time[members], axis=0)[(len(members) - 1) // 2]
-        if len(members) > _MANY_PEERS:
+        if len(members) > CROWD:
             peer_pace[members] = np.median(self_time[members], axis=0)
         elif len(members) > 1:
             peer_pace[members] = [np.median(self_time[members[members != row]], axis=0) for row in members]

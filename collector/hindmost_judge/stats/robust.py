@@ -16,7 +16,11 @@ MAD_TO_SIGMA = 1.4826
 #: A median's standard error is this many times a mean's, for normal noise.
 MEDIAN_COST = 1.2533
 #: From this many ranks on, one rank's own value hardly moves the median of all, so it is not left out.
-_CROWD = 32
+CROWD = 32
+#: Ranks of which fewer do not show how much healthy ones differ, and so many that more would add nothing.
+FEW_RANKS, SAMPLE = 4, 512
+#: Steps of which fewer show no usual time.
+ENOUGH_STEPS = 20
 
 
 def median(block: Floats, axis: int | None = None) -> Floats:
@@ -169,7 +173,7 @@ def peers_median(block: Floats) -> Floats:
     count = block.shape[0]
     if count < 2:
         return np.full_like(block, np.nan)
-    if count > _CROWD:
+    if count > CROWD:
         return np.broadcast_to(median(block, axis=0), block.shape)
     if np.isnan(block).any():
         return np.stack([median(np.delete(block, r, axis=0), axis=0) for r in range(count)])

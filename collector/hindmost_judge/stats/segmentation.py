@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.stats.robust import MAD_TO_SIGMA
+
 if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
 
-#: A median absolute deviation as a standard deviation of normal noise.
-_MAD_TO_SIGMA = 1.4826
 #: Steps around one that tell whether it is a stall; a change shows in most of them.
 _NEIGHBOURS = 9
 #: The fewest batches that show noise.
@@ -32,7 +32,7 @@ _GAIN = 20.0
 def clipped(series: Floats) -> Floats:
     """The series [S] without stalls: no step is farther from the steps around than a few standard deviations."""
     around = _around(series)
-    scale = _MAD_TO_SIGMA * float(np.median(np.abs(series - around)))
+    scale = MAD_TO_SIGMA * float(np.median(np.abs(series - around)))
     return np.asarray(np.clip(series, around - _MAX_DEVIATIONS * scale, around + _MAX_DEVIATIONS * scale))
 
 
@@ -54,7 +54,7 @@ def noise(series: Floats, *, drifts: bool = True) -> float:
         count = len(series) // batch
         means = series[: count * batch].reshape(count, batch).mean(axis=1)
         apart = float(np.median(np.abs(np.diff(means)))) if count > 1 else float("inf")
-        largest = max(largest, _MAD_TO_SIGMA * apart * float(np.sqrt(batch / 2)))
+        largest = max(largest, MAD_TO_SIGMA * apart * float(np.sqrt(batch / 2)))
         batch *= 2
     return largest
 

@@ -11,7 +11,7 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.encoding import codes, columns_that_fill, distinct_integers
 from hindmost_judge.model import Job, Run, Table, rows
-from hindmost_judge.stats.robust import median, peers_median, sums_by_step
+from hindmost_judge.stats.robust import SAMPLE, median, peers_median, sums_by_step
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
@@ -272,8 +272,6 @@ def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats
     )
 
 
-#: Ranks sampled for the typical waiting time.
-_SAMPLE = 512
 #: Groups of ranks whose steps are longer by this factor are not part of the others' steps.
 _OWN_PACE = 1.1
 
@@ -304,7 +302,7 @@ def _left_out(numbers: Ints) -> Array:
 
 def _typical_wait(joined: Grid, starts: Ints) -> Floats:
     """[S] ns that the typical rank waits for others in a step."""
-    waits = np.maximum(joined.duration - matching.shortest(joined), 0.0)[:: max(len(joined.ranks) // _SAMPLE, 1)]
+    waits = np.maximum(joined.duration - matching.shortest(joined), 0.0)[:: max(len(joined.ranks) // SAMPLE, 1)]
     return median(sums_by_step(waits, starts), axis=0)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.detect import straggler
-from hindmost_judge.stats.robust import average, median
+from hindmost_judge.stats.robust import ENOUGH_STEPS, average, median
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
 from hindmost_judge.verdict.whole_job import since, until
 from hindmost_judge.verdict.wording import ms, names, percent
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 
-#: Steps on each side of the onset, before these are two levels and not a few odd steps.
-_ENOUGH = 20
 #: A change of less of a step is within what clocks and temperature do to any job.
 _STEPS_LONGER = 0.05
 #: All but this share, in per cent, of the longer steps are longer than all but as many of the others.
@@ -108,7 +106,7 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
 
 def _longer(period: Floats) -> slice | None:
     """The one segment of steps, not from the start, that are longer than all others by a sharp and lasting rise."""
-    if np.isnan(period).any() or len(period) < 2 * _ENOUGH:
+    if np.isnan(period).any() or len(period) < 2 * ENOUGH_STEPS:
         return None
     low, high = np.percentile(period, [_OVERLAP, 100 - _OVERLAP])
     for _ in range(2):
@@ -120,7 +118,7 @@ def _longer(period: Floats) -> slice | None:
     least = np.minimum.accumulate(sums)
     stop = int(np.argmax(sums - least))
     span = slice(int(np.argmin(sums[: stop + 1])), stop)
-    enough = min(span.start, span.stop - span.start) >= _ENOUGH
+    enough = min(span.start, span.stop - span.start) >= ENOUGH_STEPS
     return span if enough and _apart_levels(period, span) and _sharp(period, span) else None
 
 

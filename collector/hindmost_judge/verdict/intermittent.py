@@ -16,7 +16,7 @@ from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import since
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.hidden_delay import as_seen, stalls_in_full
-from hindmost_judge.whatif.savings import repaired, stall_saving, waste, without_stalls
+from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stall_saving, waste, without_stalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     #: [S] ns that the repair of these rows in these steps saves.
     Saving = Callable[[Blocks, Sequence[int], Ints], Floats]
 
-#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
-_BY_ITSELF = 0.9
 #: Reasons for longer computing, which differ in what the typical rank does meanwhile.
 _OF_GPU = ("compute", "gpu_throttle", "gpu_contention", "workload")
 #: Ranks stall together that share so much of the steps in which either does.
@@ -97,7 +95,7 @@ def of_stalls(
         most = int(np.argmax([float(one.sum()) for one in saved]))
         group, seen = left.pop(most), saved[most]
         by_itself = group.saves(own, saving) if before else seen
-        given = before if float(by_itself.mean()) < _BY_ITSELF * float(seen.mean()) else []
+        given = before if float(by_itself.mean()) < BY_ITSELF * float(seen.mean()) else []
         rest = blocks
         for one in left:
             rest = one.repaired(rest)

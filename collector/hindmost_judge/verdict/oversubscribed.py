@@ -31,7 +31,7 @@ from hindmost_judge.verdict.slow_ranks import of_habits
 from hindmost_judge.verdict.whole_job import balanced, since
 from hindmost_judge.verdict.wording import ms, names
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.savings import stretched
+from hindmost_judge.whatif.savings import BY_ITSELF, stretched
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -246,8 +246,6 @@ _GIVEN = 0.5
 _ENOUGH_STEPS = 5
 #: Causes that do not tell what a rank did while it was off the CPU.
 _UNTOLD = ("cpu_contention", "unknown", "compute")
-#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
-_BY_ITSELF = 0.9
 #: A rank that sleeps for this many times its cost does so largely while others queue for a CPU.
 _QUEUED_MEANWHILE = 1.25
 
@@ -364,7 +362,7 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
             _saved_awake(blocks, off, [one]),
             _saved_awake(blocks, off, found) - _saved_awake(blocks, off, others),
         )
-        given = float(alone.sum()) < _BY_ITSELF * float(in_all.sum())
+        given = float(alone.sum()) < BY_ITSELF * float(in_all.sum())
         saved = in_all if given else alone
         span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
         cost = float(saved[span].mean())

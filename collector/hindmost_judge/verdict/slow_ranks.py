@@ -15,7 +15,7 @@ from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import since, until
 from hindmost_judge.whatif import hidden_delay, savings
-from hindmost_judge.whatif.savings import repaired, stretched, waste
+from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stretched, waste
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -150,10 +150,6 @@ def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Caus
     return groups
 
 
-#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
-_BY_ITSELF = 0.9
-
-
 def _straggler(
     group: list[tuple[Habit, Cause]],
     before: list[Habit],
@@ -168,7 +164,7 @@ def _straggler(
     told_of = {habit.row for habit in before} - set(rows)
     before = [habit for habit in replay.kept if habit.row in told_of]  # a rank is repaired of all that it has
     saved = float(replay.adds(habits, before)[span].mean())
-    given = before if before and float(replay.adds(habits, [])[span].mean()) < _BY_ITSELF * saved else []
+    given = before if before and float(replay.adds(habits, [])[span].mean()) < BY_ITSELF * saved else []
     cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
     ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import alike, median, median_error
+from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.whatif import replay
 
@@ -86,8 +86,8 @@ def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Float
     return found
 
 
-#: Steps on each side of an onset before the change of the step time itself is a measurement.
-_ENOUGH = 20
+#: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
+BY_ITSELF = 0.9
 #: Stalls that do the same: each far exceeds the usual differences of steps, and of five the median and its error hold
 #: even if two have another cause.
 _STALLS = 5
@@ -133,7 +133,7 @@ def observed_change(
     inside[during] = True
     known = ~np.isnan(blocks.period) & _alike(len(blocks.steps), inside, others)
     before, after = blocks.period[~inside & known], blocks.period[inside & known]
-    if len(before) < _ENOUGH or len(after) < _ENOUGH:
+    if len(before) < ENOUGH_STEPS or len(after) < ENOUGH_STEPS:
         return None
     before, after = (np.minimum(side, longest * float(median(side))) for side in (before, after))
     change, noise = float(after.mean() - before.mean()), _error(before, after)
@@ -219,7 +219,7 @@ def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
     inside = np.isin(np.arange(len(blocks.steps)), stalled)
     after = np.append(False, inside[:-1]) & ~inside
     calm, during, next_ = (_known(blocks.period[held]) for held in (~inside & ~after, inside, after))
-    if len(calm) < _ENOUGH or len(during) < _STALLS:
+    if len(calm) < ENOUGH_STEPS or len(during) < _STALLS:
         return None
     usual, often = float(median(calm)), len(next_) / len(during)
     spilled = often * (float(median(next_)) - usual) if len(next_) else 0.0
