@@ -66,7 +66,7 @@ def install() -> int:
     root = [] if os.geteuid() == 0 else ["sudo"]
     subprocess.run([*root, "apt-get", "update", "-qq"], check=False)
     known = [package for package in wanted if _candidate(package)]
-    with _no_service_starts(root):
+    with no_service_starts(root):
         line = [*root, "apt-get", "install", "-y", "-qq", "--no-install-recommends", *known]
         code = subprocess.run(line, check=False, stdout=subprocess.DEVNULL).returncode
     unknown = sorted(set(wanted) - set(known))
@@ -99,7 +99,7 @@ def _candidate(package: str) -> bool:
 
 
 @contextmanager
-def _no_service_starts(root: list[str]) -> Iterator[None]:
+def no_service_starts(root: list[str]) -> Iterator[None]:
     """Keep apt from starting the services that it installs; ``root`` goes before what only root may do."""
     if POLICY.exists():  # of the machine's own
         yield

@@ -20,7 +20,7 @@ def test_no_service_starts_while_packages_are_installed(
     """Debian's packages ask this program, which only root may write; 101 forbids. It is gone afterwards."""
     policy = tmp_path / "policy-rc.d"
     monkeypatch.setattr(programs, "POLICY", policy)
-    with programs._no_service_starts(root):
+    with programs.no_service_starts(root):
         assert subprocess.run([str(policy), "prometheus", "start"], check=False).returncode == 101
     assert not policy.exists()
 
@@ -30,6 +30,6 @@ def test_a_machines_own_policy_stays(tmp_path: Path, monkeypatch: pytest.MonkeyP
     policy = tmp_path / "policy-rc.d"
     policy.write_text("#!/bin/sh\nexit 104\n")
     monkeypatch.setattr(programs, "POLICY", policy)
-    with programs._no_service_starts([]):
+    with programs.no_service_starts([]):
         pass
     assert "104" in policy.read_text()

@@ -45,7 +45,7 @@ def required(extra: str) -> list[Requirement]:
         if re.search(rf"extra\s*==\s*['\"]{re.escape(extra)}['\"]", marker) and not (
             below and sys.version_info[:2] >= (int(below[1]), int(below[2]))
         ):
-            found.append(Requirement(name, least, _installed(name)))
+            found.append(Requirement(name, least, installed(name)))
     return found
 
 
@@ -70,7 +70,7 @@ def faults(requirements: list[Requirement]) -> str:
 
 
 @functools.lru_cache(maxsize=64)
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -35,7 +35,7 @@ class _Nothing:
 
 _NOTHING = _Nothing()
 UNENTERED, CANCELLED = -1, -2  # in place of a step's start
-_recorder: Recorder | None = None
+attached: Recorder | None = None
 
 
 class _Step:
@@ -48,7 +48,7 @@ class _Step:
         self._start = UNENTERED
 
     def __del__(self) -> None:
-        if self._start == UNENTERED and _recorder is self._recorder:
+        if self._start == UNENTERED and attached is self._recorder:
             self._recorder.step_ends_here(self._recorder.clock(), self._kind, self._work)
 
     def __enter__(self) -> None:
@@ -96,7 +96,7 @@ def step(kind: str = "train", work: int = 0) -> _Step | _Nothing:
     ``kind`` is ``train`` or ``eval``; ``work`` the step's samples or tokens, where known. From the first marked step
     on, steps that hindmost recognises automatically are not counted. Without ``hindmost run`` it does nothing.
     """
-    recorder = _recorder
+    recorder = attached
     if recorder is None or not recorder.trains_here():
         return _NOTHING
     return _Step(recorder, kind, work)
@@ -108,7 +108,7 @@ def phase(name: str) -> _Phase | _Nothing:
     Names that reports know: input, h2d, forward, backward, sync, optimizer, checkpoint; any other is kept as it is.
     Without ``hindmost run`` it does nothing.
     """
-    recorder = _recorder
+    recorder = attached
     if recorder is None or not recorder.training_thread():
         return _NOTHING
     return _Phase(recorder, name)
@@ -130,26 +130,26 @@ def steps(batches: Iterable[T], kind: str = "train") -> Iterator[T]:
 
 def attach(recorder: Recorder | None) -> None:
     """Make ``step`` and ``phase`` write to this recorder, or to nothing."""
-    global _recorder  # noqa: PLW0603 - one a process, and a call of step() must find it in one look-up
-    _recorder = recorder
+    global attached  # noqa: PLW0603 - one a process, and a call of step() must find it in one look-up
+    attached = recorder
 
 
 def abandon() -> None:
     """Record nothing in this process, which is a fork of the one that does."""
-    if _recorder is not None:
-        _recorder.abandon()
+    if attached is not None:
+        attached.abandon()
     attach(None)
 
 
 def move(ring: Ring) -> None:
     """What is recorded from now on goes to another ring."""
-    if _recorder is not None:
-        _recorder.move(ring)
+    if attached is not None:
+        attached.move(ring)
 
 
 def finish() -> None:
     """Write what is still held back, and record nothing from now on."""
-    recorder = _recorder
+    recorder = attached
     attach(None)
     if recorder is not None:
         recorder.flush()

@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 
-_warned = False
+warned = False
 
 
 def warn_once(what: str) -> None:
     """Say on stderr, once a process, what hindmost cannot see; never raises."""
-    global _warned  # noqa: PLW0603 - one line a process, for its first fault
-    if _warned:
+    global warned  # noqa: PLW0603 - one line a process, for its first fault
+    if warned:
         return
-    _warned = True
+    warned = True
     with contextlib.suppress(Exception):  # stderr is closed or full
         sys.stderr.write(f"hindmost: {what}; the job goes on without it\n")

@@ -194,7 +194,7 @@ class NumberFiles(Sampler):
     def scan(self) -> Iterable[NumberFile]:
         """The files there are, in a stable order, none twice; with no file the sampler is off."""
 
-    def beside(self) -> Iterable[Series]:
+    def further(self) -> Iterable[Series]:
         """Series that a sampler of its own reading adds after those of the files, as they are since the last scan."""
         return ()
 
@@ -215,7 +215,7 @@ class NumberFiles(Sampler):
                 self._open[item.path] = file
                 self._read.append((file, item))
                 found.append(item.series)
-        found += self.beside()
+        found += self.further()
         if not found:
             raise Absent(f"nothing to read for {self.name}")
         if tuple(found) != self.series:

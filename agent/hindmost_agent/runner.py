@@ -61,7 +61,9 @@ class Worker:
         self._stood: tuple[int, str] | None = None
         self._given_up = False
         self._wanted: SimpleQueue[int | None] = SimpleQueue()
-        self._done: SimpleQueue[None] = SimpleQueue()
+        #: When that was asked for which is read to its end, and when the last was.
+        self._done: SimpleQueue[int] = SimpleQueue()
+        self._asked_ns = 0
         self._outcomes: deque[Outcome] = deque()
         self.thread = threading.Thread(target=self._work, args=(read,), name="drivers", daemon=True)
         self.thread.start()
@@ -74,13 +76,15 @@ class Worker:
     def ask(self, slots: Sequence[Slot], now_ns: int) -> None:
         """Have these read, one after the other. Only when nothing is being read."""
         self._stood = None
+        self._asked_ns = now_ns
         self.asked.extend(slots)
         self._wanted.put(now_ns)
 
     def take(self, patience_s: float) -> list[Outcome]:
         """What has been read by now, after waiting for the last of it for so long."""
-        with contextlib.suppress(Empty):
-            self._done.get(timeout=patience_s) if patience_s else self._done.get_nowait()
+        with contextlib.suppress(Empty):  # a reading that ended after its own tick looked is passed over
+            while self._done.get(patience_s > 0, patience_s) != self._asked_ns:
+                pass
         return [self._outcomes.popleft() for _ in range(len(self._outcomes))]
 
     def stands(self, gpu: str, now_ns: int) -> bool:
@@ -108,10 +112,10 @@ class Worker:
                     return
                 self._outcomes.append(outcome)
                 self.asked.popleft()
-            self._done.put(None)
+            self._done.put(now_ns)
 
 
-class Beside:
+class DriverThread:
     """The thread of one kind of driver, started with the first question. Without a driver there is none."""
 
     def __init__(self, driver: str, read: Callable[[Slot, int], Outcome], host: Host, patience_s: float) -> None:
@@ -274,7 +278,7 @@ class Runner:
         self._read = partial(_read, host, timer)
         self._slots = [Slot(kind, interval_ns, place) for place, kind in enumerate(kinds.values())]
         patience_s = patience(interval_ns) if patience_s is None else patience_s
-        self._beside = {driver: Beside(driver, self._read, host, patience_s) for driver in DRIVERS}
+        self.drivers = {driver: DriverThread(driver, self._read, host, patience_s) for driver in DRIVERS}
         self._interval_ns = interval_ns
         self._spread = False
 
@@ -283,22 +287,22 @@ class Runner:
 
         With ``everything`` due or not: what a job's end has changed must not wait for the next period.
         """
-        asked = [beside for beside in self._beside.values() if beside.started]  # none where there is no driver
-        outcomes = [outcome for beside in asked for outcome in self._late(beside, now_ns)]
+        asked = [thread for thread in self.drivers.values() if thread.started]  # none where there is no driver
+        outcomes = [outcome for thread in asked for outcome in self._late(thread, now_ns)]
         asking: dict[str, list[Slot]] = {}
         for slot in [slot for slot in self._slots if everything or now_ns >= slot.due_ns]:
             driver = slot.kind.asks_driver
-            if driver and self._beside[driver].needed:
+            if driver and self.drivers[driver].needed:
                 asking.setdefault(driver, []).append(slot)
             else:
                 slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
                 outcomes.append(self._read(slot, now_ns))
         if asked or asking:  # as if all had been read in turn
-            for driver, beside in self._beside.items():
-                outcomes += self._asked(beside, asking.get(driver, []), now_ns)
+            for driver, thread in self.drivers.items():
+                outcomes += self._asked(thread, asking.get(driver, []), now_ns)
             outcomes.sort(key=lambda outcome: outcome.slot.place)
         readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
-        if not self._spread and not any(beside.waiting for beside in self._beside.values()):
+        if not self._spread and not any(thread.waiting for thread in self.drivers.values()):
             self._spread = True
             spread(self._slots, self.host.own.duration_s, now_ns, self._interval_ns)
         return readings
@@ -309,12 +313,12 @@ class Runner:
             if slot.kind.tells_why and slot.sampler is not None:
                 slot.due_ns = LONG_AGO_NS
 
-    def _late(self, beside: Beside, now_ns: int) -> list[Outcome]:
+    def _late(self, thread: DriverThread, now_ns: int) -> list[Outcome]:
         """What a driver answered after the tick that asked, as of just before this one, which may ask the same again.
 
         What it never will is a failure.
         """
-        late, hung = beside.late(now_ns)
+        late, hung = thread.late(now_ns)
         if hung is not None:
             self.host.own.success[hung.slot.name] = 0
             self.host.own.errors[hung.slot.name] += 1
@@ -324,21 +328,21 @@ class Runner:
                     slot.due_ns = LONG_AGO_NS
         return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns - 1)) for one in late]
 
-    def _asked(self, beside: Beside, due: list[Slot], now_ns: int) -> list[Outcome]:
+    def _asked(self, thread: DriverThread, due: list[Slot], now_ns: int) -> list[Outcome]:
         """What a driver answers at once. While it owes an answer it is asked nothing; old values are not shown.
 
         A driver that has never answered yet is being loaded, which takes seconds: no failure, unless it hangs.
         """
-        waiting, own = beside.waiting, self.host.own
+        waiting, own = thread.waiting, self.host.own
         for slot in (*waiting, *due) if waiting else ():
             self.latest.pop(slot.name, None)
-            if beside.hangs or slot.name in own.success:
+            if thread.hangs or slot.name in own.success:
                 own.success[slot.name] = 0
         if waiting or not due:
             return []
         for slot in due:
             slot.due_ns = following(slot.due_ns, slot.period_ns, now_ns)
-        return beside.ask(due, now_ns)
+        return thread.ask(due, now_ns)
 
     def _account(self, outcome: Outcome, now_ns: int) -> Reading | None:
         """Note what became of a reading; returns what was read."""

@@ -16,19 +16,12 @@ def py_spy(path: str | None = None) -> str:
     """The py-spy to run: next to this interpreter, on the PATH (``path``, where given), or where
     ``pip install --target`` puts what belongs to a folder of modules. HindmostError where there is none."""
     on_path = shutil.which("py-spy", path=path)
-    places = [*_beside_interpreter(), *([Path(on_path)] if on_path else []), *_beside_modules()]
+    modules = [Path(folder, "bin", "py-spy") for folder in sys.path if folder]
+    places = [Path(sys.executable).with_name("py-spy"), *([Path(on_path)] if on_path else []), *modules]
     found = next((str(place) for place in places if os.access(place, os.X_OK)), None)
     if found is None:
         raise HindmostError("py-spy is not installed: pip install py-spy")
     return found
-
-
-def _beside_interpreter() -> list[Path]:
-    return [Path(sys.executable).with_name("py-spy")]
-
-
-def _beside_modules() -> list[Path]:
-    return [Path(folder, "bin", "py-spy") for folder in sys.path if folder]
 
 
 def dump(pid: int, timeout_s: float = 15.0) -> str:

@@ -48,7 +48,7 @@ class Probe:
 
     def __init__(self, torch: Any) -> None:
         self._hooks = Hooks(torch)
-        self._recorder = recorder = importlib.import_module("hindmost.stepping")._recorder
+        self._recorder = recorder = importlib.import_module("hindmost.stepping").attached
         self._loops = [follower.loop for follower in recorder._followers]
         self._told_ns = 0
         sampling = recorder.sampling

@@ -74,7 +74,7 @@ class InSitu:
 
 def hook_of(function: Any) -> Any:
     """What has ``original``: a hook in C, or what stands for the function that a hook in Python surrounds."""
-    recorder = importlib.import_module("hindmost.stepping")._recorder
+    recorder = importlib.import_module("hindmost.stepping").attached
     for each in recorder._followers:
         for hook in getattr(each, "entered", ()):
             if hook.function is function:

@@ -48,7 +48,7 @@ def own_ring(producer: str = "py") -> Any:
 
 def train_steps() -> int:
     """The number of the train step in progress."""
-    importlib.import_module("hindmost.stepping")._recorder.flush()  # what hooks saw may be worked off later
+    importlib.import_module("hindmost.stepping").attached.flush()  # what hooks saw may be worked off later
     ring = importlib.import_module("hindmost.ring")
     steps = [event.seq for event in own_ring().poll() if (event.kind, event.name) == (ring.STEP, "train")]
     return int(steps[-1]) + 1
@@ -75,7 +75,7 @@ def phases(first: int, count: int, *, gpu: bool = True) -> dict[str, dict[int, f
 
 def measure_every_step() -> Callable[[], None]:
     """Have the probe measure GPU times of all steps, whatever that costs; call what is returned to end that."""
-    recorder = importlib.import_module("hindmost.stepping")._recorder
+    recorder = importlib.import_module("hindmost.stepping").attached
     sampling = recorder.sampling
     reckon, sampling._reckon = sampling._reckon, lambda _: setattr(sampling, "_mask", 0)
     sampling._mask = 0
@@ -105,7 +105,7 @@ class Hooks:
         surrounded = [(owner, name, getattr(owner, name)) for owner, name in places]
         #: Functions in whose place others are, and hooks that stand in the functions themselves.
         self.surrounded = [place for place in surrounded if hasattr(place[2], "__wrapped__")]
-        recorder = importlib.import_module("hindmost.stepping")._recorder
+        recorder = importlib.import_module("hindmost.stepping").attached
         self.entered = [hook for each in recorder._followers for hook in getattr(each, "entered", ())]
         module = importlib.import_module("torch.optim.optimizer")
         self.tables = [module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks]

@@ -140,7 +140,7 @@ def compare_phases(training: Training, steps: int) -> dict[str, Any]:
 def breakdown(device: str) -> dict[str, float]:
     """us of each thing that hooks are made of, and of all hooks of a step without GPU events and system calls."""
     stepping = importlib.import_module("hindmost.stepping")
-    recorder, usage = stepping._recorder, importlib.import_module("hindmost.step_sampling").Usage()
+    recorder, usage = stepping.attached, importlib.import_module("hindmost.step_sampling").Usage()
     name, event = recorder.ring.name("bench"), recorder.ring.event
     found = {
         "clock": each(recorder.clock),

@@ -130,7 +130,7 @@ class Collector(Components):
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._began = time.monotonic()
+        self.began = time.monotonic()
 
     def _remote_write(self) -> RemoteWrite | None:
         if not self.options.remote_write:
@@ -182,7 +182,7 @@ class Collector(Components):
                 self.definitions.forget()
 
     def flush_due(self) -> bool:
-        starting = self.options.exit_when_stdin_closes and time.monotonic() - self._began < STARTING_S
+        starting = self.options.exit_when_stdin_closes and time.monotonic() - self.began < STARTING_S
         period = self.options.flush_period * (FULL_CORES_FLUSH if starting or self.cores_are_full() else 1)
         overdue = time.monotonic() - self.recorder.last_flush - period
         if overdue >= 0:

@@ -66,7 +66,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "schema": SCHEMA,
         "a": reports[0]["job"],
         "b": reports[1]["job"],
-        "measures": [asdict(_measure(name, series[0].get(name), series[1].get(name), step)) for name in names],
+        "measures": [asdict(measured(name, series[0].get(name), series[1].get(name), step)) for name in names],
         "rates": _rates(judged[0].overview, judged[1].overview),
         "verdicts": _verdicts(*(report["verdicts"] for report in reports)),
         "notes": [
@@ -224,7 +224,7 @@ def _typical(values: Floats | None) -> float:
     return float(median(values)) if values is not None else 0.0
 
 
-def _measure(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:
+def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:
     """A measure of both, in ms, with the interval of its change."""
     level, error_of = (average, _error_of_mean) if name == "mean_step" else (median, standard_error)
     left, right = (None if values is None else float(level(values)) / 1e6 for values in (a, b))

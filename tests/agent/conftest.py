@@ -49,6 +49,7 @@ class FakeNvml:
         self.blocked = threading.Event()
         self.calls: list[str] = []
         self.xids: list[tuple[int, int]] = []
+        self.listened: list[Any] = []
         self.events_break: list[int] = []
         self.processes: dict[int, list[tuple[int, int | None]]] = {}
         self.latency_us: dict[int, int] = {}
@@ -161,7 +162,8 @@ class FakeNvml:
         return self.instances[gpu][index]
 
     def _nvmlEventSetCreate(self) -> Any:
-        return ns(gpus=set())
+        self.listened.append(ns(gpus=set()))
+        return self.listened[-1]
 
     def _nvmlDeviceRegisterEvents(self, gpu: int, _: int, events: Any) -> None:
         events.gpus.add(gpu)

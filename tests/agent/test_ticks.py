@@ -11,6 +11,7 @@ from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import samplers
 from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
+from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.jobs.rings import BUSY_SHARE, Rings
 from hindmost_agent.kernel_files import PIECE, File, read_once
@@ -80,7 +81,7 @@ def test_what_is_no_ring_keeps_no_agent_from_sampling(tmp_path: Path, writer: ri
     steps(writer, 3)
     for tick in range(12):
         mine.tick(tick * FLUSH_NS)
-        assert "cpu" in mine._runner.latest
+        assert mine.host.own.success.pop("cpu") == 1
     assert mine.host.own.ring_events == 3
 
 
@@ -96,10 +97,10 @@ def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, 
     item.reader = ring.Reader(cut)
     item.reader.position = 3
     os.truncate(cut, 0)
-    mine._runner.latest.clear()
+    mine.host.own.success.clear()
     produced = mine.host.own.produced or 0
     mine.tick(10 * NS)
-    assert "cpu" in mine._runner.latest
+    assert mine.host.own.success["cpu"] == 1
     assert (mine.host.own.produced or 0) > produced
     assert (producer.written, producer.closed, producer.gone_ns) == (3, False, None)
 
@@ -175,14 +176,14 @@ def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, batches: li
     assert made == batches
 
 
-def test_who_waits_is_said_to_wait_still(tmp_path: Path) -> None:
+def test_who_waits_is_said_to_wait_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of a job that stands still says at what time a rank was inside what, though nothing has changed."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", CAPACITY)
     rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, 1, "world"))
     mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
     states, now = [], 0
-    state = mine._builder.state
-    mine._builder.state = lambda one: states.append(one) or state(one)  # type: ignore[func-returns-value,method-assign]
+    state = Builder.state
+    monkeypatch.setattr(Builder, "state", lambda self, one: states.append(one) or state(self, one))
     while now < 2 * NS:
         now = mine.tick(now)
     rank.close()
@@ -202,14 +203,18 @@ def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: rin
     assert mine.host.own.batches == made + 1
 
 
-def test_an_agent_without_a_collector_keeps_nothing(tmp_path: Path, writer: ring.Writer) -> None:
+def test_an_agent_without_a_collector_keeps_nothing(
+    tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is only scraped runs for months: what it reads of rings must not pile up in it."""
+    builder = Builder("n")
+    monkeypatch.setattr("hindmost_agent.agent.Builder", lambda *_: builder)
     mine = agent(tmp_path, None)
     mine.tick(0)
     steps(writer, 3)
     mine.tick(FLUSH_NS)
     assert mine.host.own.ring_events == 3
-    assert mine._builder.empty
+    assert builder.empty
 
 
 @pytest.mark.parametrize("size", [PIECE // 2, PIECE, 2 * PIECE + 1])

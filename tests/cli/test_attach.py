@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost import ring
@@ -16,9 +16,6 @@ from hindmost_cli.attach import phases as table
 from hindmost_cli.attach import target
 from hindmost_cli.attach.injected import Folded
 from hindmost_cli.attach.phases import Frame, Shares
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def stack(*files: str) -> list[Frame]:
@@ -175,10 +172,10 @@ def test_a_process_that_cannot_be_read_is_not_said_to_be_gone(
     """The kernel keeps some processes from root too, such as a container's first: the refusal is quoted."""
     (tmp_path / "7").mkdir()
 
-    def refused(_: Path) -> dict[str, str]:
+    def refused(_: Path) -> bytes:
         raise error
 
-    monkeypatch.setattr(target, "_environ", refused)
+    monkeypatch.setattr(Path, "read_bytes", refused)
     with pytest.raises(UsageError, match=says):
         target.by_pid(7, tmp_path)
 

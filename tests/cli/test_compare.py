@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
-from hindmost_collector import comparison as comparing
-from hindmost_collector.comparison import compare
+from hindmost_collector.comparison import compare, condition, measured, scaling
 from hindmost_collector.report import columns
 from hindmost_collector.report import compare as text
 from hindmost_collector.simulate import Scenario, simulate
@@ -61,7 +60,7 @@ def test_two_runs_of_the_same_are_no_change() -> None:
 def test_a_negligible_change_is_none_however_sure(change: float, told: bool) -> None:
     """Of steps of 100 ms that hardly differ, half a millisecond is the least."""
     steps = np.random.default_rng(1).normal(100e6, 0.1e6, 400)
-    found = comparing._measure("step", steps, steps + change * 1e6, 100e6)
+    found = measured("step", steps, steps + change * 1e6, 100e6)
     assert found.changed is told
     assert found.low_ms is not None
     assert found.low_ms > 0
@@ -176,25 +175,25 @@ def test_the_same_work_has_no_note_on_it() -> None:
 def test_a_condition_fails_where_a_change_is_sure_and_large(asked: str, fails: bool) -> None:
     """A step of 10 ms instead of 8.5; noise is no failure."""
     found = compare(job(), job(2, faults=[SLOW]))
-    assert comparing.condition(asked).holds(found) is fails
+    assert condition(asked).holds(found) is fails
 
 
 def test_a_change_by_chance_fails_nothing() -> None:
     """However small the condition: two runs of the same."""
-    assert not comparing.condition("step>0%").holds(compare(job(1), job(2)))
+    assert not condition("step>0%").holds(compare(job(1), job(2)))
 
 
 @pytest.mark.parametrize("asked", ["step", "step>3", "step>=3%", "step>x%", ""])
 def test_a_condition_that_is_none_is_an_error(asked: str) -> None:
     """It says how one is written."""
     with pytest.raises(UsageError, match="expected MEASURE>N%"):
-        comparing.condition(asked)
+        condition(asked)
 
 
 def test_what_was_not_measured_neither_fails_nor_passes() -> None:
     """A check in CI that cannot tell is an error, and names what there is."""
     with pytest.raises(UsageError, match=r"--fail-if input>3%: not measured in both runs; measured are .*step"):
-        comparing.condition("input>3%").holds(compare(job(1), job(2)))
+        condition("input>3%").holds(compare(job(1), job(2)))
 
 
 def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -214,7 +213,7 @@ def test_the_command_fails_by_a_condition(tmp_path: Path, capsys: pytest.Capture
 def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
     """4, 8 and 16 ranks, of which the largest run takes 125 ms a step and not 100: an efficiency of 80 %."""
     runs = [trained(16, 32, step_ms=131.0), trained(4, 32), trained(8, 32)]
-    found = comparing.scaling(runs)
+    found = scaling(runs)
     assert (found["schema"], found["by"]) == ("hindmost.scaling/1", "work_per_s")
     assert [one["ranks"] for one in found["runs"]] == [4, 8, 16]
     assert [one["speed_up"] for one in found["runs"]] == pytest.approx([1.0, 2.0, 4 * 0.77], rel=0.03)
@@ -229,6 +228,6 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
 def test_runs_that_cannot_be_compared_say_so() -> None:
     """Without steps there is no speed-up, and no number in its place."""
     nothing = dataclasses.replace(job(), collectives=empty(COLLECTIVES))
-    found = comparing.scaling([nothing, nothing, nothing])
+    found = scaling([nothing, nothing, nothing])
     assert {one["speed_up"] for one in found["runs"]} == {None}
     assert "no comparison" in text.render_scaling(found)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import HindmostError
-from hindmost_cli.run.session import Daemon, _from_here
+from hindmost_cli.run.session import Daemon, from_here
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -88,9 +88,9 @@ def test_a_command_on_verdict_works_where_the_user_started(tmp_path: Path, monke
     hook.write_text('#!/bin/sh\necho "$1" > written\n')
     hook.chmod(0o755)
     monkeypatch.chdir(here)
-    subprocess.run(shlex.split(_from_here("./hook 'a $HOME b'")), cwd="/", check=True)
+    subprocess.run(shlex.split(from_here("./hook 'a $HOME b'")), cwd="/", check=True)
     assert (here / "written").read_text() == "a $HOME b\n"
-    assert _from_here("https://hooks.example/1") == "https://hooks.example/1"
+    assert from_here("https://hooks.example/1") == "https://hooks.example/1"
 
 
 def test_a_daemon_that_only_prints_noise_has_not_started(tmp_path: Path) -> None:

@@ -46,10 +46,15 @@ def write(machine: Machine, path: str, text: str) -> None:
     file.write_text(text)
 
 
+def without_py_spy(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where neither the interpreter nor the modules have a py-spy."""
+    monkeypatch.setattr(sys, "executable", str(machine.root / "python"))
+    monkeypatch.setattr(sys, "path", [one for one in sys.path if not Path(one, "bin/py-spy").exists()])
+
+
 def test_a_bare_machine_is_described(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nothing can be seen every check still answers, and says what is lost by it."""
-    monkeypatch.setattr(stacks, "_beside_interpreter", list)
-    monkeypatch.setattr(stacks, "_beside_modules", list)
+    without_py_spy(bare, monkeypatch)
     findings = doctor.examine(bare)
     assert list(findings) == list(doctor.CHECKS)
     assert {finding.state for finding in findings.values()} <= STATES
@@ -64,7 +69,7 @@ def test_a_bare_machine_is_described(bare: Machine, monkeypatch: pytest.MonkeyPa
 @pytest.mark.skipif(sys.version_info >= (3, 14), reason="this Python needs no py-spy")
 def test_py_spy_is_found_where_attach_finds_it(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """``pip install --target DIR`` puts it outside the PATH; attach runs it all the same, and doctor says so."""
-    monkeypatch.setattr(stacks, "_beside_interpreter", list)
+    without_py_spy(bare, monkeypatch)
     monkeypatch.setattr(sys, "path", [*sys.path, str(bare.root / "site")])
     program = bare.root / "site/bin/py-spy"
     program.parent.mkdir(parents=True)
@@ -165,7 +170,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
     check = getattr(doctor, extra)
     monkeypatch.setattr(Machine, "ask", lambda *_: "")  # it can be loaded all the same
     for name in here:
-        monkeypatch.setattr(requirements, "_installed", lambda asked, gone=name: "" if asked == gone else "999")
+        monkeypatch.setattr(requirements, "installed", lambda asked, gone=name: "" if asked == gone else "999")
         finding = check(bare)
         assert (finding.state, finding.found) == ("part", f"{name} is not installed")
         assert f"-m pip install '{name}" in finding.remedy
@@ -173,7 +178,7 @@ def test_every_requirement_of_a_part_is_checked(bare: Machine, extra: str, monke
 
 def test_a_requirement_that_is_too_old_is_named(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     """A version below the least that the metadata allows is no match, whatever its digits sort like."""
-    monkeypatch.setattr(requirements, "_installed", lambda name: "1.9.2" if name == "grpcio" else "999")
+    monkeypatch.setattr(requirements, "installed", lambda name: "1.9.2" if name == "grpcio" else "999")
     assert doctor.collector(bare).found.startswith("grpcio 1.9.2 is older than 1.")
 
 

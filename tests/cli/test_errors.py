@@ -74,7 +74,7 @@ def test_a_missing_distribution_is_named_with_the_command_that_installs_it(
 ) -> None:
     """What is imported as ``google.protobuf`` is named protobuf, with all else that is missing or too old."""
     lacking = {"protobuf": "", "numpy": "", "pyarrow": "", "grpcio": "0"}
-    monkeypatch.setattr(requirements, "_installed", lambda name: lacking.get(name, "999"))
+    monkeypatch.setattr(requirements, "installed", lambda name: lacking.get(name, "999"))
 
     def run(_: object) -> NoReturn:
         raise ModuleNotFoundError("No module named 'google'", name="google")

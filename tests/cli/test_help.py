@@ -25,6 +25,7 @@ def name(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
+#: argparse has no other way to its options than ``_actions``.
 def texts(parser: argparse.ArgumentParser) -> list[str]:
     """What a parser's help says: a text for each option, and for each line around them."""
     around = f"{parser.description}\n{parser.epilog or ''}".splitlines()

@@ -20,7 +20,7 @@ def test_ranks_that_span_collectors(collecting, fake_agent, url, capsys, hour_ns
 
     async def scenario():
         async with collecting(store=url, http="none") as one, collecting(store=url, http="none") as other:
-            other.clock._base += hour_ns
+            other.clock._base += hour_ns  # the real service reads the machine's clock, which is one
             agents = [Four(fake_agent)(number) for number in range(2)]
             for agent, collector in zip(agents, (one, other), strict=True):
                 agent.address = collector.addresses["grpc"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from types import SimpleNamespace
 
 import pytest
 from hindmost.errors import UsageError
@@ -145,4 +146,6 @@ def test_a_running_job_is_judged_by_them():
     assert report is not None
     assert report["verdicts"][0]["kind"] == "balanced"
     watch = jobs.StallWatch(Settings(hang_seconds=20.0))
-    assert watch._settings.patience_ns(0.0) == 19e9
+    job = SimpleNamespace(report={"job": {}}, window=SimpleNamespace(waiting=True, quiet_ns=30e9))
+    assert watch.in_haste(job)
+    assert not jobs.StallWatch(Settings()).in_haste(job)

@@ -47,7 +47,7 @@ def found(event: ring.Event) -> tuple[object, ...]:
 def test_operations_carry_gpu_time_over_all_channels(
     play: Callable[..., object], rings: Callable[[], list[ring.Reader]], version: int
 ) -> None:
-    """By each ABI with GPU times an operation lasts from its first channel's start to its last one's stop, with edges."""
+    """By each ABI with GPU times an operation lasts from its first channel's start to its last one's stop."""
     play("plain", version, RANK="2", WORLD_SIZE="4", LOCAL_RANK="1")
     (reader,) = rings()
     assert (reader.header.producer, reader.header.rank, reader.header.world_size, reader.header.local_rank) == (

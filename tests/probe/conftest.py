@@ -41,7 +41,7 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
 @pytest.fixture
 def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     """A torch loop that is hooked, in Python and in C."""
-    monkeypatch.setattr(warning, "_warned", False)
+    monkeypatch.setattr(warning, "warned", False)
     made = Loop(tmp_path, written_in)
     yield made
     stepping.attach(None)

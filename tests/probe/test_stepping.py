@@ -42,8 +42,8 @@ def summary(reader: ring.Reader) -> list[tuple[str, int, int]]:
 
 def test_who_marks_steps_trains(events: ring.Reader) -> None:
     """A thread that fetched ahead was there first; the steps are those of the one that marks them, for good."""
-    assert stepping._recorder is not None
-    fetching = threading.Thread(target=stepping._recorder.training_thread)
+    assert stepping.attached is not None
+    fetching = threading.Thread(target=stepping.attached.training_thread)
     fetching.start()
     fetching.join()
     with hindmost.step():
@@ -58,12 +58,12 @@ def test_who_marks_steps_trains(events: ring.Reader) -> None:
 
 def test_start_up_is_recorded_once_a_thread_trains(events: ring.Reader) -> None:
     """A process that imports a framework, and does not train, makes no ring for it."""
-    assert stepping._recorder is not None
-    stepping._recorder.set_up("import", 3, 9)
+    assert stepping.attached is not None
+    stepping.attached.set_up("import", 3, 9)
     assert summary(events) == []
     with hindmost.step():
         pass
-    stepping._recorder.set_up("init", 20, 25)
+    stepping.attached.set_up("init", 20, 25)
     marks = [one for one in summary(events) if one[0] in ("import", "init")]
     assert marks == [("import", 3, 6), ("init", 20, 5)]
 
@@ -79,9 +79,9 @@ def test_start_up_is_recorded_once_a_thread_trains(events: ring.Reader) -> None:
 )
 def test_any_framework_can_be_named(events: ring.Reader, named: list[str], recorded: str) -> None:
     """Of several the most specific is recorded; one that the recorder does not know raises nothing."""
-    assert stepping._recorder is not None
+    assert stepping.attached is not None
     for name in named:
-        stepping._recorder.name_framework(name)
+        stepping.attached.name_framework(name)
     assert ring.Reader(events.path).header.framework == recorded
 
 
@@ -166,7 +166,7 @@ def test_other_threads_are_not_the_training_loop(events: ring.Reader) -> None:
 
 def test_what_hooks_leave_for_later_is_written_in_order(events: ring.Reader) -> None:
     """Whatever is recorded while calls wait stands behind them, and a call that is added meanwhile behind that."""
-    recorder = stepping._recorder
+    recorder = stepping.attached
     assert recorder is not None
 
     def recognised() -> None:

@@ -74,14 +74,14 @@ def test_copies_of_the_loop_and_its_functions_are_seen(copies: Any) -> None:
     move(x)
     Module()(x)
     x.extend(b"later")
-    assert copies._gpu.told == ["begins", "ends", "begins", "ends"]
+    assert copies.gpu.told == ["begins", "ends", "begins", "ends"]
 
 
 def test_what_is_on_the_gpu_is_not_copied_to_it(copies: Any) -> None:
     """A conversion on the GPU is computing."""
     copies.begin(sys._getframe())
     OnGpu().extend(b"a")
-    assert copies._gpu.told == []
+    assert copies.gpu.told == []
 
 
 def test_a_copy_that_fails_ends(copies: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_copy_that_fails_ends(copies: Any) -> None:
     copies.begin(sys._getframe())
     with pytest.raises(TypeError):
         Tensor().extend(1)  # type: ignore[arg-type]
-    assert copies._gpu.told == ["begins", "ends"]
+    assert copies.gpu.told == ["begins", "ends"]
 
 
 def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
@@ -97,9 +97,9 @@ def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
     copies.begin(sys._getframe())
     copies.end()
     Tensor().extend(b"a")
-    assert copies._gpu.told == []
+    assert copies.gpu.told == []
     monitoring = sys.monitoring  # type: ignore[attr-defined]
-    assert monitoring.get_local_events(copies._tool, move.__code__) == 0
+    assert monitoring.get_local_events(copies.tool, move.__code__) == 0
 
 
 def test_once_the_copying_thread_is_known_no_other_is_watched(copies: Any) -> None:
@@ -107,12 +107,12 @@ def test_once_the_copying_thread_is_known_no_other_is_watched(copies: Any) -> No
     for look in range(1, 2 * torch_copies.AGAIN + 1):
         copies.begin(sys._getframe())
         move(Tensor())
-        assert (sys._getframe().f_code in copies._watched) is (look <= torch_copies.LEARNING or look % 16 == 0)
-        assert move.__code__ in copies._watched
-    assert copies._gpu.told == ["begins", "ends"] * 2 * torch_copies.AGAIN
+        assert (sys._getframe().f_code in copies.watched) is (look <= torch_copies.LEARNING or look % 16 == 0)
+        assert move.__code__ in copies.watched
+    assert copies.gpu.told == ["begins", "ends"] * 2 * torch_copies.AGAIN
     copies.begin(sys._getframe())  # there is no copy
     copies.begin(sys._getframe())
-    assert sys._getframe().f_code in copies._watched
+    assert sys._getframe().f_code in copies.watched
 
 
 def test_a_loop_that_copies_nothing_is_rarely_watched(copies: Any) -> None:
@@ -120,23 +120,23 @@ def test_a_loop_that_copies_nothing_is_rarely_watched(copies: Any) -> None:
     watched = 0
     for _ in range(10 * torch_copies.AGAIN):
         copies.begin(sys._getframe())
-        watched += bool(copies._watched)
+        watched += bool(copies.watched)
     assert watched == torch_copies.LEARNING + 10
 
 
 def test_what_watching_takes_is_accounted_for(copies: Any) -> None:
     """Watched calls run outside the hooks; their time is the hooks' all the same, and decides how often to measure."""
-    recorder = copies._recorder
+    recorder = copies.recorder
     copies.begin(sys._getframe())
     before = recorder.own_ns, recorder.sampling.spent_ns
     move(Tensor())
-    copies._account()
+    copies.account()
     after = recorder.own_ns, recorder.sampling.spent_ns
     assert after[0] - before[0] == after[1] - before[1] > 0
 
 
 def test_where_no_tool_is_free_nothing_is_watched(copies: Any) -> None:
     """The ids of debuggers and profilers are left to them."""
-    other = torch_copies.install(TORCH, copies._recorder, Gpu())  # type: ignore[arg-type]
+    other = torch_copies.install(TORCH, copies.recorder, Gpu())  # type: ignore[arg-type]
     assert other is not None
-    assert torch_copies.install(TORCH, copies._recorder, Gpu()) is None  # type: ignore[arg-type]
+    assert torch_copies.install(TORCH, copies.recorder, Gpu()) is None  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.probes.self_time import SelfTime
-from hindmost.probes.torch_collectives import Calls, _hook
+from hindmost.probes.torch_collectives import Calls, hook_call
 from hindmost.recorder import Recorder
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def test_an_open_message_has_its_peer(
     recorder = Recorder(writer)
     calls = Calls(torch, recorder, SelfTime(recorder))
     for name in ("send", "recv"):
-        _hook(torch, name, calls)
+        hook_call(torch, name, calls)
     call(torch, "pair")
     assert seen == [(op, *waits)]
     assert reader.open_records() == []

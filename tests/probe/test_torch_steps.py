@@ -382,4 +382,4 @@ def test_a_data_set_an_epoch_is_forgotten_when_others_have_come(loop: Loop) -> N
     loop.seen.finish()
     assert [event.value for event in loop.written if event.kind == STEP and event.name == "train"] == [*range(1, 101)]
     assert [event.value for event in loop.written if event.kind == STEP and event.name == "eval"] == [7]
-    assert len(getattr(loop.seen, "_sources", ())) <= SOURCES
+    assert len(getattr(loop.seen, "_sources", ())) <= SOURCES  # of what is in memory nothing else tells

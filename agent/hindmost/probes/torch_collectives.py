@@ -151,7 +151,7 @@ def install(torch: Any, recorder: Recorder, self_time: SelfTime) -> None:
     def made(*_: Any) -> None:
         if distributed.get_backend() in BLOCKING and not undo_of_calls:
             for module in (distributed, distributed.distributed_c10d):
-                undo_of_calls.extend(_hook(module, name, calls) for name in FUNCTIONS if hasattr(module, name))
+                undo_of_calls.extend(hook_call(module, name, calls) for name in FUNCTIONS if hasattr(module, name))
             undo.extend(undo_of_calls)
             around(distributed.Work, "wait", calls.wait_begins, calls.wait_ends, calls.wait_fails)
 
@@ -162,7 +162,7 @@ def install(torch: Any, recorder: Recorder, self_time: SelfTime) -> None:
         made()
 
 
-def _hook(module: Any, name: str, calls: Calls) -> Callable[[], None]:
+def hook_call(module: Any, name: str, calls: Calls) -> Callable[[], None]:
     """Hook one function; returns what takes the hook out."""
     op, group_place, peer_place = FUNCTIONS[name]
     original = getattr(module, name)

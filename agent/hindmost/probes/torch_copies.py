@@ -38,14 +38,14 @@ class Copies:
     """Gets the places where a batch arrives and backward begins; in between ``sys.monitoring`` reports calls to it."""
 
     def __init__(self, torch: Any, recorder: Recorder, gpu: GpuPhases, monitoring: Any, tool: int) -> None:
-        self._recorder = recorder
+        self.recorder = recorder
         self._clock = recorder.clock
-        self._gpu = gpu
+        self.gpu = gpu
         self._monitoring = monitoring
-        self._tool = tool
+        self.tool = tool
         self._to, self._cuda = torch.Tensor.to, torch.Tensor.cuda
         self._module: type = torch.nn.Module
-        self._watched: list[CodeType] = []
+        self.watched: list[CodeType] = []
         self._looks = 0
         self._makers: dict[CodeType, None] = {}  # functions that copied
         self._whole = True  # whatever the loop calls is watched, not only them
@@ -59,7 +59,7 @@ class Copies:
 
     def _stamped(self, told: Callable[..., None]) -> Any:
         """Watched calls run between the hooks: what ``sys.monitoring`` takes for them is counted separately."""
-        sampling = self._recorder.sampling
+        sampling = self.recorder.sampling
 
         def call(*arguments: Any) -> None:
             spent = sampling.spent_ns
@@ -69,12 +69,12 @@ class Copies:
         module: Any = load()
         return module.Stamp(call) if hasattr(module, "Stamp") else Stamp(call, self._clock)
 
-    def _account(self) -> None:
+    def account(self) -> None:
         """It is the hooks' time, too, and was spent on measuring."""
         for stamp in (self._call, self._return):
             took, stamp.took = stamp.took, 0
-            self._recorder.own_ns += took
-            self._recorder.sampling.spent_ns += took
+            self.recorder.own_ns += took
+            self.recorder.sampling.spent_ns += took
 
     def begin(self, frame: FrameType | None) -> None:
         """The code that runs in this frame has its batch."""
@@ -90,7 +90,7 @@ class Copies:
             self._watch_callers(frame)
         for code in self._makers:
             self._watch(code)
-        self._recorder.sampling.spent_ns += self._clock() - start
+        self.recorder.sampling.spent_ns += self._clock() - start
 
     def _watch_callers(self, frame: FrameType | None) -> None:
         while frame is not None and _package(frame) == "hindmost":  # what stands for a hook
@@ -104,29 +104,29 @@ class Copies:
 
     def end(self) -> None:
         """What comes now is no copy of the loop's."""
-        self._account()
+        self.account()
         self._unwatch()
 
     def _unwatch(self) -> None:
         self._copied = None
-        if not self._watched:
+        if not self.watched:
             return
         start = self._clock()
-        for code in self._watched:
-            self._monitoring.set_local_events(self._tool, code, 0)
-        self._watched.clear()
-        self._recorder.sampling.spent_ns += self._clock() - start
+        for code in self.watched:
+            self._monitoring.set_local_events(self.tool, code, 0)
+        self.watched.clear()
+        self.recorder.sampling.spent_ns += self._clock() - start
 
     def called(self, code: CodeType, _place: int, function: Any, first: Any) -> None:
         """A call is about to be made by watched code."""
-        if not self._watched or not self._recorder.training_thread():
+        if not self.watched or not self.recorder.training_thread():
             return
         if function is self._to or function is self._cuda:
             if not first.is_cuda:
                 self._copied = first
                 self._seen = True
                 self._makers[code] = None
-                self._gpu.copy_begins()
+                self.gpu.copy_begins()
         elif isinstance(function, self._module) or hasattr(function, "_torchdynamo_orig_callable"):
             self._unwatch()  # what comes now is the model's
         elif self._whole:
@@ -136,7 +136,7 @@ class Copies:
         """A call of a function that is not Python's has ended."""
         if self._copied is not None and first is self._copied and (function is self._to or function is self._cuda):
             self._copied = None
-            self._gpu.copy_ends(self._return.entered - self._call.left)
+            self.gpu.copy_ends(self._return.entered - self._call.left)
 
     def _follow(self, function: Any) -> None:
         """Watch what a Python function does that is about to be called: it may be the one that moves the batch."""
@@ -146,9 +146,9 @@ class Copies:
             self._watch(code)
 
     def _watch(self, code: CodeType) -> None:
-        if code not in self._watched and len(self._watched) < WATCHED:
-            self._watched.append(code)
-            self._monitoring.set_local_events(self._tool, code, self._monitoring.events.CALL)
+        if code not in self.watched and len(self.watched) < WATCHED:
+            self.watched.append(code)
+            self._monitoring.set_local_events(self.tool, code, self._monitoring.events.CALL)
 
 
 class Stamp:

@@ -159,7 +159,7 @@ class Infiniband(NumberFiles):
             values += port.read()
         return values
 
-    def beside(self) -> Iterator[Series]:
+    def further(self) -> Iterator[Series]:
         for port in self._ports:
             yield from port.series
 

@@ -326,7 +326,7 @@ def _collector(
     arguments += [f"--set={one}" for one in request.thresholds]
     arguments += ["--print-verdicts"]
     if request.on_verdict:
-        arguments += [f"--on-verdict={_from_here(request.on_verdict)}"]
+        arguments += [f"--on-verdict={from_here(request.on_verdict)}"]
     if request.live:
         arguments += ["--http", request.listen or f"{environment.LOOPBACK}:0"]
     daemon = Daemon(
@@ -336,7 +336,7 @@ def _collector(
     return daemon, daemon.ready("grpc")
 
 
-def _from_here(on_verdict: str) -> str:
+def from_here(on_verdict: str) -> str:
     """The command of ``--on-verdict`` as it works in the user's directory, for the collector works in ``/``."""
     if on_verdict.startswith(("http://", "https://")):
         return on_verdict

@@ -162,7 +162,7 @@ class Top(App[None]):
         self._is_reading = False  # one at a time, however slow the source is
         self._shown: list[rows.Row] = []
         self._layout: list[rows.Written] = []
-        self._marks: list[str] = []  # identities of the rows of the table
+        self.identities: list[str] = []  # of the rows of the table
 
     def compose(self) -> ComposeResult:
         yield Static(id="title", markup=False)
@@ -275,7 +275,9 @@ class Top(App[None]):
     def _table(self, width: int) -> int:
         """Fill the table; how many columns could be shown."""
         table = self.query_one(Table)
-        chosen = self._marks[table.cursor] if 0 < table.cursor < len(self._marks) else ""  # the top stays in sight
+        chosen = (
+            self.identities[table.cursor] if 0 < table.cursor < len(self.identities) else ""
+        )  # the top stays in sight
         found = rows.matching(rows.rows_of(self._picture, self._view), self._filter)
         culprits = rows.named(self._picture)
         columns = rows.measured(self._view, found)
@@ -284,7 +286,7 @@ class Top(App[None]):
         self._layout = rows.fitting(columns, width - 1, self._skipped)  # the scroll bar takes one
         order = rows.arranged(found, culprits, by, turned=self._turned)
         self._shown = [found[at] for at in order]
-        self._marks = [rows.identity(row, self._view) for row in self._shown]
+        self.identities = [rows.identity(row, self._view) for row in self._shown]
         self.query_one("#header", Static).update("\n".join(rows.header(self._layout)))
         marked = [rows.culprit(row, culprits) is not None and self._view != "jobs" for row in self._shown]
         lines = [
@@ -293,7 +295,7 @@ class Top(App[None]):
         ]
         if not lines:
             lines = [(f" no {_NAMES[self._view]} {'match the filter' if self._filter else 'were measured'}", "")]
-        table.fill(lines, self._marks.index(chosen) if chosen in self._marks else 0)
+        table.fill(lines, self.identities.index(chosen) if chosen in self.identities else 0)
         return len(columns)
 
     def summary(self) -> str:
@@ -306,7 +308,7 @@ class Top(App[None]):
         names = list(rows.VIEWS)
         self._view = name or names[(names.index(self._view) + 1) % len(names)]
         self._sorted_by, self._turned, self._skipped = "", False, 0
-        self._marks = []
+        self.identities = []
         self.show()
 
     def action_sort(self, step: int) -> None:

@@ -126,7 +126,7 @@ MAX_ENTRIES = 100_000
 _FRAMES, _LONGEST_MS = 64, 30 * 24 * 3600e3
 _MOST_DIMENSIONS = 64  # of a tensor, in torch
 #: Values in a dump: one of 20,000 entries has up to 3 million. Each may take 100 bytes of memory.
-_MOST_VALUES = 6_000_000
+MOST_VALUES = 6_000_000
 _UNFINISHED = ("scheduled", "started")
 _TOGETHER = ":coalesced"
 _P2P = re.compile(r"^\w+:(send|recv)\b")
@@ -238,8 +238,8 @@ def _content(path: Path) -> Any:
         raise UsageError(
             f"{path}: inflates to more than any Flight Recorder dump ({MAX_DUMP_BYTES >> 20} MiB); not read"
         )
-    if data.count(b"{") + data.count(b"[") > _MOST_VALUES and data.lstrip()[:1] == b"{":
-        raise UsageError(f"{path}: hostile, not read: more than {_MOST_VALUES:,} values")
+    if data.count(b"{") + data.count(b"[") > MOST_VALUES and data.lstrip()[:1] == b"{":
+        raise UsageError(f"{path}: hostile, not read: more than {MOST_VALUES:,} values")
     try:
         return json.loads(data) if data.lstrip()[:1] == b"{" else plain_pickle(data)
     except (HostileError, RecursionError) as error:
@@ -251,8 +251,8 @@ def _content(path: Path) -> Any:
 def plain_pickle(data: bytes) -> Any:
     """Unpickle plain values only. Raises :class:`HostileError` on anything that could do more than that."""
     for count, (instruction, argument, position) in enumerate(pickletools.genops(data)):
-        if count > _MOST_VALUES:
-            raise HostileError(f"more than {_MOST_VALUES:,} values")
+        if count > MOST_VALUES:
+            raise HostileError(f"more than {MOST_VALUES:,} values")
         if instruction.name not in _PLAIN:
             raise HostileError(f"pickle instruction {instruction.name} at byte {position}, not of plain values")
         if instruction.name.endswith("PUT") and isinstance(argument, int) and argument > len(data):

@@ -303,7 +303,7 @@ def _counted_p2p(columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any,
     return seq
 
 
-def _ahead(c: dict[str, np.ndarray[Any, Any]]) -> int:
+def gpu_ahead(c: dict[str, np.ndarray[Any, Any]]) -> int:
     """Ns by which the GPU's clock is ahead of the host's: what the host logged soonest had just ended. 0: unknown."""
     known = len(c["logged"]) > 0 and bool((c["logged"] >= c["enqueue"]).all())
     return int((c["stop"] - c["logged"]).max()) if known else 0
@@ -318,7 +318,7 @@ def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any], *, beli
         comm=c["comm"],
         seq=position,
         op=c["op"],
-        start_ns=c["start"] - _ahead(c) if believed else c["enqueue"],
+        start_ns=c["start"] - gpu_ahead(c) if believed else c["enqueue"],
         duration_ns=c["stop"] - c["start"] if believed else UNMEASURED,
         bytes=c["count"],
         flags=GPU_TIME if believed else 0,

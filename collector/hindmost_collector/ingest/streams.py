@@ -101,16 +101,16 @@ class Ingest:
         self.stopping: str | None = None
         self._rejected_batches = RejectedBatches(self.counts)
         self._store_away = False
-        self._open = asyncio.Event()
-        self._open.set()
+        self.reading = asyncio.Event()
+        self.reading.set()
 
     def pause(self) -> None:
         """Stop reading from all streams: gRPC's flow control makes the agents wait, and spool."""
-        self._open.clear()
+        self.reading.clear()
 
     def resume(self) -> None:
         """Read again."""
-        self._open.set()
+        self.reading.set()
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What a gRPC server serves."""
@@ -271,8 +271,8 @@ class Ingest:
             if message.HasField("measured"):
                 self._measured(agent, message.measured, now)
             self.inbox.add(agent, outbox, message.batch, now)
-            if not self._open.is_set():
-                await self._open.wait()
+            if not self.reading.is_set():
+                await self.reading.wait()
         elif kind == "clock":
             if message.clock.returned_ns:
                 self._measured(agent, message.clock, now)

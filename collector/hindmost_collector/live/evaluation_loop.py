@@ -35,7 +35,7 @@ class Watch:
         self._components, self._judging, self._end_of = components, judging, end
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
+        self.wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
         self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
@@ -54,19 +54,19 @@ class Watch:
                 if not self._components.options.exit_when_stdin_closes:
                     self.seal_finished()
         finally:
-            for task in (*self._wholes.values(), self._end):
+            for task in (*self.wholes.values(), self._end):
                 if task:
                     task.cancel()
 
     async def through(self) -> None:
         """Wait for windows that are being judged."""
-        if self._wholes:
-            await asyncio.wait(self._wholes.values())
+        if self.wholes:
+            await asyncio.wait(self.wholes.values())
 
     async def round(self) -> None:
         """One turn of each job that is to be judged."""
-        for ended in [name for name, whole in self._wholes.items() if whole.done()]:
-            self._wholes.pop(ended).result()
+        for ended in [name for name, whole in self.wholes.items() if whole.done()]:
+            self.wholes.pop(ended).result()
         for job in sorted(self._components.jobs.values(), key=lambda job: self._judging.turn(job.id)):
             if job.sealed or job.judged_revision == job.revision:
                 continue
@@ -84,17 +84,17 @@ class Watch:
         runs in parallel.
         """
         name, judging = job.id, self._judging
-        looking = not whole and (judging.costly(name) or name in self._wholes)
+        looking = not whole and (judging.costly(name) or name in self.wholes)
         newest = job.newest(self._components.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
             if looking and judging.costly(name) and not judging.whole_due(name):
                 return  # the step time is unknown: nothing to evaluate meanwhile
-            if name in self._wholes:
-                await self._wholes[name]
-            self._wholes[name] = asyncio.create_task(self._judge(job))
-            done, _ = await asyncio.wait([self._wholes[name]], timeout=EVERY_S / 2)
+            if name in self.wholes:
+                await self.wholes[name]
+            self.wholes[name] = asyncio.create_task(self._judge(job))
+            done, _ = await asyncio.wait([self.wholes[name]], timeout=EVERY_S / 2)
             if done:
-                self._wholes.pop(name).result()
+                self.wholes.pop(name).result()
             return
         seen = self._seen(job)
         news = await asyncio.to_thread(judging.look, name, newest, show=job.history)
@@ -102,8 +102,8 @@ class Watch:
             job.judged = seen
         if news is not None and not job.sealed:
             self._looked[name] = seen
-        if not self._wholes and judging.whole_due(name):
-            self._wholes[name] = asyncio.create_task(self._judge(job, beside=True))
+        if not self.wholes and judging.whole_due(name):
+            self.wholes[name] = asyncio.create_task(self._judge(job, beside=True))
 
     def _seen(self, job: LiveJob) -> dict[str, Any]:
         """When, and up to which step, a job is looked at now; ``None`` where its steps are not known by number."""

@@ -212,7 +212,7 @@ class Judging:
         self._settings, self._cores_are_full = settings, cores_are_full
         self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
-        self._wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
+        self.wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
         self._turns: dict[str, _Turn] = {}
         self.failures = 0
         self.seconds = 0.0
@@ -290,7 +290,7 @@ class Judging:
     def look(self, job: str, newest: Snapshot, show: StepHistory | None = None) -> bool | None:
         """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
         failed. Steps that follow those of ``show`` are added to it."""
-        turn = self._begun(job)
+        turn = self.begun(job)
 
         def of_newest(judge: Judge) -> bool:
             found = judge(turn.after_others(newest()))
@@ -315,7 +315,7 @@ class Judging:
         to the next one. One that is judged ``beside`` incremental evaluations leaves the job's next turn to these.
         Its new steps are added to ``show``.
         """
-        turn = self._turns.setdefault(job, _Turn()) if beside else self._begun(job)
+        turn = self._turns.setdefault(job, _Turn()) if beside else self.begun(job)
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before, newest = turn.asked, turn.held, turn.seen
@@ -384,7 +384,7 @@ class Judging:
 
     def _affords(self, turn: _Turn, wholes: int) -> bool:
         """Whether one more full evaluation fits the budget, with so many allowed ahead of it."""
-        return self._wholes.pays(max(AHEAD_S, wholes * turn.took / self._wholes.share))
+        return self.wholes.pays(max(AHEAD_S, wholes * turn.took / self.wholes.share))
 
     def _aim_s(self) -> float:
         """CPU time that each job's turn is to take: a part of what looks may, shared by all that are judged."""
@@ -395,9 +395,9 @@ class Judging:
     def _charge(self, turn: _Turn, used: float) -> None:
         """For a full evaluation: when the next one is due, whatever incremental ones say."""
         turn.took = used
-        budget = self._looks if used <= self._aim_s() else self._wholes
+        budget = self._looks if used <= self._aim_s() else self.wholes
         budget.spend(used)
-        turn.whole = self._wholes.free
+        turn.whole = self.wholes.free
 
     def _charge_look(self, turn: _Turn, used: float) -> None:
         """For an incremental evaluation: how many rows the next one reads."""
@@ -409,7 +409,7 @@ class Judging:
         elif used < SHORT * aim:
             turn.rows = min(int(turn.rows * LONGER), ROWS)
 
-    def _begun(self, job: str) -> _Turn:
+    def begun(self, job: str) -> _Turn:
         """A turn that begins now: when the next one does."""
         turn, now = self._turns.setdefault(job, _Turn()), self._clock()
         due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now

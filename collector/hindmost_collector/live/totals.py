@@ -32,7 +32,7 @@ _INSTANCE = ("comm", "op", "seq")
 #: Rows that may wait for the rest of their instance, and for how many turns; beyond, the oldest are let go unsettled.
 _PENDING, _TURNS = 1_000_000, 120
 #: Communicators whose size is remembered: a job that starts again makes new ones, and those used longest ago go.
-_COMMUNICATORS = 1 << 17
+MOST_COMMUNICATORS = 1 << 17
 
 
 class _Part(NamedTuple):
@@ -163,7 +163,7 @@ class Waits:
         for place, one in enumerate(known.tolist()):
             size = self._members[one] = max(self._members.pop(one, 2), int(shown[place]))  # the newest come last
             shown[place] = size
-        for one in list(islice(self._members, max(len(self._members) - _COMMUNICATORS, 0))):
+        for one in list(islice(self._members, max(len(self._members) - MOST_COMMUNICATORS, 0))):
             del self._members[one]
         return shown[which]
 

@@ -49,7 +49,7 @@ _PATTERN = 2048
 #: Metric samples that a window may hold.
 SAMPLES = 200_000
 #: Nodes of which it is remembered when they were heard of: those of a job that has run for long come and go.
-_NODES = 1 << 15
+MOST_NODES = 1 << 15
 #: Kinds of what a rank is inside together with others.
 _COLLECTIVE = frozenset({"collective", "p2p"})
 #: Schemas of nodes of which it is remembered which series those are.
@@ -150,7 +150,7 @@ class Window:
         """Replace what each rank had in flight by what its newest state says; a rank that is gone waits for nothing."""
         for node, heard in chunk.heard.items():
             self._heard[node] = max(self._heard.pop(node, 0), heard)
-        while len(self._heard) > _NODES:  # those of which nothing was heard for longest
+        while len(self._heard) > MOST_NODES:  # those of which nothing was heard for longest
             del self._heard[next(iter(self._heard))]
         for row in _tuples(chunk.plain.get("stacks"), STACKS):
             self._stacks[row[0]] = row

@@ -135,7 +135,7 @@ class JobPage:
         shown = [job for job, state in states if state != LOST and not (state == ENDED and job.id in self._ended)]
         self._ended = {job.id for job, state in states if state == ENDED}
         return "".join(
-            (*_states(states), *self._info(shown, contact), *self._ranks(shown, level), *self._verdicts(shown))
+            (*_states(states), *self._info(shown, contact), *self._ranks(shown, level), *self.of_verdicts(shown))
         )
 
     def count(self, jobs: Iterable[LiveJob]) -> int:
@@ -175,7 +175,7 @@ class JobPage:
             values += column.tolist()
         return made.lines(values)
 
-    def _verdicts(self, jobs: list[LiveJob]) -> Iterator[str]:
+    def of_verdicts(self, jobs: list[LiveJob]) -> Iterator[str]:
         opened = [(job, verdict) for job in jobs for verdict in job.verdicts()]
         yield family(
             VERDICT_INFO,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     Clock = dict[str, Any]
 
 #: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
-_PIECE = 1 << 17
+PIECE_SAMPLES = 1 << 17
 _HEAD = attrgetter("head")
 
 
@@ -131,7 +131,7 @@ def _order(names: Sequence[str], head: Array, ticks: Array, size: Array) -> tupl
     node = np.argsort(np.argsort(np.array(nodes, object)))[node]
     by_node = np.lexsort((head, node))
     piece = np.empty_like(size)
-    piece[by_node] = (np.cumsum(size[by_node]) - size[by_node]) // _PIECE
+    piece[by_node] = (np.cumsum(size[by_node]) - size[by_node]) // PIECE_SAMPLES
     return piece, np.lexsort((node, ticks, head, piece))
 
 

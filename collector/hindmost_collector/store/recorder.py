@@ -80,13 +80,13 @@ class StoreRecorder:
         limit: int = 256 << 20,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.store, self._words, self._definitions, self.limit, self._now = store, words, definitions, limit, now
+        self.store, self._words, self._definitions, self.limit, self.now = store, words, definitions, limit, now
         self._pending: dict[str, list[Chunk]] = defaultdict(list)
         self._sequences: dict[str, int] = {}
         self._unsettled: dict[str, int] = {}
         self._meta: dict[str, dict[str, Any]] = {}
         self._waiting_bytes = self._held_bytes = 0  # of rows that no write has taken yet; that one has
-        self._since: float | None = None  # when the write in another thread began
+        self.writing_since: float | None = None  # when the write in another thread began
         self.written_bytes = self.written_rows = self.flushes = self.failures = self.shed_bytes = 0
         self.flush_seconds = 0.0
         self.failing: str | None = None
@@ -117,7 +117,7 @@ class StoreRecorder:
     @property
     def writing(self) -> bool:
         """Whether a write is under way; one that takes long is nothing to wait for."""
-        return self._since is not None and self._now() - self._since < WAIT_S
+        return self.writing_since is not None and self.now() - self.writing_since < WAIT_S
 
     @property
     def trouble(self) -> str | None:
@@ -129,7 +129,7 @@ class StoreRecorder:
     @property
     def hangs_s(self) -> float:
         """For how long a write has not come back, where that is longer than one takes; else 0."""
-        taken = 0.0 if self._since is None else self._now() - self._since
+        taken = 0.0 if self.writing_since is None else self.now() - self.writing_since
         return taken if taken >= HANGS_S else 0.0
 
     @property
@@ -145,7 +145,7 @@ class StoreRecorder:
                 return {}
             taken = self._pending, self._sequences, self._meta
             self._pending, self._sequences, self._meta = defaultdict(list), {}, {}
-            self._held_bytes, self._waiting_bytes, self._since = self._waiting_bytes, 0, self._now()
+            self._held_bytes, self._waiting_bytes, self.writing_since = self._waiting_bytes, 0, self.now()
             try:
                 rows, written = await asyncio.to_thread(self._write, *taken, clock)
             except UnsettledError as error:
@@ -157,7 +157,7 @@ class StoreRecorder:
                 self._failed(error)
                 return {}
             finally:
-                self._held_bytes, self._since = 0, None
+                self._held_bytes, self.writing_since = 0, None
             self.flush_seconds += time.monotonic() - began
             self.flushes += 1
             self.written_rows += rows

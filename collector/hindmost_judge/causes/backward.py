@@ -68,14 +68,14 @@ def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
     waits = launch_bound.waits_for_host(blocks, slice(habit.row, habit.row + 1))
     if waits is not None and waits[0, columns].mean() > _OFTEN:
         return Backward()  # between collectives its host launches
-    found = find(blocks, habit.row, columns, _healthy(blocks, habit)) or Backward()
+    found = find(blocks, habit.row, columns, healthy_steps(blocks, habit)) or Backward()
     if habit.outer is None:
         return found
     outer = of_habit(blocks, habit.outer, settings)
     return replace(found, late=max(found.late - outer.late, 0.0), longer=max(found.longer - outer.longer, 0.0))
 
 
-def _healthy(blocks: Blocks, habit: Habit) -> Array | None:
+def healthy_steps(blocks: Blocks, habit: Habit) -> Array | None:
     """The steps (indices) before and after in which a rank was not late; ``None`` if too few, or on top of a
     slowdown."""
     others = np.delete(np.arange(len(blocks.steps)), np.s_[habit.first : habit.stop])
@@ -114,7 +114,7 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     visible.
     """
     grid = blocks.joined
-    if not blocks.overlapped or grid is None or _healthy(blocks, habit) is not None or blocks.due is not None:
+    if not blocks.overlapped or grid is None or healthy_steps(blocks, habit) is not None or blocks.due is not None:
         return False
     if np.isnan(grid.start).all():
         return True
@@ -122,7 +122,7 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     if where is None:
         return False
     others = np.delete(np.arange(len(grid.ranks)), habit.row)[:SAMPLE]
-    usual, _ = _between_two(*_ready(grid, np.append(habit.row, others), where))
+    usual, _ = _between_two(*ready_ranks(grid, np.append(habit.row, others), where))
     return bool(grid.gathers.any() or np.isnan(median(usual[1:], axis=0)).all())
 
 
@@ -139,8 +139,8 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     late = float(median((peers_median(first) - first)[row]))
     before = _places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
-    own = _usual(*_ready(grid, np.array([row]), before))[0] if before is not None and alike else None
-    usual, took = (block[0] for block in _between_two(*_ready(grid, np.array([row]), where)))
+    own = _usual(*ready_ranks(grid, np.array([row]), before))[0] if before is not None and alike else None
+    usual, took = (block[0] for block in _between_two(*ready_ranks(grid, np.array([row]), where)))
     turns = find_turns(usual, took)
     if own is None and turns is not None:
         own = turns.alone
@@ -156,7 +156,7 @@ def _lost(blocks: Blocks, row: int) -> float:
         return 0.0
     grid, where = blocks.joined, where[:: max(len(where) // SAMPLE, 1)]
     rows = with_peers(row, len(grid.ranks), SAMPLE)
-    _, free = _ready(grid, rows, where)
+    _, free = ready_ranks(grid, rows, where)
     return slower(grid.start[rows][:, where], grid.duration[rows][:, where], free)
 
 
@@ -183,7 +183,7 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     ``lost``: ms by which computing takes longer for each ms of an overlapped collective's waiting.
     """
     rows = with_peers(row, len(grid.ranks), SAMPLE)
-    start, free = _ready(grid, rows, where)
+    start, free = ready_ranks(grid, rows, where)
     start = taken_off(start, grid.duration[rows][:, where], lost)
     exact, most = _usual(start, free), _at_most(start, free)
     mine = exact[0]
@@ -224,7 +224,7 @@ def _between_two(start: Floats, free: Array) -> tuple[Floats, Floats]:
     return _often(took), took
 
 
-def _ready(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
+def ready_ranks(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
     """[R, N, P] when each rank began each collective, and whether it was ready for it no sooner; the first row's gaps
     tell whether the others queue."""
     start, stop = grid.start[rows][:, where], (grid.start + grid.duration)[rows][:, where]

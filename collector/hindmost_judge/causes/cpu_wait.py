@@ -191,7 +191,7 @@ def held_up_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: fl
     if blocks.overlapped or np.isnan(blocks.transfer[rows]).all():
         return 0.0
     transfer = np.nan_to_num(blocks.transfer[rows]).max(axis=0)
-    longer = float(transfer[columns].mean()) - _usual(transfer, columns)
+    longer = float(transfer[columns].mean()) - usual_transfer(transfer, columns)
     waited = max(max(_process_wait(blocks, row, columns), default=0.0) for row in rows)
     return max(min(longer, waited - shown), 0.0)
 
@@ -261,7 +261,7 @@ def _others(levels: Floats, row: int) -> float:
     return float(median(np.delete(levels, row)))
 
 
-def _usual(transfer: Floats, columns: Array) -> float:
+def usual_transfer(transfer: Floats, columns: Array) -> float:
     """Ns a step of transfers where nothing holds them up: in the steps outside, else in most of these."""
     outside = np.delete(transfer, columns)
     known = outside if len(outside) >= ENOUGH_STEPS else transfer[columns]

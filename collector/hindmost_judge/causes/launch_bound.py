@@ -284,10 +284,10 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
         return blocks
-    hosts = _Hosts(run.collectives, blocks, fed)
-    computed = np.where(_blind(blocks)[:, None], 0.0, _computed(blocks))
+    hosts = LaunchingHosts(run.collectives, blocks, fed)
+    computed = np.where(_blind(blocks)[:, None], 0.0, computed_delay(blocks))
     for row in rows:
-        for few in _alike(np.flatnonzero(late[row]), blocks.excess[row]):
+        for few in alike_steps(np.flatnonzero(late[row]), blocks.excess[row]):
             slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
             if slower is not None:
                 slower = max(slower, float(median(computed[row, few])))
@@ -305,7 +305,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     )
 
 
-def _computed(blocks: Blocks) -> Floats:
+def computed_delay(blocks: Blocks) -> Floats:
     """[R, S] ns that a stage's GPU takes longer with work queued than those of its replicas: late for that, whatever
     else it waits for its host; 0 where nothing tells."""
     if blocks.starved is None:
@@ -313,7 +313,7 @@ def _computed(blocks: Blocks) -> Floats:
     return np.nan_to_num(cohorts.beyond_peers(blocks.own - blocks.starved, blocks.role))
 
 
-def _alike(steps: Ints, late: Floats) -> list[Ints]:
+def alike_steps(steps: Ints, late: Floats) -> list[Ints]:
     """Steps (indices), in which a rank is ``late`` [S], as they are judged: those in a row together, stalls apart.
 
     What takes a host longer in one step of eight is nothing that it typically does.
@@ -378,7 +378,7 @@ def _with_blind(fed: Array, blocks: Blocks) -> Array:
     return np.asarray(found)
 
 
-class _Hosts:
+class LaunchingHosts:
     """When hosts did what all of them do in each step."""
 
     def __init__(self, collectives: Table, blocks: Blocks, fed: Array) -> None:
@@ -394,11 +394,11 @@ class _Hosts:
 
     def slower(self, row: int, steps: Ints) -> float | None:
         """Ns a step by which a host is slower than its typical peer in these steps (indices); ``None``: unknown."""
-        between, does = self._between(row)
+        between, does = self.between_marks(row)
         others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
         others = others[others != row]
         others = others[:: -(-len(others) // _HOSTS_SAMPLE) or 1]
-        asked = [self._between(one) for one in others.tolist()]
+        asked = [self.between_marks(one) for one in others.tolist()]
         if does:
             ahead = 2 * self._fed[np.ix_(others, steps)].sum(axis=1) < len(steps)
             known = [(gaps, one) for (gaps, operations), one in zip(asked, ahead, strict=True) if operations == does]
@@ -416,7 +416,7 @@ class _Hosts:
         slow = (longer > _SURELY * error) & (longer > _SLOWER * median(theirs, axis=0))
         return float(longer[slow & (longer > _LEAST * self._blocks.step_ns)].sum())
 
-    def _between(self, row: int) -> tuple[Floats, tuple[str, ...]]:
+    def between_marks(self, row: int) -> tuple[Floats, tuple[str, ...]]:
         """[S, M] ns from each mark of a step to the next, the last one the next step's first, NaN of unusual steps;
         and which operations it enqueues."""
         if row not in self._gaps:

@@ -345,7 +345,7 @@ class Samples:
 
     def level(self, name: str, steps: Array | None) -> Floats | None:
         """[R] the same over these steps (indices); of ranks without a sample in them over all."""
-        column = self._column(name)
+        column = self.sampled_column(name)
         if column is None:
             return None
         inside, over_all = (column.level(len(self._ranks), self._inside(column.time, held)) for held in (steps, None))
@@ -358,7 +358,7 @@ class Samples:
         without a sample there counts by its rate over all. ``None`` where no rank has the counter, or where it is not
         known when the steps were.
         """
-        column = self._column(name)
+        column = self.sampled_column(name)
         if column is None or column.seconds is None or len(self._bounds) < 2:
             return None
         since, until = self._bounds[first], self._bounds[stop]
@@ -382,7 +382,7 @@ class Samples:
 
     def taken(self, name: str, steps: Array) -> tuple[Ints, Floats] | None:
         """Row [N] and value [N] of a gauge's samples taken in these steps (indices); ``None`` where no rank has any."""
-        column = self._column(name)
+        column = self.sampled_column(name)
         if column is None:
             return None
         held = self._inside(column.time, steps)
@@ -394,7 +394,7 @@ class Samples:
 
         ``None`` where unknown.
         """
-        column = self._column(name)
+        column = self.sampled_column(name)
         if column is None or column.seconds is None or len(self._bounds) < 2:
             return None
         seconds = column.seconds
@@ -404,7 +404,7 @@ class Samples:
         fell = np.interp(until[held], self._bounds, passed) - np.interp(since[held], self._bounds, passed)
         return seconds[held], column.value[held], fell
 
-    def _column(self, name: str) -> Column | None:
+    def sampled_column(self, name: str) -> Column | None:
         """Samples are read when first asked for: most runs need few of them."""
         if name not in self._columns:
             self._metrics = self._metrics or Metrics.of(self._run)
@@ -415,7 +415,7 @@ class Samples:
     def _during(self, steps: Array | None, strictly: bool = False) -> dict[str, Floats]:
         found = {}
         for name in SOURCES:
-            column = self._column(name)
+            column = self.sampled_column(name)
             if column is None:
                 continue
             level = column.level(len(self._ranks), self._inside(column.time, steps))

@@ -110,7 +110,9 @@ def split_by_cause(habits: Sequence[Habit], blocks: Blocks, settings: Settings) 
             own = [one for one in habits if _outermost(one) is whole]
             own.sort(key=lambda one: one.first - one.stop)
             spans = list(itertools.pairwise(_edges(own, blocks, settings)))
-            found += own if len(spans) == 1 else [part for span in spans for part in _within(*span, own, blocks)]
+            found += (
+                own if len(spans) == 1 else [part for span in spans for part in segments_within(*span, own, blocks)]
+            )
     return sorted(found, key=lambda habit: -habit.excess)
 
 
@@ -225,7 +227,7 @@ def _sureness(edge: int, steps: Ints, more: Floats, around: int) -> float:
     return abs(float(median(after)) - float(median(before))) / max(noise, 1.0)
 
 
-def _within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> list[Habit]:
+def segments_within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> list[Habit]:
     """The slowdowns of one segment: what is late throughout as one, and what is on top of it for a while."""
     found: dict[Habit, Habit] = {}
     held = {one: (max(one.first, first), min(one.stop, stop)) for one in own}

@@ -105,10 +105,10 @@ def since_step(stop: Hang, run: Run, blocks: Blocks | None) -> int | None:
     if stop.ranks and not mine.any():
         return None
     known = table["rank"][mine] if mine.any() else table["rank"]
-    return min(_steps_done(table, run.collectives, rank) for rank in np.unique(known).tolist())
+    return min(steps_done(table, run.collectives, rank) for rank in np.unique(known).tolist())
 
 
-def _steps_done(steps: Table, collectives: Table, rank: int) -> int:
+def steps_done(steps: Table, collectives: Table, rank: int) -> int:
     """The number of the step after those that a rank finished: of the last one it may have left no mark."""
     mine = steps["rank"] == rank
     order = np.argsort(steps["start_ns"][mine], kind="stable")

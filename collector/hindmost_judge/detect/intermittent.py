@@ -150,7 +150,7 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
     if unknown.all():
         return []
     known = np.where(unknown[:, None], 0.0, blocks.excess)
-    low, usual = _low(known)
+    low, usual = calm_level(known)
     calm = float(np.median((usual - low)[~unknown]))
     above = np.nan_to_num(known - (low + calm)[:, None])
     above[named] = 0.0
@@ -171,7 +171,7 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
     return []
 
 
-def _low(late: Floats) -> tuple[Floats, Floats]:
+def calm_level(late: Floats) -> tuple[Floats, Floats]:
     """[R] how late each row of [R, S] is in its least late steps, and in its middle one."""
     ordered = np.sort(late, axis=1)  # NaN goes last
     last = np.count_nonzero(~np.isnan(late), axis=1) - 1

@@ -61,7 +61,7 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
         return None
     still = _goes_on(run, blocks, run.past, settings) if run.past is not None else None
     found = still or _began(run, blocks, settings)
-    if found is None or _rank_is_late(blocks, found, named):
+    if found is None or rank_is_late(blocks, found, named):
         return None
     everywhere, longer = np.arange(len(blocks.ranks)), found.took - found.usual
     return None if cpu_wait.explains_transfers(blocks, everywhere, found.first, found.stop, longer) else found
@@ -71,7 +71,7 @@ def find(run: Run, blocks: Blocks, settings: Settings, named: Collection[int] = 
 _LATE = 0.5
 
 
-def _rank_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]) -> bool:
+def rank_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]) -> bool:
     """Whether some rank is late in these steps by so much that it, or what makes it late, may be what holds all up.
 
     Too unsure for a name as it may be: CPUs that others use make ranks late and transfers slow alike.

@@ -235,7 +235,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     ratio = level / spread_of / extreme(len(ranks.excess))
     if ratio < settings.min_spread_ratio:
         ratio = max(ratio, _behind_all(ranks, row, part, healthy))
-    latest = _latest(part, healthy, ranks.suspects, ranks.pair(row))
+    latest = share_last(part, healthy, ranks.suspects, ranks.pair(row))
     seldom_last = latest < settings.min_latest and (burst or not _computes_longer(ranks, row, held, level))
     if ratio < settings.min_spread_ratio or seldom_last:
         return None
@@ -281,7 +281,7 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
 _RIVALS = 7
 
 
-def _latest(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) -> float:
+def share_last(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) -> float:
     """Share of steps in which ``part`` is later than all of ``_RIVALS`` unsuspected ranks would be."""
     others = _healthy(len(excess), (suspects, pair, pair[:1]), 1)
     rivals = np.nan_to_num(excess[others])

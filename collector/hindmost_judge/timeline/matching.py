@@ -446,11 +446,11 @@ def _followers(start: Floats) -> tuple[list[list[int]], Ints]:
 #: Sister communicators make at most this many times as many calls as each other.
 _ABOUT = 2.0
 #: Most pairs of communicators compared to find sisters of different spacing: all pairs of 90.
-_PAIRS = 1 << 13
+MOST_PAIRS = 1 << 13
 
 
 @dataclass(eq=False)
-class _Class:
+class CommunicatorClass:
     """Communicators ``comms`` that share no rank, of ``size`` members each, and what the first of them does."""
 
     size: int
@@ -460,14 +460,14 @@ class _Class:
     comms: list[int] = field(default_factory=list)
     ranks: set[int] = field(default_factory=set)
 
-    def likeness(self, other: _Class) -> float:
+    def likeness(self, other: CommunicatorClass) -> float:
         """How much alike these are in what they do; 0 for such as do other things."""
         ratio = min(self.calls, other.calls) / max(self.calls, other.calls)
         if self.size != other.size or not self.ops & other.ops or ratio * _ABOUT < 1:
             return 0.0
         return ratio + (self.bytes == other.bytes)
 
-    def take(self, other: _Class) -> None:
+    def take(self, other: CommunicatorClass) -> None:
         """Have what another one has, too."""
         self.comms += other.comms
         self.ranks |= other.ranks
@@ -479,7 +479,7 @@ def communicator_classes(comm: Ints, op: Ints, row: Ints, size: Array, ranks: in
     ``comm``, ``op``, ``row`` and ``size`` [N] are whose call each is, of what, by which rank and of how many bytes.
     """
     members = _parts(comm, row, ranks)
-    found = _together(_alike(members, comm, op, size), ranks)
+    found = joined_classes(_alike(members, comm, op, size), ranks)
     klass = np.zeros(len(members), np.int64)
     group = np.full((ranks, len(found)), -1, np.int64)
     for number, one in enumerate(found):
@@ -497,19 +497,19 @@ def _parts(comm: Ints, part: Ints, count: int) -> dict[int, list[int]]:
     return found
 
 
-def _alike(members: dict[int, list[int]], comm: Ints, op: Ints, size: Array) -> list[_Class]:
+def _alike(members: dict[int, list[int]], comm: Ints, op: Ints, size: Array) -> list[CommunicatorClass]:
     """Communicators of one size, spacing and kinds of operations in one class, as far as they share no rank."""
     ops = _parts(comm, op, int(op.max()) + 1)
     calls = np.bincount(comm)
     first = np.unique(comm, return_index=True)[1]
     names: dict[tuple[Any, ...], int] = {}
-    found: list[_Class] = []
+    found: list[CommunicatorClass] = []
     for one, who in members.items():
         looks = (len(who), tuple(m - who[0] for m in who), tuple(ops[one]))
         number = 0
         while (place := names.setdefault((*looks, number), len(found))) < len(found) and found[place].ranks & set(who):
             number += 1
-        each = _Class(
+        each = CommunicatorClass(
             len(who), frozenset(ops[one]), float(calls[one]) / len(who), int(size[first[one]]), [one], set(who)
         )
         if place == len(found):
@@ -519,19 +519,19 @@ def _alike(members: dict[int, list[int]], comm: Ints, op: Ints, size: Array) -> 
     return found
 
 
-def _together(found: list[_Class], ranks: int) -> list[_Class]:
+def joined_classes(found: list[CommunicatorClass], ranks: int) -> list[CommunicatorClass]:
     """With those in one class that only together have every rank, the most alike first."""
     parts = [one for one in found if len(one.ranks) < ranks]
-    sizes: dict[int, list[_Class]] = {}
+    sizes: dict[int, list[CommunicatorClass]] = {}
     for one in parts:
         sizes.setdefault(one.size, []).append(one)
     taken: set[int] = set()
     for sisters in sizes.values():
-        taken |= _united(sisters, ranks, _PAIRS // len(parts))
+        taken |= _united(sisters, ranks, MOST_PAIRS // len(parts))
     return [one for one in found if id(one) not in taken]
 
 
-def _united(parts: list[_Class], ranks: int, tries: int) -> set[int]:
+def _united(parts: list[CommunicatorClass], ranks: int, tries: int) -> set[int]:
     """The ids of those of ``parts`` that others took, to have every rank; so many begin to look for sisters."""
     left, taken = {id(one): one for one in parts}, set()
     for one in islice((one for one in parts if id(one) in left), tries if _have_all(parts, ranks) else 0):
@@ -547,12 +547,12 @@ def _united(parts: list[_Class], ranks: int, tries: int) -> set[int]:
     return taken
 
 
-def _have_all(parts: Iterable[_Class], ranks: int) -> bool:
+def _have_all(parts: Iterable[CommunicatorClass], ranks: int) -> bool:
     """Whether every rank is in one of the ``parts``."""
     return len(set[int]().union(*(one.ranks for one in parts))) == ranks
 
 
-def _sisters(one: _Class, parts: Iterable[_Class], ranks: int) -> list[_Class]:
+def _sisters(one: CommunicatorClass, parts: Iterable[CommunicatorClass], ranks: int) -> list[CommunicatorClass]:
     """Those of ``parts``, the most alike first, that have the ranks which ``one`` has not; none if any is left."""
     found, have = [], {*one.ranks}
     alike = [(one.likeness(other), other) for other in parts]

@@ -131,7 +131,7 @@ def _together(order: Schedule) -> Schedule:
 
 
 def _in_order(run: Run, found: Table, ends: Floats, called: Floats, groups: int) -> Schedule | None:
-    order = _by_call(found, called)
+    order = order_of_calls(found, called)
     kept = _alike({name: column[order] for name, column in found.items()}, ends, groups)
     exact = any(each in (run.job.source or "") for each in _EXACT)
     return replace(kept, exact=exact) if kept is not None else None
@@ -142,7 +142,7 @@ def _in_order(run: Run, found: Table, ends: Floats, called: Floats, groups: int)
 _AT_ONCE = 2_000.0
 
 
-def _by_call(found: Table, called: Floats) -> Ints:
+def order_of_calls(found: Table, called: Floats) -> Ints:
     """Operations by rank, step and time; sends and receives of one call by kind and peer, alike in every step."""
     order = np.lexsort((found["kind"], called, found["step"], found["row"]))
     before, after = order[:-1], order[1:]

@@ -431,11 +431,11 @@ def step_bounds(found: Blocks, start: Floats | None) -> Floats:
         start = found.joined.start[:, found.starts]
     if start is None or np.isnan(start).all():
         return np.empty(0)
-    begins = _without_gaps(median(start, axis=0), found.steps, found.step_ns)
+    begins = without_gaps(median(start, axis=0), found.steps, found.step_ns)
     return np.maximum.accumulate(np.append(begins, begins[-1] + np.nan_to_num(found.step_ns)))
 
 
-def _without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
+def without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
     """[..., S] when something happened in each step, where of the same ones nothing is known in all rows: of a job that
     runs, collectives of the newest step are there before its mark. Steps between known ones are as long as each other,
     those beyond as usual."""
@@ -451,7 +451,7 @@ def _without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
     return np.asarray(inside + beyond * np.nan_to_num(usual))
 
 
-def _lacking_alike(gaps: Array) -> list[Ints]:
+def lacking_alike(gaps: Array) -> list[Ints]:
     """Rows of [R, S] with gaps, those with the same ones together: mostly some lack the newest step."""
     rows = np.flatnonzero(gaps.any(axis=1))
     bits = np.packbits(gaps[rows], axis=1)
@@ -473,8 +473,8 @@ def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> F
     else:
         return np.empty((len(found.ranks), 0))
     usual = found.step_ns
-    for alike in _lacking_alike(np.isnan(told)):
-        told[alike] = _without_gaps(told[alike], found.steps, usual)
+    for alike in lacking_alike(np.isnan(told)):
+        told[alike] = without_gaps(told[alike], found.steps, usual)
     return np.empty((len(found.ranks), 0)) if np.isnan(told).any() else told
 
 

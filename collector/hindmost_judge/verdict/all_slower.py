@@ -48,7 +48,7 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     if any(one.kind in (*STOPS, "insufficient_data") for one in known):
         return None
     period = savings.residual_period(blocks, known)
-    span = _longer(period)
+    span = slowed_period(period)
     if span is None or not savings.began_apart(blocks, known, span.start, span.stop):
         return None
     first, stop = span.start, span.stop
@@ -104,7 +104,7 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
     ]
 
 
-def _longer(period: Floats) -> slice | None:
+def slowed_period(period: Floats) -> slice | None:
     """The one segment of steps, not from the start, that are longer than all others by a sharp and lasting rise."""
     if np.isnan(period).any() or len(period) < 2 * ENOUGH_STEPS:
         return None

@@ -459,7 +459,7 @@ def balanced(
         beside = ", overlapped with computing" if blocks.overlapped else ""
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{beside})")
     if wasted > 0.05 * blocks.step_ns:
-        found.append(f"ranks wait {ms(wasted)} per step for the last to arrive, {_in_turn(blocks)}")
+        found.append(f"ranks wait {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
     return found, sure
 
 
@@ -488,7 +488,7 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     return f"{late}; the cause was not measured", not unsure
 
 
-def _in_turn(blocks: Blocks) -> str:
+def last_in_turn(blocks: Blocks) -> str:
     """Whether ranks take turns in being last."""
     row = waited_for_most(blocks)
     if row is None:

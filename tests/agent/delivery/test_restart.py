@@ -40,7 +40,7 @@ def started(tmp_path: Path) -> Agent:
 def killed(agent: Agent) -> None:
     """As the kernel leaves it: descriptors are closed, nothing is said or written."""
     assert agent.spool is not None
-    os.close(agent.spool._lock)
+    os.close(agent.spool._lock)  # only a process that dies gives a lock up without a word
     agent.spool._lock = -1
 
 

@@ -40,7 +40,7 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
 
 def killed(spool: Spool, folder: Path, limit: int = LIMIT) -> Spool:
     """What the next agent finds after kill -9: the files as they are, nothing said in order."""
-    os.close(spool._lock)
+    os.close(spool._lock)  # only a process that dies gives a lock up without a word
     spool._lock = -1
     return Spool(folder, limit)
 
@@ -60,7 +60,7 @@ def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypat
     for job in range(100):
         fill(spool, 1, size=1000, definitions={job: b"a job's", 77_000: b"the node's"})
         assert sent(spool)[-1] == job + 1
-        assert len(spool._on_stream) <= 10
+        assert len(spool._on_stream) <= 10  # of what is in memory nothing else tells
         spool.acknowledge(job + 1)
     fill(spool, 1, size=70_000, definitions={77_000: b"the node's"})
     assert sent(spool)[-1] == 101

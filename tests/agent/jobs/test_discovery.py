@@ -73,7 +73,7 @@ def test_of_jobs_that_are_over_nothing_is_kept(tmp_path: Path) -> None:
         rings.folders = [folder]
         rings.discover(job * NS)
         folder.rmdir()
-    assert list(rings._stamps) == [folder]
+    assert list(rings._stamps) == [folder]  # of what is in memory nothing else tells
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import daemon
 from hindmost_agent.agent import Agent
+from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.settings import Settings, settings
 
@@ -72,16 +73,16 @@ def test_a_job_that_starts_again_while_its_agent_flushes_has_an_agent(
     served: Settings, folder: Path, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The rank found the lock held: the agent gives it up at once, and another comes in its place."""
-    deliver: Any = daemon.Daemon._deliver
+    finish: Any = Shipper.finish
     rings: list[Path] = []
     taken: list[bool] = []
 
-    async def delivering(self: daemon.Daemon, *args: Any) -> None:
+    async def finishing(self: Shipper, *args: Any) -> None:
         rings.append(rank())
         taken.append(is_free(folder))
-        await deliver(self, *args)
+        await finish(self, *args)
 
-    monkeypatch.setattr(daemon.Daemon, "_deliver", delivering)
+    monkeypatch.setattr(Shipper, "finish", finishing)
     free: list[bool] = []
     begun = time.monotonic()
     assert daemon.serve(served, minutes(), lambda: free.append(is_free(folder))) == 0
@@ -96,13 +97,13 @@ def test_a_rank_that_comes_just_before_the_lock_is_given_up_has_an_agent(
 ) -> None:
     """The agent has cleared away what it knew; it looks once more when the lock is free."""
     monkeypatch.setattr(daemon, "FLUSH_TIMEOUT_S", 0.0)
-    part: Any = daemon.Daemon._part
+    collect: Any = Path.rmdir
 
-    def parting(self: daemon.Daemon, reason: str) -> None:
-        part(self, reason)
+    def removing(path: Path) -> None:
+        collect(path)
         rank()
 
-    monkeypatch.setattr(daemon.Daemon, "_part", parting)
+    monkeypatch.setattr(Path, "rmdir", removing)
     free: list[bool] = []
     daemon.serve(served, minutes(), lambda: free.append(is_free(folder)))
     assert free == [True]

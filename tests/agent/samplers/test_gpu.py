@@ -6,6 +6,7 @@ import ctypes
 import math
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import pytest
 from hindmost_agent.jobs.ranks import RankProcess
@@ -287,8 +288,8 @@ def test_two_pointers_to_one_gpu_are_one_gpu(nvml: Any) -> None:
     here, there = ctypes.cast(0x1000, kind), ctypes.cast(0x1000, kind)
     nvml._nvmlDeviceRegisterEvents = lambda *_: None
     events = [SimpleNamespace(device=there, eventData=79)]
-    nvml._nvmlEventSetWait_v2 = lambda *_: events.pop() if events else nvml._none()
-    nvml._none = lambda: (_ for _ in ()).throw(nvml.NVMLError(10))
+    none = Mock(side_effect=nvml.NVMLError(10))
+    nvml._nvmlEventSetWait_v2 = lambda *_: events.pop() if events else none()
     errors = XidErrors(nvml, Asking())
     errors.hear([Device(here, 0, "GPU-a", "", "")])
     assert errors.counts == {("GPU-a", "79"): 1}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,8 @@ def made(host: Host, *names: str) -> Runner:
 
 def at(runner: Runner, second: int, *, patiently: bool = True) -> dict[str, Reading]:
     """The readings of one tick, by sampler."""
-    for beside in runner._beside.values():
-        beside.patience_s = PATIENT if patiently else 0
+    for thread in runner.drivers.values():
+        thread.patience_s = PATIENT if patiently else 0
     return {reading.sampler: reading for reading in runner.run(second * NS, everything=True)}
 
 
@@ -77,8 +78,16 @@ def hang_for_long(runner: Runner, nvml: Any, free: threading.Event) -> threading
     """The first GPU does not answer until it is given up: the thread that still waits for it."""
     hang(runner, nvml, "nvmlDeviceGetPowerUsage", free)
     at(runner, 112)
-    (given_up,) = runner._beside["GPU"]._given_up
-    return given_up.thread
+    (given_up,) = runner.host.asking.given_up
+    return given_up
+
+
+def answered(runner: Runner) -> None:
+    """Wait until the driver has answered all that it was asked for."""
+    until = time.monotonic() + PATIENT
+    while runner.drivers["GPU"].waiting:
+        assert time.monotonic() < until
+        time.sleep(0.001)
 
 
 def test_a_call_that_never_returns_keeps_no_tick(gpu_host: Host, nvml: Any, free: threading.Event) -> None:
@@ -134,7 +143,7 @@ def test_a_driver_that_is_being_loaded_has_not_failed(
         assert (gpu_host.own.success, +gpu_host.own.errors) == ({"node": 1}, {})
     if comes:
         free.set()
-        runner._beside["GPU"]._worker._done.get(timeout=PATIENT)  # type: ignore[union-attr]
+        answered(runner)
     at(runner, 12)
     assert gpu_host.own.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
     assert +gpu_host.own.errors == ({} if comes else {"nvidia": 1})
@@ -152,7 +161,7 @@ def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
     given_up.join(PATIENT)
     # The GPU that it came back from is read to its end; of the second nothing is asked.
     assert nvml.calls.count("nvmlDeviceGetUtilizationRates") == 0
-    assert runner._beside["GPU"]._given_up[0].take(0) == []
+    assert {one.time_ns for one in runner.run(113 * NS, everything=True)} == {113 * NS}
 
 
 def test_a_thread_that_has_the_number_of_one_that_was_given_up_may_ask(
@@ -197,11 +206,9 @@ def test_an_answer_that_comes_late_is_taken_at_the_next_tick(gpu_host: Host, nvm
     runner = made(gpu_host, "nvidia")
     nvml.blocks["nvmlInit"] = 0, free
     assert set(at(runner, 0, patiently=False)) == {"node"}
-    worker = runner._beside["GPU"]._worker
-    assert worker is not None
     free.set()
-    worker._done.put(worker._done.get(timeout=PATIENT))  # it has answered
-    runner._beside["GPU"].patience_s = PATIENT
+    answered(runner)
+    runner.drivers["GPU"].patience_s = PATIENT
     late = [one for one in runner.run(3 * NS, everything=True) if one.sampler == "nvidia"]
     both = {FIRST: 1, SECOND: 1}
     assert [(one.time_ns, gpus(one, "up")) for one in late] == [(3 * NS - 1, both), (3 * NS, both)]
@@ -215,13 +222,11 @@ def test_a_late_answer_of_the_tick_before_has_a_moment_of_its_own(
     runner = Runner({"nvidia": samplers.load()["nvidia"]}, gpu_host, NS, patience_s=PATIENT)
     found = runner.run(0)
     nvml.blocks["nvmlDeviceGetPowerUsage"] = 0, free
-    runner._beside["GPU"].patience_s = 0
+    runner.drivers["GPU"].patience_s = 0
     found += runner.run(NS)
-    worker = runner._beside["GPU"]._worker
-    assert worker is not None
     free.set()
-    worker._done.put(worker._done.get(timeout=PATIENT))  # it has answered
-    runner._beside["GPU"].patience_s = PATIENT
+    answered(runner)
+    runner.drivers["GPU"].patience_s = PATIENT
     found += [*runner.run(2 * NS), *runner.run(3 * NS)]
     assert [one.time_ns for one in found] == [0, 2 * NS - 1, 2 * NS, 3 * NS]
 
@@ -269,7 +274,7 @@ def test_in_whatever_call_a_gpu_hangs_it_takes_no_other_along(
         at(runner, 0)
     nvml.blocks[call] = 0, free
     at(runner, 1, patiently=False)
-    while runner._beside["GPU"].waiting and not nvml.blocked.wait(0.001):
+    while runner.drivers["GPU"].waiting and not nvml.blocked.wait(0.001):
         pass
     assert nvml.blocked.is_set() or late  # what never changes is asked for once
     for second in (2, 13, 100, 200):
@@ -286,8 +291,7 @@ def test_a_gpu_of_no_known_name_that_hangs_takes_no_other_along(
     runner = made(gpu_host, "nvidia", "nvidia_health")
     at(runner, 0)
     nvml.xids.append((7, 79))
-    health: Any = runner._slots[1].sampler
-    health._xids._events.gpus.add(7)
+    nvml.listened[-1].gpus.add(7)
     nvml.blocks["nvmlDeviceGetUUID"] = 7, free
     at(runner, 1, patiently=False)
     assert nvml.blocked.wait(PATIENT)
@@ -301,7 +305,7 @@ def test_a_node_without_a_gpu_has_no_thread_for_one(tmp_path: Any) -> None:
     before = set(threads())
     runner = Runner(samplers.load(), Host(dev=tmp_path), NS)
     runner.run(0)
-    assert (set(threads()) - before, runner._beside["GPU"]._worker) == (set(), None)
+    assert (set(threads()) - before, runner.drivers["GPU"].started) == (set(), False)
 
 
 def test_the_thread_ends_with_its_runner(gpu_host: Host) -> None:
@@ -330,7 +334,7 @@ def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
     assert set(at(runner, 0)) == {"infiniband", "node", "nvidia"}
     sampler = samplers.load()["infiniband"]
     monkeypatch.setattr(sampler, "sample", lambda _: free.wait(60) and [])
-    runner._beside["adapter"].patience_s = 0
+    runner.drivers["adapter"].patience_s = 0
     for second in (100, 101, 112, 123):
         found = {reading.sampler for reading in runner.run(second * NS, everything=True)}
         assert found == {"node", "nvidia"}

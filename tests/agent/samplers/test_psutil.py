@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from typing import TYPE_CHECKING
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -66,7 +67,7 @@ def test_children_are_found_with_and_without_the_kernel_s_list(listed: bool, mon
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
         if not listed:
-            monkeypatch.setattr("hindmost_agent.jobs.process_tree._children", lambda _: None)
+            monkeypatch.setattr("hindmost_agent.jobs.process_tree.numbers", Mock(side_effect=FileNotFoundError))
         found = descendants(Host(), os.getpid())
         assert found is not None
         assert {child.pid, grandchild} <= set(found)

@@ -74,4 +74,5 @@ def test_what_ended_is_not_remembered_without_bound() -> None:
     for pid in range(3 * MOST_REMEMBERED):
         sums.add({(pid, 7): ("all", 1.0, 0.0)})
     assert sums.groups["all"][0] == 3 * MOST_REMEMBERED
-    assert len(sums._last) == MOST_REMEMBERED
+    sums.add({(0, 7): ("all", 1.0, 0.0), (3 * MOST_REMEMBERED - 1, 7): ("all", 1.0, 0.0)})
+    assert sums.groups["all"][0] == 3 * MOST_REMEMBERED + 1  # of the two the first was forgotten: it counts anew

@@ -185,8 +185,8 @@ def test_a_dump_of_millions_of_values_is_not_unfolded(
     tmp_path: Path, as_json: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An empty dict is a byte of a pickle, and a hundred of memory."""
-    assert flight_recorder._MOST_VALUES == 6_000_000
-    monkeypatch.setattr(flight_recorder, "_MOST_VALUES", 60_000)
+    assert flight_recorder.MOST_VALUES == 6_000_000
+    monkeypatch.setattr(flight_recorder, "MOST_VALUES", 60_000)
     count = 70_000
     pickled = b"\x80\x02}(" + _text("pg_config") + b"}" + _text("entries") + b"(" + b"}" * count + b"lu."
     text = b'{"pg_config": {}, "entries": [{}' + b",{}" * count + b"]}"

@@ -44,7 +44,7 @@ def test_of_communicators_those_that_were_stated_last_are_known() -> None:
 
 def test_sizes_of_communicators_are_known_of_those_used_last(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each start makes new ones."""
-    monkeypatch.setattr(totals, "_COMMUNICATORS", 10)
+    monkeypatch.setattr(totals, "MOST_COMMUNICATORS", 10)
     words, settling = Words(), totals.Waits()
     op = words.code("all_reduce")
     for life in range(RESTARTS):
@@ -65,7 +65,7 @@ def test_sizes_of_communicators_are_known_of_those_used_last(monkeypatch: pytest
 
 def test_nodes_of_which_nothing_is_heard_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a job whose nodes are replaced, those that were heard of last are known."""
-    monkeypatch.setattr(window, "_NODES", 10)
+    monkeypatch.setattr(window, "MOST_NODES", 10)
     held, definitions = window.Window(), Definitions()
     for at in range(RESTARTS):
         held.add(

@@ -128,7 +128,7 @@ def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float
     async def scenario() -> bool:
         collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)
         collector.cores_are_full = lambda: full
-        collector._began = collector.recorder.last_flush = time.monotonic() - began_s
+        collector.began = collector.recorder.last_flush = time.monotonic() - began_s
         return collector.flush_due()
 
     assert asyncio.run(scenario()) is due

@@ -54,7 +54,7 @@ def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     judging.judge = lambda run: "judged"
     assert judging.at_the_end(lambda: "all of it") == ("all of it", "judged")
     assert judging.due("c")
-    assert judging._wholes.pays(0.0)
+    assert judging.wholes.pays(0.0)
 
 
 @pytest.mark.parametrize(("now", "pause"), [(-0.5, 0.5), (0.0, 0.25), (0.25, 9.0)])
@@ -62,7 +62,7 @@ def test_a_turn_that_waits_for_a_write_begins_as_soon_as_it_can_wait_no_more(now
     """Not at the next check whether there is one."""
     clock = [-1.5]
     judging = Judging(1.5, clock=lambda: clock[0], cpu=lambda: 0.0)
-    judging._begun("j")
+    judging.begun("j")
     clock[0] = now
     assert judging.pause_s(9.0) == pause
 
@@ -259,6 +259,6 @@ def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same
     async def scenario():
         watch = costly.watch(judging)
         await watch.turn(costly.job, whole=False)
-        return watch._wholes
+        return watch.wholes
 
     assert asyncio.run(scenario()) == {}

@@ -265,7 +265,7 @@ def test_two_slowdowns_of_one_rank_are_one_series():
         window=SimpleNamespace(began_ns=lambda _: None),
         verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}],
     )
-    told = "".join(job_metrics.JobPage()._verdicts([job]))
+    told = "".join(job_metrics.JobPage().of_verdicts([job]))
     (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
     (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)

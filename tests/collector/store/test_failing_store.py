@@ -135,7 +135,7 @@ def test_stack_is_written_with_its_commit(tmp_path, monkeypatch):
     """A stack dump becomes a file when the journal commits it, and not before."""
     store = ParquetStore(tmp_path, single=False)
     with monkeypatch.context() as patch:
-        patch.setattr(store._journal, "commit", full)
+        patch.setattr(segments.Journal, "commit", full)
         with pytest.raises(OSError, match="No space"):
             store.write({}, {"a@n": 1}, files={("j", "stacks/3.txt"): b"here"})
     assert list((tmp_path / "j").rglob("*.txt*")) == []

@@ -144,11 +144,11 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
             await agent.connect()
             monkeypatch.setattr(segments, "write", hang)
             await agent.send(agent.batch(0))
-            await until(lambda: recorder._held_bytes)
+            await until(lambda: recorder.writing)
             recorder.limit = 1  # any row is too much to keep
-            await until(lambda: not collector.ingest._open.is_set())
+            await until(lambda: not collector.ingest.reading.is_set())
             ready = [collector.endpoints.ready()]
-            recorder._now = lambda: time.monotonic() + store_recorder.HANGS_S
+            recorder.now = lambda: time.monotonic() + store_recorder.HANGS_S
             for step in range(1, 5):
                 await agent.send(agent.batch(step))
             await until(lambda: recorder.shed_bytes and collector.jobs["j"].window.last_step == 4)
@@ -194,7 +194,7 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
         waiting = asyncio.create_task(main.ended(stopping, collector, look_s=0.01))
         await asyncio.wait({waiting}, timeout=0.05)
         patient = not waiting.done()
-        collector.recorder._since = time.monotonic() - store_recorder.HANGS_S - 5
+        collector.recorder.writing_since = time.monotonic() - store_recorder.HANGS_S - 5
         assert not await asyncio.wait_for(waiting, 60)
         with pytest.raises(Left, match="1"):
             main.abandon(collector)

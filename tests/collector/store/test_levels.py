@@ -275,7 +275,7 @@ def test_merge_cuts_within_one_node(tmp_path, monkeypatch):
 def test_merge_reads_each_row_group_once(tmp_path, monkeypatch):
     """However many pieces share a row group of a segment, it is read once for all of them."""
     monkeypatch.setattr(compaction, "PIECE_ROWS", 60)
-    monkeypatch.setattr(segments, "_FLUSH_GROUP", 128)
+    monkeypatch.setattr(segments, "FLUSH_GROUP", 128)
     paths = [tmp_path / segments.file_name("20250101", flush) for flush in (1, 2)]
     for number, path in enumerate(paths):
         segments.write("metrics", [samples(100 * number, 50, nodes=8)], path)

@@ -58,7 +58,7 @@ def test_every_sample_is_one_row(blocks, piece):
     """From nodes with as many samples as others or not, in pieces of any size; missing ones leave no rows."""
     made, expected = sent(blocks)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arrow_tables, "_PIECE", piece)
+        patch.setattr(arrow_tables, "PIECE_SAMPLES", piece)
         told = rows(list(metrics_tables(made, known())))
     assert len(told) == len(expected)
     assert set(told) == expected
@@ -76,7 +76,7 @@ def test_the_samples_of_a_series_are_neighbours_by_time():
 
 def test_pieces_follow_one_another_by_node(monkeypatch):
     """A reader that wants one node finds it in few row groups."""
-    monkeypatch.setattr(arrow_tables, "_PIECE", 6)
+    monkeypatch.setattr(arrow_tables, "PIECE_SAMPLES", 6)
     made, _ = sent([(f"n{number}", 1, 2) for number in (3, 1, 2, 0)])
     nodes = [table["node"].to_pylist() for table in metrics_tables(made, known())]
     assert [node for one in nodes for node in dict.fromkeys(one)] == ["n0", "n1", "n2", "n3"]

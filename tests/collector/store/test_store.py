@@ -83,9 +83,10 @@ def test_compaction_happens_again_with_what_came_later(store, tmp_path):
 
 def test_compaction_survives_a_crash(store, tmp_path, monkeypatch):
     """Killed after the commit and before the swap, the next start finishes it: no row is lost or doubled."""
-    monkeypatch.setattr(store._journal, "finish", lambda: None)
-    Upkeep(store, Retention()).compact()
-    store.close()
+    with monkeypatch.context() as patch:
+        patch.setattr(segments.Journal, "finish", lambda _: None)
+        Upkeep(store, Retention()).compact()
+        store.close()
     again = ParquetStore(tmp_path, single=False)
     assert len(list((tmp_path / "j/segments/steps").glob("*.parquet"))) == 1
     assert len(hindmost_collector.open(tmp_path).steps()) == FEW + 4

@@ -85,7 +85,7 @@ def test_before_a_short_interval_a_start_sooner_than_the_rank_s_own_is_queued() 
     start[2] = [-0.6e6, 0.31e6, 1.0e6]  # was ready only then
     took[1:, :, 0], took[1, :, 1], took[2, :, 1] = 0.8e6, 0.27e6, 0.21e6
     grid = SimpleNamespace(start=start.reshape(3, -1), duration=took.reshape(3, -1))
-    _, free = backward._ready(grid, np.arange(3), np.arange(60).reshape(20, 3))
+    _, free = backward.ready_ranks(grid, np.arange(3), np.arange(60).reshape(20, 3))
     assert free.all(axis=1).tolist() == [[True] * 3, [True, False, False], [True] * 3]
     assert not free[1, :, 1:].any()
 

@@ -79,7 +79,7 @@ def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(mo
     blocks: Any = SimpleNamespace(excess=np.ones((1, 100)))
     whole = Habit(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
     inner = replace(whole, first=20, stop=50 + more, outer=whole)
-    found = why_late._within(50, 100, [whole, inner], blocks)
+    found = why_late.segments_within(50, 100, [whole, inner], blocks)
     assert (len(found) == 2) == told
 
 

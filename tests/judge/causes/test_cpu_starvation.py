@@ -68,7 +68,7 @@ def test_transfers_belong_to_no_rank_where_none_is_known_to_wait() -> None:
 def test_what_transfers_usually_take_is_known_of_twenty_steps_without_the_fault(outside: int, usual: float) -> None:
     """Of fewer, a start or an end perhaps, it is not: then what most steps with the fault show is."""
     transfer = np.append(np.full(100 - outside, 2.0), np.full(outside, 1.0))
-    assert cpu_wait._usual(transfer, np.arange(100 - outside)) == usual
+    assert cpu_wait.usual_transfer(transfer, np.arange(100 - outside)) == usual
 
 
 @pytest.mark.parametrize(

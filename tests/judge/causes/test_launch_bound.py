@@ -70,7 +70,7 @@ class Case:
     def slower(self) -> float | None:
         """By how many ms the first slow rank's host is reported to be slower."""
         blocks, run = self.blocks()
-        found = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
+        found = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
             self.slow[0], np.arange(STEPS)
         )
         return found / MS if found is not None else None
@@ -102,7 +102,10 @@ def test_ranks_of_which_nothing_else_is_known_are_no_others() -> None:
     blocks, run = Case(USUAL * 1.17).blocks()
     table = {name: np.concatenate([column, column[-40:]]) for name, column in run.collectives.items()}
     table["rank"][-40:] = 7
-    assert launch_bound._Hosts(table, blocks, launch_bound.waits_for_host(blocks)).slower(2, np.arange(STEPS)) == 0.0
+    assert (
+        launch_bound.LaunchingHosts(table, blocks, launch_bound.waits_for_host(blocks)).slower(2, np.arange(STEPS))
+        == 0.0
+    )
 
 
 @pytest.mark.parametrize(("steps", "sure"), [(6, False), (STEPS, True)])
@@ -110,7 +113,7 @@ def test_some_steps_that_take_a_host_longer_are_not_enough(steps: int, sure: boo
     """Its input takes twice the others', or anything: six such steps may be chance, forty are none."""
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2] = np.tile([0.4, 1.4, 2.2, 2.4, 3.2, 3.8], 7)[:STEPS] * MS
-    found = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
+    found = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks)).slower(
         2, np.arange(steps)
     )
     assert found is not None
@@ -137,9 +140,9 @@ def test_what_a_host_needs_that_is_held_up_shows_where_it_is_not(held: bool) -> 
     own = USUAL.copy()
     own[1] += 20
     blocks, run = Case(own, at=1).blocks()
-    hosts = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
     for peer in (0, 1) if held else ():
-        hosts._between(peer)[0][1, 1] = USUAL[1] * MS
+        hosts.between_marks(peer)[0][1, 1] = USUAL[1] * MS
     assert hosts.slower(2, np.arange(STEPS)) == pytest.approx(20 * MS if held else 0.0)
 
 
@@ -149,10 +152,10 @@ def test_what_hosts_once_took_less_for_is_no_measure(usual: float, least: float,
     gaps = USUAL.copy()
     gaps[1] = own
     blocks, run = Case(gaps).blocks()
-    hosts = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
     for peer in (0, 1):
-        hosts._between(peer)[0][:, 1] = usual * MS
-        hosts._between(peer)[0][1, 1] = least * MS
+        hosts.between_marks(peer)[0][:, 1] = usual * MS
+        hosts.between_marks(peer)[0][1, 1] = least * MS
     assert hosts.slower(2, np.arange(STEPS)) == 0.0
 
 
@@ -162,8 +165,8 @@ def test_stalls_are_judged_by_themselves() -> None:
     late[3::7] = 90.0 * MS
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2, 3::7] += 90.0 * MS
-    hosts = launch_bound._Hosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
-    slower = [(some.tolist(), hosts.slower(2, some)) for some in launch_bound._alike(steps, late)]
+    hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
+    slower = [(some.tolist(), hosts.slower(2, some)) for some in launch_bound.alike_steps(steps, late)]
     stalls = [(some, found) for some, found in slower if 3 in some]
     assert stalls == [(list(range(3, STEPS, 7)), pytest.approx(90.0 * MS))]
     assert [found for some, found in slower if 3 not in some] == [0.0]
@@ -174,7 +177,7 @@ def test_steps_in_a_row_are_judged_together(often: int) -> None:
     """No stalls, or so few that they tell nothing of a host, are no steps by themselves."""
     late = np.full(STEPS, 5.0 * MS)
     late[: 9 * often : 9] = 90.0 * MS
-    assert [some.tolist() for some in launch_bound._alike(np.arange(STEPS), late)] == [
+    assert [some.tolist() for some in launch_bound.alike_steps(np.arange(STEPS), late)] == [
         [*range(20)],
         [*range(20, STEPS)],
     ]

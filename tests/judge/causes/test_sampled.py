@@ -82,7 +82,7 @@ def one_by_one(run: Run, name: str) -> Iterator[tuple[int, float]]:
 def test_all_series_together_equal_each_series_alone(name: str, seed: int) -> None:
     """Every sample of every rank, each rise of a counter, resets from zero, nothing of whom the job has not."""
     run = recorded(seed)
-    column = Samples(run, RANKS, np.empty(0))._column(name)
+    column = Samples(run, RANKS, np.empty(0)).sampled_column(name)
     assert column is not None
     value = column.value if column.seconds is None else column.value / column.seconds
     found = np.array(sorted(zip(RANKS[column.row].tolist(), value.tolist(), strict=True)))

@@ -10,7 +10,7 @@ import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import of_verdict
-from hindmost_judge.detect.hang import _steps_done
+from hindmost_judge.detect.hang import steps_done
 from hindmost_judge.judge import judge
 from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
 
@@ -234,7 +234,7 @@ def test_a_step_that_was_launched_whole_is_done_though_nothing_marks_its_end(enq
     within = (begun[:, None] + np.arange(5) * 100).ravel()
     times = np.append(within, 40_000 + np.arange(enqueued) * 100)
     operations = {"rank": np.zeros(len(times), int), "enqueue_ns": times}
-    assert _steps_done(steps, operations, 0) == step
+    assert steps_done(steps, operations, 0) == step
 
 
 def test_a_job_that_marks_no_steps_hangs_after_the_last_whole_pattern() -> None:

@@ -20,14 +20,14 @@ STEPS = 4_000
 def test_of_ranks_that_are_all_alike_each_is_last_in_one_step_of_eight(ranks: int) -> None:
     """In a large job, too, in which another rank is later by chance in nearly every step."""
     excess = np.random.default_rng(ranks).standard_normal((ranks, STEPS))
-    assert straggler._latest(excess[0], excess, [], [0]) == pytest.approx(1 / 8, rel=0.15)
+    assert straggler.share_last(excess[0], excess, [], [0]) == pytest.approx(1 / 8, rel=0.15)
 
 
 def test_a_rank_is_calm_in_its_least_late_tenth_of_the_steps() -> None:
     """Noise is 1.28 standard deviations below its middle there; one that stalls in six of seven steps does not."""
     late = np.random.default_rng(1).standard_normal((2, STEPS))
     late[1, np.arange(STEPS) % 7 > 0] += 50.0
-    low, usual = intermittent._low(late)
+    low, usual = intermittent.calm_level(late)
     assert usual[0] - low[0] == pytest.approx(1.28, rel=0.1)
     assert low[1] < 5.0 < usual[1]
 
@@ -55,7 +55,7 @@ def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside:
         latest=1.0,
     )
     blocks.excess[2, habit.first : habit.stop] = 9.0
-    assert (backward._healthy(blocks, habit) is not None) == known
+    assert (backward.healthy_steps(blocks, habit) is not None) == known
 
 
 @pytest.mark.parametrize(("stalls", "longer"), [(5, 40.0), (4, None)])

@@ -108,7 +108,7 @@ def test_the_network_is_to_blame_for_what_no_rank_is_late_by_more_than_half_of(l
     blocks: Any = SimpleNamespace(ranks=np.arange(4), excess=np.zeros((4, STEPS)))
     blocks.excess[1, ONSET:] = late * 10.0
     found = SlowNetwork(ONSET, STEPS, took=30.0, usual=20.0, cost=10.0, past=Past(ONSET, 20.0, 100.0, 0.5, 4.0))
-    assert slow_network._rank_is_late(blocks, found, ()) != to_blame
+    assert slow_network.rank_is_late(blocks, found, ()) != to_blame
 
 
 def queues(run: Run, **rates: float) -> Run:

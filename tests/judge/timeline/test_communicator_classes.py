@@ -121,13 +121,13 @@ def scattered(groups: int) -> Calls:
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """One entry for each pair of communicators that is compared."""
     pairs: list[int] = []
-    likeness = matching._Class.likeness
+    likeness = matching.CommunicatorClass.likeness
 
-    def counted(one: matching._Class, other: matching._Class) -> float:
+    def counted(one: matching.CommunicatorClass, other: matching.CommunicatorClass) -> float:
         pairs.append(1)
         return likeness(one, other)
 
-    monkeypatch.setattr(matching._Class, "likeness", counted)
+    monkeypatch.setattr(matching.CommunicatorClass, "likeness", counted)
     return pairs
 
 
@@ -148,11 +148,11 @@ def test_looking_for_sisters_ends(compared: list[int]) -> None:
     """Groups in a ring, each of which shares a rank with the next, have every rank, and no class of them has."""
     ring: Calls = [(tuple(sorted((7 * one + part) % 2100 for part in range(8))), REDUCE, 8, 1) for one in range(300)]
     found = [
-        matching._Class(8, frozenset({REDUCE}), 1.0, 8, [number], set(members))
+        matching.CommunicatorClass(8, frozenset({REDUCE}), 1.0, 8, [number], set(members))
         for number, (members, *_) in enumerate(ring)
     ]
-    assert matching._together(found, 2100) == found
-    assert 0 < len(compared) <= matching._PAIRS
+    assert matching.joined_classes(found, 2100) == found
+    assert 0 < len(compared) <= matching.MOST_PAIRS
 
 
 def test_every_rank_runs_its_collectives_in_its_order() -> None:

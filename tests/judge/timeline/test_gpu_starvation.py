@@ -65,7 +65,7 @@ def test_a_stage_is_late_by_what_its_gpu_computes_longer_whatever_it_waits_for_i
     own = np.array([[20.0] * STEPS, [30.0] * STEPS]) * MS
     waited = np.array([[0.0] * STEPS, [5.0] * STEPS]) * MS
     blocks: Any = SimpleNamespace(own=own, starved=waited, role=np.zeros(RANKS, np.int64), excess=own - own[::-1])
-    np.testing.assert_allclose(launch_bound._computed(blocks)[1], 5.0 * MS)
+    np.testing.assert_allclose(launch_bound.computed_delay(blocks)[1], 5.0 * MS)
     every = np.arange(STEPS)
     assert table.gpu_idle(blocks, 1, every) == 5.0 * MS
     blocks.excess = blocks.excess / 2

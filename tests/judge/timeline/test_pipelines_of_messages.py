@@ -10,7 +10,7 @@ import pytest
 from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.timeline import pipelined
-from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, _by_call
+from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, order_of_calls
 from hindmost_judge.whatif import pipeline_replay
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def test_messages_of_one_call_are_in_one_order_however_their_times_fall() -> Non
         "kind": np.array([SEND, RECEIVE] * 2),
         "whom": np.ones(4, np.int64),
     }
-    order = _by_call(found, np.array([100.0, 20.0, 5_000.0, 5_900.0]))
+    order = order_of_calls(found, np.array([100.0, 20.0, 5_000.0, 5_900.0]))
     assert found["kind"][order].tolist() == [SEND, RECEIVE] * 2
-    apart = _by_call(found, np.array([9_000.0, 20.0, 5_000.0, 5_900.0]))
+    apart = order_of_calls(found, np.array([9_000.0, 20.0, 5_000.0, 5_900.0]))
     assert found["kind"][apart].tolist() == [RECEIVE, SEND, SEND, RECEIVE]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hindmost_judge.timeline.steps import _lacking_alike, _without_gaps
+from hindmost_judge.timeline.steps import lacking_alike, without_gaps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,7 +14,7 @@ def test_unknown_times_lie_between_known_ones(known: list[bool], jump: int) -> N
     steps = np.array([4, 5, 6, 7 + jump, 8 + jump, 9 + jump])
     times = np.array([[0.0, 10.0, 25.0, 30.0, 50.0, 55.0]]) + np.array([[0.0], [1000.0]])
     mask = np.array(known)
-    found = _without_gaps(np.where(mask, times, np.nan), steps, 7.0)
+    found = without_gaps(np.where(mask, times, np.nan), steps, 7.0)
     if not mask.any():
         assert np.isnan(found).all()
         return
@@ -28,7 +28,7 @@ def test_unknown_times_lie_between_known_ones(known: list[bool], jump: int) -> N
 def test_ranks_that_lack_the_same_steps_are_together(gaps: list[list[bool]]) -> None:
     """Every rank that lacks a step is in one set, with those that lack the same ones and no others."""
     lacking = np.array(gaps)
-    together = _lacking_alike(lacking)
+    together = lacking_alike(lacking)
     assert sorted(np.concatenate(together).tolist() if together else []) == np.flatnonzero(lacking.any(axis=1)).tolist()
     kinds = [lacking[rows] for rows in together]
     assert all((kind == kind[0]).all() for kind in kinds)

@@ -67,15 +67,15 @@ def test_a_calm_or_a_wandering_job_did_not_become_slow(seed: int) -> None:
 def test_what_rises_slowly_has_no_onset() -> None:
     """A ramp is longer in its second half, but since no step; a step of the same height is."""
     ramp, sharp = 1.0 + np.linspace(0, 0.4, 200), np.where(np.arange(200) < 80, 1.0, 1.2)
-    assert all_slower._longer(ramp) is None
-    assert all_slower._longer(sharp) == slice(80, 200)
+    assert all_slower.slowed_period(ramp) is None
+    assert all_slower.slowed_period(sharp) == slice(80, 200)
 
 
 @pytest.mark.parametrize(("longer", "told"), [(0.03, False), (0.07, True)])
 def test_some_per_cent_longer_are_no_slow_down(longer: float, told: bool) -> None:
     """Clocks and neighbours make that of a healthy job: it is reported from a twentieth on."""
     period = np.where(np.arange(200) < 80, 1.0, 1.0 + longer)
-    assert all_slower._longer(period) == (slice(80, 200) if told else None)
+    assert all_slower.slowed_period(period) == (slice(80, 200) if told else None)
 
 
 @pytest.mark.parametrize(("every", "told"), [(14, True), (7, False)])
@@ -83,4 +83,4 @@ def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, 
     """Where more than a tenth of the steps before was as long, as a regular part of the job, it did not become slow."""
     period = np.where(np.arange(200) < 80, 1.0, 1.2)
     period[3:80:every] = 1.25
-    assert all_slower._longer(period) == (slice(80, 200) if told else None)
+    assert all_slower.slowed_period(period) == (slice(80, 200) if told else None)

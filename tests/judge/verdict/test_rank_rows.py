@@ -43,4 +43,3 @@ def test_one_row_is_made_where_one_is_asked_for() -> None:
     assert (ROWS[::-2], ROWS[5:], tuple(reversed(ROWS)), ROWS.index(rows[2])) == (rows[::-2], (), rows[::-1], 2)
     with pytest.raises(IndexError):
         ROWS[3]
-    assert len(ROWS._plain(range(1, 2))) == 1

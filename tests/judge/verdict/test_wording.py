@@ -309,9 +309,9 @@ def test_in_how_few_steps_a_rank_is_waited_for_is_reported() -> None:
     caused = np.full((3, 100), 1e4)
     caused[1, [40, 80]] = 9e8
     blocks: Any = SimpleNamespace(ranks=np.arange(3), caused=caused)
-    assert wording._in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
+    assert wording.last_in_turn(blocks) == "mostly rank 1, in 2 of 100 steps"
     caused[1] = 1e7
-    assert wording._in_turn(blocks) == "mostly rank 1"
+    assert wording.last_in_turn(blocks) == "mostly rank 1"
 
 
 def test_a_command_is_on_one_line() -> None:

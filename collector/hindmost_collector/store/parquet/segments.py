@@ -37,7 +37,7 @@ TORN = ".torn"
 _NAMED = 3
 #: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments, and each group
 #: repeats the words that are in it.
-_ROW_GROUP, _FLUSH_GROUP = 1 << 19, 1 << 15
+_ROW_GROUP, FLUSH_GROUP = 1 << 19, 1 << 15
 #: Rows that the Parquet writer looks at together.
 _BATCH = 1 << 14
 
@@ -116,7 +116,7 @@ class Writer:
         """``passing``: it is to be merged soon, so what counts is how fast it is written. Raises OSError."""
         dictionary, plain = schema.encodings(table, passing=passing)
         codecs, levels = schema.compression(table, passing=passing)
-        self.rows, self._group = 0, _FLUSH_GROUP if passing else _ROW_GROUP
+        self.rows, self._group = 0, FLUSH_GROUP if passing else _ROW_GROUP
         self._path = path
         self._file = path.open("wb")
         self._writer = pq.ParquetWriter(
