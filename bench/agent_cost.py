@@ -7,6 +7,7 @@ Everything runs at the same time on the same machine, reading the same kernel fi
 training processes of its own (10 steps a second each, 7 phases and a collective a step):
 
     agent 1 Hz, 10 Hz    hindmost agent, streaming to a hindmost collector in a process of its own
+    secured 1 Hz         hindmost agent with TLS and a token
     listening 1 Hz       hindmost agent with --listen alone, no collector, scraped once a second as node_exporter is
     psutil 1 Hz          the same node and process values through psutil, nothing sent
     node_exporter 1 Hz   Prometheus' node_exporter, scraped once a second (where it is installed)
@@ -31,6 +32,8 @@ import urllib.request
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from hindmost_cli.run.environment import proof
 
 ROOT = Path(__file__).resolve().parents[1]
 #: What the agent may cost at 1 Hz with four training processes and no GPU.
@@ -123,8 +126,8 @@ class Bench:
     def hindmost(self, *args: str) -> subprocess.Popen[str]:
         return self.start(sys.executable, "-m", "hindmost", *args, ready=True)
 
-    def agent(self, interval: str, rings: Path) -> Watched:
-        collector = self.said_by_collector
+    def agent(self, interval: str, rings: Path, collector: str = "") -> Watched:
+        collector = collector or self.said_by_collector
         spool = str(self.folder / f"spool-of-{rings.name}")
         return Watched(
             self.hindmost(
@@ -195,9 +198,19 @@ def _measure(bench: Bench, seconds: float, also: Path | None) -> dict[str, dict[
         "collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run"), "--exit-when-stdin-closes"
     )
     bench.said_by_collector = bench.said["grpc"]
+    made, _ = proof(bench.folder, "bench", encrypted=True)
+    bench.hindmost(
+        "collector", "--listen", "127.0.0.1:0", "--out", str(bench.folder / "run-secured"), *made.collector_options,
+        "--exit-when-stdin-closes",
+    )  # fmt: skip
+    secured = bench.said["grpc"]
     first, pids = rings(bench, "rings-1")
     second, _ = rings(bench, "rings-10")
     watched = {"agent 1 Hz": bench.agent("1s", first), "agent 10 Hz": bench.agent("100ms", second)}
+    secret = {**made.variables(elsewhere=False), "HINDMOST_TOKEN_FILE": str(made.folder / "secret")}
+    plain, bench.environ = bench.environ, {**bench.environ, **secret}
+    watched["secured 1 Hz"] = bench.agent("1s", rings(bench, "rings-secured")[0], secured)
+    bench.environ = plain
     if also:
         watched["also 1 Hz"] = bench.agent_of(also, rings(bench, "rings-also")[0])
     watched["listening 1 Hz"], own_port = bench.listening(rings(bench, "rings-listening")[0])

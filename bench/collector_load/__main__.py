@@ -6,7 +6,8 @@ collectives; or every three or four, with as much more, where a collector of man
 the ranks' states and their definitions come as often too. CPU is the server process's own
 user and system time, all threads, with store and detection; the agents run in a process of their own. Other load on
 the machine shifts lag, not CPU. Compaction merges what 16 flushes of ten seconds wrote, so a run of minutes has it:
-``upkeep_s`` is the CPU time that it took, ``compacted_ratio`` how much of what is stored it has merged. ``bare`` is a
+``upkeep_s`` is the CPU time that it took, ``compacted_ratio`` how much of what is stored it has merged.
+``secured`` is a collector of `hindmost run` over several hosts: TLS, and a token of the agents' job. ``bare`` is a
 grpc.aio server with the collector's settings that looks into no message, the floor of any collector in Python;
 ``plain`` is what one would write first: gRPC as it comes, a message a second, a block and a ``prometheus_client`` gauge
 a sample, nothing stored.
@@ -32,6 +33,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from hindmost_cli.run.environment import proof
 
 from bench.collector_load.open_page import OpenPage
 
@@ -39,6 +41,8 @@ from bench.collector_load.open_page import OpenPage
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
 #: Each program sets for itself how gRPC waits.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+#: Servers that are hindmost's own.
+OWN = ("hindmost", "secured")
 COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "malformed_blocks", "store_failures")
 
 
@@ -77,9 +81,14 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
 
     So many ``pages`` are open meanwhile.
     """
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as proofs:
         own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
-        command = own if server == "hindmost" else ["-m", "bench.collector_load", "--serve", server]
+        environ = ENVIRONMENT
+        if server == "secured":
+            made, _ = proof(Path(proofs), "bench", encrypted=True)
+            own += made.collector_options
+            environ = {**ENVIRONMENT, **made.variables(elsewhere=True)}
+        command = own if server in OWN else ["-m", "bench.collector_load", "--serve", server]
         started = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
         assert started.stdout
         addresses = json.loads(started.stdout.readline())
@@ -87,7 +96,7 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
         settle = SETTLE_S + count * SETTLE_AGENT_S
         load += ["--agents", str(count), "--seconds", str(seconds), "--settle", str(settle)]
         load += ["--samples"] if server == "plain" else []
-        client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
+        client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True, env=environ)
         try:
             assert client.stdout
             client.stdout.readline()  # all agents are made
@@ -148,6 +157,9 @@ def main() -> None:
     """Parse, measure, print one JSON line a measurement."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--agents", type=int, nargs="*", default=[64, 256, 1024], help="at the collector")
+    parser.add_argument(
+        "--secured", type=int, nargs="*", default=[], help="agents at the collector with TLS and a token"
+    )
     parser.add_argument("--bare", type=int, nargs="*", default=[], help="agents at the bare server")
     parser.add_argument("--plain", type=int, nargs="*", default=[], help="agents at the plain server")
     parser.add_argument("--pages", type=int, default=0, help="pages that are open in browsers meanwhile")
@@ -175,7 +187,7 @@ def main() -> None:
         print(json.dumps(asyncio.run(work)))
     else:
         began = circumstances()
-        plan = [("bare", args.bare), ("hindmost", args.agents), ("plain", args.plain)]
+        plan = [("bare", args.bare), ("hindmost", args.agents), ("secured", args.secured), ("plain", args.plain)]
         each = [(server, count) for server, counts in plan for count in counts]
         found = []
         for server, count in each * args.runs:

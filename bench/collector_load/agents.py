@@ -11,12 +11,14 @@ import asyncio
 import contextlib
 import functools
 import itertools
+import os
 import sys
 import time
 from operator import attrgetter
 from typing import Any, NamedTuple
 
 import numpy as np
+from hindmost.credentials import Client
 from hindmost_agent.agent import FLUSH_MOST_NS, FLUSH_NS
 from hindmost_agent.delivery import batch as packing
 from hindmost_agent.delivery.stream import CLOCK_PERIOD_S, SILENCE_S, Call, CallError, RoundTrips, connect
@@ -179,6 +181,9 @@ _CHANCE = np.random.default_rng(0)
 _CHANGES = _CHANCE.integers(0, 100, (64, sum(map(node.width, node.SOURCES)))).astype(float)
 _LATE = _CHANCE.integers(0, 2_000_000, (64, RANKS * MOST_TICKS, len(PHASES) + COLLECTIVES))
 
+#: As the environment says, which is a job's.
+CLIENT = Client.of({}, os.environ)
+
 
 async def drive(agent: Agent, address: str, load: Load, began: float, gate: asyncio.Semaphore) -> None:
     """One agent's life. A real agent whose stream ends comes back; here that is a finding."""
@@ -186,7 +191,7 @@ async def drive(agent: Agent, address: str, load: Load, began: float, gate: asyn
         async with contextlib.AsyncExitStack() as stack:
             async with gate:
                 host, _, port = address.rpartition(":")
-                call = await stack.enter_async_context(connect(host, int(port), SILENCE_S))
+                call = await stack.enter_async_context(connect(host, int(port), SILENCE_S, CLIENT))
                 await call.write(agent.hello())
                 first = await call.read()
             with_batches = first is not None and first.welcome.clock_with_batches

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import datetime
 import hashlib
+import json
 import ssl
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -180,3 +183,35 @@ def test_a_relay_asks_what_the_collector_asks(authority: Path, agent: str, node:
                 await relay.stop()
 
     assert told in asyncio.run(scenario())
+
+
+def test_a_rack_that_connects_at_once_is_let_in(authority: Path, tmp_path: Path) -> None:
+    """A hundred handshakes at a time, while the certificate is renewed, leave a collector that serves all of them."""
+    served = tmp_path / "served"
+    served.mkdir()
+    for name in ("collector.pem", "collector.key", "ca.pem"):
+        (served / name).write_bytes((authority / name).read_bytes())
+        (served / name).chmod(0o600)
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in tls_of(served).items()]
+    command = [sys.executable, "-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "none", *options]
+
+    async def scenario(where: str) -> list[str]:
+        async def renewing() -> None:
+            while True:
+                (served / "collector.pem").touch()
+                await asyncio.sleep(0.1)
+
+        renewed = asyncio.ensure_future(renewing())
+        client = client_of(authority, "n0")
+        said = await asyncio.gather(*(greeted(where, client, hello_of(agent_id=f"a{one}")) for one in range(100)))
+        renewed.cancel()
+        return said
+
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as collector:
+        assert collector.stdout
+        where = json.loads(collector.stdout.readline())["grpc"]
+        said = asyncio.run(scenario(where))
+        ended = collector.poll()
+        collector.kill()
+    assert ended is None
+    assert set(said) == {"welcome"}

@@ -232,6 +232,23 @@ FORGED = {
     "a rank on their node": [defined(rank_of("mine", "n9"))],
     "their rank's reference for mine": [defined(rank_of("mine", "n0", ref=rank_of("theirs", "n9").ref))],
     "steps of their rank": [steps_of(rank_of("theirs", "n9").ref, 1, first=1000)],
+    "steps of my rank and theirs": [
+        defined(rank_of("mine", "n0")),
+        wire.AgentMessage(
+            batch=wire.Batch(
+                sequence=1,
+                steps=[
+                    wire.StepBlock(
+                        ranks=[rank_of("mine", "n0").ref, rank_of("theirs", "n9").ref],
+                        rows=[1, 1],
+                        step=[1000, 1000],
+                        start_ns=[1, 1],
+                        duration_ns=[1, 1],
+                    )
+                ],
+            )
+        ),
+    ],
     "a series of their job": [defined(schemas=(series_of("theirs"),))],
     "their schema's reference for mine": [defined(schemas=(POISONED,))],
     "a rank out of range": [defined(rank_of("mine", "n0", rank=1 << 21, ref=1))],

@@ -178,8 +178,9 @@ class FileSegment(Segment):
         self.size = length
         end = START
         for record in self.records():
-            body = self.read(record.length, record.offset + HEADER.size)
-            if record.end > length or zlib.crc32(body) != record.crc:
+            if record.end > length or record.marks > record.length:  # damaged: not read, as it may say gigabytes
+                break
+            if zlib.crc32(self.read(record.length, record.offset + HEADER.size)) != record.crc:
                 break
             end = record.end
             if record.kind == BATCH:

@@ -482,7 +482,9 @@ class Spool:
                 if record.number > self.ledger.sequence:
                     self.ledger.made(record.number, record.samples)
                 if record.marks:
-                    self.marks = json.loads(segment.marks(record))
+                    with contextlib.suppress(ValueError):  # its header was damaged, of which no checksum tells
+                        marks = json.loads(segment.marks(record))
+                        self.marks = marks if isinstance(marks, dict) else self.marks
             elif segment is self._segments[-1]:
                 self._in_segment[record.number] = segment.message(record)
 

@@ -179,14 +179,16 @@ def check_own(sent: Any, job: str, node: str) -> None:
 
 def foreign(batch: Any, blocks: Iterable[tuple[int, bytes, bytes]], known: Definitions, agent: AgentSession) -> str:
     """What in a batch, of which these are the samples, is not its agent's to send; empty where nothing is."""
-    owners = {owner for block in (*batch.steps, *batch.collectives, *batch.intervals) for owner in known.owners(block)}
-    for one in (*batch.rank_states, *batch.attachments):
-        if one.rank in known.ranks:
-            owners.add(known.ranks[one.rank])
-    for owner in owners:
-        if (agent.only_job and owner.job != agent.only_job) or owner.node != agent.node:
-            return f"rows of rank {owner.rank} of job {owner.job!r:.80} on {owner.node!r:.80} are not its to send"
-    if not agent.schemas.issuperset(ref for ref, _, _ in blocks):
+    named = {block.ranks or block.rank for block in (*batch.steps, *batch.collectives, *batch.intervals)}
+    named.update(one.rank for one in (*batch.rank_states, *batch.attachments))
+    for one in named - agent.owned:  # most are those of the batch before
+        owners = known.owners(one)
+        for owner in owners:
+            if (agent.only_job and owner.job != agent.only_job) or owner.node != agent.node:
+                return f"rows of rank {owner.rank} of job {owner.job!r:.80} on {owner.node!r:.80} are not its to send"
+        if owners:
+            agent.own(one)
+    if not agent.schemas.issuperset([ref for ref, _, _ in blocks]):
         return "samples of a schema that it did not define"
     return ""
 
@@ -232,12 +234,12 @@ class Definitions:
         except KeyError:
             raise Malformed(f"rank {ref:#x} was never defined") from None
 
-    def owners(self, block: Any) -> tuple[RankRef, ...]:
-        """Whose rows a block has, as far as they are defined."""
-        if not block.ranks:
-            return (self.ranks[block.rank],) if block.rank in self.ranks else ()
+    def owners(self, named: int | bytes) -> tuple[RankRef, ...]:
+        """Whom a reference, or a packed column of them, means, as far as that is defined."""
+        if isinstance(named, int):
+            return (self.ranks[named],) if named in self.ranks else ()
         try:
-            return self.group(block.ranks).owners
+            return self.group(named).owners
         except Malformed:  # which decoding says once more
             return ()
 

@@ -27,7 +27,7 @@ PROTOCOL = 1
 _ZOOMS = 16
 #: So many batches are acknowledged at once: of a backlog only some hundreds are on the way.
 _ACK_BATCHES = 64
-#: Schemas of one agent that are remembered: each process and device has one of its own.
+#: Schemas, and columns of ranks, of one agent that are remembered: each process and device has one of its own.
 _SCHEMAS = 1 << 16
 #: Gaps in an agent's numbers that are remembered, for batches that come late; the oldest go.
 _GAPS = 256
@@ -176,6 +176,8 @@ class AgentSession:
     only_node: bool = False
     #: Schemas that it defined itself, where it is restricted.
     schemas: set[int] = field(default_factory=set)
+    #: Ranks, and columns of them, that are known to be its own.
+    owned: set[int | bytes] = field(default_factory=set)
     replaced_ns: deque[int] = field(default_factory=lambda: deque(maxlen=5))
     _gaps: list[tuple[int, int]] = field(default_factory=list)
 
@@ -189,6 +191,12 @@ class AgentSession:
         if len(self.schemas) >= _SCHEMAS:
             self.schemas.clear()
         self.schemas.update(schemas)
+
+    def own(self, ranks: int | bytes) -> None:
+        """Note that these are its own."""
+        if len(self.owned) >= _SCHEMAS:
+            self.owned.clear()
+        self.owned.add(ranks)
 
     def admit(self, sequence: int) -> bool:
         """Whether a batch is new. Numbers skipped by the sender are counted, and taken should they come after all."""

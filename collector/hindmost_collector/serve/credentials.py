@@ -43,7 +43,19 @@ class Gate:
             return None
         paths = [options.tls_cert, options.tls_key, options.tls_ca]
         config = Reread(paths, lambda: _configuration(*paths))
-        return grpc.dynamic_ssl_server_credentials(config(), config, require_client_authentication=bool(options.tls_ca))
+        served = [config()]
+
+        def changed() -> Any:
+            """None where nothing changed: gRPC replaces what handshakes under way still use, and may crash by it."""
+            found = config()
+            if found is served[0]:
+                return None
+            served[0] = found
+            return found
+
+        return grpc.dynamic_ssl_server_credentials(
+            served[0], changed, require_client_authentication=bool(options.tls_ca)
+        )
 
     def channel(self, target: str, *, options: list[tuple[str, int]]) -> grpc.aio.Channel:
         """A relay's connection to its collector. Raises ``UsageError``."""
