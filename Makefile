@@ -141,7 +141,7 @@ lint: $(VENV)/.dev ## ruff, mypy --strict, spelling and the words of styles/
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/codespell
-	$(BIN)/python -m words
+	$(BIN)/python -m style_check
 
 proto: $(VENV)/.dev ## regenerate the code under proto/ from telemetry.proto
 	$(BIN)/protoc -Iproto --python_out=proto --pyi_out=proto $(PROTO)/telemetry.proto

@@ -31,6 +31,22 @@ def path(name: str) -> Callable[[str], Path]:
     return lambda text: Path(filled(name, text))
 
 
+#: A range of more is a slip of the keyboard.
+_MOST_RANKS = 1 << 20
+
+
+def ranks(text: str) -> list[int]:
+    """``0-3,17`` as a list of ranks. Raises ValueError where it is none."""
+    found: list[int] = []
+    for part in text.split(","):
+        low, dash, high = part.strip().partition("-")
+        last = high if dash else low
+        if not low.isdecimal() or not last.isdecimal() or not 0 <= int(last) - int(low) < _MOST_RANKS:
+            raise ValueError(part)
+        found += range(int(low), int(last) + 1)
+    return found
+
+
 def add_thresholds(parser: argparse.ArgumentParser, config: bool = True) -> None:
     """Add ``--set`` and, where there is no other file of settings, ``--config``."""
     meaning = "set a threshold of docs/reference/thresholds.md, e.g. min_effect=0.02; may be repeated"

@@ -24,8 +24,6 @@ _ALWAYS = {
     "text": {"wall_clock", "throughput", "advice", "phases"},
     "brief": {"wall_clock", "throughput", "advice", "limits"},
 }
-#: A range of more is a slip of the keyboard.
-_MOST_RANKS = 1 << 20
 
 
 EPILOG = """\
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     if args.sections == "":
         write(sections.listed(), args.output)
         return 0
-    chosen = parse_ranks(args.ranks) if args.ranks else None
+    chosen = _ranks(args.ranks) if args.ranks else None
     wanted = sections.chosen(args.sections) if args.sections else []
     color = args.output is None and stdio.colored(sys.stdout)
     given = arguments.given_thresholds(args.set, args.config)
@@ -170,15 +168,11 @@ def _judged(path: Path | str, given: Mapping[str, float] | None, others: tuple[P
     return run, judge(run, with_thresholds(dict(run.job.thresholds), given or {}))
 
 
-def parse_ranks(text: str) -> list[int]:
-    """``0-3,17`` as a list of ranks."""
-    found: list[int] = []
-    for part in text.split(","):
-        low, dash, high = part.strip().partition("-")
-        if not low.isdigit() or (dash and not high.isdigit()) or not 0 <= int(high or low) - int(low) < _MOST_RANKS:
-            raise UsageError(f"--ranks {text}: expected numbers and ranges, like 0-3,17")
-        found += range(int(low), int(high or low) + 1)
-    return found
+def _ranks(text: str) -> list[int]:
+    try:
+        return arguments.ranks(text)
+    except ValueError as error:
+        raise UsageError(f"--ranks {text}: expected numbers and ranges, like 0-3,17") from error
 
 
 def _refuse_unknown(text: str, chosen: list[int], report: Mapping[str, Any]) -> None:

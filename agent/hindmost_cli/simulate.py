@@ -143,17 +143,14 @@ def parse_fault(text: str) -> list[Any]:
     A fault for each rank: each is a cause of its own, and its repair has its own worth. A network is slow once for all.
     """
     from hindmost_collector.simulate import Fault
-    from hindmost_collector.simulate.scenario import MAX_RANKS
 
     found = _FAULT.fullmatch(text)
     if found is None:
         raise UsageError(f"--fault {text}: expected CAUSE:RANKS:PERCENT%[@FROM[-TO]][~DUTY%], like compute:3:20%@40")
-    ranks: list[int] = []
-    for part in found["ranks"].split(","):
-        low, _, high = part.partition("-")
-        if not 0 <= int(high or low) - int(low) < MAX_RANKS:
-            raise UsageError(f"--fault {text}: {part} is not a range of ranks")
-        ranks += range(int(low), int(high or low) + 1)
+    try:
+        ranks = arguments.ranks(found["ranks"])
+    except ValueError as error:
+        raise UsageError(f"--fault {text}: {error} is not a range of ranks") from error
     of_all = found["cause"] == "network"
     return [
         Fault(

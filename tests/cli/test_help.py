@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import hindmost_cli
 import pytest
 
-from words import rules
+from style_check import rules
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost_collector.report import columns
 from hindmost_collector.report.verdict_lines import rendered
 
-from words import rules
+from style_check import rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

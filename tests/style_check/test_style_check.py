@@ -7,8 +7,8 @@ from textwrap import dedent
 
 import pytest
 
-from words import prose, rules
-from words.__main__ import check
+from style_check import prose, rules
+from style_check.__main__ import check
 
 
 @pytest.fixture

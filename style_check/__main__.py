@@ -1,6 +1,6 @@
 """Print each finding as ``path:line: message``, and exit with 1 where there is one.
 
-``python -m words [PATH…]`` reads the files that git knows of, or those under the paths."""
+``python -m style_check [PATH…]`` reads the files that git knows of, or those under the paths."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from words import prose, rules
+from style_check import prose, rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     for finding in findings:
         sys.stdout.write(finding + "\n")
     if findings:
-        sys.stderr.write(f"words: {len(findings)} findings; styles/Hindmost says which words and sentences to avoid\n")
+        sys.stderr.write(
+            f"style_check: {len(findings)} findings; styles/Hindmost says which words and sentences to avoid\n"
+        )
     return 1 if findings else 0
 
 
