@@ -169,6 +169,7 @@ def follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_e
         else:
             job = collector.job(collector.options.job_id)
             job.exit_code, job.interrupted_by, job.no_ring, job.entered = how
+            job.ended_ns = collector.clock.now()
             # the ranks are gone, and the agent waits only so long for its last acknowledgement
             daemon_process.set_session_priority(0)
     for one in at_the_end:

@@ -53,6 +53,7 @@ class LiveJob:
         self.report: Mapping[str, Any] | None = None
         self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
         self.exit_code: int | None = None
+        self.ended_ns: int | None = None  # when its command ended; agents may be waited for after that
         self.interrupted_by: str | None = None
         self.no_ring: str | None = None
         self.entered = False

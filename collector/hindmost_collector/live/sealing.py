@@ -46,7 +46,7 @@ async def finish(components: Components, job: LiveJob, flush: Callable[[], Await
     """Write the end of a job: meta.json and report.json. The report where it could not be written."""
     job.sealed = True
     how = {name: getattr(job, name) for name in ("exit_code", "interrupted_by", "no_ring", "entered")}
-    note(components, job.id, {"started_ns": job.started_ns, "ended_ns": components.clock.now(), **how})
+    note(components, job.id, {"started_ns": job.started_ns, "ended_ns": job.ended_ns or components.clock.now(), **how})
     await flush()
     return await asyncio.to_thread(_seal, components, job)
 
@@ -126,7 +126,7 @@ def from_memory(components: Components, job: LiveJob, why: str = "") -> Run:
         interrupted_by=job.interrupted_by,
         no_ring=job.no_ring,
         entered=job.entered,
-        ended_ns=components.clock.now(),
+        ended_ns=job.ended_ns or components.clock.now(),
     )
     notes = (f"{why}: judged from the last minutes in memory",) if why else ()
     return dataclasses.replace(run, job=facts, notes=(*run.notes, *notes))

@@ -13,7 +13,7 @@ import numpy as np
 from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
-from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Run, rows
+from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run, rows
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.wording import names
 
@@ -36,6 +36,14 @@ def of(run: Run) -> tuple[str | None, str | None]:
         return "not recorded: hindmost was killed first, or its host was lost", None
     gone = _gone(run)
     code, signalled = run.job.exit_code, run.job.interrupted_by
+    lost = None if signalled else _lost_node(run)
+    if lost is not None:
+        last = (run.job.ended_ns or 0) - _last_heard_ns(run, lost)
+        silent = f"{lost} was last heard {last / 1e9:.1f} s before, with its ranks at work"
+        return (
+            f"{exit_words(code or 0, run.killed_by)}; {silent}",
+            f"see whether {lost} was lost: its kernel log, the scheduler's record of the node",
+        )
     if not code and (code is not None or len(gone) == 0):
         return None, None
     told = [exit_words(code, None if signalled else run.killed_by)] if code else []
@@ -62,6 +70,30 @@ def exit_words(code: int, killed_by: int | None) -> str:
     """``exit code 137 (SIGKILL)``; of the command itself, as -9: ``killed by signal 9 (SIGKILL)``."""
     name = f" ({signal.Signals(killed_by).name})" if killed_by in list(signal.Signals) else ""
     return f"killed by signal {-code}{name}" if code < 0 else f"exit code {code}{name}"
+
+
+def _lost_node(run: Run) -> str | None:
+    """The node that fell silent first, before the job's end, and of none of whose ranks an end was seen.
+
+    An agent that can be reached measures once more after that.
+    """
+    if run.job.source != Job.source or run.job.ended_ns is None or run.job.exit_code is None:
+        return None
+    ranks, states = run.ranks, run.rank_states
+    ended = states["rank"][states["life"] != RUNNING]
+    at_work = {str(node) for node in ranks["node"][np.isin(ranks["rank"], states["rank"])].tolist()}
+    at_work -= {str(node) for node in ranks["node"][np.isin(ranks["rank"], ended)].tolist()}
+    heard = {node: _last_heard_ns(run, node) for node in at_work - {""}}
+    first = min(heard, key=lambda node: heard[node], default=None)
+    return first if first is not None and heard[first] < run.job.ended_ns else None
+
+
+def _last_heard_ns(run: Run, node: str) -> int:
+    """The newest measurement of a node."""
+    ranks = run.ranks["rank"][run.ranks["node"] == node]
+    seen = run.rank_states["time_ns"][np.isin(run.rank_states["rank"], ranks)]
+    known = (seen, run.metrics["time_ns"][run.metrics["node"] == node])
+    return max((int(one.max()) for one in known if len(one)), default=0)
 
 
 def _gone(run: Run) -> list[int]:

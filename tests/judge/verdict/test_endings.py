@@ -63,6 +63,27 @@ def test_an_end_that_was_not_recorded_is_said_to_be_that() -> None:
     assert endings.of(lost)[0] == "not recorded: hindmost was killed first, or its host was lost"
 
 
+@pytest.mark.parametrize("exit_code", [0, 1])
+def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None:
+    """Whatever the launcher's exit code is: some have 0 when a node is lost."""
+    run = ended([(RUNNING, 20), (RUNNING, 9)], exit_code)
+    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
+    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
+    words, to_do = endings.of(run)
+    assert words == f"exit code {exit_code}; node1 was last heard 10.0 s before, with its ranks at work"
+    assert to_do is not None
+    assert to_do.startswith("see whether node1 was lost")
+
+
+@pytest.mark.parametrize("life", [FINISHED, VANISHED])
+def test_a_node_whose_ranks_were_seen_to_end_is_not_lost(life: int) -> None:
+    """Its agent leaves with them."""
+    run = ended([(life, 20), (life, 9)], 0)
+    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
+    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
+    assert "last heard" not in (endings.of(run)[0] or "")
+
+
 @pytest.mark.parametrize("life", [VANISHED, RUNNING])
 def test_of_whom_alone_no_end_is_known_died_first_where_a_launcher_ended_the_others(life: int) -> None:
     """An agent that found its ring too late saw no end of it, or saw it gone; SIGTERM is never the first end."""
