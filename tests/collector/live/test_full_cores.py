@@ -105,9 +105,11 @@ def test_the_session_is_raised_once_the_ranks_have_ended(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(daemon_process, "set_session_priority", raised.append)
     monkeypatch.setattr(sys, "stdin", stdin())
-    collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), job=lambda job_id: SimpleNamespace())
+    job, clock = SimpleNamespace(), SimpleNamespace(now=lambda: 7)
+    collector: Any = SimpleNamespace(options=SimpleNamespace(job_id="j"), clock=clock, job=lambda job_id: job)
     main.follow_stdin(collector, Any, ())
     assert seen == [[], [0]]
+    assert job.ended_ns == 7
 
 
 def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> None:

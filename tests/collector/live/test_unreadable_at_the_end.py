@@ -26,7 +26,13 @@ def test_what_memory_holds_is_judged() -> None:
         clock=SimpleNamespace(now=lambda: 1),
     )
     job: Any = SimpleNamespace(
-        id="j", snapshot=lambda _: lambda: run, exit_code=0, interrupted_by=None, no_ring=None, entered=True
+        id="j",
+        snapshot=lambda _: lambda: run,
+        exit_code=0,
+        ended_ns=None,
+        interrupted_by=None,
+        no_ring=None,
+        entered=True,
     )
     whole = sealing.whole_run(collector, job)
     assert whole.ranks["rank"].tolist() == [0, 1]
