@@ -9,17 +9,17 @@ from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message
 from hindmost_agent.delivery.spool import REASONS
-from hindmost_agent.jobs.rings import RankStates
+from hindmost_agent.jobs.rings import NOTHING, RankStates
 from hindmost_agent.runner import following
 from hindmost_agent.sampler import LONG_AGO_NS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from hindmost_agent.delivery.spool import Spool
     from hindmost_agent.jobs.discovery import Jobs
     from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.jobs.rings import Producer, Rings
+    from hindmost_agent.jobs.rings import Producer, Rings, Seen
     from hindmost_agent.runner import Runner
     from hindmost_agent.sampler import Host
 
@@ -68,6 +68,7 @@ class Agent:
         self.rings = rings
         self.spool = spool
         self.held_back, self.batch_ns = False, 0
+        self._seen_by_ras: Mapping[int, Seen] = {}
         self._said: set[str] = set()
         self.seen_ns: int | None = None
         self._runner = runner
@@ -139,6 +140,7 @@ class Agent:
     def flush(self, now_ns: int) -> None:
         """Put all that was read into one batch, and that into the spool."""
         self._flushed_ns = now_ns
+        self._gather_unobserved(now_ns)
         ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
         if self._builder.empty:
             self._say_how_one_is(now_ns)
@@ -168,6 +170,12 @@ class Agent:
         self._flush_ns = min(self._flush_ns, now_ns)
         ref = self._builder.rank(process)
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
+
+    def witness(self, seen: Mapping[int, Seen], now_ns: int) -> None:
+        """Take over what NCCL's RAS says, by pid, of ranks that stand still; news is sent at the next tick."""
+        if seen != self._seen_by_ras:
+            self._seen_by_ras = seen
+            self._flush_ns = min(self._flush_ns, now_ns)
 
     def finish(self, now_ns: int, *, discover: bool = True) -> None:
         """Read every ring to its end and every sampler once more, due or not, and make the last batch.
@@ -222,11 +230,12 @@ class Agent:
         if ended:
             producer.finish()
         ref = producer.process.ref(self._builder.node)
-        state = self._states.look(producer, ref, now_ns)
+        seen = NOTHING if producer.nccl_is_recorded else self._seen_by_ras.get(producer.process.pid, NOTHING)
+        state = self._states.look(producer, ref, now_ns, seen)
         rows = producer.take(now_ns)
         if state is not None or any(rows):
             self._builder.rank(producer.process)
-            self._builder.communicators(ref, producer.communicators())
+            self._builder.communicators(ref, [*producer.communicators(), *seen.communicators])
             self._builder.steps(ref, rows.steps)
             self._builder.collectives(ref, rows.collectives)
             self._builder.intervals(ref, rows.intervals)
@@ -235,6 +244,18 @@ class Agent:
         if ended:
             self._states.forget(ref)
             self._builder.forget(ref)
+
+    def _gather_unobserved(self, now_ns: int) -> None:
+        """What RAS says of ranks that no probe observes."""
+        observed = {producer.process.pid for producer in self.rings}
+        for pid, seen in self._seen_by_ras.items():
+            process = None if pid in observed else self.host.ranks.get(pid)
+            ref = process.ref(self._builder.node) if process else 0
+            state = self._states.unobserved(ref, now_ns, seen) if process else None
+            if process and state is not None:
+                self._builder.rank(process)
+                self._builder.communicators(ref, seen.communicators)
+                self._builder.state(state)
 
     def _account(self, spool: Spool) -> None:
         own, ledger = self.host.own, spool.ledger

@@ -26,6 +26,7 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.jobs.discovery import Jobs, sweep
+from hindmost_agent.jobs.ras_witness import Witness, address
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import text
 from hindmost_agent.runner import Runner
@@ -55,6 +56,8 @@ OVER = (CLOSED, NO_STDIN)
 LOOK_S = 0.25
 #: A process that only checks the lock holds it for an instant, and is no agent: tries, and s between them.
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
+#: How often to look whether ranks stand still, for RAS to be asked, s.
+RAS_LOOK_S = 0.5
 #: New objects before the garbage collector runs: a batch of rows, which is freed at once, must not start it.
 YOUNG = 20_000
 
@@ -100,6 +103,7 @@ class Daemon:
             loop.add_signal_handler(number, self.leave, signal.Signals(number).name)
         server = await self._serve()
         shipping = self._ship()
+        asking = loop.create_task(self._ask_ras())
         ends = self.agent.rings.ends
         loop.add_reader(ends.fileno(), lambda: ends.collect(self._monotonic_ns()))
         self._tick()
@@ -116,6 +120,7 @@ class Daemon:
         ends.collect(self._monotonic_ns())
         loop.remove_reader(ends.fileno())
         await self._weigh()  # the job is over, or no longer this agent's: what is left is soon done
+        await cancelled(asking)
         if server is not None:
             server.close()
         self.agent.finish(self._monotonic_ns(), discover=reason not in SILENCE)
@@ -262,6 +267,19 @@ class Daemon:
             await asyncio.to_thread(
                 daemon_process.set_session_priority, 0 if leaves or self._dumping else daemon_process.AGENT_SESSION
             )
+
+    async def _ask_ras(self) -> None:
+        """Have NCCL's RAS say which collective ranks wait in, while they stand still."""
+        witness = Witness(address(os.environ), lambda: self.host.ranks, lambda: self.agent.rings)
+        while True:
+            await asyncio.sleep(RAS_LOOK_S)
+            now_ns = self._monotonic_ns()
+            try:
+                if witness.due(now_ns):
+                    await witness.look(now_ns)
+            except Exception:
+                log.exception("RAS: going on without")
+            self.agent.witness(witness.seen, self._monotonic_ns())
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
         paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]

@@ -186,6 +186,11 @@ class Producer:
         return any(item.bursts for item in self.rings.values())
 
     @property
+    def nccl_is_recorded(self) -> bool:
+        """Whether NCCL's plugin says itself which operations are open."""
+        return any(item.reader.header.producer == "nccl" for item in self.rings.values())
+
+    @property
     def written(self) -> int:
         """Events that the probes of this process have written."""
         return sum(item.written for item in self.rings.values())
@@ -459,6 +464,16 @@ KINDS = {ring.STEP: "step", ring.PHASE: "phase", ring.COLLECTIVE: "collective", 
 Entered = tuple[str, str, int, int, int, int, int]
 
 
+class Seen(NamedTuple):
+    """What NCCL's RAS says of a rank that stands still: its communicators, and the collectives that it waits in."""
+
+    communicators: Sequence[ring.Communicator] = ()
+    waits: Sequence[Entered] = ()
+
+
+NOTHING = Seen()
+
+
 class RankStates:
     """Says what changed since it was last asked; and how every rank is, every ten seconds."""
 
@@ -469,27 +484,40 @@ class RankStates:
         #: By rank and start of its tests, how many there were, and when there was last one more.
         self._tests: dict[int, dict[int, tuple[int, int]]] = {}
 
-    def look(self, producer: Producer, rank: int, now_ns: int) -> wire.RankState | None:
-        """The rank's state if it is news. ``rank`` is its reference."""
+    def look(self, producer: Producer, rank: int, now_ns: int, seen: Seen = NOTHING) -> wire.RankState | None:
+        """The rank's state if it is news. ``rank`` is its reference; ``seen``: what NCCL's RAS says of it."""
         life = _life(producer)
-        entered = [] if life == wire.RankState.FINISHED else self._entered(producer, rank, now_ns)
-        news = (life, producer.lost, tuple(entered))
-        if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
-            return None
-        self._said[rank], self._said_ns[rank] = news, now_ns
+        entered = [] if life == wire.RankState.FINISHED else [*self._entered(producer, rank, now_ns), *seen.waits]
         state = wire.RankState(
-            rank=rank,
-            time_ns=now_ns,
-            life=life,
             events_total=producer.written,
             events_lost_total=producer.lost,
-            in_flight=[
-                wire.InFlight(kind=kind, name=name, comm=comm, seq=seq, peer=peer, flags=flags, start_ns=start)
-                for kind, name, comm, seq, peer, flags, start in entered
-            ],
             ended_ns=producer.end.ended_ns or 0,
             exit_status=producer.end.status,
         )
+        return self._news(state, rank, now_ns, life, entered, seen)
+
+    def unobserved(self, rank: int, now_ns: int, seen: Seen) -> wire.RankState | None:
+        """The state, if it is news, of a rank that no probe observes."""
+        return self._news(wire.RankState(), rank, now_ns, wire.RankState.RUNNING, seen.waits, seen)
+
+    def _news(
+        self,
+        state: wire.RankState,
+        rank: int,
+        now_ns: int,
+        life: wire.RankState.Life,
+        entered: Sequence[Entered],
+        seen: Seen,
+    ) -> wire.RankState | None:
+        """The state with these added, unless that was said already. That a rank is in a communicator is news, too: it
+        may be what others wait for in it."""
+        news = (life, state.events_lost_total, *entered, *seen.communicators)
+        if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
+            return None
+        self._said[rank], self._said_ns[rank] = news, now_ns
+        state.rank, state.time_ns, state.life = rank, now_ns, life
+        for kind, name, comm, seq, peer, flags, start in entered:
+            state.in_flight.add(kind=kind, name=name, comm=comm, seq=seq, peer=peer, flags=flags, start_ns=start)
         self._waiting.pop(rank, None)
         if entered and life == wire.RankState.RUNNING:
             self._waiting[rank] = state

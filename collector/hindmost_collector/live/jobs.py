@@ -178,9 +178,11 @@ class StallWatch:
         since = job.window.newest_ns
         if since == self._asked or job.window.quiet_ns < self._patience_ns(job) / 2:
             return None
-        self._asked = since
         self._looked_at = job.window.absent()[:_ASKED]
-        return wire.Zoom(job_id=job.id, ranks=self._looked_at, stacks=True) if self._looked_at else None
+        if not self._looked_at:  # it may be known later, from NCCL's RAS, who is waited for
+            return None
+        self._asked = since
+        return wire.Zoom(job_id=job.id, ranks=self._looked_at, stacks=True)
 
     def ripe(self, job: LiveJob) -> bool:
         """Whether the job is to be judged now: after a hang's patience, and when all requested stacks are there; true

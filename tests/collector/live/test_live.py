@@ -96,6 +96,22 @@ def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Def
     assert job.stall.question(job) is None
 
 
+def test_stacks_are_asked_for_once_it_is_known_who_is_waited_for(definitions: Definitions) -> None:
+    """Agents may learn from NCCL's RAS what ranks wait in, seconds after these stopped."""
+    job = standing(definitions)
+    states = from_rows("rank_states", [(rank, 2 * SECOND, RUNNING, 10, 0, -1, -1) for rank in range(4)])
+    job.window.add(Chunk({}, {"rank_states": states}, [], []), definitions)
+    heard(job.window, definitions, 4)
+    assert job.stall.question(job) is None
+    entered = [(rank, "collective", "all_reduce", 7, 5, -1, 0, 4 * SECOND, 5 * SECOND) for rank in range(3)]
+    states = from_rows("rank_states", [(rank, 5 * SECOND, RUNNING, 10, 0, -1, -1) for rank in range(4)])
+    plain = {"in_flight": from_rows("in_flight", entered), "rank_states": states}
+    job.window.add(Chunk({}, plain, [], []), definitions)
+    question = job.stall.question(job)
+    assert question is not None
+    assert list(question.ranks) == [3]
+
+
 def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions) -> None:
     """The others wait for it as a matter of course, and where it stands is known."""
     job = standing(definitions)

@@ -1,0 +1,154 @@
+"""What NCCL's RAS says of this node's ranks while they stand still: in which collective each waits for others.
+
+Two answers are compared. A communicator whose counts differ between its ranks, and are the same as a while before,
+stands: the ranks that have launched more wait in the collective that the others have not launched. Those that merely
+run ahead of each other move on between two answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from hindmost.ring import Communicator
+from hindmost_proto.address import Address, parse
+
+from hindmost_agent import ras
+from hindmost_agent.jobs.rings import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from hindmost_agent.jobs.ranks import RankProcess
+    from hindmost_agent.jobs.rings import Entered, Producer
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+#: RAS is asked once ranks have stalled for so long. Of ranks that no probe observes nothing else tells that.
+STILL_NS = NS
+#: And again this often: the second answer is needed. Of a job on many nodes each asks less often.
+AGAIN_NS, AGAIN_OF_A_NODE_NS = 2 * NS, NS // 20
+#: Where no RAS answers for these ranks: it is off, or NCCL has not begun.
+SILENT_NS = 5 * NS
+#: Any job's process may take a connection. One that is stopped never answers.
+TRIES, TIMEOUT_S = 3, 4.0
+
+#: As the plugin has it.
+NAMES = {
+    "AllReduce": "all_reduce",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AlltoAll": "all_to_all",
+    "Gather": "gather",
+    "Scatter": "scatter",
+}
+
+
+def standing(
+    found: Iterable[ras.Communicator], ranks: Iterable[RankProcess], since: Mapping[tuple[object, ...], int]
+) -> dict[int, Seen]:
+    """By pid of this node's ranks: what they are in. ``since``, by ``state``: when each communicator was first seen so,
+    ns; one that was not moves."""
+    here = list(ranks)
+    members: dict[int, list[Communicator]] = {}
+    waits: dict[int, list[Entered]] = {}
+    for comm in found:
+        launched = {member.rank: sum(member.launched.values()) for member in comm.members}
+        behind = min(launched, key=lambda rank: (launched[rank], rank), default=None)
+        if behind is None or comm.state not in since or launched[behind] == max(launched.values()):
+            continue
+        laggard = next(member for member in comm.members if member.rank == behind)
+        for member, process in _processes(comm, here):
+            members.setdefault(process.pid, []).append(Communicator(comm.hash, member.rank, comm.size, "nccl"))
+            if launched[member.rank] > launched[behind]:
+                name = _ahead(member, laggard)
+                wait = ("collective", name, comm.hash, launched[behind], 0, 0, since[comm.state])
+                waits.setdefault(process.pid, []).append(wait)
+    return {pid: Seen(inside, waits.get(pid, ())) for pid, inside in members.items()}
+
+
+def _ahead(member: ras.Member, laggard: ras.Member) -> str:
+    """The function of which a rank has launched more than the last; of several it is not known which came first."""
+    more = [name for name, count in member.launched.items() if count > laggard.launched.get(name, 0)]
+    return NAMES.get(more[0], "nccl_other") if len(more) == 1 else "nccl_other"
+
+
+def _processes(comm: ras.Communicator, here: list[RankProcess]) -> Iterator[tuple[ras.Member, RankProcess]]:
+    """The members that are ranks of this node: by pid; where the answer has none, by number in the whole job's one."""
+    of_pid = {process.pid: process for process in here}
+    of_rank = {process.rank: process for process in here if process.world_size == comm.size}
+    one_job = len({process.job_id for process in here}) == 1
+    for member in comm.members:
+        process = of_pid.get(member.pid)
+        if process is None and not member.pid and one_job:
+            process = of_rank.get(member.rank)
+        if process is not None:
+            yield member, process
+
+
+class Witness:
+    """Asks RAS while this node's ranks stand still, and keeps what it said."""
+
+    def __init__(
+        self,
+        where: Address,
+        ranks: Callable[[], Iterable[RankProcess]],
+        producers: Callable[[], Iterable[Producer]],
+        ask: Callable[[Address, float], bytes] = ras.ask,
+    ) -> None:
+        self._where, self._ranks, self._producers, self._ask = where, ranks, producers, ask
+        self._since: dict[tuple[object, ...], int] = {}
+        self._due_ns = 0
+        self.seen: dict[int, Seen] = {}
+
+    def due(self, now_ns: int) -> bool:
+        """Whether it is time to ask: the ranks of some job have stood for long enough."""
+        if not self._still(now_ns):
+            self._since, self.seen = {}, {}
+            return False
+        return now_ns >= self._due_ns
+
+    def _still(self, now_ns: int) -> list[RankProcess]:
+        """The ranks of jobs of which none here is seen to move. One that no probe observes may stand."""
+        here = list(self._ranks())
+        last = {one.process.pid: one.progress_ns for one in self._producers() if one.gone_ns is None}
+        moving = {one.job_id for one in here if now_ns - last.get(one.pid, now_ns - STILL_NS) < STILL_NS}
+        return [one for one in here if one.job_id not in moving]
+
+    async def look(self, now_ns: int) -> None:
+        """Ask once, outside the loop. What was seen before is forgotten where no answer is about these ranks."""
+        here = self._still(now_ns)
+        if not here:
+            return
+        nodes = max(process.world_size for process in here) // len(here)
+        self._due_ns = now_ns + max(AGAIN_NS, nodes * AGAIN_OF_A_NODE_NS)
+        found = await self._answer({process.pid for process in here})
+        if not found:
+            self._due_ns = now_ns + SILENT_NS
+        self.seen = standing(found, here, self._since)
+        self._since = {comm.state: self._since.get(comm.state, now_ns) for comm in found}
+
+    async def _answer(self, pids: set[int]) -> tuple[ras.Communicator, ...]:
+        """Communicators of an answer about these processes."""
+        anonymous: tuple[ras.Communicator, ...] = ()
+        for _ in range(TRIES):
+            try:
+                found = ras.parse(await asyncio.to_thread(self._ask, self._where, TIMEOUT_S))
+            except OSError as error:
+                log.debug("no RAS at %s:%d: %s", *self._where, error)
+                return ()
+            named = {member.pid for comm in found for member in comm.members} - {0}
+            if named & pids:
+                return found
+            anonymous = anonymous or (() if named else found)
+        return anonymous
+
+
+def address(environ: Mapping[str, str]) -> Address:
+    """Where RAS listens on this node: ``NCCL_RAS_ADDR``, as NCCL reads it, else its default."""
+    found = parse(environ.get("NCCL_RAS_ADDR", ""))
+    return found._replace(host=found.host or "localhost") if found else Address("localhost", ras.PORT)

@@ -1,0 +1,204 @@
+"""NCCL's RAS: what its answers say, whole, cut off and partial, and which ranks wait by them.
+
+The files of tests/fixtures/ras are answers of NCCL 2.28.9 in a job of two ranks on an H200: while it ran, while rank 1
+did not come to an all-reduce, while rank 1 was stopped, and after it was killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hindmost.ring import Communicator
+from hindmost_agent import ras
+from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.jobs.ras_witness import Witness, address, standing
+from hindmost_proto.address import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ANSWERS = Path(__file__).parents[2] / "fixtures" / "ras"
+WORLD, PAIR = 0xABE8B168CCB1ED8, 0xEB9E1E5C5B3B4C19
+NS = 1_000_000_000
+
+#: As NCCL 2.24 and 2.25 have it: one count for all functions, and the many that agree are not listed.
+OLDER = b"""NCCL version 2.25.1 compiled with CUDA 12.8
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         1         8         8         8   RUNNING  MISMATCH
+
+Warnings
+========
+
+#0-0 (27a079b828ff1a75) MISMATCH
+  Communicator ranks have different collective operation counts
+  6 ranks have launched up to operation 6650
+  2 ranks have launched up to operation 6649
+  Rank 0 -- GPU 0 managed by process 4830 on node 172.16.64.210
+  Rank 3 -- GPU 3 managed by process 4833 on node 172.16.64.210
+
+"""
+
+
+def answer(name: str) -> bytes:
+    return (ANSWERS / name).read_bytes()
+
+
+def process(rank: int, pid: int, job: str = "job", size: int = 2) -> RankProcess:
+    return RankProcess(job, rank, size, rank, pid, 1)
+
+
+def launched(found: tuple[ras.Communicator, ...]) -> list[tuple[int, int, dict[int, int]]]:
+    """Hash, size and the sums of each communicator."""
+    return [(one.hash, one.size, {m.rank: sum(m.launched.values()) for m in one.members}) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("hang_json", [(WORLD, 2, {0: 22, 1: 20}), (PAIR, 2, {0: 1, 1: 1})]),
+        ("hang_text", [(WORLD, 2, {0: 22, 1: 20})]),
+        ("healthy_text", []),
+        ("stopped_json", [(WORLD, 2, {0: 22}), (PAIR, 2, {0: 1})]),
+        ("stopped_text2", [(WORLD, 2, {})]),
+        ("killed_text", [(WORLD, 2, {})]),
+    ],
+)
+def test_what_nccl_answered_is_read(name: str, expected: list[tuple[int, int, dict[int, int]]]) -> None:
+    """In both formats; JSON that lacks a comma, too."""
+    assert launched(ras.parse(answer(name))) == expected
+
+
+@pytest.mark.parametrize("name", ["stopped_json", "stopped_text2", "killed_text"])
+def test_a_rank_that_did_not_answer_is_missing(name: str) -> None:
+    """It is not taken for one that has launched nothing."""
+    assert {one.missing for one in ras.parse(answer(name))} == {(1,)}
+
+
+def test_text_of_older_releases_leaves_the_many_unlisted() -> None:
+    """They are all the others."""
+    (found,) = ras.parse(OLDER)
+    assert {m.rank: m.launched for m in found.members} == {r: {"": 6649 if r in {0, 3} else 6650} for r in range(8)}
+    assert [m.pid for m in found.members] == [4830, 0, 0, 4833, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", ["hang_json", "hang_text", "stopped_json", "stopped_text2"])
+def test_a_torn_answer_says_no_more_than_a_whole_one(name: str) -> None:
+    """Cut off anywhere, only communicators that came whole are taken."""
+    whole = ras.parse(answer(name))
+    for end in range(0, len(answer(name)), 7):
+        assert set(map(str, ras.parse(answer(name)[:end]))) <= set(map(str, whole))
+
+
+@pytest.mark.parametrize(
+    "nonsense", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b'{"communicators": [{"hash": 5}]}', b"\xff{["]
+)
+def test_another_servers_answer_is_none(nonsense: bytes) -> None:
+    """Something else may listen there."""
+    assert ras.parse(nonsense) == ()
+
+
+def test_ranks_that_launched_more_wait_in_what_the_last_has_not_launched() -> None:
+    """Of communicators that stand; in those whose counts are alike nothing is known."""
+    found = ras.parse(answer("hang_json"))
+    seen = standing(found, [process(0, 546), process(1, 547)], {one.state: 5 * NS for one in found})
+    assert seen[546].waits == [("collective", "all_reduce", WORLD, 20, 0, 0, 5 * NS)]
+    assert seen[547].waits == ()
+    assert seen[547].communicators == [Communicator(WORLD, 1, 2, "nccl")]
+
+
+def test_a_communicator_that_moves_does_not_stand() -> None:
+    """Collectives outpace answers: counts that differ once mean nothing."""
+    assert standing(ras.parse(answer("hang_json")), [process(0, 546), process(1, 547)], {}) == {}
+
+
+def test_unlisted_ranks_are_known_by_their_number_in_the_whole_job() -> None:
+    """In the communicator that is as large as the job, unless the node has several jobs."""
+    found = ras.parse(OLDER)
+    since = {found[0].state: NS}
+    here = [process(rank, 4830 + rank, size=8) for rank in (2, 3)]
+    seen = standing(found, here, since)
+    assert [(pid, [wait[1] for wait in one.waits]) for pid, one in seen.items()] == [(4832, ["nccl_other"]), (4833, [])]
+    other = process(1, 9999, job="other", size=8)
+    assert set(standing(found, [*here, other], since)) == {4833}
+
+
+class Answers:
+    """A RAS that gives these, one after another."""
+
+    def __init__(self, *answers: bytes) -> None:
+        self.answers = list(answers)
+
+    def __call__(self, where: Address, timeout_s: float) -> bytes:
+        return self.answers.pop(0)
+
+
+def test_it_takes_two_answers() -> None:
+    """The first shows where ranks are, the second that they are still there."""
+    hang = answer("hang_json")
+    witness = Witness(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(hang, hang))
+    assert witness.due(10 * NS)
+    asyncio.run(witness.look(10 * NS))
+    assert witness.seen == {}
+    assert not witness.due(11 * NS), "RAS is not asked all the time"
+    assert witness.due(12 * NS)
+    asyncio.run(witness.look(12 * NS))
+    assert witness.seen[546].waits[0][-1] == 10 * NS
+
+
+def test_answers_about_another_job_are_not_about_ours() -> None:
+    """All jobs of a node share the port; ours may take the connection next time."""
+    hang, other = answer("hang_json"), answer("healthy_json")
+    witness = Witness(Address("", 0), lambda: [process(0, 546)], list, Answers(hang, other, other, hang))
+    asyncio.run(witness.look(10 * NS))
+    asyncio.run(witness.look(20 * NS))
+    assert [wait[1] for wait in witness.seen[546].waits] == ["all_reduce"]
+
+
+@pytest.fixture
+def server() -> Iterator[tuple[Address, list[bytes]]]:
+    """A server that takes one connection: what it got, after it gave half an answer and then nothing."""
+    got: list[bytes] = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                got.append(connection.recv(4096))
+                connection.sendall(b"half")
+                connection.recv(4096)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield Address("127.0.0.1", listening.getsockname()[1]), got
+        thread.join(5)
+
+
+def test_a_server_that_falls_silent_holds_nobody_up(server: tuple[Address, list[bytes]]) -> None:
+    """A process that is stopped takes connections and never answers: what came until the time was up is kept."""
+    where, got = server
+    assert ras.ask(where, 0.2) == b"half"
+    assert got == [ras.QUESTION]
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, ("localhost", 28028)),
+        ({"NCCL_RAS_ADDR": "10.0.0.1:5"}, ("10.0.0.1", 5)),
+        ({"NCCL_RAS_ADDR": "[::1]:6"}, ("::1", 6)),
+        ({"NCCL_RAS_ADDR": "nonsense"}, ("localhost", 28028)),
+    ],
+)
+def test_where_ras_listens(environ: dict[str, str], expected: tuple[str, int]) -> None:
+    """As NCCL reads it."""
+    assert address(environ) == expected
