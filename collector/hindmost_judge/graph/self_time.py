@@ -200,6 +200,7 @@ def _find_wait(timeline: Timeline) -> tuple[Wait | None, Floats]:
             first_possible = place
         if first_possible and (earliest >= timeline.clock or place - first_possible == phases - 1):
             blocked = _first_blocked(timeline, ends, first_possible, place)
+            blocked += blocked % phases == 0  # batches do not come from the GPU: it waits right after its input
             after = _time_after_gpu(timeline, ends, blocked)
             earliest = _quantile(after, _OUTLIERS)
             of_rank = np.nan_to_num(np.array([_quantile(row, _OUTLIERS) for row in after]))
