@@ -1,4 +1,4 @@
-"""A job of two ranks whose collectives are not recorded. After 10 s rank 1 does not come to one, and rank 0 waits for it.
+"""A job of two ranks with collectives that are not recorded. After 10 s rank 1 misses one, and rank 0 waits for it.
 
 ras_waiting.py FOLDER     # each rank writes its process id there
 """

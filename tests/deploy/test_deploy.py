@@ -25,6 +25,8 @@ pytestmark = pytest.mark.uses("systemd-analyze", "promtool", "amtool")
 UNITS = sorted((DEPLOY / "systemd").glob("*.service"))
 SCRIPTS = sorted([*DEPLOY.glob("slurm/*"), *DEPLOY.glob("pbs/*")])
 
+GUIDE = ROOT / "docs" / "how-to" / "run-a-service.md"
+
 #: ``systemd-analyze security`` rates exposure from 0 to 10; the agent reads other users' processes and GPUs.
 MOST_EXPOSED = {"hindmost-collector.service": 1.5, "hindmost-agent.service": 3.5}
 
@@ -56,6 +58,7 @@ def test_a_unit_is_confined_and_not_root(unit: Path) -> None:
     score = re.search(r"exposure level for \S+: ([\d.]+)", rated.stdout)
     assert score is not None, rated.stderr
     assert float(score[1]) <= MOST_EXPOSED[unit.name]
+    assert f" {score[1]} for the {unit.stem.removeprefix('hindmost-')}" in GUIDE.read_text()
 
 
 def test_the_agent_may_read_what_it_samples() -> None:
