@@ -30,7 +30,7 @@ from hindmost_collector.ingest.streams import LAST_WORD_S
 from hindmost_collector.options import address
 from hindmost_collector.serve.credentials import Door, Gate
 from hindmost_collector.serve.exposition import INFO, collected, counter, gauge, open_ports
-from hindmost_collector.serve.http import Page
+from hindmost_collector.serve.http import NoJobs, Page
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
@@ -166,10 +166,8 @@ async def _up(link: Link, number: int, first: bytes, requests: AsyncIterator[byt
         await link.send(number, message)
 
 
-class RelayPage:
+class RelayPage(NoJobs):
     """What a relay's HTTP side shows: health and its own metrics."""
-
-    live = None
 
     def __init__(self, relay: Relay) -> None:
         self._relay = relay
@@ -194,23 +192,6 @@ class RelayPage:
         """Why this relay is not ready; None when every collector is reached."""
         away = [link.target for link in self._relay.links if not link.connected]
         return f"out of reach: {', '.join(away)}" if away else None
-
-    def owner(self, _: str) -> None:
-        """A relay knows no job."""
-
-    def damage(self) -> list[str]:
-        """A relay stores nothing that could be."""
-        return []
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """A relay knows of none."""
-        return []
-
-    def newest(self, _: str | None) -> None:
-        """A relay measures nothing."""
-
-    def report(self, _: str | None) -> None:
-        """A relay judges nothing."""
 
 
 async def serve(options: Options, stopped: asyncio.Event) -> int:

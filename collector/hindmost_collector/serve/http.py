@@ -58,6 +58,29 @@ class Endpoints(Protocol):
     def damage(self) -> list[str]: ...
 
 
+class NoJobs:
+    """The part of ``Endpoints`` that is about jobs, where none is known: on a relay, or before the store is open."""
+
+    live: Live | None = None
+
+    def owner(self, _: str) -> None:
+        """Of no job."""
+
+    def damage(self) -> list[str]:
+        """What is stored elsewhere is not known."""
+        return []
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """None."""
+        return []
+
+    def newest(self, _: str | None) -> None:
+        """Nothing is measured."""
+
+    def report(self, _: str | None) -> None:
+        """Nothing is judged."""
+
+
 #: Of what is damaged, readiness names so many.
 DAMAGE_LINES = 20
 #: Pages that are sent the state of their job at one time, each by a thread; others ask for it now and then.

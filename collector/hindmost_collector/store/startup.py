@@ -13,7 +13,7 @@ import logging
 import random
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hindmost import __version__
 from hindmost.errors import UsageError
@@ -22,7 +22,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from hindmost_collector.serve.credentials import Door, Gate
 from hindmost_collector.serve.exposition import INFO, STORE_FAILING, collected
-from hindmost_collector.serve.http import Page
+from hindmost_collector.serve.http import NoJobs, Page
 from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import Unreachable, is_url
 from hindmost_collector.store.parquet.store import ParquetStore
@@ -63,7 +63,7 @@ log = logging.getLogger(__name__)
 FIRST_S, LAST_S = 1.0, 15.0
 
 
-class Awaiting:
+class Awaiting(NoJobs):
     """What the HTTP side shows meanwhile."""
 
     def __init__(self) -> None:
@@ -76,9 +76,6 @@ class Awaiting:
         yield collected(INFO, [([__version__], 1)])
         yield collected(STORE_FAILING, [((), 1)])
 
-    #: There is no job to show.
-    live = None
-
     def metrics(self) -> bytes:
         """The ``/metrics`` page."""
         return generate_latest(self._registry)
@@ -86,23 +83,6 @@ class Awaiting:
     def ready(self) -> str:
         """Why this collector is not ready."""
         return f"waiting for the store: {self.reason}"
-
-    def owner(self, _: str) -> None:
-        """No job is known."""
-
-    def damage(self) -> list[str]:
-        """Nothing is known of it."""
-        return []
-
-    def jobs(self) -> list[dict[str, Any]]:
-        """None: no agent was let in."""
-        return []
-
-    def newest(self, _: str | None) -> None:
-        """None is known."""
-
-    def report(self, _: str | None) -> None:
-        """None is known."""
 
 
 async def store_and_page(
