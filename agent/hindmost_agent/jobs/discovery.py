@@ -36,8 +36,10 @@ JOB_VARIABLES = (
 #: What torchrun calls every job that was given no name.
 UNNAMED = "none"
 #: A job's number in the path of a control group, as Slurm and PBS name it, and Kubernetes with either of its drivers.
+#: Slurm 26.05 has its SLUID there instead, unless cgroup.conf says CgroupJobIdPaths=yes.
 CGROUP = re.compile(
-    r"/(?:job_|pbs_jobs\.service/jobid/|pbspro\.slice/pbspro-)([\w.-]+)|[/-]kubepods.*?[/-]pod([0-9a-f_-]+)"
+    r"(?:/job_|slurmstepd\.scope/(?=s[0-9A-Z]{13}(?:/|$))|/pbs_jobs\.service/jobid/|/pbspro\.slice/pbspro-)([\w.-]+)"
+    r"|[/-]kubepods.*?[/-]pod([0-9a-f_-]+)"
 )
 #: Programs that carry a rank's environment and are none: shells, launchers, what runs another program, what watches it.
 NO_RANKS = frozenset(

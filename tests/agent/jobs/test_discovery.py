@@ -267,6 +267,11 @@ def test_jobs_that_torchrun_was_given_no_name_for_are_apart(host: Host) -> None:
 @pytest.mark.parametrize(
     ("path", "job"),
     [
+        ("/system.slice/n1_slurmstepd.scope/job_77/step_0/user/task_0", "77"),
+        ("/slurm_n1/uid_1000/job_77/step_batch/task_0", "77"),
+        ("/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0", "s5K1KKYAYG5D00"),
+        ("/system.slice/n1_slurmstepd.scope/s5K1KKYAYG5D00", "s5K1KKYAYG5D00"),
+        ("/system.slice/slurmstepd.scope/system", ""),
         ("/kubepods/burstable/pod1234-abcd/55aa", "1234-abcd"),
         ("/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod1234_abcd.slice/crio-55aa.scope", "1234-abcd"),
         ("/kubepods.slice/kubepods-pod1234_abcd.slice/cri-containerd-55aa.scope", "1234-abcd"),
@@ -274,8 +279,8 @@ def test_jobs_that_torchrun_was_given_no_name_for_are_apart(host: Host) -> None:
         ("/user.slice", ""),
     ],
 )
-def test_kubernetes_pods_are_jobs(path: str, job: str) -> None:
-    """Where no scheduler says more, the pod is the job: by its own name, whichever driver made the group."""
+def test_a_control_group_names_the_job(path: str, job: str) -> None:
+    """Where the environment says nothing: Slurm's id or SLUID; the pod's own name, whichever driver made the group."""
     assert job_id({}, f"0::{path}") == job
 
 
