@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from hindmost_proto.address import Address
 
 PORT = 28028
-#: An answer of 16,384 ranks in 32 communicators each takes a third of this.
-LIMIT = 512 << 20
+#: Some 29,000 members of communicators, 560 bytes each. What is beyond is cut off: an agent has little memory.
+LIMIT = 16 << 20
 #: How long RAS itself may wait for another process, s: twice, and then it answers without it.
 LEG_S = 1
 #: A verbose text lists more of the ranks that differ. A server that knows no JSON says so, and goes on in text.

@@ -28,7 +28,10 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "agent"))
 
@@ -122,7 +125,7 @@ def run_operations(_: argparse.Namespace) -> None:
     torch, dist = joined()
     whole, half = torch.ones(1 << 16, device="cuda"), torch.ones(1 << 15, device="cuda")
     other = 1 - dist.get_rank()
-    operations = [
+    operations: list[Callable[[], object]] = [
         lambda: dist.all_reduce(whole),
         lambda: dist.broadcast(half, 0),
         lambda: dist.all_gather_into_tensor(whole, half),

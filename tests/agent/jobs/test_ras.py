@@ -7,6 +7,7 @@ did not come to an all-reduce, while rank 1 was stopped, and after it was killed
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 import threading
 from pathlib import Path
@@ -188,6 +189,24 @@ def test_a_server_that_falls_silent_holds_nobody_up(server: tuple[Address, list[
     where, got = server
     assert ras.ask(where, 0.2) == b"half"
     assert got == [ras.QUESTION]
+
+
+def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever listens there must not fill the agent's memory."""
+    monkeypatch.setattr(ras, "LIMIT", 1 << 20)
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def serve() -> None:
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                while True:
+                    connection.sendall(b"x" * (1 << 16))
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        got = ras.ask(Address("127.0.0.1", listening.getsockname()[1]), 10)
+        thread.join(10)
+    assert 1 << 20 <= len(got) <= (1 << 20) + (1 << 16)
 
 
 @pytest.mark.parametrize(
