@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hindmost_collector.formats.recordings import load
+from hindmost_collector.recordings.load import load
 from hindmost_collector.report import section_rows
 from hindmost_judge.judge import judge
 
