@@ -41,6 +41,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("input-bound, workers", 7070022),  # one rank waits, in every fourth step; no other's workers are waited for
         ("input-bound, workers", 7070025),
         ("input-bound, workers", 7070057),
+        ("input-bound, workers", 21070002),  # of two ranks one; each batch takes longer or shorter by an eighth
         ("input-bound, workers", 7070032),  # clean; one rank's workers are waited for, which are no slower
         ("input-bound, copy", 21060000),  # clean; hosts wait right after their input, as far as clocks tell at its end
         ("input-bound, never", 1000),  # clean; GPUs take 4 ms longer for a backward than their hosts

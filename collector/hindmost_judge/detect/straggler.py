@@ -228,7 +228,8 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    if not burst and len(ranks.excess) < FEW_RANKS and drifts(series.late, begin, end, level):
+    few = len(ranks.excess) < FEW_RANKS and ranks.blocks.turn == 1  # what workers need is no lateness that may drift
+    if not burst and few and drifts(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
