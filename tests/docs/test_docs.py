@@ -65,7 +65,8 @@ def test_every_page_is_listed() -> None:
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_is_installed_from_where_it_is_not(path: Path) -> None:
     """Pages install hindmost from a clone, or from a folder: no index of packages has it."""
-    assert re.findall(r"pip install(?! --no-index)[^\n`]*\bhindmost(?:\[|\s|$)[^\n`]*", path.read_text(encoding="utf-8")) == []
+    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"pip install(?! --no-index)[^\n`]*\bhindmost(?:\[|\s|$)[^\n`]*", text) == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
