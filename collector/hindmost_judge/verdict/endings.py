@@ -73,7 +73,7 @@ def exit_words(code: int, killed_by: int | None) -> str:
 
 
 def _lost_node(run: Run) -> str | None:
-    """The node that fell silent first, before the job's end, and of none of whose ranks an end was seen.
+    """The node with which contact was lost first, before the job's end, and of none of whose ranks an end was seen.
 
     An agent that can be reached measures once more after that.
     """
