@@ -228,7 +228,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.held(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    few = len(ranks.excess) < FEW_RANKS and ranks.blocks.turn == 1  # what workers need is no lateness that may drift
+    few = len(ranks.excess) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
     if not burst and few and drifts(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
