@@ -41,6 +41,8 @@ from bench.collector_load.open_page import OpenPage
 SETTLE_S, SETTLE_AGENT_S = 10.0, 1 / 60
 #: Each program sets for itself how gRPC waits.
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name != "GRPC_EXPERIMENTS"}
+#: With TLS each agent connects twice, with a handshake each time: so much longer, on a machine that others use too.
+HANDSHAKE = 4
 #: Servers that are hindmost's own.
 OWN = ("hindmost", "secured")
 COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "malformed_blocks", "store_failures")
@@ -93,7 +95,7 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
         assert started.stdout
         addresses = json.loads(started.stdout.readline())
         load = ["-m", "bench.collector_load", "--generate", addresses["grpc"]]
-        settle = SETTLE_S + count * SETTLE_AGENT_S
+        settle = SETTLE_S + count * SETTLE_AGENT_S * (HANDSHAKE if server == "secured" else 1)
         load += ["--agents", str(count), "--seconds", str(seconds), "--settle", str(settle)]
         load += ["--samples"] if server == "plain" else []
         client = subprocess.Popen([sys.executable, *load], stdout=subprocess.PIPE, text=True, env=environ)
