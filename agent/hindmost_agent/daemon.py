@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from hindmost import __version__, daemon_process
-from hindmost.daemon_process import FullCores, raise_open_file_limit
+from hindmost.daemon_process import FullCores, raise_open_file_limit, set_up_allocator
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import Address
 
@@ -353,6 +353,7 @@ def serve(
     """Run an agent in this process; returns its exit code. ``again`` starts another in its place."""
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="hindmost agent: %(message)s")
     raise_open_file_limit()
+    set_up_allocator()
     held = lock(settings.ring_dir) if settings.ring_dir is not None else None
     if settings.ring_dir is not None and held is None:
         log.info("another agent already reads %s; nothing to do", settings.ring_dir)

@@ -63,7 +63,7 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     logging.getLogger("grpc").setLevel(logging.ERROR)
     raise_open_file_limit()
     sys.setswitchinterval(SWITCH_S)
-    runtime.set_up_allocator()
+    daemon_process.set_up_allocator()
     runtime.put_off_pandas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)

@@ -1,4 +1,4 @@
-"""What the collector sets up of Python: watch of the event loop, shielded tasks, malloc, a late import of pandas."""
+"""What the collector sets up of Python: watch of the event loop, shielded tasks, a late import of pandas."""
 
 from __future__ import annotations
 
@@ -62,20 +62,6 @@ class ShieldedTasks:
     async def ended(self) -> None:
         """Wait for all of them; what one raises was for who asked."""
         await asyncio.gather(*self._tasks, return_exceptions=True)
-
-
-#: malloc.h's numbers of options, and their values. Threads share two heaps: each would keep what the largest flush, or
-#: report, that it ever made took. Arrays below 4 MiB come from a heap, which keeps 16 MiB of what is free: else each
-#: is mapped and unmapped, for which the kernel stops every thread.
-MALLOC = {"M_ARENA_MAX": (-8, 2), "M_MMAP_THRESHOLD": (-3, 4 << 20), "M_TRIM_THRESHOLD": (-1, 16 << 20)}
-
-
-def set_up_allocator() -> None:
-    """Set up glibc's malloc for a process of a few threads and many short-lived arrays."""
-    with contextlib.suppress(OSError, AttributeError):  # another C library
-        library = ctypes.CDLL(None)
-        for option, value in MALLOC.values():
-            library.mallopt(option, value)
 
 
 def give_memory_back() -> None:
