@@ -203,7 +203,7 @@ class Agent:
         """Who of the ranks runs."""
         for producer in self.rings:
             producer.look(self.host.proc, now_ns)
-            producer.refresh_gpu(self.host.gpu_of, now_ns)
+            producer.refresh(self.host.gpu_of, now_ns)
             if producer.gone_ns is None:
                 self.host.ranks.put(producer.process)
                 self.seen_ns = now_ns

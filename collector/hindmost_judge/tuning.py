@@ -50,6 +50,8 @@ INPUT, COPIES, SMALL, WAITS = 0.10, 0.05, 0.05, 0.10
 SMALL_BYTES, MANY = 256 << 10, 16
 #: CPUs of a node are full from this share on, threads queue from this many at a time on, a quota holds from this on.
 FULL, QUEUE, QUOTA = 0.90, 1.0, 0.05
+#: A rank that waits for a CPU for this share of the time does not have one to itself.
+QUEUED = 0.25
 #: Workers that compute for this share of the time are what input waits for.
 WORKERS_BUSY = 0.7
 #: A rank that uses at most this many CPUs has one thread that computes.
@@ -210,13 +212,9 @@ def _quota(facts: Facts) -> Advice | None:
 
 
 def _too_many_threads(facts: Facts) -> Advice | None:
-    queued = facts.rank("hindmost_process_threads_runqueue_seconds_total", "rate")
-    cpu = facts.rank("hindmost_process_cpu_seconds_total", "rate")
-    if not queued or not cpu or not facts.cpus_each >= 1.0:
-        return None
-    waiting, used = float(np.median(list(queued.values()))), float(np.median(list(cpu.values())))
-    full = max(facts.used.values(), default=0.0)
-    if waiting < QUEUE or used <= ONE_THREAD or full < FULL:
+    waiting = facts.typical("hindmost_process_threads_runqueue_seconds_total", "rate")
+    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), max(facts.used.values(), default=0.0)
+    if not waiting >= QUEUE or not waiting >= used or not facts.cpus_each >= 1.0 or full < FULL:
         return None
     each = int(facts.cpus_each)
     return Advice(
@@ -227,6 +225,26 @@ def _too_many_threads(facts: Facts) -> Advice | None:
         f"`export OMP_NUM_THREADS={each}`: one thread for each CPU of a rank"
         + (f"; `torch.set_num_threads({each})`, `torch.set_num_interop_threads(1)`" if facts.torch else ""),
         min(waiting / (waiting + used), 1.0),
+    )
+
+
+def _too_many_ranks(facts: Facts) -> Advice | None:
+    """More ranks that compute than CPUs."""
+    waits = facts.typical("hindmost_process_runqueue_seconds_total", "rate")
+    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), max(facts.used.values(), default=0.0)
+    if not facts.cpus_each < 1.0 or not waits >= QUEUED or not waits >= used or full < FULL:
+        return None
+    node = min(
+        (one for one in facts.ranks_on if one in facts.cpus), key=lambda one: facts.cpus[one] / facts.ranks_on[one]
+    )
+    return Advice(
+        "ranks per node",
+        f"{facts.ranks_on[node]} ranks share the {facts.cpus[node]:.0f} CPUs of {node}; the typical rank waits for one"
+        f" {percent(waits)} of the time and has one {percent(used)}",
+        f"more ranks than CPUs, waits of {percent(QUEUED)} of the time, CPUs {percent(FULL)} busy",
+        f"at most {facts.cpus[node]:.0f} ranks per node: `mpirun --map-by ppr:{facts.cpus[node]:.0f}:node`,"
+        f" `torchrun --nproc-per-node {facts.cpus[node]:.0f}`, `srun --ntasks-per-node`",
+        waits / (waits + used),
     )
 
 
@@ -602,6 +620,7 @@ RULES: tuple[Callable[[Facts], Advice | None], ...] = (
     _binding,
     _quota,
     _too_many_threads,
+    _too_many_ranks,
     _too_few_threads,
     _spinning,
     _remote_memory,

@@ -24,9 +24,11 @@ GPU = "hindmost_gpu_"
 PROCESS = "hindmost_process_"
 
 
-def job(*samples: tuple[str, dict[str, str], float], framework: str = "torch", gpus: bool = False) -> Run:
+def job(
+    *samples: tuple[str, dict[str, str], float], framework: str = "torch", gpus: bool = False, cpus: int = CPUS
+) -> Run:
     """4 ranks on a node of 16 CPUs. A counter's sample is its rate a second; a ``rank`` of ``*`` is each rank."""
-    rows = [("hindmost_node_cpus", {}, float(CPUS)), *samples]
+    rows = [("hindmost_node_cpus", {}, float(cpus)), *samples]
     each = [
         (name, {key: str(rank) if value == "*" else value for key, value in labels.items()}, value_)
         for name, labels, value_ in rows
@@ -61,9 +63,9 @@ def seen(**planes: float) -> Overview:
     return Overview(each, steps, np.full(10, 100 * MS), each * 0, blocks, False, False, np.zeros(10, bool))
 
 
-def cpu_time(busy: float) -> list[Any]:
+def cpu_time(busy: float, cpus: int = CPUS) -> list[Any]:
     """The node's CPUs, so busy."""
-    modes = {"user": busy * CPUS, "idle": (1 - busy) * CPUS}
+    modes = {"user": busy * cpus, "idle": (1 - busy) * cpus}
     return [("hindmost_node_cpu_seconds_total", {"mode": mode}, value) for mode, value in modes.items()]
 
 
@@ -182,6 +184,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
             "run": job(*of_gpus(utilization_ratio=0.2), gpus=True),
             "seen": seen(forward=20.0, backward=40.0, optimizer=30.0, device_wait=80.0),
         },
+    ),
+    (
+        "ranks per node",
+        "4 ranks share the 2 CPUs of n0; the typical rank waits for one 55 % of the time and has one 40 %",
+        {"run": job(*of_ranks(runqueue_seconds_total=0.55, cpu_seconds_total=0.4), *cpu_time(0.99, 2), cpus=2)},
+        {"run": job(*of_ranks(runqueue_seconds_total=0.55, cpu_seconds_total=0.4), *cpu_time(0.99, 4), cpus=4)},
     ),
     (
         "threads that spin",

@@ -136,6 +136,11 @@ class Reader:
         """The GPU as known by now (the header's may be older)."""
         return _text(self._read(64, layout.GPU_OFFSET))
 
+    @property
+    def framework(self) -> str:
+        """What trains in the process, as known by now: its ring may be older than the import of its framework."""
+        return _text(self._read(32, layout.FRAMEWORK_OFFSET))
+
     def poll(self, limit: int | None = None) -> list[layout.Event]:
         """What was written since the last call, oldest first, at most ``limit`` events. Raises RingError when torn."""
         return self._decode(self.read(limit))

@@ -109,6 +109,14 @@ class OpenRing:
             return ""
 
     @property
+    def framework(self) -> str:
+        """What trains in the process, as its probe knows by now, which a torn ring does not say."""
+        try:
+            return self.reader.framework
+        except ring.RingError:
+            return ""
+
+    @property
     def full(self) -> float:
         """How much of the ring was waiting to be read when ``grown`` was last asked, from 0 to 1."""
         return (self._written - self.reader.position) / self.reader.header.capacity
@@ -208,15 +216,27 @@ class Producer:
     def add(self, item: OpenRing) -> None:
         """Take on another ring of the same process."""
         self.rings[item.path] = item
-        header = item.reader.header
-        if _telling(header.framework) > _telling(self.process.framework):
-            self.process = self.process._replace(framework=header.framework)
+        self._name(item.reader.header.framework)
 
-    def refresh_gpu(self, gpu_of: Mapping[tuple[int, int], str], now_ns: int) -> bool:
-        """Look whether a probe, or else the driver, says by now which GPU this rank uses; true when that is news."""
+    def _name(self, framework: str) -> bool:
+        """Say what trains here, unless that says less than is known; whether it is news."""
+        known = self.process.framework
+        if framework == known or _telling(framework) < _telling(known):
+            return False
+        self.process = self.process._replace(framework=framework)
+        return True
+
+    def refresh(self, gpu_of: Mapping[tuple[int, int], str], now_ns: int) -> bool:
+        """Look which framework a probe names by now, and which GPU it, or else the driver; true when that is news."""
         if now_ns < self._gpu_due_ns:
             return False
         self._gpu_due_ns = now_ns + GPU_NS
+        named = 0
+        for item in self.rings.values():
+            named += self._name(item.framework)
+        return self._refresh_gpu(gpu_of) or named > 0
+
+    def _refresh_gpu(self, gpu_of: Mapping[tuple[int, int], str]) -> bool:
         told = next((uuid for item in self.rings.values() if (uuid := item.gpu_uuid)), "")
         uuid = told or gpu_of.get((self.process.pid, self.process.start_ticks), "")
         if not uuid or uuid == self.process.gpu_uuid:

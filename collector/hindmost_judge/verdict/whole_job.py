@@ -259,12 +259,24 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
     return found or _of_gpus(blocks, settings) or _of_computing(blocks)
 
 
+#: Waits for a CPU of less than this share of the time bound no job.
+_QUEUED = 0.25
+
+
 def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
-    rates = blocks.gauge("runqueue")
-    if rates is None or cpu_wait.on_gpus(blocks) or not np.min(rates) >= settings.bound_transfer:
+    rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
+    if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
         return None
-    return Bound("cpu", f"every rank waits for a CPU for at least {percent(float(np.min(rates)))} of the time")
+    waits = float(np.min(rates))
+    if waits >= settings.bound_transfer:
+        return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} of the time")
+    if used is None or not waits >= _QUEUED:
+        return None
+    wanted = float(np.min(rates / (rates + used)))  # ranks that wait for each other want none meanwhile
+    if not wanted >= settings.bound_transfer:
+        return None
+    return Bound("cpu", f"every rank waits for a CPU for at least {percent(wanted)} of the time in which it wants one")
 
 
 def _of_transfers(blocks: Blocks, settings: Settings, queued: float) -> Bound | None:
@@ -307,6 +319,8 @@ def _of_computing(blocks: Blocks) -> Bound | None:
     if not cpu >= _MOST or phases or cpu_wait.on_gpus(blocks):
         return None
     own = float(median(median(blocks.own, axis=1))) / blocks.step_ns
+    if "forward" in blocks.parts:  # a rank that meets no other has its self time in these
+        own = max(own, float(np.nansum([_part(blocks, name) for name in ("forward", "backward", "optimizer")])))
     if not own >= _MOST:
         return None
     return Bound("compute", f"ranks compute for {percent(min(own, 1.0))} of the typical step, on {cpu:.1f} CPUs each")

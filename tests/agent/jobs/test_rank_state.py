@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.jobs.rings import NS, OPEN_NS, RankStates, Rings
+from hindmost_agent.jobs.rings import GPU_NS, NS, OPEN_NS, RankStates, Rings
 from hindmost_agent.sampler import Host
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -56,6 +56,16 @@ def test_a_rank_that_vanished_is_still_where_it_was(producer: Producer) -> None:
     """Its ring outlives it, and says in what it died, however shortly before it had entered that."""
     producer.gone_ns = ENTERED_NS + 2
     assert said(producer, ENTERED_NS + 2) == (wire.RankState.VANISHED, [("all_reduce", 3)])
+
+
+def test_a_framework_that_is_imported_later_is_news(producer: Producer, writer: ring.Writer) -> None:
+    """The ring of a rank that its launcher named is there before its framework is."""
+    assert producer.process.framework == "torch"
+    assert not producer.refresh({}, 1)
+    writer.set_framework("horovod")
+    assert producer.refresh({}, 1 + GPU_NS)
+    assert producer.process.framework == "horovod"
+    assert not producer.refresh({}, 1 + 2 * GPU_NS)
 
 
 def test_who_tests_in_vain_waits_as_long_as_it_goes_on(tmp_path: Path) -> None:
