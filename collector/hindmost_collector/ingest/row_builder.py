@@ -121,8 +121,11 @@ class Builder:
         lengths = [*map(len, eights), *map(len, extras.values())]
         few = [varint_count(one) for one in small]
         whole = lengths.count(count * 8), few.count(count)
-        if whole[0] + lengths.count(0) != len(lengths) or whole[1] + few.count(0) != len(few):
+        absent = (lengths.count(0), few.count(0)) if count else (0, 0)
+        if whole[0] + absent[0] != len(lengths) or whole[1] + absent[1] != len(few):
             self._refuse(count, lengths, few, extras)
+        if not count:
+            return
         missing = None if whole == (len(lengths), len(few)) else (*map(bool, lengths), *map(bool, few))
         key = codes, tuple(extras), missing
         shape = self._shapes.get(key)

@@ -26,7 +26,7 @@ def rows(table):
     return sorted(zip(*(taken[name].tolist() for name in ("rank", "a", "b", "c")), strict=True))
 
 
-@given(st.lists(st.tuples(st.integers(1, 70), st.booleans(), st.booleans(), st.booleans()), max_size=12))
+@given(st.lists(st.tuples(st.integers(0, 70), st.booleans(), st.booleans(), st.booleans()), max_size=12))
 def test_blocks_of_any_shape_keep_their_rows(blocks):
     """Blocks of any size, with columns missing here and there, all come out; a missing value is -1."""
     table, expected = builder(), []
@@ -54,6 +54,14 @@ def test_ragged_block_is_refused_whole():
         table.add(packed(wire.StepBlock(step=[1, 2], work=[1])), 2, Owners.of([2], [0]), ())
     table.add(packed(wire.StepBlock(step=[9])), 1, Owners.of([1], [5]), ())
     assert rows(table) == [(5, 9, -1, -1)]
+
+
+def test_a_block_of_no_rows_has_no_values():
+    """One that has any is refused."""
+    table = builder()
+    with pytest.raises(Malformed, match="column a has 1 values in a block of 0"):
+        table.add(packed(wire.StepBlock(step=[1])), 0, Owners.of([0], [0]), ())
+    assert rows(table) == []
 
 
 def collectives(words, rows):
