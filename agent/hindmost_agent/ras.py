@@ -185,13 +185,16 @@ class _Block:
             self._unlisted.setdefault(function, []).append(together)
 
     def members(self) -> Iterator[Member]:
-        """Every rank whose counts are known: those of one group that is not listed are all others."""
+        """Every rank, those of one group that is not listed being all others. None where the count of some rank is
+        not known: any may have launched fewest."""
         for function, rest in self._unlisted.items():
             if len(rest) == 1 and function in self._launched:
                 known = self._launched[function]
                 others = {rank: rest[0] for rank in range(self.size) if rank not in known and rank not in self.missing}
                 self._launched[function] = {**known, **others}
-        ranks = {rank for by_rank in self._launched.values() for rank in by_rank}
+        ranks = set(range(self.size)) - self.missing
+        if not self._launched or any(ranks - by_rank.keys() for by_rank in self._launched.values()):
+            return
         for rank in sorted(ranks):
-            launched = {name: by_rank[rank] for name, by_rank in self._launched.items() if rank in by_rank}
+            launched = {name: by_rank[rank] for name, by_rank in self._launched.items()}
             yield Member(rank, self._pids.get(rank, 0), launched)

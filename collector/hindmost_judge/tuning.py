@@ -237,13 +237,14 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
     node = min(
         (one for one in facts.ranks_on if one in facts.cpus), key=lambda one: facts.cpus[one] / facts.ranks_on[one]
     )
+    most = max(int(facts.cpus[node]), 1)
     return Advice(
         "ranks per node",
         f"{facts.ranks_on[node]} ranks share the {facts.cpus[node]:.0f} CPUs of {node}; the typical rank waits for one"
         f" {percent(waits)} of the time and has one {percent(used)}",
         f"more ranks than CPUs, waits of {percent(QUEUED)} of the time, CPUs {percent(FULL)} busy",
-        f"at most {facts.cpus[node]:.0f} ranks per node: `mpirun --map-by ppr:{facts.cpus[node]:.0f}:node`,"
-        f" `torchrun --nproc-per-node {facts.cpus[node]:.0f}`, `srun --ntasks-per-node`",
+        f"at most {most} rank{'s' * (most > 1)} per node: `mpirun --map-by ppr:{most}:node`,"
+        f" `torchrun --nproc-per-node {most}`, `srun --ntasks-per-node={most}`",
         waits / (waits + used),
     )
 
@@ -535,7 +536,7 @@ def _small_reads(facts: Facts) -> Advice | None:
 def _storage(facts: Facts) -> Advice | None:
     """Ranks that wait for storage, by what the node's busiest disk does meanwhile."""
     waits = [facts.rank(f"hindmost_process_{name}blocked", "mean") for name in ("", "children_")]
-    blocked = {rank: sum(of.get(rank, 0.0) for of in waits) for of in waits for rank in of}
+    blocked = {rank: sum(wait.get(rank, 0.0) for wait in waits) for rank in set().union(*waits)}
     typical = float(np.median(list(blocked.values()))) if blocked else 0.0
     if typical < BLOCKED or not facts.input >= INPUT:
         return None

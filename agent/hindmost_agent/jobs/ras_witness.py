@@ -52,12 +52,14 @@ def standing(
     found: Iterable[ras.Communicator], ranks: Iterable[RankProcess], since: Mapping[tuple[object, ...], int]
 ) -> dict[int, Seen]:
     """By pid of this node's ranks: what they are in. ``since``, by ``state``: when each communicator was first seen so,
-    ns; one that was not moves."""
+    ns; one that was not moves. One that lacks ranks says nothing: these may have launched fewest."""
     here = list(ranks)
     members: dict[int, list[Communicator]] = {}
     waits: dict[int, list[Entered]] = {}
     for comm in found:
         launched = {member.rank: sum(member.launched.values()) for member in comm.members}
+        if comm.missing:
+            continue
         behind = min(launched, key=lambda rank: (launched[rank], rank), default=None)
         if behind is None or comm.state not in since or launched[behind] == max(launched.values()):
             continue

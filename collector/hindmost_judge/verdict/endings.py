@@ -39,7 +39,7 @@ def of(run: Run) -> tuple[str | None, str | None]:
     lost = None if signalled else _lost_node(run)
     if lost is not None:
         last = (run.job.ended_ns or 0) - _last_heard_ns(run, lost)
-        silent = f"{lost} was last heard {last / 1e9:.1f} s before, with its ranks at work"
+        silent = f"{lost} was last heard {last / 1e9:.1f} s before the job ended, with its ranks at work"
         return (
             f"{exit_words(code or 0, run.killed_by)}; {silent}",
             f"see whether {lost} was lost: its kernel log, the scheduler's record of the node",

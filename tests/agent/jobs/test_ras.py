@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,12 @@ def test_text_of_older_releases_leaves_the_many_unlisted() -> None:
     assert [m.pid for m in found.members] == [4830, 0, 0, 4833, 0, 0, 0, 0]
 
 
+def test_counts_of_a_part_of_the_ranks_name_no_last_rank() -> None:
+    """Of two groups that are not listed it is not known who is in which."""
+    three = OLDER.replace(b"  6 ranks", b"  3 ranks have launched up to operation 6651\n  3 ranks")
+    assert launched(ras.parse(three)) == [(0x27A079B828FF1A75, 8, {})]
+
+
 @pytest.mark.parametrize("name", ["hang_json", "hang_text", "stopped_json", "stopped_text2"])
 def test_a_torn_answer_says_no_more_than_a_whole_one(name: str) -> None:
     """Cut off anywhere, only communicators that came whole are taken."""
@@ -115,6 +122,12 @@ def test_ranks_that_launched_more_wait_in_what_the_last_has_not_launched() -> No
     assert seen[546].waits == [("collective", "all_reduce", WORLD, 20, 0, 0, 5 * NS)]
     assert seen[547].waits == ()
     assert seen[547].communicators == [Communicator(WORLD, 1, 2, "nccl")]
+
+
+def test_nobody_is_last_where_a_rank_did_not_answer() -> None:
+    """That one may have launched fewest."""
+    found = [replace(one, missing=(2,)) for one in ras.parse(answer("hang_json"))]
+    assert standing(found, [process(0, 546), process(1, 547)], {one.state: NS for one in found}) == {}
 
 
 def test_a_communicator_that_moves_does_not_stand() -> None:

@@ -70,7 +70,7 @@ def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None
     ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
     run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
     words, to_do = endings.of(run)
-    assert words == f"exit code {exit_code}; node1 was last heard 10.0 s before, with its ranks at work"
+    assert words == f"exit code {exit_code}; node1 was last heard 10.0 s before the job ended, with its ranks at work"
     assert to_do is not None
     assert to_do.startswith("see whether node1 was lost")
 
