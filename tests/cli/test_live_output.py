@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pyte
 import pytest
 from hindmost_cli import run
@@ -71,4 +73,15 @@ def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> No
 )
 def test_over_ssh_the_tunnel_is_a_command_to_copy(page: str, connection: str, expected: str) -> None:
     """Of the address and port by which the user came here."""
-    assert run.ssh_tunnel(page, {"SSH_CONNECTION": connection, "USER": "ada"}) == expected
+    environ = {"SSH_CONNECTION": connection, "USER": "ada"}
+    assert run.ssh_tunnel(page, environ) == expected
+    assert run.ssh_tunnel(page, environ, "?token=j.x") == (f"{expected}?token=j.x" if expected else "")
+
+
+@pytest.mark.parametrize(
+    ("page", "expected"),
+    [("0.0.0.0:80", "{}:80"), ("[::]:80", "{}:80"), ("127.0.0.1:80", "127.0.0.1:80"), ("[fd00::1]:80", "[fd00::1]:80")],
+)
+def test_the_address_of_a_page_opens_on_another_machine(page: str, expected: str) -> None:
+    """Every address is none: this host's name is."""
+    assert run.reachable(page) == expected.format(os.uname().nodename)

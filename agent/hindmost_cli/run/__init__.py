@@ -60,8 +60,21 @@ def line(event: Mapping[str, Any], columns: int = 0, *, color: bool = False) -> 
     return f"{' ' * columns}\r\x1b[Khindmost: {time.strftime('%H:%M:%S', at)} {shown}\n"
 
 
-def ssh_tunnel(page: str, environ: Mapping[str, str]) -> str:
-    """The ``ssh -L`` command that brings the page to the machine from which the user came here; empty without ssh."""
+#: Hosts of a port that listens on every address: none that another machine could open.
+_EVERY = ("", "0.0.0.0", "::")  # noqa: S104 - compared
+
+
+def reachable(page: str) -> str:
+    """The address to open: with this host's name where the page listens on every address."""
+    found = parse(page)
+    return str(found._replace(host=os.uname().nodename)) if found is not None and found.host in _EVERY else page
+
+
+def ssh_tunnel(page: str, environ: Mapping[str, str], query: str = "") -> str:
+    """The ``ssh -L`` command that brings the page to the machine from which the user came here; empty without ssh.
+
+    ``query`` is what the page's address ends in.
+    """
     try:
         _, _, host, port = environ.get("SSH_CONNECTION", "").split()
     except ValueError:
@@ -69,12 +82,12 @@ def ssh_tunnel(page: str, environ: Mapping[str, str]) -> str:
     found = parse(page)
     if found is None:
         return ""
-    behind = found.host if found.host not in ("", "0.0.0.0", "::") else "127.0.0.1"  # noqa: S104 - compared
+    behind = found.host if found.host not in _EVERY else "127.0.0.1"
     where = f"[{behind}]" if ":" in behind else behind
     user = environ.get("USER") or getpass.getuser()
     other = [] if port == "22" else ["-p", port]
     command = ["ssh", "-N", *other, "-L", f"{found.port}:{where}:{found.port}", f"{user}@{host}"]
-    return f"{shlex.join(command)}  then http://127.0.0.1:{found.port}/"
+    return f"{shlex.join(command)}  then http://127.0.0.1:{found.port}/{query}"
 
 
 #: Columns of a summary that goes to a file or a pipe.
@@ -139,9 +152,9 @@ def run(args: argparse.Namespace) -> int:
 def _observed(session: Session, tell: Callable[[dict[str, Any]], None]) -> int:
     if session.page:
         token = f"?token={session.opens}" if session.opens else ""
-        metrics = f"http://{session.page}/metrics"
-        _say(f"page http://{session.page}/{token}  metrics {metrics}  run {_short(session.directory)}")
-        if tunnel := ssh_tunnel(session.page, session.environ):
+        page = f"http://{reachable(session.page)}"
+        _say(f"page {page}/{token}  metrics {page}/metrics{token}  run {_short(session.directory)}")
+        if tunnel := ssh_tunnel(session.page, session.environ, token):
             _say(f"from your own machine: {tunnel}")
     try:
         returncode = foreground.run(
