@@ -338,6 +338,25 @@ def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) 
         served.close()
 
 
+def test_the_cookie_of_an_earlier_job_locks_nobody_out(secret: Path) -> None:
+    """On a page that asks for nothing it counts as none; a wrong token in a header or an address is refused."""
+    from hindmost_collector.serve.credentials import Door, Gate
+
+    options = resolve({"http": "127.0.0.1:0", "token_file": str(secret)}, {})
+    served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
+    port = int(served.address.rpartition(":")[2])
+    stale = {"Cookie": f"hindmost-{port}=j.old"}
+    tries = (("", stale, 200), ("?token=j.old", {}, 401), ("", {**stale, "Authorization": "Bearer j.old"}, 401))
+    try:
+        for query, headers, status in tries:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection.request("GET", f"/metrics{query}", headers=headers)
+            assert connection.getresponse().status == status
+            connection.close()
+    finally:
+        served.close()
+
+
 def test_slow_and_many_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that does not arrive ends, however steadily it drips; a connection too many is closed at once."""
     monkeypatch.setattr(page, "ARRIVAL_S", 0.5)

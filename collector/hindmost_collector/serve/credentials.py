@@ -134,14 +134,17 @@ class Door:
         self._only_job = options.job_id or None if options.out else None
         self._needs_token = bool(options.token_file) and options.http_is_open and gate.web is None
 
-    def admits(self, headers: Headers, token: str) -> Visitor | None:
-        """Who asks, by the headers and the ``token`` of its cookie or address; None where it may not."""
+    def admits(self, headers: Headers, token: str, cookie: str = "") -> Visitor | None:
+        """Who asks, by the headers and the ``token`` of its address or ``cookie``; None where it may not.
+
+        A cookie that is not known any more, as of an earlier job on this port, counts as none.
+        """
         authorization = headers.get("Authorization") or ""
         token = bearer(authorization) or token
-        if token:
-            grant = self._gate.of_token(token)
-            if grant is None:
-                return None
+        grant = self._gate.of_token(token or cookie)
+        if token and grant is None:
+            return None
+        if grant is not None:
             return EVERYONE if grant.job == self._only_job else Visitor(grant.job)
         if self._needs_token or (self.web is not None and not self.web.admits(authorization)):
             return None

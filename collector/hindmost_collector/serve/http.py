@@ -176,7 +176,7 @@ class _Handler(BaseHTTPRequestHandler):
             return EVERYONE
         given = query.pop("token", "")
         path = urlsplit(self.path).path
-        visitor = self.door.admits(self.headers, given or self._cookie())
+        visitor = self.door.admits(self.headers, given, self._cookie())
         if visitor is None and path in OPEN:
             return ANONYMOUS
         if visitor is None:
