@@ -391,6 +391,11 @@ def test_a_request_is_refused(target: Target, tried: str) -> None:
     assert "root:" not in body
 
 
+def test_a_jobs_token_is_told_what_it_shows(target: Target) -> None:
+    """At /metrics, which shows all jobs."""
+    assert target.get("/metrics", bearer(MINE))[1].endswith("a job's token shows /api/report of its job\n")
+
+
 @pytest.mark.parametrize("path", ["state", "report", "newest"])
 def test_another_job_looks_like_none(target: Target, path: str) -> None:
     """Whether there is such a job cannot be learned."""

@@ -212,6 +212,9 @@ class _Handler(BaseHTTPRequestHandler):
             return None
         if visitor.anonymous and path == "/metrics":
             return None
+        if visitor.job is not None and path == "/metrics":
+            said = b"this shows all jobs; a job's token shows /api/report of its job\n"
+            return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
         if visitor.anonymous or path == "/metrics":
             return Answer(HTTPStatus.FORBIDDEN, _TEXT, b"this shows all jobs, or a user's: who asks is not known\n")
         job = query.get("job") or next(
