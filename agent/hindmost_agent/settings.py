@@ -84,10 +84,12 @@ def settings(
     proofs = {"cert": tls_cert, "key": tls_key, "ca": tls_ca, "token_file": token_file}
     where = address("--listen", listen) if listen is not None else None
     web = WebConfig(web_config, "--web-config") if web_config else None
-    is_open = where is not None and web is None and not is_loopback(where.host)
+    protects = web is not None and web.protects
+    is_open = where is not None and not protects and not is_loopback(where.host)
     if is_open and not insecure:
+        remedy = "basic_auth_users or client_ca_file in --web-config" if web else "--web-config FILE"
         raise UsageError(
-            f"--listen {listen}: the network reaches it: give --web-config FILE ({PAGE}), listen on 127.0.0.1, or"
+            f"--listen {listen}: the network reaches it: give {remedy} ({PAGE}), listen on 127.0.0.1, or"
             " permit it with --insecure"
         )
     to = address("--collector", collector, needs_host=True) if collector is not None else None

@@ -97,13 +97,29 @@ class Options:
 
     @property
     def open_ports(self) -> dict[str, str]:
-        """The ports that the network reaches and nothing protects, and their addresses: refused unless ``insecure``."""
+        """The ports that the network reaches and nothing protects, and their addresses: refused unless ``insecure``.
+
+        Raises ``UsageError`` where the web-config file cannot be used.
+        """
         found = {}
         if not (self.tls_cert or self.token_file or is_loopback(address(self.listen, "--listen").host)):
             found["listen"] = self.listen
-        if self.http_is_open and not (self.web_config or self.token_file):
+        if self.http_is_open and not (self.token_file or self.web_protects):
             found["http"] = self.http
         return found
+
+    @property
+    def web_protects(self) -> bool:
+        """Whether there is a web-config file that asks for passwords or client certificates. Raises ``UsageError``."""
+        from hindmost.web_config import WebConfig  # noqa: PLC0415 - where used
+
+        return bool(self.web_config) and WebConfig(self.web_config, "--web-config").protects
+
+    @property
+    def agents_are_anonymous(self) -> bool:
+        """Whether the network reaches a port for agents that encrypts and asks nobody who they are."""
+        encrypts_only = self.tls_cert and not (self.tls_ca or self.token_file)
+        return bool(encrypts_only) and not is_loopback(address(self.listen, "--listen").host)
 
     @property
     def flush_period(self) -> float:
@@ -270,9 +286,10 @@ def _check_access(options: Options, named: Named) -> None:
         raise UsageError(f"{named('relays')} names certificates: give {named('tls_ca')} too")
     if options.tls_ca and not options.tls_cert and not options.relay_to:
         raise UsageError(f"{named('tls_ca')} needs {named('tls_cert')} and {named('tls_key')}")
-    if options.user_header and options.http_is_open and not options.web_config:
-        raise UsageError(f"{named('user_header')}: anyone could send it: give --web-config, or --http on 127.0.0.1")
-    remedies = {"listen": "--tls-cert and --tls-key, or --token-file", "http": "--web-config, or --token-file"}
+    web = f"basic_auth_users or client_ca_file in {named('web_config')}" if options.web_config else "--web-config"
+    if options.user_header and options.http_is_open and not options.web_protects:
+        raise UsageError(f"{named('user_header')}: anyone could send it: give {web}, or --http on 127.0.0.1")
+    remedies = {"listen": "--tls-cert and --tls-key, or --token-file", "http": f"{web}, or --token-file"}
     for what, where in options.open_ports.items():
         if not options.insecure:
             raise UsageError(

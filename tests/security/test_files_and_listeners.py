@@ -183,6 +183,41 @@ def test_loopback_needs_nothing(where: str) -> None:
     assert not settings(listen=where).insecure
 
 
+@pytest.mark.parametrize(("text", "protects"), [("http_server_config: {headers: {}}", False), ("", True)])
+def test_a_web_config_protects_where_it_asks_who_connects(tmp_path: Path, text: str, protects: bool) -> None:
+    """A file of headers alone does not permit a port on a network; the line says what it lacks."""
+    hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
+    path = written(tmp_path / "web.yml", text or f"basic_auth_users: {{a: {hashed}}}")
+    starts = (
+        lambda: resolve({"http": ":1", "web_config": path}, {}),
+        lambda: resolve({"http": ":1", "web_config": path, "token_file": "f", "user_header": "X"}, {}),
+        lambda: settings(listen=":9400", web_config=path),
+    )
+    for start in starts:
+        if protects:
+            start()
+            continue
+        with pytest.raises(UsageError, match="give basic_auth_users or client_ca_file"):
+            start()
+
+
+def test_tls_alone_is_logged_and_headers_leave_the_token(
+    authority: Path, secret: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """``--tls-cert`` alone lets everyone in; a page with headers alone and a secret needs a token."""
+    from hindmost_collector.serve.credentials import EVERYONE, Door, Gate
+
+    line = "everyone who reaches it may send for every job"
+    tls = {"listen": ":1", "tls_cert": f"{authority}/n0.pem", "tls_key": f"{authority}/n0.key"}
+    path = written(tmp_path / "web.yml", "http_server_config: {headers: {}}")
+    options = resolve({**tls, "http": ":1", "web_config": path, "token_file": str(secret)}, {})
+    door = Door(Gate(options), options)
+    assert (door.admits({}, ""), door.admits({}, SECRET)) == (None, EVERYONE)
+    assert line not in caplog.text
+    Gate(resolve(tls, {}))
+    assert caplog.text.count(line) == 1
+
+
 def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     """Who permits an open port can alert on it."""
 

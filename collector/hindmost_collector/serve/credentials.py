@@ -34,7 +34,12 @@ class Gate:
         self.relays = frozenset(one.strip() for one in options.relays.split(",") if one.strip())
         self.web = WebConfig(options.web_config, "--web-config") if options.web_config else None
         for what, where in self.insecure.items():
-            log.warning("%s on %s: no TLS and no token, everyone who reaches it is let in (--insecure)", what, where)
+            log.warning(
+                "%s on %s: no password and no token, everyone who reaches it is let in (--insecure)", what, where
+            )
+        if options.agents_are_anonymous:
+            said = "TLS without --tls-ca or --token-file: everyone who reaches it may send for every job"
+            log.warning("listen on %s: %s", options.listen, said)
 
     def server(self) -> grpc.ServerCredentials | None:
         """What TLS on the agents' port needs; None without TLS. Certificates are read again when they change."""
@@ -132,7 +137,7 @@ class Door:
         self._gate, self._header = gate, options.user_header
         #: With ``out`` there is nothing here but this job.
         self._only_job = options.job_id or None if options.out else None
-        self._needs_token = bool(options.token_file) and options.http_is_open and gate.web is None
+        self._needs_proof = options.http_is_open and "http" not in gate.insecure
 
     def admits(self, headers: Headers, token: str, cookie: str = "") -> Visitor | None:
         """Who asks, by the headers and the ``token`` of its address or ``cookie``; None where it may not.
@@ -146,7 +151,9 @@ class Door:
             return None
         if grant is not None:
             return EVERYONE if grant.job == self._only_job else Visitor(grant.job)
-        if self._needs_token or (self.web is not None and not self.web.admits(authorization)):
+        if self._needs_proof and not (self.web is not None and self.web.protects):
+            return None
+        if self.web is not None and not self.web.admits(authorization):
             return None
         if self._header:
             user = (headers.get(self._header) or "").strip()
