@@ -171,6 +171,32 @@ def test_shellcheck_has_nothing_to_say(script: Path) -> None:
     assert (checked.returncode, checked.stdout) == (0, "")
 
 
+@pytest.mark.parametrize("works", [True, False])
+def test_prolog_makes_a_token_or_says_why_not(tmp_path: Path, works: bool) -> None:
+    """A failure is in the log of the node, and leaves no empty file."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "secret").touch()
+    made = "echo TOKEN" if works else "echo 'user 4711 owns it' >&2; exit 2"
+    for name, line in (("hindmost", made), ("logger", f'echo "$@" >> {tmp_path}/log')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    folders = {
+        "HINDMOST_VENV": tmp_path,
+        "HINDMOST_SECRET": tmp_path / "secret",
+        "HINDMOST_TOKENS": tmp_path / "tokens",
+    }
+    environ = {name: str(path) for name, path in folders.items()}
+    environ |= {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "77", "SLURM_JOB_UID": str(os.getuid())}
+    subprocess.run(["bash", DEPLOY / "slurm" / "prolog.sh"], check=True, env=environ, timeout=30)
+    token = tmp_path / "tokens" / "77"
+    if works:
+        assert (token.read_text(), token.stat().st_mode & 0o777) == ("TOKEN\n", 0o600)
+        assert not (tmp_path / "log").exists()
+    else:
+        assert "job 77 gets no token: user 4711 owns it" in (tmp_path / "log").read_text()
+        assert not token.exists()
+
+
 def test_task_prolog_switches_the_probe_on(tmp_path: Path) -> None:
     """What the Slurm TaskProlog prints are the variables of a probe, and the path it gives holds one."""
     said = prolog(tmp_path, {"SLURM_JOB_ID": "77"})
