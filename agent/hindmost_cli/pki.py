@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import hashlib
 import ipaddress
@@ -20,7 +21,7 @@ from hindmost_cli import arguments
 
 if TYPE_CHECKING:
     import argparse
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
 EPILOG = """\
@@ -28,7 +29,7 @@ examples:
   hindmost pki init /etc/hindmost/pki
   hindmost pki issue /etc/hindmost/pki collector.example.org node01 node02
   hindmost pki secret /etc/hindmost/secret
-  hindmost pki token /etc/hindmost/secret JOB > token
+  (umask 077; hindmost pki token /etc/hindmost/secret JOB > token)
 
 docs/how-to/secure.md says which file goes where."""
 
@@ -58,7 +59,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     kinds = ("init", "issue", "secret", "token")
     add = parser.add_argument
-    add("made", choices=kinds, help="an authority, certificates of nodes, a secret, or a job's token")
+    known = f"{{{','.join(kinds)}}}"
+    add("made", choices=kinds, metavar=known, help="an authority, certificates of nodes, a secret, or a job's token")
     add("path", type=arguments.path("PATH"), metavar="PATH", help="folder of the authority, or file of the secret")
     add("names", nargs="*", metavar="NAME", help="of a node, as `hostname` says there (NODE,MORE: several); or the job")
     add("--days", type=int, default=DAYS, metavar="N", help=f"certificates are valid for N days (default: {DAYS})")
@@ -71,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     if not least <= len(args.names) <= most:
         raise UsageError(f"{args.made}: {USES[args.made]}")
     if args.made == "secret":
-        _written(args.path, credentials.new_secret() + "\n")
+        _written(args.path, credentials.new_secret() + "\n", there="choose another, or remove it")
         sys.stdout.write(f"{args.path}: give it to the collector as --token-file\n")
     elif args.made == "token":
         secret = credentials.secrets_of(str(args.path), "PATH")[0]
@@ -106,7 +108,7 @@ def initialise(folder: Path) -> None:
         False,
     )
     made = made.add_extension(x509.KeyUsage(**usage, key_cert_sign=True, crl_sign=True), critical=True)
-    _written(folder / CA_KEY, _pem(key))
+    _written(folder / CA_KEY, _pem(key), there="choose another folder")
     _written(folder / CA, _signed(made, key), 0o644)
 
 
@@ -116,8 +118,10 @@ def issue(folder: Path, names: Sequence[str], valid: datetime.timedelta, out: Pa
     from cryptography.hazmat.primitives import serialization
 
     for name in names:
-        if not _NAME.fullmatch(name):
+        if not (_NAME.fullmatch(name) or _is_address(name)):
             raise UsageError(f"NODE {name!r}: not a host name or address")
+    if f"{names[0]}.pem" == CA:
+        raise UsageError(f"NODE {names[0]}: the authority's own file has this name")
     try:
         authority = x509.load_pem_x509_certificate((folder / CA).read_bytes())
         text = credentials.private(str(folder / CA_KEY), "FOLDER").encode()
@@ -135,10 +139,8 @@ def issue(folder: Path, names: Sequence[str], valid: datetime.timedelta, out: Pa
     identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key())
     made = made.add_extension(identifier, critical=False)
     where = (out or folder) / f"{names[0]}.pem"
-    for path in (where, where.with_name(f"{names[0]}.key")):
-        path.unlink(missing_ok=True)  # renewed
-    _written(where.with_name(f"{names[0]}.key"), _pem(key))
-    _written(where, _signed(made, signer), 0o644)
+    files = {where.with_name(f"{names[0]}.key"): (_pem(key), 0o600), where: (_signed(made, signer), 0o644)}
+    _replaced(files)
     return where
 
 
@@ -160,7 +162,6 @@ def ephemeral(folder: Path) -> tuple[str, str | None]:
         _written(key, _pem(own))
         _written(certificate, _signed(made, own))
     else:
-        ("req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=hindmost -days 3650".split())
         before = os.umask(0o077)
         try:
             done = subprocess.run(
@@ -206,6 +207,15 @@ def _alternative(name: str) -> Any:
         return x509.DNSName(name)
 
 
+def _is_address(name: str) -> bool:
+    """Whether it is an IP address. Without a zone: that is of one host, and may have any characters."""
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return "%" not in name
+
+
 def _builder(subject: Any, issuer: Any, key: Any, valid: datetime.timedelta) -> Any:
     x509 = _x509()
     now = datetime.datetime.now(datetime.timezone.utc)
@@ -227,9 +237,28 @@ def _pem(key: Any) -> str:
     return text.decode()
 
 
-def _written(path: Path, text: str, mode: int = 0o600) -> None:
+def _written(path: Path, text: str, mode: int = 0o600, *, there: str = "") -> None:
+    """Write a new file; ``there`` says what to do where there is one."""
     try:
         credentials.write_private(path, text)
         path.chmod(mode)
     except OSError as error:
-        raise HindmostError(f"{path}: {error.strerror}") from error
+        more = f"; {there}" if there and isinstance(error, FileExistsError) else ""
+        raise HindmostError(f"{path}: {error.strerror}{more}") from error
+
+
+def _replaced(files: Mapping[Path, tuple[str, int]]) -> None:
+    """Write these texts with these modes. Former files go only when all new ones are on the disk."""
+    new = {path: path.with_name(f"{path.name}.new") for path in files}
+    try:
+        for path, (text, mode) in files.items():
+            new[path].unlink(missing_ok=True)  # of an attempt that was interrupted
+            _written(new[path], text, mode)
+        for path, written in new.items():
+            written.replace(path)
+    except OSError as error:
+        raise HindmostError(f"{error.filename}: {error.strerror}") from error
+    finally:
+        for written in new.values():
+            with contextlib.suppress(OSError):
+                written.unlink()

@@ -74,7 +74,7 @@ class Options:
         JOB_LABEL, "label of a job on /metrics; `job`, as in 0.1, needs honor_labels", choices=(JOB_LABEL, "job")
     )
     tls_cert: str = _setting("", "certificate of the agents' port, and of a relay at its collector", "FILE")
-    tls_key: str = _setting("", "key of tls_cert", "FILE")
+    tls_key: str = _setting("", "private key of --tls-cert", "FILE")
     tls_ca: str = _setting("", "authority whose certificates agents and relays need to connect", "FILE")
     relays: str = _setting("", "names of the certificates that may relay other nodes' agents", "NAME,NAME")
     token_file: str = _setting("", "secret whose tokens agents need to connect; a file of mode 0600", "FILE")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime
 import http.client
 import os
 import re
@@ -24,9 +25,11 @@ from hindmost.web_config import WebConfig
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.exposition import listen
 from hindmost_agent.settings import settings
+from hindmost_cli import pki
 from hindmost_cli.run.environment import proof, run_directory
 from hindmost_collector.options import resolve
 from hindmost_collector.serve import http as page
+from hindmost_collector.serve.credentials import Door, Gate
 from hindmost_proto.address import Address
 
 from tests.needs import need
@@ -77,6 +80,72 @@ def test_a_secret_is_in_a_file_of_its_own_user(tmp_path: Path, kind: str) -> Non
     assert line in str(caught.value)
     assert str(tmp_path / "secret") in str(caught.value)
     assert SECRET not in str(caught.value)
+
+
+def test_a_certificate_never_takes_the_authoritys_place(authority: Path) -> None:
+    """A node that is called as the authority's file is refused."""
+    before = [(authority / name).read_bytes() for name in ("ca.pem", "ca.key")]
+    with pytest.raises(UsageError, match="NODE ca: the authority's own file has this name"):
+        pki.issue(authority, ["ca"], datetime.timedelta(days=1))
+    assert [(authority / name).read_bytes() for name in ("ca.pem", "ca.key")] == before
+
+
+def test_a_renewal_that_fails_leaves_the_former_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node keeps key and certificate; the next attempt renews both."""
+    pki.initialise(tmp_path / "ca")
+    made = pki.issue(tmp_path / "ca", ["n0"], datetime.timedelta(days=1))
+    before = made.read_bytes()
+    names = sorted(path.name for path in made.parent.iterdir())
+
+    def full(path: Path, text: str) -> None:
+        path.write_text(text[:9])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("hindmost.credentials.write_private", full)
+        with pytest.raises(HindmostError, match="No space left"):
+            pki.issue(tmp_path / "ca", ["n0"], datetime.timedelta(days=1))
+    assert made.read_bytes() == before
+    assert sorted(path.name for path in made.parent.iterdir()) == names
+    assert pki.issue(tmp_path / "ca", ["n0"], datetime.timedelta(days=1)).read_bytes() != before
+    assert sorted(path.name for path in made.parent.iterdir()) == names
+
+
+@pytest.mark.parametrize(("name", "known"), [("::1", True), ("fd00::7", True), ("fe80::1%../x", False), ("-x", False)])
+def test_a_certificate_is_of_a_name_or_an_address(authority: Path, tmp_path: Path, name: str, known: bool) -> None:
+    """Also of IPv6; a zone could have any characters."""
+    if known:
+        assert pki.issue(authority, [name], datetime.timedelta(days=1), tmp_path).name == f"{name}.pem"
+    else:
+        with pytest.raises(UsageError, match="not a host name or address"):
+            pki.issue(authority, [name], datetime.timedelta(days=1), tmp_path)
+
+
+def test_a_secret_is_not_overwritten(tmp_path: Path) -> None:
+    """The line says what to do."""
+    command = [sys.executable, "-m", "hindmost", "pki", "secret", str(tmp_path / "secret")]
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
+    again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert again.stderr.endswith("secret: File exists; choose another, or remove it\n")
+
+
+PAIRS = {
+    "another's key": ("n0.pem", "n1.key", "--tls-cert {}/n0.pem, --tls-key {}/n1.key: the key is not that of the"),
+    "no key": ("n0.pem", "junk", "--tls-key {}/junk: no private key in it"),
+    "no certificate": ("junk", "n0.key", "--tls-cert {}/junk: no certificate in it"),
+    "a missing certificate": ("none", "n0.key", "--tls-cert {}/none: No such file"),
+}
+
+
+@pytest.mark.parametrize("kind", PAIRS)
+def test_a_pair_that_cannot_be_used_is_named(authority: Path, kind: str) -> None:
+    """Before a port is opened, with its options."""
+    cert, key, line = PAIRS[kind]
+    written(authority / "junk", "hello")
+    options = resolve({"tls_cert": f"{authority}/{cert}", "tls_key": f"{authority}/{key}"}, {})
+    with pytest.raises(UsageError) as caught:
+        Gate(options).server()
+    assert line.replace("{}", str(authority)) in str(caught.value)
 
 
 def linked(path: Path) -> None:
@@ -350,8 +419,6 @@ class Nothing:
 
 def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) -> None:
     """As Prometheus' exporters: a client without a certificate of the authority does not get through TLS."""
-    from hindmost_collector.serve.credentials import Door, Gate
-
     pair = f"cert_file: {authority}/collector.pem, key_file: {authority}/collector.key"
     more = f"client_auth_type: RequireAndVerifyClientCert, client_ca_file: {authority}/ca.pem"
     (tmp_path / "web.yml").write_text(f"tls_server_config: {{{pair}, {more}}}")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
-from hindmost.credentials import Grant, Reread, bearer, granted, private, secrets_of
+from hindmost.credentials import Grant, Reread, bearer, granted, private, reason, secrets_of
 from hindmost.errors import UsageError
 from hindmost.web_config import WebConfig
 
@@ -67,7 +68,8 @@ class Gate:
         own = self._options
         if not own.tls_ca:
             return grpc.aio.insecure_channel(target, options=options)
-        ca, key, cert = (_pem(path) if path else None for path in (own.tls_ca, own.tls_key, own.tls_cert))
+        named = (own.tls_ca, "--tls-ca"), (own.tls_key, "--tls-key"), (own.tls_cert, "--tls-cert")
+        ca, key, cert = (_pem(path, what) if path else None for path, what in named)
         return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -162,18 +164,29 @@ class Door:
 
 
 def _configuration(cert: str, key: str, ca: str) -> Any:
-    pair = private(key, "--tls-key").encode(), _pem(cert)
+    pair = private(key, "--tls-key").encode(), _pem(cert, "--tls-cert")
     if b"-----BEGIN CERTIFICATE-----" not in pair[1]:
         raise UsageError(f"--tls-cert {cert}: no certificate in it")
-    return grpc.ssl_server_certificate_configuration([pair], root_certificates=_pem(ca) if ca else None)
+    if b"PRIVATE KEY-----" not in pair[0]:
+        raise UsageError(f"--tls-key {key}: no private key in it")
+    if b"ENCRYPTED" in pair[0]:
+        raise UsageError(f"--tls-key {key}: it is encrypted; a key without a password is needed")
+    try:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # how strong a key has to be, gRPC decides
+        context.load_cert_chain(cert, key, password="")  # without one, OpenSSL asks on the terminal
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--tls-cert {cert}, --tls-key {key}: {reason(error)}") from error
+    root = _pem(ca, "--tls-ca") if ca else None
+    return grpc.ssl_server_certificate_configuration([pair], root_certificates=root)
 
 
-def _pem(path: str) -> bytes:
+def _pem(path: str, what: str) -> bytes:
     try:
         with open(path, "rb") as file:  # noqa: PTH123 - as private() reads
             return file.read()
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error
+        raise UsageError(f"{what} {path}: {error.strerror}") from error
 
 
 def _names(context: Mapping[str, Any]) -> frozenset[str]:
