@@ -117,7 +117,7 @@ class Options:
 
     @property
     def agents_are_anonymous(self) -> bool:
-        """Whether the network reaches a port for agents that encrypts and asks nobody who they are."""
+        """Whether the network reaches a port for agents that encrypts and takes any sender."""
         encrypts_only = self.tls_cert and not (self.tls_ca or self.token_file)
         return bool(encrypts_only) and not is_loopback(address(self.listen, "--listen").host)
 
