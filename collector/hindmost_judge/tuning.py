@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import efficiency, usage
-from hindmost_judge.causes import cpu_sharing
+from hindmost_judge.causes import cpu_sharing, cpu_wait
 from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
 from hindmost_judge.stats.robust import lower_median
 from hindmost_judge.verdict import advice
@@ -50,8 +50,6 @@ INPUT, COPIES, SMALL, WAITS = 0.10, 0.05, 0.05, 0.10
 SMALL_BYTES, MANY = 256 << 10, 16
 #: CPUs of a node are full from this share on, threads queue from this many at a time on, a quota holds from this on.
 FULL, QUEUE, QUOTA = 0.90, 1.0, 0.05
-#: A rank that waits for a CPU for this share of the time does not have one to itself.
-QUEUED = 0.25
 #: Workers that compute for this share of the time are what input waits for.
 WORKERS_BUSY = 0.7
 #: A rank that uses at most this many CPUs has one thread that computes.
@@ -174,6 +172,11 @@ class Facts:
         """Node to the share of its CPUs in use."""
         return usage.cpu_busy(self._of_steps) or usage.cpu_busy(self.metrics)
 
+    @cached_property
+    def busiest(self) -> float:
+        """The share in use of the CPUs of the node that uses most; 0 where none was sampled."""
+        return max(self.used.values(), default=0.0)
+
 
 def find(run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> list[Advice]:
     """The advice on a job, what is about the largest part of the step first."""
@@ -213,7 +216,7 @@ def _quota(facts: Facts) -> Advice | None:
 
 def _too_many_threads(facts: Facts) -> Advice | None:
     waiting = facts.typical("hindmost_process_threads_runqueue_seconds_total", "rate")
-    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), max(facts.used.values(), default=0.0)
+    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
     if not waiting >= QUEUE or not waiting >= used or not facts.cpus_each >= 1.0 or full < FULL:
         return None
     each = int(facts.cpus_each)
@@ -231,8 +234,8 @@ def _too_many_threads(facts: Facts) -> Advice | None:
 def _too_many_ranks(facts: Facts) -> Advice | None:
     """More ranks that compute than CPUs."""
     waits = facts.typical("hindmost_process_runqueue_seconds_total", "rate")
-    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), max(facts.used.values(), default=0.0)
-    if not facts.cpus_each < 1.0 or not waits >= QUEUED or not waits >= used or full < FULL:
+    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
+    if not facts.cpus_each < 1.0 or not waits >= cpu_wait.QUEUED or not waits >= used or full < FULL:
         return None
     node = min(
         (one for one in facts.ranks_on if one in facts.cpus), key=lambda one: facts.cpus[one] / facts.ranks_on[one]
@@ -242,7 +245,7 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
         "ranks per node",
         f"{facts.ranks_on[node]} ranks share the {facts.cpus[node]:.0f} CPUs of {node}; the typical rank waits for one"
         f" {percent(waits)} of the time and has one {percent(used)}",
-        f"more ranks than CPUs, waits of {percent(QUEUED)} of the time, CPUs {percent(FULL)} busy",
+        f"more ranks than CPUs, waits of {percent(cpu_wait.QUEUED)} of the time, CPUs {percent(FULL)} busy",
         f"at most {most} rank{'s' * (most > 1)} per node: `mpirun --map-by ppr:{most}:node`,"
         f" `torchrun --nproc-per-node {most}`, `srun --ntasks-per-node={most}`",
         waits / (waits + used),
@@ -271,7 +274,7 @@ def _too_few_threads(facts: Facts) -> Advice | None:
 def _spinning(facts: Facts) -> Advice | None:
     """Threads of OpenMP that spin while their rank waits for others, on CPUs that are all taken."""
     wait, each = facts.share("wait"), facts.cpus_each
-    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), max(facts.used.values(), default=0.0)
+    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
     needed = 1.0 + (1.0 - wait) * each  # one thread may poll for messages
     if not each >= 2.0 or not wait >= INPUT or not used >= needed + QUOTA * each or full < FULL:
         return None

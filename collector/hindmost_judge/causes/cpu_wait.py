@@ -135,6 +135,9 @@ def queued_in_collectives(blocks: Blocks, rows: Ints | None = None, shares: Floa
     return delay_in_collectives(queued_in_all(blocks, part)[rows], (own.mean(axis=1) * part)[rows], waited, transfer)
 
 
+#: A rank that waits for a CPU for this share of the time does not have one to itself.
+QUEUED = 0.25
+
 #: A transfer goes on when its last process runs. Transfers say nothing of a network if waiting for a CPU may be this
 #: share of what they are longer by.
 _QUEUED = 0.5

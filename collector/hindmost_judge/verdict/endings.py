@@ -38,11 +38,12 @@ def of(run: Run) -> tuple[str | None, str | None]:
     code, signalled = run.job.exit_code, run.job.interrupted_by
     lost = None if signalled else _lost_node(run)
     if lost is not None:
-        last = (run.job.ended_ns or 0) - _last_heard_ns(run, lost)
-        silent = f"{lost} was last heard {last / 1e9:.1f} s before the job ended, with its ranks at work"
+        node, last_ns = lost
+        before = ((run.job.ended_ns or 0) - last_ns) / 1e9
+        silent = f"{node} was last heard {before:.1f} s before the job ended, with its ranks at work"
         return (
             f"{exit_words(code or 0, run.killed_by)}; {silent}",
-            f"see whether {lost} was lost: its kernel log, the scheduler's record of the node",
+            f"see whether {node} was lost: its kernel log, the scheduler's record of the node",
         )
     if not code and (code is not None or len(gone) == 0):
         return None, None
@@ -72,28 +73,27 @@ def exit_words(code: int, killed_by: int | None) -> str:
     return f"killed by signal {-code}{name}" if code < 0 else f"exit code {code}{name}"
 
 
-def _lost_node(run: Run) -> str | None:
-    """The node with which contact was lost first, before the job's end, and of none of whose ranks an end was seen.
+def _lost_node(run: Run) -> tuple[str, int] | None:
+    """The node with which contact was lost first, before the job's end, and its last measurement, ns; one of none of
+    whose ranks an end was seen.
 
     An agent that can be reached measures once more after that.
     """
     if run.job.source != Job.source or run.job.ended_ns is None or run.job.exit_code is None:
         return None
-    ranks, states = run.ranks, run.rank_states
-    ended = states["rank"][states["life"] != RUNNING]
-    at_work = {str(node) for node in ranks["node"][np.isin(ranks["rank"], states["rank"])].tolist()}
-    at_work -= {str(node) for node in ranks["node"][np.isin(ranks["rank"], ended)].tolist()}
-    heard = {node: _last_heard_ns(run, node) for node in at_work - {""}}
-    first = min(heard, key=lambda node: heard[node], default=None)
-    return first if first is not None and heard[first] < run.job.ended_ns else None
-
-
-def _last_heard_ns(run: Run, node: str) -> int:
-    """The newest measurement of a node."""
-    ranks = run.ranks["rank"][run.ranks["node"] == node]
-    seen = run.rank_states["time_ns"][np.isin(run.rank_states["rank"], ranks)]
-    known = (seen, run.metrics["time_ns"][run.metrics["node"] == node])
-    return max((int(one.max()) for one in known if len(one)), default=0)
+    states, on = run.rank_states, dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    node = np.array([on.get(rank, "") for rank in states["rank"].tolist()], np.str_)
+    at_work = set(node.tolist()) - set(node[states["life"] != RUNNING].tolist()) - {""}
+    if not at_work:
+        return None
+    heard = dict.fromkeys(at_work, 0)
+    for nodes, times in ((node, states["time_ns"]), (run.metrics["node"], run.metrics["time_ns"])):
+        code, words = codes(nodes)
+        newest = np.zeros(len(words), np.int64)
+        np.maximum.at(newest, code, times)
+        heard |= {one: max(heard[one], last) for one, last in zip(words, newest.tolist(), strict=True) if one in heard}
+    first = min(heard, key=lambda one: heard[one])
+    return (first, heard[first]) if heard[first] < run.job.ended_ns else None
 
 
 def _gone(run: Run) -> list[int]:

@@ -259,10 +259,6 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
     return found or _of_gpus(blocks, settings) or _of_computing(blocks)
 
 
-#: Waits for a CPU of less than this share of the time bound no job.
-_QUEUED = 0.25
-
-
 def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
@@ -271,7 +267,7 @@ def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
     waits = float(np.min(rates))
     if waits >= settings.bound_transfer:
         return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} of the time")
-    if used is None or not waits >= _QUEUED:
+    if used is None or not waits >= cpu_wait.QUEUED:
         return None
     wanted = float(np.min(rates / (rates + used)))  # ranks that wait for each other want none meanwhile
     if not wanted >= settings.bound_transfer:
