@@ -246,8 +246,11 @@ class Client:
         token = secrets_of(self.token_file)[0] if self.token_file else self.token
         return {"authorization": f"Bearer {token}"} if token else {}
 
-    def context(self, certificate: bytes = b"") -> ssl.SSLContext:
-        """For one connection; with ``certificate`` (DER), to the server that has it. Raises ``UsageError``."""
+    def context(self, certificate: bytes = b"", speaks: str = "h2") -> ssl.SSLContext:
+        """For one connection; with ``certificate`` (DER), to the server that has it. Raises ``UsageError``.
+
+        ``speaks`` is the protocol that is named in the handshake: gRPC's, or ``http/1.1``.
+        """
         try:
             if certificate:
                 context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -255,7 +258,7 @@ class Client:
                 context.load_verify_locations(cadata=certificate)
                 context.verify_flags |= _NO_CHECK_TIME | ssl.VERIFY_X509_PARTIAL_CHAIN
             else:
-                context = ssl.create_default_context(cafile=self.ca)
+                context = ssl.create_default_context(cafile=self.ca or None)
             if self.cert:
                 private(self.key, "--tls-key")
                 context.load_cert_chain(self.cert, self.key)
@@ -263,7 +266,7 @@ class Client:
             what = " ".join(one for one in (self.ca, self.cert, self.key) if one)
             raise UsageError(f"TLS with {what}: {reason(error)}") from error
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.set_alpn_protocols(["h2"])
+        context.set_alpn_protocols([speaks])
         return context
 
     def pins(self, certificate: bytes) -> bool:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hindmost.credentials import Client
 from hindmost.errors import MissingError, UsageError
 
 if TYPE_CHECKING:
@@ -63,6 +64,12 @@ def add_proofs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tls-cert", metavar="FILE", help="this node's own certificate")
     parser.add_argument("--tls-key", metavar="FILE", help="the key of --tls-cert")
     parser.add_argument("--token-file", metavar="FILE", help="a file with the token for the collector, mode 0600")
+
+
+def client(args: argparse.Namespace) -> Client:
+    """How this command proves itself, by the options of ``add_proofs`` or the variables of a job. Raises UsageError."""
+    given = {"cert": args.tls_cert, "key": args.tls_key, "ca": args.tls_ca, "token_file": args.token_file}
+    return Client.of(given, os.environ)
 
 
 def thresholds(sets: Sequence[str] | None, config: Path | None = None) -> Settings:

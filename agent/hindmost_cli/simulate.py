@@ -47,6 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("out", metavar="FOLDER", type=folder, nargs="?", help="write the recording here: a new folder")
     add = parser.add_argument
     add("--collector", metavar="HOST:PORT", help="send the job to this collector instead of a folder")
+    arguments.add_proofs(parser)
     add("--speed", type=float, default=0.0, metavar="X", help="job seconds per second (default: as fast as possible)")
     formats = ("run", "traces")
     add("--format", choices=formats, default="run", help="run directory or profiler traces (default: run)")
@@ -132,7 +133,7 @@ def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
         raise UsageError(f"--speed {args.speed:g}: use job seconds per second, or 0 for as fast as possible")
     if args.ground_truth:
         raise UsageError("--ground-truth needs a FOLDER: drop --ground-truth or --collector")
-    count = send(scenario, args.collector, args.speed)
+    count = send(scenario, args.collector, args.speed, arguments.client(args))
     sys.stdout.write(f"{args.collector}: {args.ranks} ranks, {args.steps} steps, {count} batches, all acknowledged\n")
     return 0
 

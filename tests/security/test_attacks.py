@@ -396,6 +396,13 @@ def test_a_jobs_token_is_told_what_it_shows(target: Target) -> None:
     assert target.get("/metrics", bearer(MINE))[1].endswith("a job's token shows /api/report of its job\n")
 
 
+def test_a_user_whom_a_proxy_names_is_told_where_their_jobs_are(target: Target) -> None:
+    """At /metrics, which shows all jobs; and where the proxy names none, that it does not."""
+    assert target.get("/metrics", as_user("mine"))[1].endswith("yours are on the page and in /api/jobs\n")
+    headers = {name: value for name, value in as_user("").items() if value}
+    assert "the proxy named none in its header" in target.get("/api/report", headers)[1]
+
+
 @pytest.mark.parametrize("path", ["state", "report", "newest"])
 def test_another_job_looks_like_none(target: Target, path: str) -> None:
     """Whether there is such a job cannot be learned."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from hindmost.errors import UsageError
 
-from hindmost_cli import stdio
+from hindmost_cli import arguments, stdio
 from hindmost_cli.top.source import Collector, RunDirectory
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ examples:
   hindmost top 127.0.0.1:40123
   hindmost top hindmost-runs/JOB
   hindmost top head-node:9461 --job train-7 --once
+  hindmost top head-node:9461 --tls-ca ca.pem --token-file token
 
 `hindmost run` prints ADDRESS when it starts. For a collector it is the value of --http. `?` shows the keys."""
 #: Where a collector serves its page by default.
@@ -44,6 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--once", action="store_true", help="print the report once and exit (always, if stdout is no terminal)"
     )
+    arguments.add_proofs(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -51,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     if not 0 < args.interval <= LONGEST:
         raise UsageError(f"--interval {args.interval:g}: use a number of seconds above 0, at most {LONGEST:g}")
     recorded = bool(args.address) and Path(args.address).is_dir()
-    source = RunDirectory(Path(args.address)) if recorded else Collector(args.address)
+    source = RunDirectory(Path(args.address)) if recorded else Collector(args.address, arguments.client(args))
     if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
         sys.stdout.write(printed(source, args.job))
         return 0

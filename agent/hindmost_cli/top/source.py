@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import http.client
 import json
 import socket
+import ssl
 import time
 import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import quote, urlencode
+from urllib.parse import parse_qs, quote, urlencode, urlsplit
 
+from hindmost.credentials import Client, reason
 from hindmost.errors import HindmostError, UsageError
 from hindmost_proto.address import parse
 
@@ -39,24 +42,34 @@ class Source(Protocol):
         """The whole report; None where there is none yet."""
 
 
-def place(address: str) -> str:
-    """``http://HOST:PORT`` of whatever the user pasted."""
-    base = address if "://" in address else f"http://{address}"
+def place(address: str, scheme: str = "http") -> str:
+    """``http://HOST:PORT`` of whatever the user pasted; ``scheme`` where that names none."""
+    base = address if "://" in address else f"{scheme}://{address}"
     scheme, _, rest = base.partition("://")
-    host = rest.partition("/")[0]
+    host = rest.partition("/")[0].partition("?")[0]
     if scheme not in ("http", "https") or not host or (":" in host and parse(host) is None):
         raise UsageError(f"ADDRESS {address!r}: {GIVE}, or a run directory")
     return f"{scheme}://{host}"
 
 
+def token_in(address: str) -> str:
+    """The token of an address as `hindmost run` prints it; empty without."""
+    return parse_qs(urlsplit(address).query).get("token", [""])[0]
+
+
 class Collector:
     """A running collector."""
 
-    def __init__(self, address: str) -> None:
-        self.name = place(address)
+    def __init__(self, address: str, client: Client = Client()) -> None:  # noqa: B008 - immutable
+        token = token_in(address)
+        self._client = dataclasses.replace(client, token=token, token_file="") if token else client
+        self.name = place(address, "https" if client.ca else "http")
+
+    def _fetch(self, path: str, query: dict[str, str]) -> Any:
+        return fetch(self.name, path, query, self._client)
 
     def picture(self, job: str | None) -> dict[str, Any]:
-        found = fetch(self.name, "/api/newest", {"job": job} if job else {})
+        found = self._fetch("/api/newest", {"job": job} if job else {})
         if found is None:
             self._refuse_unknown(job)
             raise HindmostError(
@@ -66,7 +79,7 @@ class Collector:
         return known
 
     def report(self, job: str | None) -> dict[str, Any] | None:
-        found = fetch(self.name, "/api/report", {"job": job} if job else {})
+        found = self._fetch("/api/report", {"job": job} if job else {})
         if found is None:
             self._refuse_unknown(job)
         known: dict[str, Any] | None = found
@@ -74,7 +87,7 @@ class Collector:
 
     def jobs(self) -> list[str]:
         """The ids of the jobs that it knows."""
-        return [str(one["id"]) for one in fetch(self.name, "/api/jobs", {}) or []]
+        return [str(one["id"]) for one in self._fetch("/api/jobs", {}) or []]
 
     def _refuse_unknown(self, job: str | None) -> None:
         jobs = self.jobs()
@@ -114,15 +127,20 @@ class RunDirectory:
         return [self._path.name]
 
 
-def fetch(base: str, path: str, query: dict[str, str]) -> Any:
-    """A JSON answer; None for "there is none". Raises HindmostError where this is no collector."""
+def fetch(base: str, path: str, query: dict[str, str], client: Client) -> Any:
+    """A JSON answer; None for "there is none". Raises HindmostError where this is no collector, or it refuses."""
     url = f"{base}{quote(path)}" + (f"?{urlencode(query)}" if query else "")
+    request = urllib.request.Request(url, headers=client.bearer())  # noqa: S310 - http or https, see place()
+    context = client.context(speaks="http/1.1") if base.startswith("https:") else None
     try:
-        with urllib.request.urlopen(url, timeout=TIMEOUT) as answer:  # noqa: S310 - http or https, see place()
+        with urllib.request.urlopen(request, timeout=TIMEOUT, context=context) as answer:  # noqa: S310
             return json.load(answer)
     except urllib.error.HTTPError as error:
         if error.code == http.client.NOT_FOUND:
             return None
+        if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+            said = error.read(200).decode("utf-8", "replace").strip().partition("\n")[0]
+            raise HindmostError(f"{base} refuses: {said or error.reason}: give --token-file FILE") from error
         raise HindmostError(f"{url} answers {error.code} {error.reason}: is this a hindmost collector?") from error
     except ValueError as error:
         raise HindmostError(f"{url} does not answer with JSON: is this a hindmost collector?") from error
@@ -130,5 +148,9 @@ def fetch(base: str, path: str, query: dict[str, str]) -> Any:
         why = getattr(error, "reason", None) or error
         if isinstance(why, socket.gaierror):
             raise UsageError(f"ADDRESS {base}: no such host; {GIVE}") from error
+        if isinstance(why, ssl.SSLError):
+            raise HindmostError(
+                f"{base}: {reason(why)}: give --tls-ca FILE, the authority of its certificate"
+            ) from error
         why = getattr(why, "strerror", None) or why
         raise HindmostError(f"no answer from {base} ({why}): is the job still running?") from error

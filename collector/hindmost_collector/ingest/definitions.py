@@ -148,6 +148,24 @@ def _hash(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
+def rank_reference(one: Any) -> int:
+    """The reference that the content of a ``wire.Rank`` has."""
+    return _hash(f"{one.node}\0{one.job_id}\0{one.rank}\0{one.pid}\0{one.process_start_ticks}".encode())
+
+
+def communicator_reference(one: Any) -> int:
+    """The reference that the content of a ``wire.Communicator`` has."""
+    return _hash(f"{one.rank}\0{one.id}\0{one.size}\0{one.rank_in}\0{one.name}".encode())
+
+
+def schema_reference(one: Any) -> int:
+    """The reference that the content of a ``wire.Schema`` has."""
+    content = type(one)()
+    content.CopyFrom(one)
+    content.ClearField("ref")
+    return _hash(content.SerializeToString(deterministic=True))
+
+
 def check_own(sent: Any, job: str, node: str) -> None:
     """Raise Malformed unless definitions are an agent's own: of its ``job`` and ``node``, where these are not empty.
 
@@ -157,19 +175,14 @@ def check_own(sent: Any, job: str, node: str) -> None:
     for one in sent.ranks:
         if (job and one.job_id != job) or (node and one.node != node):
             raise Malformed(f"rank {one.rank} of job {one.job_id!r:.80} on {one.node!r:.80} is not its to define")
-        text = f"{one.node}\0{one.job_id}\0{one.rank}\0{one.pid}\0{one.process_start_ticks}"
-        if one.ref != _hash(text.encode()):
+        if one.ref != rank_reference(one):
             raise Malformed(f"rank {one.rank} has a reference that is not its own")
         ranks.add(one.ref)
     for one in sent.communicators:
-        text = f"{one.rank}\0{one.id}\0{one.size}\0{one.rank_in}\0{one.name}"
-        if one.ref != _hash(text.encode()):
+        if one.ref != communicator_reference(one):
             raise Malformed(f"communicator {one.id:#x} has a reference that is not its own")
     for one in sent.schemas:
-        content = type(one)()
-        content.CopyFrom(one)
-        content.ClearField("ref")
-        if one.ref != _hash(content.SerializeToString(deterministic=True)):
+        if one.ref != schema_reference(one):
             raise Malformed(f"schema {one.ref:#x} has a reference that is not its own")
         for labels in {_labels(tuple(series.labels)) for series in one.series}:
             owner = json.loads(labels).get("job", job)

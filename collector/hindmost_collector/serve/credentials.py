@@ -7,12 +7,12 @@ import ssl
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import grpc
-from hindmost.credentials import Grant, Reread, bearer, granted, private, reason, secrets_of
+from hindmost.credentials import Client, Grant, Reread, bearer, granted, private, reason, secrets_of
 from hindmost.errors import UsageError
 from hindmost.web_config import WebConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hindmost_proto import telemetry_pb2 as wire
 
@@ -66,11 +66,7 @@ class Gate:
     def channel(self, target: str, *, options: list[tuple[str, int]]) -> grpc.aio.Channel:
         """A relay's connection to its collector. Raises ``UsageError``."""
         own = self._options
-        if not own.tls_ca:
-            return grpc.aio.insecure_channel(target, options=options)
-        named = (own.tls_ca, "--tls-ca"), (own.tls_key, "--tls-key"), (own.tls_cert, "--tls-cert")
-        ca, key, cert = (_pem(path, what) if path else None for path, what in named)
-        return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
+        return open_channel(target, Client(own.tls_cert, own.tls_key, own.tls_ca), options)
 
     def metadata(self) -> tuple[tuple[str, str], ...]:
         """What a relay says with its call."""
@@ -179,6 +175,15 @@ def _configuration(cert: str, key: str, ca: str) -> Any:
         raise UsageError(f"--tls-cert {cert}, --tls-key {key}: {reason(error)}") from error
     root = _pem(ca, "--tls-ca") if ca else None
     return grpc.ssl_server_certificate_configuration([pair], root_certificates=root)
+
+
+def open_channel(target: str, client: Client, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
+    """A connection to a collector, with TLS where the client has an authority. Raises ``UsageError``."""
+    if not client.ca:
+        return grpc.aio.insecure_channel(target, options=options)
+    named = (client.ca, "--tls-ca"), (client.key, "--tls-key"), (client.cert, "--tls-cert")
+    ca, key, cert = (_pem(path, what) if path else None for path, what in named)
+    return grpc.aio.secure_channel(target, grpc.ssl_channel_credentials(ca, key, cert), options=options)
 
 
 def _pem(path: str, what: str) -> bytes:

@@ -215,8 +215,12 @@ class _Handler(BaseHTTPRequestHandler):
         if visitor.job is not None and path == "/metrics":
             said = b"this shows all jobs; a job's token shows /api/report of its job\n"
             return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
-        if visitor.anonymous or path == "/metrics":
-            return Answer(HTTPStatus.FORBIDDEN, _TEXT, b"this shows all jobs, or a user's: who asks is not known\n")
+        if path == "/metrics":
+            said = b"this shows all jobs; yours are on the page and in /api/jobs\n"
+            return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
+        if visitor.anonymous:
+            said = b"jobs are shown to their users, and the proxy named none in its header (--user-header)\n"
+            return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
         job = query.get("job") or next(
             (one["id"] for one in self.endpoints.jobs() if self._sees(visitor, one["id"])), None
         )

@@ -7,18 +7,21 @@ import contextlib
 import hashlib
 import time
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
+from hindmost.credentials import Client
 from hindmost.errors import HindmostError
 from hindmost_judge.model import PHASES, Table, rows
 from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.ingest.connections import GONE
+from hindmost_collector.ingest.definitions import communicator_reference, rank_reference, schema_reference
 from hindmost_collector.recordings.tables import select
+from hindmost_collector.serve.credentials import open_channel
 from hindmost_collector.simulate import engine
 from hindmost_collector.simulate.engine import SEEN_SECONDS, draw, groups, stopped_ns
 from hindmost_collector.simulate.record import (
@@ -49,29 +52,36 @@ WELCOME_S = 10.0
 DURABLE_S = 120.0
 
 
-def send(scenario: Scenario, address: str, speed: float = 0.0) -> int:
+def send(
+    scenario: Scenario,
+    address: str,
+    speed: float = 0.0,
+    client: Client = Client(),  # noqa: B008 - immutable
+) -> int:
     """Send a job to the collector at ``address``; ``speed`` seconds of it a second, 0: as fast as it is taken.
 
     Returns the count of batches, all acknowledged: durable where the collector records. Raises
     :class:`HindmostError` where the collector does not answer. A job that stops stands still for a minute of its time.
     """
-    return asyncio.run(_send(Job.of(scenario, time.time_ns()), address, speed))
+    return asyncio.run(_send(Job.of(scenario, time.time_ns()), address, speed, client))
 
 
-async def _send(job: Job, address: str, speed: float) -> int:
-    async with grpc.aio.insecure_channel(address) as channel:
+async def _send(job: Job, address: str, speed: float, client: Client) -> int:
+    async with open_channel(address, client) as channel:
         try:
             await asyncio.wait_for(channel.channel_ready(), WELCOME_S)
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
-            raise HindmostError(f"no collector answers at {address}: start one with `hindmost collector`") from None
+            raise HindmostError(_silent(address, client)) from None
         streams: list[_Stream] = []
         try:
             for node in job.nodes:  # one after the other: of two thousand at once some are cancelled unasked
-                streams.append(_Stream(channel))
+                streams.append(_Stream(channel, client))
                 await streams[-1].open(job.opening(node))
             await _batches(job, streams, speed)
             await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
-        except (*GONE, TimeoutError, _LeftError) as error:
+        except (*GONE, asyncio.TimeoutError, _LeftError) as error:
+            if refused := [one for one in streams if one.over and await one.refused()]:
+                raise HindmostError(f"the collector at {address} refuses it: {await refused[0].details()}") from None
             raise HindmostError(
                 f"the collector at {address} left before it had all of the job ({await _reason(error, streams)}):"
                 " see its log, start it again by `hindmost collector`, and send the job again"
@@ -80,6 +90,12 @@ async def _send(job: Job, address: str, speed: float) -> int:
             for stream in streams:
                 stream.cancel()
     return sum(job.sequence.values())
+
+
+def _silent(address: str, client: Client) -> str:
+    """Why no connection may have come about, of which gRPC gives no reason."""
+    remedy = "--tls-ca has to be the authority of its certificate" if client.ca else "if it speaks TLS, give --tls-ca"
+    return f"no collector answers at {address}: start one with `hindmost collector`; {remedy}"
 
 
 async def _batches(job: Job, streams: list[_Stream], speed: float) -> None:
@@ -96,29 +112,40 @@ class _LeftError(Exception):
 
 async def _reason(error: Exception, streams: list[_Stream]) -> str:
     """What the connection or the collector said of its end, in words."""
-    if isinstance(error, TimeoutError):
+    if isinstance(error, asyncio.TimeoutError):
         return f"no answer for {DURABLE_S:.0f} s"
     told = [await one.details() for one in streams if one.over]
     return next(filter(None, told), "it gave no reason")
 
 
 def open_stream(channel: grpc.aio.Channel, **options: Any) -> Any:
-    """An agent's call on ``channel``; ``options`` are those of a grpc call, such as ``wait_for_ready``."""
-    types = (wire.AgentMessage.SerializeToString, wire.CollectorMessage.FromString)
+    """An agent's call on ``channel``; ``options`` are those of a grpc call, such as ``wait_for_ready``.
+
+    Labels are written in order: references are hashes of what is sent.
+    """
+    types = (partial(wire.AgentMessage.SerializeToString, deterministic=True), wire.CollectorMessage.FromString)
     return channel.stream_stream(METHOD, *types)(**options)
 
 
 class _Stream:
     """One node's stream, and what of it is durable."""
 
-    def __init__(self, channel: grpc.aio.Channel) -> None:
-        self._call = open_stream(channel)
+    def __init__(self, channel: grpc.aio.Channel, client: Client) -> None:
+        self._call = open_stream(channel, metadata=tuple(client.bearer().items()))
         self._sent = self._durable = 0
         self._moved = asyncio.Event()
         self._reader: asyncio.Task[None] | None = None
 
     async def open(self, messages: list[wire.AgentMessage]) -> None:
-        for message in messages:
+        """Say hello, and the rest after the answer: writing to a call that was refused hides why."""
+        await self._call.write(messages[0])
+        try:
+            await asyncio.wait_for(self._call.read(), WELCOME_S)
+        except asyncio.TimeoutError:
+            raise HindmostError(
+                f"no welcome within {WELCOME_S:.0f} s: is it the agents' port of a collector?"
+            ) from None
+        for message in messages[1:]:
             await self._call.write(message)
         self._reader = asyncio.create_task(self._read())
         self._reader.add_done_callback(lambda _: self._moved.set())
@@ -132,6 +159,10 @@ class _Stream:
     def over(self) -> bool:
         """Whether the whole call is over, and has its details."""
         return bool(self._call.done())
+
+    async def refused(self) -> bool:
+        """Whether the collector did not accept what this client proves."""
+        return await self._call.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
     async def details(self) -> str:
         """The collector's reason for the stream's end; nothing where grpc met the end before it arrived."""
@@ -173,8 +204,6 @@ NODE_BASE_NS = 10**12
 STEPS_AT_ONCE = 4
 #: After how many seconds an agent tells of what its ranks are inside of, at first.
 SOON_S = 1.0
-#: Kinds of references; of communicators there is one for each kind of group.
-_RANKS, _SCHEMAS, _COMMUNICATORS = range(3)
 _CALLS = ("seq", "start_ns", "duration_ns", "bytes", "flags", "peer", "self_ns", "cpu_ns", "runqueue_ns")
 
 
@@ -210,20 +239,28 @@ class Job:
         return f"simulated-{self.scenario.seed}"
 
     @cached_property
-    def _references(self) -> int:
-        """Where this job's references begin: they mean the same in all streams of a collector, whatever job is sent."""
-        told = f"{self.scenario}".encode()
-        return int.from_bytes(hashlib.blake2b(told, digest_size=8).digest(), "little")
+    def _started(self) -> int:
+        """When the processes started, in ticks; any, but another for each scenario: the processes are others."""
+        return int.from_bytes(hashlib.blake2b(f"{self.scenario}".encode(), digest_size=4).digest(), "little")
 
-    def _ref(self, kind: int, number: int) -> int:
-        return (self._references + (kind << 40) + number) % (1 << 64) or 1
+    @cached_property
+    def _rank_refs(self) -> list[int]:
+        return [self._rank(rank).ref for rank in range(self.scenario.ranks)]
+
+    @cached_property
+    def _schemas(self) -> list[wire.Schema]:
+        """The series of each node."""
+        found = [wire.Schema(series=self._series(node)) for node in self.nodes]
+        for one in found:
+            one.ref = schema_reference(one)
+        return found
 
     def opening(self, node: int) -> list[wire.AgentMessage]:
         """Hello and all that later messages refer to."""
         hello = wire.Hello(protocol=1, agent_id=f"{self.name}-{self.now_ns}-{node}", job_id=self.name)
         hello.node, hello.monotonic_ns, hello.realtime_ns = self._node(node), NODE_BASE_NS, self.now_ns
         definitions = wire.Definitions(
-            schemas=[wire.Schema(ref=self._ref(_SCHEMAS, node), series=self._series(node))],
+            schemas=[self._schemas[node]],
             ranks=[self._rank(rank) for rank in self.ranks(node)],
             communicators=list(self._communicators(node)),
         )
@@ -275,7 +312,7 @@ class Job:
             for kind, name, comm, seq, start in zip(*columns, began, strict=True)
         ]
         now = int(on_host_clock(self.draws, np.array([float(seen)]), [rank])[0]) - EPOCH_NS + NODE_BASE_NS
-        return wire.RankState(rank=self._ref(_RANKS, rank), time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
+        return wire.RankState(rank=self._rank_refs[rank], time_ns=now, life=wire.RankState.RUNNING, in_flight=inside)
 
     def _samples(self, since: float, until: float) -> tuple[Any, dict[Metric, Any]]:
         """When samples were taken between two times, and of each metric the values of all ranks."""
@@ -291,9 +328,7 @@ class Job:
             whose = {metric: told_by(self.scenario, metric, self.ranks(node)) for metric in samples}
             values = np.concatenate([samples[metric][:, ranks] for metric, ranks in whose.items()], axis=1)
             times = (NODE_BASE_NS + at).astype(np.int64)
-            batch.metrics.append(
-                wire.MetricBlock(schema=self._ref(_SCHEMAS, node), time_ns=times, values=values.ravel())
-            )
+            batch.metrics.append(wire.MetricBlock(schema=self._schemas[node].ref, time_ns=times, values=values.ravel()))
         return batch
 
     def _by_node(self, table: Table) -> list[Table]:
@@ -324,14 +359,13 @@ class Job:
     def _whose(self, node: int, table: Table) -> dict[str, Any]:
         """Which rows are of which rank, as blocks of several ranks say it."""
         count = np.bincount(table["rank"] - self.ranks(node)[0], minlength=len(self.ranks(node)))
-        return {"ranks": [self._ref(_RANKS, rank) for rank in self.ranks(node)], "rows": count}
+        return {"ranks": [self._rank_refs[rank] for rank in self.ranks(node)], "rows": count}
 
     def _node(self, node: int) -> str:
         return node_of(self.scenario, self.ranks(node)[0])
 
     def _rank(self, rank: int) -> wire.Rank:
-        return wire.Rank(
-            ref=self._ref(_RANKS, rank),
+        found = wire.Rank(
             job_id=self.name,
             rank=rank,
             world_size=self.scenario.ranks,
@@ -340,7 +374,10 @@ class Job:
             gpu_uuid=gpu(rank),
             framework="torch",
             command="hindmost simulate",
+            process_start_ticks=self._started,
         )
+        found.ref = rank_reference(found)
+        return found
 
     @cached_property
     def _sampled(self) -> tuple[Any, dict[Metric, Any]]:
@@ -370,13 +407,11 @@ class Job:
         ]
 
     def _communicators(self, node: int) -> Iterator[wire.Communicator]:
-        for place, (kind, comm, inside) in enumerate(self._memberships):
+        for kind, comm, inside in self._memberships:
             for rank in self.ranks(node):
-                yield wire.Communicator(
-                    ref=self._ref(_COMMUNICATORS + place, rank),
-                    rank=self._ref(_RANKS, rank),
-                    id=int(comm[rank]),
-                    size=kind.size,
-                    rank_in=int(inside[rank]),
-                    name=kind.name,
+                found = wire.Communicator(
+                    rank=self._rank_refs[rank], id=int(comm[rank]), size=kind.size, name=kind.name
                 )
+                found.rank_in = int(inside[rank])
+                found.ref = communicator_reference(found)
+                yield found

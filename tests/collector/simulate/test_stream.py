@@ -105,6 +105,8 @@ def test_a_collector_that_leaves_is_reported_in_one_line(
 
     async def leaving(messages: Any, context: Any) -> None:
         async for message in messages:
+            if message.HasField("hello"):
+                await context.write(wire.CollectorMessage(welcome=wire.Welcome()))
             if message.HasField("batch"):
                 await context.abort(grpc.StatusCode.UNAVAILABLE, said) if said else None
                 return

@@ -1,0 +1,139 @@
+"""`hindmost top` and `hindmost simulate --collector` prove themselves as agents do."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.credentials import job_token, write_private
+from hindmost_cli import main, pki
+
+from tests.security.conftest import SECRET, collecting, tls_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from hindmost_collector.collector import Collector
+
+
+@contextmanager
+def served(**flags: Any) -> Iterator[Collector]:
+    """A collector with these settings, in a thread of its own: commands ask it as another process would."""
+    ready, over = threading.Event(), threading.Event()
+    found: list[Collector] = []
+
+    async def serve() -> None:
+        async with collecting(**flags) as collector:
+            found.append(collector)
+            ready.set()
+            await asyncio.to_thread(over.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(serve(),))
+    thread.start()
+    try:
+        assert ready.wait(30)
+        yield found[0]
+    finally:
+        over.set()
+        thread.join()
+
+
+def page(authority: Path, tmp_path: Path) -> dict[str, str]:
+    """Settings of a collector with TLS on both ports."""
+    config = tmp_path / "web.yml"
+    config.write_text(
+        f"tls_server_config:\n  cert_file: {authority}/collector.pem\n  key_file: {authority}/collector.key\n"
+    )
+    return {
+        "web_config": str(config),
+        "tls_cert": f"{authority}/collector.pem",
+        "tls_key": f"{authority}/collector.key",
+    }
+
+
+def ports(collector: Collector) -> list[str]:
+    """The addresses of agents and of the page, from here."""
+    addresses: dict[str, str] = collector.addresses  # type: ignore[attr-defined]
+    return [addresses[kind].replace("0.0.0.0", "127.0.0.1") for kind in ("grpc", "http")]  # noqa: S104
+
+
+SIMULATE = ["simulate", "--ranks", "2", "--steps", "20", "--collector"]
+
+
+def test_a_job_is_simulated_and_watched_with_tls_and_a_token(
+    authority: Path, secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One authority and one file of the secret open both ports."""
+    proofs = ["--tls-ca", f"{authority}/ca.pem", "--token-file", str(secret)]
+    with served(token_file=str(secret), http="0.0.0.0:0", **page(authority, tmp_path)) as collector:
+        grpc, http = ports(collector)
+        assert main([*SIMULATE, grpc, *proofs]) == 0
+        assert "all acknowledged" in capsys.readouterr().out
+        assert main(["top", http, "--once", *proofs]) == 0
+        assert "simulated" in capsys.readouterr().out
+        token = job_token(SECRET, "another", writes=False)
+        assert main(["top", f"https://{http}/?token={token}", "--once", *proofs[:2]]) == 0
+        assert "no job yet" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("command", "proofs", "told"),
+    [
+        (SIMULATE, ["--tls-ca", "{ca}"], "refuses it: no valid token"),
+        (SIMULATE, [], "if it speaks TLS, give --tls-ca"),
+        (SIMULATE, ["--tls-ca", "{other}", "--token-file", "{secret}"], "has to be the authority of its certificate"),
+        (["top", "--once"], ["--tls-ca", "{ca}"], "a valid token or password is needed: give --token-file FILE"),
+        (["top", "--once"], ["--tls-ca", "{other}"], "certificate not accepted: unable to get local issuer"),
+        (["top", "--once"], [], "no answer from http://"),
+    ],
+)
+def test_without_proof_each_says_what_to_give(
+    authority: Path,
+    secret: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    command: list[str],
+    proofs: list[str],
+    told: str,
+) -> None:
+    """One line, without a token in it."""
+    monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 2.0)
+    paths = {"ca": f"{authority}/ca.pem", "other": f"{authority}/other/ca.pem", "secret": str(secret)}
+    with served(token_file=str(secret), http="0.0.0.0:0", **page(authority, tmp_path)) as collector:
+        grpc, http = ports(collector)
+        where = grpc if command is SIMULATE else http
+        assert main([*command, where, *(one.format(**paths) for one in proofs)]) == 1
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
+    assert SECRET not in said
+
+
+def test_a_simulation_needs_a_certificate_of_its_nodes(authority: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As agents do: one that names the simulated node sends for it, another's is refused."""
+    pki.issue(authority, ["node0000"], datetime.timedelta(days=1))
+    with served(**tls_of(authority)) as collector:
+        grpc, _ = ports(collector)
+        for name, code, told in (("node0000", 0, "all acknowledged"), ("n1", 1, "the certificate is not one of node")):
+            own = ["--tls-ca", f"{authority}/ca.pem"]
+            own += ["--tls-cert", f"{authority}/{name}.pem", "--tls-key", f"{authority}/{name}.key"]
+            assert main([*SIMULATE, grpc, *own]) == code
+            said = capsys.readouterr()
+            assert told in said.out + said.err
+
+
+def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is simulated is defined as agents define it."""
+    token = tmp_path / "token"
+    write_private(token, job_token(SECRET, "simulated-0") + "\n")
+    with served(token_file=str(secret)) as collector:
+        for seed, code, told in (("0", 0, "all acknowledged"), ("1", 1, "the token is not one of job 'simulated-1'")):
+            assert main([*SIMULATE, ports(collector)[0], "--seed", seed, "--token-file", str(token)]) == code
+            said = capsys.readouterr()
+            assert told in said.out + said.err
