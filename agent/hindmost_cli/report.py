@@ -58,7 +58,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--sections",
         metavar="LIST",
         nargs="?",
-        const="",
+        const=[],
+        type=_sections,
         help="show these sections, or all: wall_clock, throughput, limits, advice, phases, efficiency, communication,"
         " io, hosts, gpus, not_measured; without LIST: say what they are",
     )
@@ -81,11 +82,11 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
     if args.flops_per_sample is not None and not 0 < args.flops_per_sample < float("inf"):
         raise UsageError(f"--flops-per-sample {args.flops_per_sample:g}: expected a number above 0")
-    if args.sections == "":
+    if args.sections == []:
         write(sections.listed(), args.output)
         return 0
     chosen = _ranks(args.ranks) if args.ranks else None
-    wanted = sections.chosen(args.sections) if args.sections else []
+    wanted = args.sections or (["limits"] if args.flops_per_sample and args.format == "text" else [])
     color = args.output is None and stdio.colored(sys.stdout)
     given = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
@@ -97,7 +98,14 @@ def run(args: argparse.Namespace) -> int:
         if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
         if needed := _needed("brief" if args.brief else args.format, wanted):
+            needed |= {"limits", "not_measured"} if args.flops_per_sample else set()
             report = sections.added(report, section_rows.of(run, report, found.overview, needed, args.flops_per_sample))
+            why = [
+                row["why"]
+                for row in report["sections"].get("not_measured", {"what": ()})["what"]
+                if row["what"] == "MFU"
+            ]
+            report["notes"] = [*(f"no MFU: {one}" for one in why if args.flops_per_sample), *report["notes"]]
         if args.format == "html":
             pages.append(html.render(report, run, found.overview))
         elif args.format == "markdown":
@@ -166,6 +174,18 @@ def _judged(path: Path | str, given: Mapping[str, float] | None, others: tuple[P
         raise UsageError(f"{path}: only run directories can be read together")
     run = load.load_run_directories([Path(path), *others]) if others else load.load(path)
     return run, judge(run, with_thresholds(dict(run.job.thresholds), given or {}))
+
+
+def _sections(text: str) -> list[str]:
+    """As LIST names them. Raises UsageError; what follows the option is LIST, even if it was meant as PATH."""
+    from hindmost_collector.report import sections
+
+    try:
+        return sections.chosen(text)
+    except UsageError:
+        if text.strip() and Path(text).exists():
+            raise UsageError(f"--sections {text}: this is a path; put PATH before --sections") from None
+        raise
 
 
 def _ranks(text: str) -> list[int]:

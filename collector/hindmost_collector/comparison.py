@@ -15,10 +15,8 @@ import numpy as np
 from hindmost.errors import UsageError
 from hindmost_judge import efficiency
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Run, rows
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
-from hindmost_judge.timeline import build_blocks
 
 from hindmost_collector.live.incremental import QUIET
 from hindmost_collector.live.verdicts import identity
@@ -26,7 +24,7 @@ from hindmost_collector.live.verdicts import identity
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks
+    from hindmost_judge.model import Run
     from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
@@ -56,10 +54,12 @@ class Measure:
 
 
 def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
-    """``hindmost.compare/1``: both jobs, the measures, and verdicts ``gone``, ``new`` and ``kept`` (as each has it)."""
+    """``hindmost.compare/1``: both jobs, the measures, the settings that changed, and verdicts ``gone``, ``new`` and
+    ``kept`` (as each has it).
+    """
     judged = [judge(run, settings) for run in (a, b)]
     reports = [report.to_dict() for report in judged]
-    series = [_series(run, settings) for run in (a, b)]
+    series = [_series(report.overview) for report in judged]
     step = max(_typical(found.get("step")) for found in series)
     names = dict.fromkeys([*series[0], *series[1]])
     return {
@@ -68,6 +68,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "b": reports[1]["job"],
         "measures": [asdict(measured(name, series[0].get(name), series[1].get(name), step)) for name in names],
         "rates": _rates(judged[0].overview, judged[1].overview),
+        "settings": settings_that_differ(a, b),
         "verdicts": _verdicts(*(report["verdicts"] for report in reports)),
         "notes": [
             *_notes(*(report["job"] for report in reports)),
@@ -117,6 +118,27 @@ def _rate(name: str, a: Floats | None, b: Floats | None) -> Rate:
     if not math.isfinite(error):
         return Rate(name, left, right, change)
     return Rate(name, left, right, change, change - error, change + error, abs(change) > max(error, _SMALL))
+
+
+def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
+    """Name and value in both of what the jobs, or their recording, were started with; ``None``: not set.
+
+    Of runs that did not record their environment it is not known, and none of it is listed.
+    """
+    told = [{**dict(run.job.settings), **_recorded_with(run)} for run in (a, b)]
+    known = [name for name in dict.fromkeys([*told[0], *told[1]]) if all(run.job.settings for run in (a, b))]
+    return [
+        {"name": name, "a": told[0].get(name), "b": told[1].get(name)}
+        for name in known
+        if told[0].get(name) != told[1].get(name)
+    ]
+
+
+def _recorded_with(run: Run) -> dict[str, str]:
+    """The thresholds that were set, and the frameworks that ranks are of."""
+    frameworks = sorted({str(name) for name in run.ranks["framework"].tolist()} - {""})
+    thresholds = {f"--set {name}": f"{value:g}" for name, value in run.job.thresholds}
+    return {"framework": ", ".join(frameworks), **thresholds}
 
 
 _CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
@@ -199,25 +221,25 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     }
 
 
-def _series(run: Run, settings: Settings) -> dict[str, Floats]:
+#: Planes of an overview that are no durations of one rank.
+_NO_DURATIONS = frozenset({"own", "caused", "last", "delay"})
+
+
+def _series(seen: Overview | None) -> dict[str, Floats]:
     """Name to [S] ns a step of the typical rank; empty without recognised steps."""
-    blocks = build_blocks.build(run, settings) if not rows(run.operations) else None
-    if blocks is None:
+    if seen is None:
         return {}
-    found = {"step": blocks.period, "mean_step": _block_means(blocks.period)}
-    found |= {name: median(block, axis=0) for name, block in blocks.parts.items() if name not in ("cpu", "runqueue")}
-    found |= _of_collectives(blocks)
+    blocks = {name: block for name, block in {**seen.planes, **seen.no_lane}.items() if name not in _NO_DURATIONS}
+    found = {name: median(block, axis=0) for name, block in blocks.items() if not np.isnan(block).all()}
+    if found and not seen.overlapped:  # of bare steps, all of the step is self time
+        found["self"] = median(seen.planes["own"], axis=0)
+    found = {"step": seen.period, "mean_step": _block_means(seen.period), **found}
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
 
 
 def _block_means(series: Floats) -> Floats:
     """[B] means of the run's blocks of time: what acts in a part of the steps only leaves medians as they are."""
     return np.array([average(series[cut]) for cut in time_blocks(len(series))])
-
-
-def _of_collectives(blocks: Blocks) -> dict[str, Floats]:
-    own = {} if blocks.overlapped or blocks.evidence == build_blocks.BARE else {"self": median(blocks.own, axis=0)}
-    return own | {"wait": median(blocks.wait, axis=0), "transfer": median(blocks.transfer, axis=0)}
 
 
 def _typical(values: Floats | None) -> float:

@@ -235,6 +235,8 @@ class Job:
     skipped_ns: int | None = None
     #: Thresholds that were set when it was recorded: name and value each.
     thresholds: tuple[tuple[str, float], ...] = ()
+    #: What the job was started with: the launcher, hindmost's version, and variables of the environment that tune.
+    settings: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)

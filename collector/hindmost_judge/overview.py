@@ -5,12 +5,12 @@ A step is two lanes, a host's and a GPU's, each exactly one step long. Nothing h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.model import OTHER
+from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.stats.robust import or_zero
 
 if TYPE_CHECKING:
@@ -40,6 +40,8 @@ _ON_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")
 _MEETS_IN, _GPU_MEETS_IN = ("sync", "backward", "forward", "issue"), ("backward", "forward")
 #: What is kept of each rank and step.
 PLANES = (*_MARKED, *_BETWEEN, *_ON_GPU)
+#: Phases that are no part of a lane.
+_NO_LANE = (*(name for name in PHASES if name not in (*PLANES, "cpu", "runqueue")), OTHER)
 #: Ranks write a checkpoint in a step if that takes one of them this share of it.
 _CHECKPOINT = 0.02
 
@@ -53,6 +55,7 @@ class Overview:
     of the others, ``last`` the share of collectives entered last, and the parts of :data:`PLANES`. ``on_gpu``:
     collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
     rank wrote one. ``work`` [S]: samples or tokens of all ranks together. ``overlapped``: computing may hide transfers.
+    ``no_lane``: name to [R, S] of phases that lie inside others, or outside of all.
     """
 
     ranks: Ints
@@ -66,6 +69,7 @@ class Overview:
     work: Floats | None = None
     samples: Samples | None = None
     overlapped: bool = False
+    no_lane: Mapping[str, Floats] = field(default_factory=dict)
 
     @property
     def step(self) -> float:
@@ -94,6 +98,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
         work=None if blocks.work is None else np.nansum(blocks.work, axis=0),
         samples=blocks.samples,
         overlapped=blocks.overlapped,
+        no_lane={name: blocks.parts[name] for name in _NO_LANE if name in blocks.parts},
     )
 
 

@@ -231,3 +231,35 @@ def test_runs_that_cannot_be_compared_say_so() -> None:
     found = scaling([nothing, nothing, nothing])
     assert {one["speed_up"] for one in found["runs"]} == {None}
     assert "no comparison" in text.render_scaling(found)
+
+
+def started_with(run: Run, *settings: tuple[str, str], **more: Any) -> Run:
+    return dataclasses.replace(run, job=dataclasses.replace(run.job, settings=settings, **more))
+
+
+def test_settings_that_changed_are_listed() -> None:
+    """What both were started with alike is not; what one did not set is no value."""
+    a = started_with(job(), ("OMP_NUM_THREADS", "1"), ("NCCL_ALGO", "Ring"), thresholds=(("min_steps", 15.0),))
+    b = started_with(job(2), ("OMP_NUM_THREADS", "4"), ("NCCL_ALGO", "Ring"), ("NCCL_DEBUG", "INFO"))
+    found = compare(a, b)
+    assert found["settings"] == [
+        {"name": "OMP_NUM_THREADS", "a": "1", "b": "4"},
+        {"name": "--set min_steps", "a": "15", "b": None},
+        {"name": "NCCL_DEBUG", "a": None, "b": "INFO"},
+    ]
+    shown = text.render(found, width=80)
+    assert "SET    OMP_NUM_THREADS: 1 in A, 4 in B" in shown
+    assert "NCCL_DEBUG: not set in A, INFO in B" in shown
+
+
+def test_no_setting_changed_of_a_run_that_recorded_none() -> None:
+    """Other tools' traces do not say what the job was started with."""
+    assert compare(job(), started_with(job(2), ("OMP_NUM_THREADS", "4")))["settings"] == []
+
+
+def test_two_runs_are_measured_in_the_same_phases_as_their_steps() -> None:
+    """What lies inside of other phases is compared, too."""
+    run = simulate(Scenario(4, 60)).run
+    run = dataclasses.replace(run, steps=run.steps | {"gc_ns": np.full(len(run.steps["rank"]), 2_000_000)})
+    names = {one["name"] for one in compare(run, run)["measures"]}
+    assert {"step", "mean_step", "input", "gpu_forward", "gc", "wait", "transfer"} <= names

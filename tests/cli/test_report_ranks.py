@@ -55,6 +55,39 @@ def test_sections_without_a_list_says_which_there_are(traces: Path, capsys: pyte
     assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == list(SECTIONS)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sections", ""], "LIST is empty; sections are all, wall_clock"),
+        (["--sections", "hosts,cpus"], "no section 'cpus'; sections are all, wall_clock"),
+    ],
+)
+def test_sections_that_there_are_not_are_an_error(
+    words: list[str], said: str, traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that names those that there are."""
+    assert main(["report", str(traces), *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert said in line
+
+
+def test_a_run_that_was_taken_for_sections_is_an_error_that_says_so(
+    traces: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What follows the option is its list."""
+    assert main(["report", "--sections", str(traces)]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith(f"--sections {traces}: this is a path; put PATH before --sections")
+
+
+def test_where_there_is_no_mfu_the_report_says_why(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was asked for; without being asked for it is not missed."""
+    assert main(["report", str(traces), "--flops-per-sample", "1e9"]) == 0
+    assert "no MFU: " in capsys.readouterr().out
+    assert main(["report", str(traces)]) == 0
+    assert "MFU" not in capsys.readouterr().out
+
+
 def test_the_command_for_the_rest_can_be_typed_and_prints_it(
     traces: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import json
 import logging
+import os
 from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
@@ -13,6 +14,7 @@ from hindmost_judge.verdict import missing_ranks
 
 from hindmost_collector import runtime
 from hindmost_collector.report import html, section_rows, sections
+from hindmost_collector.store.meta import tuning
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -29,11 +31,13 @@ log = logging.getLogger(__name__)
 def note(components: Components, job: str, meta: dict[str, Any]) -> None:
     """Have what is known of a job as a whole written to its ``meta.json``."""
     live, options = components.job(job), components.options
+    ours = job == options.job_id and bool(options.launcher)  # `hindmost run` started us as it starts the job
     known = {
         "job_id": job,
         "command": live.command or components.definitions.command(job),
         "user": components.definitions.user(job),
-        "launcher": (options.launcher or None) if job == options.job_id else None,
+        "launcher": options.launcher if ours else None,
+        "environment": tuning(os.environ) if ours else None,
         "world_size": live.world_size,
         "nodes": sorted(set(live.window.ranks()["node"].tolist())) or None,
         "version": __version__,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 _WORSE, _BETTER = "red", "green"
+UNSET = "not set"
 #: Measures below this share of the step, in both runs, that did not change: not shown.
 _TINY = 0.02
 
@@ -34,6 +35,8 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
             page.print(labelled("PACE", *_pace(rate)))
     for label, style, sentence in _changes(found["verdicts"]):
         page.print(labelled(label, sentence, style))
+    for one in found.get("settings") or ():
+        page.print(labelled("SET", _setting(one)))
     for note in found["notes"]:
         page.print(labelled("NOTE", note, "dim"))
     shown = [one for one in found["measures"] if _matters(one, found["measures"])]
@@ -42,6 +45,12 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
         page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
         page.print(Text("interval: from the scatter of each run's own steps; nodes and days can differ by more", "dim"))
     return written(page)
+
+
+def _setting(one: Mapping[str, Any]) -> str:
+    """``OMP_NUM_THREADS: 1 in A, 4 in B``."""
+    values = (f"{UNSET if one[key] is None else one[key]} in {key.upper()}" for key in ("a", "b"))
+    return f"{one['name']}: {', '.join(values)}"
 
 
 def _result(found: Mapping[str, Any]) -> tuple[str, str]:

@@ -236,10 +236,19 @@ def _achieved(one: _Run, work_per_s: float | None) -> list[dict[str, Any]]:
     if gpus and not any(row.flops or row.bytes_per_s for row in found):
         why = "GPUs since Hopper report their activity (GPM), of 5 s each; what bounds the job is less sure without"
         one.lacks("limits", "achieved TFLOP/s and TB/s", why)
-    if gpus and counted is None:
-        why = "operations of kernels are not counted" if work_per_s else "samples or tokens were not counted"
-        one.lacks("limits", "MFU", f"{why}; `--flops-per-sample N` gives those of a sample or token")
+    if (gpus or one.flops_per_sample) and not any(row.mfu for row in found):
+        one.lacks("limits", "MFU", _why_no_mfu(one, gpus, work_per_s))
     return [asdict(row) for row in found]
+
+
+def _why_no_mfu(one: _Run, gpus: Collection[str], work_per_s: float | None) -> str:
+    counts = "`hindmost.step(work=N)` counts the samples or tokens of a step"
+    if not gpus:
+        return "no rank has a GPU whose peak is known"
+    if not one.flops_per_sample:
+        why = "operations of kernels are not counted" if work_per_s else "samples or tokens were not counted"
+        return f"{why}; `--flops-per-sample N` gives those of a sample or token"
+    return "the peak of these GPUs is not known" if work_per_s else f"samples or tokens were not counted; {counts}"
 
 
 #: Settings about which a verdict on too few CPUs has said what to do.

@@ -334,9 +334,8 @@ def chosen(text: str) -> list[str]:
     names = [name.strip().replace("-", "_") for name in text.split(",")]
     for name in names:
         if name not in SECTIONS:
-            raise UsageError(
-                f"--sections {text}: there is no section {name!r}; sections are all, {', '.join(SECTIONS)}"
-            )
+            wrong = f"--sections {text}: there is no section {name!r}" if text.strip() else "--sections: LIST is empty"
+            raise UsageError(f"{wrong}; sections are all, {', '.join(SECTIONS)}")
     return [name for name in SECTIONS if name in names]
 
 

@@ -29,7 +29,8 @@ _LABEL = 7
 _LONGEST, _WIDEST = 2000, 64
 #: Commands, numbers with their units, and how sure a verdict is stay on one line: a private character as wide stands
 #: for their blanks until the lines are broken.
-_COMMAND, _IN_COMMAND = re.compile(r"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:%|ms|s|[KMG]i?B(?:/s)?)(?!\w)"), "\ue000"
+_UNITS = r"%|[mun]?s|min|h|[KMGT]?i?B(?:/s)?|W|C|MHz|TFLOP/s|k?J|kWh"
+_WHOLE, _BLANK = re.compile(rf"`[^`]+`|\(?[\d.,]+ % sure\)?$|[\d.,]+ (?:{_UNITS})(?!\w)"), "\ue000"
 #: Kinds of verdicts that can wait while a job has stopped.
 _LIMITS = ("input_bound", "host_bound")
 #: Notes, and settings to try, that are shown without being asked for.
@@ -60,7 +61,7 @@ def render(
     sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
-    page.print(Text(one_line(columns.title(report)), style="bold"), soft_wrap=False)
+    page.print(_text(one_line(columns.title(report)), "bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):
@@ -92,7 +93,7 @@ def render(
     title = ""
     for table in section_tables.shown(asked, section_tables.rank_rows(report, ranks)):
         page.print(Text(f"\n{table.title}" if table.title != title else "", style="bold"))
-        page.print(Text(table.about.replace("`", ""), "dim"))
+        page.print(_text(table.about.replace("`", ""), "dim"))
         (_print_prose if _is_prose(table) else _print_section)(page, table)
         title = table.title
     return written(page)
@@ -174,7 +175,7 @@ def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] 
     titles, cells = columns.table(rows, page.width, columns.deciding(report), columns.of_fault(report))
     if len(titles) > 1:
         page.print(_table(rows, titles, cells, _named(report)))
-        page.print(Text(columns.caption(titles, report), "dim"))
+        page.print(_text(columns.caption(titles, report), "dim"))
     if left_out:
         page.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
@@ -198,7 +199,7 @@ def console(width: int, color: bool) -> Console:
 def written(page: Console) -> str:
     """Everything printed on a page, without blanks at the ends of lines."""
     whole = page.file.getvalue() if isinstance(page.file, io.StringIO) else ""
-    return "\n".join(line.rstrip().replace(_IN_COMMAND, " ") for line in whole.splitlines()) + "\n"
+    return "\n".join(line.rstrip().replace(_BLANK, " ") for line in whole.splitlines()) + "\n"
 
 
 def labelled(label: str, text: str, style: str = "", label_style: str = "bold") -> Padding:
@@ -206,13 +207,15 @@ def labelled(label: str, text: str, style: str = "", label_style: str = "bold") 
     grid = Table.grid(padding=(0, 0))
     grid.add_column(width=max(_LABEL, len(label) + 1), no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(Text(label, style=label_style), Text(_COMMAND.sub(_unbroken, one_line(text, _LONGEST)), style=style))
+    grid.add_row(Text(label, style=label_style), _text(one_line(text, _LONGEST), style))
     return Padding(grid, 0)
 
 
-def _unbroken(command: re.Match[str]) -> str:
-    """A command as one word, which moves to a line of its own where it does not fit: it is there to be copied."""
-    return command[0].replace(" ", _IN_COMMAND)
+def _text(words: str, style: str) -> Text:
+    """Text in which a command is one word, which moves to a line of its own where it does not fit; so is a number with
+    its unit.
+    """
+    return Text(_WHOLE.sub(lambda found: found[0].replace(" ", _BLANK), words), style=style)
 
 
 def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:

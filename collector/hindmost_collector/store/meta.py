@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError
@@ -18,7 +19,14 @@ _MOST_BYTES = 16 << 20
 #: What each fact is; of numbers, the greatest.
 _TEXT = ("job_id", "command", "launcher", "version", "interrupted_by", "no_ring")
 _MOST = {"started_ns": 1 << 62, "ended_ns": 1 << 62, "world_size": 1 << 31, "exit_code": 1 << 31}
-_OTHER = {"nodes": list, "thresholds": dict, "entered": bool}
+_OTHER = {"nodes": list, "thresholds": dict, "environment": dict, "entered": bool}
+#: Variables that tune a job, of which none names a secret; so many, with values of so many characters.
+_TUNES = re.compile(
+    r"(?!TF_CLI)(OMP|KMP|MKL|OPENBLAS|GOMP|GLOO|NCCL|UCX|FI|MPICH|MPIR_CVAR|I_MPI|OMPI_MCA|PRTE_MCA|HOROVOD|TORCH|PYTORCH"
+    r"|CUDA|CUBLAS|CUDNN|TF|XLA|JAX|MALLOC|LD)_\w+"
+)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASS|AUTH|CRED")
+_VARIABLES, _VALUE = 200, 500
 MISSING, _TORN = (f"{NAME} is {how}: command and exit code are unknown" for how in ("missing", "torn"))
 
 
@@ -56,6 +64,18 @@ def parsed(content: bytes, name: str) -> tuple[dict[str, Any], list[str]]:
     wrong = sorted(key for key, value in found.items() if value is not None and not _possible(key, value))
     told = f"{NAME} says of {', '.join(wrong)} what no job has: left out"
     return {key: value for key, value in found.items() if key not in wrong}, [told] if wrong else []
+
+
+def tuning(environ: Mapping[str, str]) -> dict[str, str]:
+    """The variables of an environment that set how a job computes and communicates."""
+    names = sorted(name for name in environ if _TUNES.fullmatch(name) and not _SECRET.search(name))
+    return {name: environ[name][:_VALUE] for name in names[:_VARIABLES]}
+
+
+def settings(facts: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """What the facts of a run say that it was started with; its environment may be unknown."""
+    found = {"launcher": facts.get("launcher"), "hindmost": facts.get("version"), **(facts.get("environment") or {})}
+    return tuple((str(name), value) for name, value in found.items() if isinstance(value, str))
 
 
 def merged(content: bytes | None, facts: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import median, quantile
 from hindmost_judge.timeline.overlap import ahead_of_host
 from hindmost_judge.types import Timeline
 from hindmost_judge.whatif import replay
@@ -170,7 +170,7 @@ def _shift(launched: Floats, arrived: Floats) -> int:
     """By how many steps collectives are numbered too low: none begins before it is launched."""
     for shift in range(-_MISCOUNTED, _MISCOUNTED + 1):
         lead = _moved(arrived, shift) - launched
-        if (np.nanquantile(lead, 0.02, axis=1) >= -_CLOCKS_NS).all():
+        if (quantile(lead, 0.02) >= -_CLOCKS_NS).all():
             return shift
     return 0
 

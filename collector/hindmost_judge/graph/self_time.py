@@ -18,7 +18,7 @@ import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import CROWD, FEW_RANKS
+from hindmost_judge.stats.robust import CROWD, FEW_RANKS, quantile
 from hindmost_judge.types import Lanes, Wait
 
 if TYPE_CHECKING:
@@ -303,7 +303,7 @@ def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
         members = np.flatnonzero(cohort == number)
         unknown = members[np.isnan(usual[members])]
         of_cohort = np.fmin(_median(usual[members]), _median(spent[members]).min())
-        usual[unknown] = np.fmin(np.nanquantile(spent[unknown], _FASTEST, axis=1), of_cohort)
+        usual[unknown] = np.fmin(quantile(spent[unknown], _FASTEST), of_cohort)
     return usual
 
 
@@ -314,7 +314,7 @@ def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Fl
     hosts that are not ahead exceed their fastest. It is at most the median of what such hosts need. A host's own steps
     in which it was not ahead are no measure: they are those in which it was slow.
     """
-    usual, doubt = np.nanquantile(spent, _FASTEST, axis=1), np.zeros(len(spent))
+    usual, doubt = quantile(spent, _FASTEST), np.zeros(len(spent))
     count = np.sum(~np.isnan(free), axis=1)
     for number in np.unique(cohort):
         members = np.flatnonzero(cohort == number)
@@ -351,7 +351,7 @@ def _fastest(spent: Floats) -> Floats:
     The second one is of use where a host was free of waits only in the few steps in which it got ahead.
     """
     fastest = np.sort(spent, axis=1)[:, :_MIN_STEPS]  # NaN comes last
-    return np.stack([np.nanquantile(spent, _FASTEST, axis=1), np.median(fastest, axis=1)])
+    return np.stack([quantile(spent, _FASTEST), np.median(fastest, axis=1)])
 
 
 def _usual(spent: Floats) -> Floats:

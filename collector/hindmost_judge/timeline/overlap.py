@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, peers_median, spread
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, peers_median, quantile, spread
 from hindmost_judge.timeline.matching import QUEUED_NS, traded
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def ahead_of_host(grid: Grid, rows: slice = slice(None)) -> Floats:
     waited[~(grid.enqueue[rows, some] > 0)] = np.nan
     seen = ~np.isnan(waited).all(axis=1)
     found = np.full((len(waited), 1), np.nan)
-    found[seen, 0] = np.nanquantile(waited[seen], _FIRST, axis=1)
+    found[seen, 0] = quantile(waited[seen], _FIRST)
     return found
 
 

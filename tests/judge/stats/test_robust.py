@@ -6,7 +6,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hindmost_judge.stats.robust import alike, lower_median, median, or_zero
+from hindmost_judge.stats.robust import alike, lower_median, median, or_zero, quantile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -84,3 +84,17 @@ def test_what_is_missing_counts_as_nothing(values: list[float]) -> None:
         found = or_zero(block)
     np.testing.assert_array_equal(found, np.nan_to_num(block))
     assert found is not block
+
+
+@pytest.mark.parametrize("share", [0.0, 0.02, 0.5, 0.9, 1.0])
+@pytest.mark.parametrize("missing", [0.0, 0.4])
+def test_a_quantile_of_each_line_is_numpys(share: float, missing: float) -> None:
+    """Of what is known in it; NaN where that is nothing."""
+    draw = np.random.default_rng(1)
+    block = draw.normal(size=(6, 57))
+    block[draw.random(block.shape) < missing] = np.nan
+    block[2] = np.nan
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # numpy warns of the line of nothing
+        expected = np.nanquantile(block, share, axis=1)
+    np.testing.assert_allclose(quantile(block, share), expected, rtol=1e-14)

@@ -169,6 +169,7 @@ def _job(name: str, meta: dict[str, Any], tables: dict[str, Table]) -> Job:
         no_ring=meta.get("no_ring"),
         entered=meta.get("entered") is True,
         thresholds=_thresholds(meta.get("thresholds")),
+        settings=of_job.settings(meta),
     )
 
 
