@@ -74,5 +74,6 @@ def test_no_line_breaks_between_a_number_and_its_unit() -> None:
     long = report(step_ms=2.0) | {"notes": ["it waited 12.5 ms of 90.0 s, read 3.2 GiB/s and lost 4.1 % of it"]}
     long["job"] |= {"duration_s": 90.0, "steps": 100, "step_ms": {"p50": 2.0, "mean": 2.5, "p99": 3.0}}
     for width in range(60, 100):
-        starts = [line.split()[0] for line in text.render(long, width).splitlines() if line.strip()]
+        lines = text.render(long, width).partition("\nms per step")[0].splitlines()
+        starts = [line.split()[0] for line in lines if line.strip()]
         assert not {"ms", "s", "GiB/s", "%"} & set(starts), width
