@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,54 @@ def horovod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield module
     bootstrap.stop()
     guard.remove_all()
+
+
+@dataclass(eq=False)
+class Tensor:
+    """So many numbers of so many bytes."""
+
+    count: int
+    each: int
+
+    def numel(self) -> int:
+        return self.count
+
+    def element_size(self) -> int:
+        return self.each
+
+    def is_floating_point(self) -> bool:
+        return True
+
+
+def sizes(directory: Path) -> list[tuple[str, int]]:
+    (path,) = directory.glob("0.py.*.ring")
+    reader = ring.Reader(path)
+    found = [(event.name, event.value) for event in reader.poll() if event.kind == ring.COLLECTIVE]
+    reader.close()
+    return found
+
+
+def test_a_call_has_the_bytes_of_what_it_was_given(horovod: Any, tmp_path: Path) -> None:
+    """A tensor, tensors, named ones; at once or by a handle. What is no tensor has none."""
+    one, two = Tensor(count=1000, each=4), Tensor(count=10, each=8)
+    horovod.allreduce(one)
+    horovod.allreduce([one, two])
+    horovod.allreduce({"a": one, "b": two})
+    horovod.allreduce([("a", two)])
+    horovod.synchronize(horovod.allreduce_async(one))
+    horovod.allreduce(3)
+    assert [size for _, size in sizes(tmp_path)] == [4000, 4080, 4080, 80, 4000, 0]
+
+
+@pytest.mark.parametrize(("compressor", "each"), [("NoneCompressor", 4), ("FP16Compressor", 2)])
+def test_waiting_for_gradients_has_the_bytes_of_all(horovod: Any, tmp_path: Path, compressor: str, each: int) -> None:
+    """As they are sent."""
+    optimizer = horovod.optimizer._DistributedOptimizer()
+    optimizer._requires_update = [Tensor(count=100, each=4), Tensor(count=5, each=4)]
+    optimizer._compression = type(compressor, (), {})
+    optimizer.synchronize()
+    optimizer.synchronize()
+    assert sizes(tmp_path) == [("all_reduce", 105 * each)] * 2
 
 
 def events(directory: Path, rank: int) -> list[tuple[str, int]]:

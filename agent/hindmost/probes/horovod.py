@@ -57,6 +57,23 @@ HANDLES = {f"{name.rstrip('_')}_async{'_' * name.endswith('_')}": op for name, o
 MOST_HANDLES = 4096
 
 
+def size_of(value: Any) -> int:
+    """Bytes of a tensor, a sequence of tensors, or named ones; 0 where that is not known."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)):
+        return sum(size_of(one[1] if isinstance(one, tuple) and len(one) == 2 else one) for one in value)
+    if hasattr(value, "element_size"):
+        return int(value.numel() * value.element_size())
+    shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)  # of TensorFlow
+    return int(shape.num_elements() or 0) * int(kind.size) if hasattr(shape, "num_elements") and kind is not None else 0
+
+
+def _passed(args: tuple[Any, ...], named: dict[str, Any]) -> int:
+    """Bytes of what a call was given first."""
+    return size_of(args[0] if args else named.get("tensor", named.get("tensors")))
+
+
 class Calls:
     """Writes what the training thread waits for, as collectives of the global communicator or of a process set."""
 
@@ -66,7 +83,8 @@ class Calls:
         self._ring: Any = None  # in which these are known:
         self._communicators: dict[tuple[int, ...], int] = {}
         self._sequences: Counter[int] = Counter()
-        self._handles: dict[Any, tuple[str, Any]] = {}
+        self._handles: dict[Any, tuple[str, Any, int]] = {}
+        self._gradients: dict[int, tuple[int, int]] = {}  # optimizer to how many parameters it has, and their bytes
         self._depth = 0  # a blocking call may be made of others
         self.cycles = horovod_cycles.watch(horovod)
 
@@ -90,8 +108,8 @@ class Calls:
         self._sequences.clear()
         self._handles.clear()
 
-    def begins(self, op: str, process_set: Any = None) -> tuple[int, int] | None:
-        """Start and communicator of an outermost call in the training thread."""
+    def begins(self, op: str, process_set: Any = None, size: int = 0) -> tuple[int, int, int] | None:
+        """Start, communicator and bytes of an outermost call in the training thread."""
         if not self._recorder.training_thread() or not self._horovod.is_initialized():
             return None
         self._depth += 1
@@ -99,20 +117,21 @@ class Calls:
         if self._depth == 1:
             ring = self._recorder.ring
             ring.enter(SLOT, COLLECTIVE, ring.name(op), now, self._sequences[comm], comm)
-        return now, comm
+        return now, comm, size
 
-    def ends(self, op: str, token: tuple[int, int], phase: bool) -> None:
+    def ends(self, op: str, token: tuple[int, int, int], phase: bool) -> None:
         """Write it; as the step's ``sync`` phase, too, where gradients were waited for."""
         self._depth -= 1
         if self._depth:
             return
         self._recorder.ring.leave(SLOT)
-        self.write(op, *token, self._recorder.clock(), phase)
+        start, comm, size = token
+        self.write(op, start, comm, self._recorder.clock(), phase, size)
 
-    def write(self, op: str, start: int, comm: int, now: int, phase: bool) -> None:
+    def write(self, op: str, start: int, comm: int, now: int, phase: bool, size: int = 0) -> None:
         """Write a wait."""
         ring = self._recorder.ring
-        ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequences[comm], comm, NONE16, 0)
+        ring.event(COLLECTIVE, ring.name(op), start, now - start, self._sequences[comm], comm, NONE16, size)
         self._sequences[comm] += 1
         if self.cycles is not None:
             self._cycle(self.cycles, start)
@@ -154,7 +173,7 @@ class Calls:
         around(
             self._horovod,
             name,
-            lambda *_, process_set=None, **__: self.begins(op, process_set),
+            lambda *args, process_set=None, **named: self.begins(op, process_set, _passed(args, named)),
             lambda token, *_: self.ends(op, token, phase=False),
             lambda *_: self.fails(),
             named=True,
@@ -165,10 +184,25 @@ class Calls:
         around(
             optimizer,
             "synchronize",
-            lambda self_, *_: self.begins("all_reduce", getattr(self_, "process_set", None)),
+            lambda self_, *_: self.begins("all_reduce", getattr(self_, "process_set", None), self._size_of(self_)),
             lambda token, *_: self.ends("all_reduce", token, phase=True),
             lambda *_: self.fails(),
         )
+
+    def _size_of(self, optimizer: Any) -> int:
+        """Bytes of all gradients that it reduces, as they are sent; 0 for an optimizer that does not name them."""
+        parameters = getattr(optimizer, "_requires_update", ())
+        known = self._gradients.get(id(optimizer))
+        if known is None or known[0] != len(parameters):
+            halved = getattr(getattr(optimizer, "_compression", None), "__name__", "") == "FP16Compressor"
+            sizes = (
+                one.numel() * (2 if halved and one.is_floating_point() else one.element_size()) for one in parameters
+            )
+            known = len(parameters), sum(sizes)
+            if len(self._gradients) >= MOST_HANDLES:
+                self._gradients.clear()
+            self._gradients[id(optimizer)] = known
+        return known[1]
 
     def watch_handles(self) -> None:
         """Hook what begins an operation and what waits for it. The wait is the operation's, whenever it began."""
@@ -177,24 +211,24 @@ class Calls:
                 around(
                     self._horovod,
                     name,
-                    lambda *_, process_set=None, **__: (process_set,),
+                    lambda *args, process_set=None, **named: (process_set, _passed(args, named)),
                     lambda token, handle, *_, op=op: self._began(handle, op, *token),
                     named=True,
                 )
         if hasattr(self._horovod, "synchronize"):
             around(self._horovod, "synchronize", self._waits, self._waited, lambda *_: self.fails())
 
-    def _began(self, handle: Any, op: str, process_set: Any) -> None:
+    def _began(self, handle: Any, op: str, process_set: Any, size: int) -> None:
         if len(self._handles) >= MOST_HANDLES:
             self._handles.clear()
-        self._handles[handle] = op, process_set
+        self._handles[handle] = op, process_set, size
 
-    def _waits(self, handle: Any = None, *_: Any) -> tuple[str, tuple[int, int]] | None:
+    def _waits(self, handle: Any = None, *_: Any) -> tuple[str, tuple[int, int, int]] | None:
         known = self._handles.pop(handle, None)
         token = self.begins(*known) if known is not None else None
         return (known[0], token) if known is not None and token is not None else None
 
-    def _waited(self, token: tuple[str, tuple[int, int]], *_: Any) -> None:
+    def _waited(self, token: tuple[str, tuple[int, int, int]], *_: Any) -> None:
         self.ends(*token, phase=False)
 
     def watch_all(self) -> None:
@@ -228,11 +262,11 @@ class TensorFlowCalls(Calls):
         self._tensorflow = horovod.tf
         self._handed = 0
 
-    def begins(self, op: str, process_set: Any = None) -> tuple[int, int] | None:
+    def begins(self, op: str, process_set: Any = None, size: int = 0) -> tuple[int, int, int] | None:
         """As for torch; what is called while a function is traced happens later."""
-        return super().begins(op, process_set) if self._tensorflow.executing_eagerly() else None
+        return super().begins(op, process_set, size) if self._tensorflow.executing_eagerly() else None
 
-    def ends(self, op: str, token: tuple[int, int], phase: bool) -> None:
+    def ends(self, op: str, token: tuple[int, int, int], phase: bool) -> None:
         """As for torch; no step that is under way has anything to do with it."""
         super().ends(op, token, phase)
         if self.cycles is not None:
