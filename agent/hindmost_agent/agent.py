@@ -130,11 +130,12 @@ class Agent:
     def _again_ns(self, now_ns: int) -> int:
         """When the next batch is due if ranks go on standing still as they do now; never where one does not."""
         running = [producer for producer in self.rings if producer.gone_ns is None]
-        if not running:
+        here = [one.process for one in running] or [one for one, seen in self._unobserved() if seen.waits]
+        if not here:
             return NEVER_NS
-        every = min(max(one.process.world_size for one in running) * AGAIN_NS // len(running), AGAIN_MOST_NS)
+        every = min(max(one.world_size for one in here) * AGAIN_NS // len(here), AGAIN_MOST_NS)
         every = max(every, AGAIN_NS)
-        since = max(producer.progress_ns for producer in running)
+        since = max((producer.progress_ns for producer in running), default=now_ns - STILL_MOST_NS)
         return self._flushed_ns + every if now_ns - since >= min(STILL * every, STILL_MOST_NS) else NEVER_NS
 
     def flush(self, now_ns: int) -> None:
@@ -158,10 +159,10 @@ class Agent:
 
     def _say_how_one_is(self, now_ns: int) -> None:
         """That this agent speaks, and has nothing new to say, is what tells that its ranks go on waiting."""
-        for producer in self.rings:
-            state = self._states.waiting(producer.process.ref(self._builder.node), now_ns)
+        for process in [*(producer.process for producer in self.rings), *(one for one, _ in self._unobserved())]:
+            state = self._states.waiting(process.ref(self._builder.node), now_ns)
             if state is not None:
-                self._builder.rank(producer.process)
+                self._builder.rank(process)
                 self._builder.state(state)
                 return
 
@@ -171,11 +172,13 @@ class Agent:
         ref = self._builder.rank(process)
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 
-    def witness(self, seen: Mapping[int, Seen], now_ns: int) -> None:
-        """Take over what NCCL's RAS says, by pid, of ranks that stand still; news is sent at the next tick."""
-        if seen != self._seen_by_ras:
-            self._seen_by_ras = seen
-            self._flush_ns = min(self._flush_ns, now_ns)
+    def witness(self, seen: Mapping[int, Seen], now_ns: int) -> bool:
+        """Take over what NCCL's RAS says, by pid, of ranks that stand still; true of news: the next tick sends it."""
+        if seen == self._seen_by_ras:
+            return False
+        self._seen_by_ras = seen
+        self._flush_ns = min(self._flush_ns, now_ns)
+        return True
 
     def finish(self, now_ns: int, *, discover: bool = True) -> None:
         """Read every ring to its end and every sampler once more, due or not, and make the last batch.
@@ -245,14 +248,20 @@ class Agent:
             self._states.forget(ref)
             self._builder.forget(ref)
 
+    def _unobserved(self) -> list[tuple[RankProcess, Seen]]:
+        """The ranks that no probe observes, with what RAS says of them."""
+        if not self._seen_by_ras:
+            return []
+        observed = {producer.process.pid for producer in self.rings}
+        found = ((self.host.ranks.get(pid), seen) for pid, seen in self._seen_by_ras.items() if pid not in observed)
+        return [(process, seen) for process, seen in found if process is not None]
+
     def _gather_unobserved(self, now_ns: int) -> None:
         """What RAS says of ranks that no probe observes."""
-        observed = {producer.process.pid for producer in self.rings}
-        for pid, seen in self._seen_by_ras.items():
-            process = None if pid in observed else self.host.ranks.get(pid)
-            ref = process.ref(self._builder.node) if process else 0
-            state = self._states.unobserved(ref, now_ns, seen) if process else None
-            if process and state is not None:
+        for process, seen in self._unobserved():
+            ref = process.ref(self._builder.node)
+            state = self._states.unobserved(ref, now_ns, seen)
+            if state is not None:
                 self._builder.rank(process)
                 self._builder.communicators(ref, seen.communicators)
                 self._builder.state(state)

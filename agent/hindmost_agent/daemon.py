@@ -91,6 +91,7 @@ class Daemon:
         self.shipper: Shipper | None = None
         self._started_ns = monotonic_ns()
         self._leaving: asyncio.Future[str] | None = None
+        self._next: asyncio.TimerHandle | None = None
         self._dumps: set[asyncio.Task[None]] = set()
         self._dumping = 0
         self._weighing = asyncio.Lock()
@@ -199,7 +200,7 @@ class Daemon:
         if self.settings.ring_dir is not None and not self.settings.exit_when_stdin_closes:
             self._leave_with_job(now_ns)
         delay_s = max(next_ns - self._monotonic_ns(), 0) / NS
-        asyncio.get_running_loop().call_later(delay_s, self._tick)
+        self._next = asyncio.get_running_loop().call_later(delay_s, self._tick)
 
     def _leave_with_job(self, now_ns: int) -> None:
         seen = self.agent.seen_ns
@@ -279,7 +280,9 @@ class Daemon:
                     await witness.look(now_ns)
             except Exception:
                 log.exception("RAS: going on without")
-            self.agent.witness(witness.seen, self._monotonic_ns())
+            if self.agent.witness(witness.seen, self._monotonic_ns()) and self._next is not None:
+                self._next.cancel()  # the next tick may be a second away
+                self._tick()
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
         paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]

@@ -13,7 +13,8 @@ from hindmost_agent import samplers
 from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.delivery.spool import Spool
-from hindmost_agent.jobs.rings import BUSY_SHARE, Rings
+from hindmost_agent.jobs.ranks import RankProcess
+from hindmost_agent.jobs.rings import BUSY_SHARE, Rings, Seen
 from hindmost_agent.kernel_files import PIECE, File, read_once
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
@@ -189,6 +190,21 @@ def test_who_waits_is_said_to_wait_still(tmp_path: Path, monkeypatch: pytest.Mon
     rank.close()
     said = [(one.time_ns / NS, [open_.name for open_ in one.in_flight]) for one in states]
     assert said == [(0, []), *((at, ["all_reduce"]) for at in (1, 1.25, 1.5, 1.75))]
+
+
+def test_who_waits_without_a_probe_is_said_to_wait_still(tmp_path: Path) -> None:
+    """NCCL's RAS tells what such a rank waits in: at once, and then as often as of ranks with a probe."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    mine.host.ranks.put(RankProcess("job", 0, 2, 0, 546, 1))
+    mine.tick(0)
+    waits = ("collective", "all_reduce", 7, 20, 0, 0, NS)
+    assert mine.witness({546: Seen([], [waits])}, NS)
+    assert not mine.witness({546: Seen([], [waits])}, NS)
+    due, made = NS, []
+    while due < 2 * NS:
+        due = mine.tick(due)
+        made.append(mine.host.own.batches)
+    assert (made, due) == ([1, 2], 2 * NS)
 
 
 def test_what_was_asked_for_is_sent_at_the_next_tick(tmp_path: Path, writer: ring.Writer) -> None:

@@ -29,7 +29,9 @@ NS = 1_000_000_000
 #: RAS is asked once ranks have stalled for so long. Of ranks that no probe observes nothing else tells that.
 STILL_NS = NS
 #: And again this often: the second answer is needed. Of a job on many nodes each asks less often.
-AGAIN_NS, AGAIN_OF_A_NODE_NS = 2 * NS, NS // 20
+AGAIN_NS, AGAIN_OF_A_NODE_NS = NS, NS // 20
+#: Ranks stand for no longer than this when RAS is first asked; an agent that has just started does not know better.
+STANDS_MOST_NS = 3 * STILL_NS
 #: Where no RAS answers for these ranks: it is off, or NCCL has not begun.
 SILENT_NS = 5 * NS
 #: Any job's process may take a connection. One that is stopped never answers.
@@ -51,7 +53,7 @@ NAMES = {
 def standing(
     found: Iterable[ras.Communicator], ranks: Iterable[RankProcess], since: Mapping[tuple[object, ...], int]
 ) -> dict[int, Seen]:
-    """By pid of this node's ranks: what they are in. ``since``, by ``state``: when each communicator was first seen so,
+    """By pid of this node's ranks: what they are in. ``since``, by ``state``: since when each communicator may be so,
     ns; one that was not moves. One that lacks ranks says nothing: these may have launched fewest."""
     here = list(ranks)
     members: dict[int, list[Communicator]] = {}
@@ -105,12 +107,13 @@ class Witness:
         self._where, self._ranks, self._producers, self._ask = where, ranks, producers, ask
         self._since: dict[tuple[object, ...], int] = {}
         self._due_ns = 0
+        self._answered_ns: int | None = None  # when RAS was last asked and answered, in this stop
         self.seen: dict[int, Seen] = {}
 
     def due(self, now_ns: int) -> bool:
         """Whether it is time to ask: the ranks of some job have stood for long enough."""
         if not self._still(now_ns):
-            self._since, self.seen = {}, {}
+            self._since, self.seen, self._answered_ns = {}, {}, None
             return False
         return now_ns >= self._due_ns
 
@@ -128,11 +131,22 @@ class Witness:
             return
         nodes = max(process.world_size for process in here) // len(here)
         self._due_ns = now_ns + max(AGAIN_NS, nodes * AGAIN_OF_A_NODE_NS)
+        since_ns = self._moved_ns(here, now_ns)
         found = await self._answer({process.pid for process in here})
+        self._answered_ns = now_ns if found else None
         if not found:
             self._due_ns = now_ns + SILENT_NS
         self.seen = standing(found, here, self._since)
-        self._since = {comm.state: self._since.get(comm.state, now_ns) for comm in found}
+        self._since = {comm.state: self._since.get(comm.state, since_ns) for comm in found}
+
+    def _moved_ns(self, here: list[RankProcess], now_ns: int) -> int:
+        """Since when what is seen now for the first time may be so: since the answer before, where it was not, or since
+        these ranks last recorded something."""
+        pids = {one.pid for one in here}
+        known = [one.progress_after_ns for one in self._producers() if one.process.pid in pids]
+        if self._answered_ns is not None:
+            return max([self._answered_ns, *known])
+        return max([now_ns - STANDS_MOST_NS, *known]) if known else now_ns
 
     async def _answer(self, pids: set[int]) -> tuple[ras.Communicator, ...]:
         """Communicators of an answer about these processes."""

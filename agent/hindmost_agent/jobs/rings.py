@@ -171,7 +171,8 @@ class Producer:
     def __init__(self, process: RankProcess, now_ns: int) -> None:
         self.process = process
         self.rings: dict[Path, OpenRing] = {}
-        self.progress_ns = now_ns
+        #: When it was last seen to have written, and the look before, which was before it wrote the last.
+        self.progress_ns = self.progress_after_ns = now_ns
         self.gone_ns: int | None = None
         #: How its process ends, as the kernel tells.
         self.end = End()
@@ -314,6 +315,7 @@ class Rings:
         #: How processes ended whose rings were read and removed: another ring of theirs may be found only now.
         self._ended: dict[tuple[int, int], End] = {}
         self._known: set[Path] = set()
+        self._polled_ns = 0
         self._failed: dict[Path, int] = {}
         self._stamps: dict[Path, int] = {}
         self._lost_before = 0
@@ -352,10 +354,11 @@ class Rings:
         How far each has been written is one word of it; reading what was written is dear, and dearer in small portions.
         """
         busy = False
+        before_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
         for producer in self._producers.values():
             for item in producer.rings.values():
                 if item.grown():
-                    producer.progress_ns = now_ns
+                    producer.progress_ns, producer.progress_after_ns = now_ns, before_ns
                 fills = item.full > BUSY_SHARE
                 busy = busy or fills
                 if fills or everything:

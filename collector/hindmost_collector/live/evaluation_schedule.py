@@ -6,6 +6,7 @@ soon. Claims of incremental evaluations that the full evaluation does not confir
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import logging
 import threading
@@ -219,11 +220,28 @@ class Judging:
         self.judge: Judge | None = None
         self._judged_now = 0  # how many threads judge
         self._lock = threading.Lock()
+        self._load_lock = threading.Lock()
+        self._loading: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a window is being judged, in whichever thread."""
         return self._judged_now > 0
+
+    def prepare(self) -> None:
+        """Load the judge in a thread, once: a job stands still before any was judged, and full cores take long."""
+        if self.judge is None and self._loading is None:
+            self._loading = threading.Thread(target=self._try_to_load, name="load judge", daemon=True)
+            self._loading.start()
+
+    def _try_to_load(self) -> None:
+        with contextlib.suppress(Exception):  # judging meets the same error, and logs it
+            self._load()
+
+    def _load(self) -> Judge:
+        with self._load_lock:
+            self.judge = self.judge or load_judge(self._settings)
+        return self.judge
 
     def due(self, job: str, still_s: float = 0.0) -> bool:
         """Whether it is time to judge a job again, that stands still since ``still_s``."""
@@ -356,10 +374,11 @@ class Judging:
         with self._lock:
             self._judged_now += 1
         try:
-            if self.judge is None:
-                self.judge = load_judge(self._settings)
+            judge = self.judge
+            if judge is None:
+                judge = self._load()
                 used = self._cpu()
-            return work(self.judge)
+            return work(judge)
         except Exception:
             if not self.failures:
                 log.warning("judging failed; recording goes on", exc_info=True)

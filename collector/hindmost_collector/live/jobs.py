@@ -175,7 +175,7 @@ class StallWatch:
 
     def question(self, job: LiveJob) -> wire.Zoom | None:
         """What to ask the agents; ``None`` while the job goes on, and where that was asked."""
-        since = job.window.newest_ns
+        since = job.window.since_ns
         if since == self._asked or job.window.quiet_ns < self._patience_ns(job) / 2:
             return None
         self._looked_at = job.window.absent()[:_ASKED]
@@ -187,7 +187,7 @@ class StallWatch:
     def ripe(self, job: LiveJob) -> bool:
         """Whether the job is to be judged now: after a hang's patience, and when all requested stacks are there; true
         once each."""
-        since, patience = job.window.newest_ns, self._patience_ns(job)
+        since, patience = job.window.since_ns, self._patience_ns(job)
         if job.window.quiet_ns < patience or job.window.waited_ns() < patience:
             return False
         before, self._awaited = self._awaited, not job.window.stacked(since).issuperset(self._looked_at)
@@ -202,8 +202,11 @@ class StallWatch:
         return job.window.waiting and _HASTE[0] * patience <= quiet < _HASTE[1] * patience
 
     def _patience_ns(self, job: LiveJob) -> float:
-        """As the detector's; without end where the job was not judged yet."""
-        if job.report is None:
-            return float("inf")
-        p99 = (job.report["job"].get("step_ms") or {}).get("p99") or 0.0
-        return self._settings.patience_ns(p99 * 1e6)
+        """As the detector's; by the steps received where the job was not evaluated yet, once it stands."""
+        if job.report is not None:
+            p99 = (job.report["job"].get("step_ms") or {}).get("p99") or 0.0
+            return self._settings.patience_ns(p99 * 1e6)
+        least = self._settings.patience_ns(0.0)
+        if job.window.quiet_ns < _HASTE[0] * least:
+            return least
+        return self._settings.patience_ns(job.step_seconds().get("p99", 0.0) * 1e9)

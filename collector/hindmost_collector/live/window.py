@@ -172,9 +172,15 @@ class Window:
         return bool(self._in_flight)
 
     @property
+    def since_ns(self) -> int:
+        """Since when nothing was begun: of what has ended or, where nothing has, of what is in flight; 0: no such."""
+        return self.newest_ns or max((row[-2] for found in self._in_flight.values() for row in found), default=0)
+
+    @property
     def quiet_ns(self) -> int:
         """For how long agents have been heard of and nothing that ranks do; 0 where nothing ever was."""
-        return max(max(self._heard.values(), default=0) - self.newest_ns, 0) if self.newest_ns else 0
+        since_ns = self.since_ns
+        return max(max(self._heard.values(), default=0) - since_ns, 0) if since_ns else 0
 
     @property
     def still_ns(self) -> int:

@@ -18,7 +18,8 @@ import pytest
 from hindmost.ring import Communicator
 from hindmost_agent import ras
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.jobs.ras_witness import Witness, address, standing
+from hindmost_agent.jobs.ras_witness import TRIES, Witness, address, standing
+from hindmost_agent.jobs.rings import Producer
 from hindmost_proto.address import Address
 
 if TYPE_CHECKING:
@@ -163,10 +164,44 @@ def test_it_takes_two_answers() -> None:
     assert witness.due(10 * NS)
     asyncio.run(witness.look(10 * NS))
     assert witness.seen == {}
-    assert not witness.due(11 * NS), "RAS is not asked all the time"
-    assert witness.due(12 * NS)
-    asyncio.run(witness.look(12 * NS))
+    assert not witness.due(10 * NS + NS // 2), "RAS is not asked all the time"
+    assert witness.due(11 * NS)
+    asyncio.run(witness.look(11 * NS))
     assert witness.seen[546].waits[0][-1] == 10 * NS
+
+
+def test_a_wait_began_after_the_answer_that_did_not_have_it() -> None:
+    """Not when it was first seen: a hang would be reported as late as RAS was asked."""
+    hang = answer("hang_json")
+    before = hang.replace(b'"AllReduce": 22', b'"AllReduce": 19').replace(b'"AllReduce": 20', b'"AllReduce": 19')
+    witness = Witness(Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(before, hang, hang))
+    for second in (10, 11, 12):
+        asyncio.run(witness.look(second * NS))
+    assert witness.seen[546].waits[0][-1] == 10 * NS
+
+
+@pytest.mark.parametrize(("moved", "since"), [(8.5, 8.5), (1.0, 7.0)], ids=["just now", "long ago"])
+def test_a_wait_began_after_what_a_probe_saw_last(moved: float, since: float) -> None:
+    """Of ranks that have stood for long when RAS is first asked, it is not known."""
+    ranks = [process(0, 546), process(1, 547)]
+    seen = [Producer(one, int(moved * NS)) for one in ranks]
+    hang = answer("hang_json")
+    witness = Witness(Address("", 0), lambda: ranks, lambda: seen, Answers(hang, hang))
+    for second in (10, 11):
+        assert witness.due(second * NS)
+        asyncio.run(witness.look(second * NS))
+    assert witness.seen[546].waits[0][-1] == since * NS
+
+
+def test_after_a_silent_ras_a_wait_begins_when_it_is_seen() -> None:
+    """NCCL may have begun between: what it does then is no older than that."""
+    hang = answer("hang_json")
+    witness = Witness(
+        Address("", 0), lambda: [process(0, 546), process(1, 547)], list, Answers(*[b""] * TRIES, hang, hang)
+    )
+    for second in (10, 15, 16):
+        asyncio.run(witness.look(second * NS))
+    assert witness.seen[546].waits[0][-1] == 15 * NS
 
 
 def test_answers_about_another_job_are_not_about_ours() -> None:

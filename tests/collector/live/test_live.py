@@ -9,11 +9,12 @@ import pytest
 from hindmost_collector.ingest.chunk import Chunk, from_rows
 from hindmost_collector.ingest.definitions import Definitions, Schema
 from hindmost_collector.ingest.row_builder import MetricRows, Words
+from hindmost_collector.live import evaluation_schedule
 from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.window import Window
 from hindmost_judge.detect import hang
-from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run
+from hindmost_judge.model import FINISHED, RUNNING, STEPS, VANISHED, Job, Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.schema import JobSummary, Report
 
@@ -123,7 +124,7 @@ def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions)
 
 
 def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: Definitions) -> None:
-    """Not at the next turn of judging, once for each time that it stands still, and never before it was judged."""
+    """Not at the next turn of judging, and once for each time that it stands still."""
     job = standing(definitions)
     heard(job.window, definitions, 4)
     assert not job.stall.ripe(job)
@@ -131,10 +132,53 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
     assert job.stall.ripe(job)
     assert found(job.window, definitions) is not None
     assert not job.stall.ripe(job)
-    unjudged = standing(definitions)
-    unjudged.report = None
-    heard(unjudged.window, definitions, 60)
-    assert not unjudged.stall.ripe(unjudged)
+
+
+def test_a_job_that_stops_before_its_first_evaluation_is_judged_as_soon(definitions: Definitions) -> None:
+    """Full cores put off the first evaluation by up to 100 s, and a hang must not wait for that."""
+    job = standing(definitions)
+    job.report = None
+    heard(job.window, definitions, 4)
+    assert job.stall.question(job) is not None
+    assert not job.stall.ripe(job)
+    heard(job.window, definitions, 5)
+    assert job.stall.ripe(job)
+    assert not job.stall.ripe(job)
+
+
+def test_slow_steps_count_before_the_first_evaluation_too(definitions: Definitions) -> None:
+    """The steps received tell: of 4 s each, 12 s, less one that the word needs to arrive."""
+    job = standing(definitions)
+    job.report = None
+    steps = {name: np.zeros(4, np.int64) for name in STEPS}
+    steps |= {"rank": np.arange(4), "start_ns": np.full(4, -3 * SECOND), "duration_ns": np.full(4, 4 * SECOND)}
+    job.window.add(Chunk({"steps": steps}, {}, [], []), definitions)
+    heard(job.window, definitions, 11)
+    assert not job.stall.ripe(job)
+    heard(job.window, definitions, 12)
+    assert job.stall.ripe(job)
+
+
+def test_a_job_that_stops_in_its_first_operation_stands_since_then(definitions: Definitions) -> None:
+    """Nothing has ended: neither a step nor a collective. NCCL's RAS knows no more of ranks without a probe."""
+    job = LiveJob("j", 0)
+    job.window = waiting(definitions)
+    heard(job.window, definitions, 4)
+    assert job.window.quiet_ns == job.window.still_ns == 3 * SECOND
+    assert not job.stall.ripe(job)
+    heard(job.window, definitions, 5)
+    assert job.stall.ripe(job)
+
+
+def test_the_judge_is_loaded_once_before_the_first_job_that_stands_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On full cores that takes seconds, which a hang's first verdict need not wait for."""
+    loaded = []
+    monkeypatch.setattr(evaluation_schedule, "load_judge", lambda _: loaded.append(1) or (lambda run: run))
+    judging = Judging()
+    for _ in range(2):
+        judging.prepare()
+    assert judging.at_the_end(lambda: "run") == ("run", "run")  # type: ignore[arg-type,return-value]
+    assert loaded == [1]
 
 
 def test_slow_steps_make_patience_longer(definitions: Definitions) -> None:

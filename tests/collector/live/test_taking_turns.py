@@ -116,6 +116,7 @@ def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
             cores_are_full=lambda: False,
         )
         judging = SimpleNamespace(
+            prepare=lambda: None,
             due=lambda name, still_s: looked.append(name) or True,
             turn=lambda name: 0,
             overdue=lambda name: overdue,
