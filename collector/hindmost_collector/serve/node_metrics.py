@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -34,12 +35,12 @@ class _Newest(NamedTuple):
 
 
 class _Line(NamedTuple):
-    """One series of a schema as it is written: what stands before and after the node's name."""
+    """One series of a schema as it is written: its place there, what stands before and after the node's name."""
 
+    place: int
     name: str
     head: str
     labels: str
-    level: int
     job: str | None
 
 
@@ -51,7 +52,8 @@ class NodeMetrics:
         self._newest: dict[Origin, MetricRows] = {}
         #: When each was last seen to be new, and how long after the time before.
         self._seen: dict[tuple[str, int], tuple[int, int]] = {}
-        self._lines: dict[int, tuple[_Line, ...]] = {}
+        self._lines: dict[int, tuple[_Line, ...]] = {}  # those up to this level
+        self._level = CORE
         self._counts: dict[int, tuple[int, ...]] = {}
         self._doubled: dict[frozenset[int], dict[int, dict[int, list[int]]]] = {}
 
@@ -104,8 +106,10 @@ class NodeMetrics:
     def _count(self, ref: int) -> tuple[int, ...]:
         known = self._counts.get(ref)
         if known is None:
-            levels = [line.level for line in self._written(ref)]
-            known = self._counts[ref] = tuple(levels.count(level) for level in range(len(LEVELS)))
+            schema = self._definitions.schemas[ref]
+            levels = np.array([_told(word)[0] for word in schema.words], np.int64)
+            counts = np.bincount(levels[schema.head.word], minlength=len(LEVELS))
+            known = self._counts[ref] = tuple(counts.tolist())
         return known
 
     def _held(self, gone: Collection[str]) -> dict[str, dict[int, _Newest]]:
@@ -123,6 +127,8 @@ class NodeMetrics:
         A series that two schemas of a node have is shown once, as it was last.
         """
         nodes = self._held(gone)
+        if level != self._level:
+            self._lines, self._level = {}, level
         alike: dict[frozenset[int], list[str]] = defaultdict(list)
         for node, held in nodes.items():
             alike[frozenset(held)].append(node)
@@ -140,10 +146,9 @@ class NodeMetrics:
                 for other, mine in shared.get(ref, {}).items():
                     newer = [nodes[node][other].time_ns > nodes[node][ref].time_ns for node in members]
                     values[np.ix_(newer, mine)] = np.nan
-                columns = values.T.tolist()
-                for line, column in zip(self._written(ref), columns, strict=True):
-                    if line.level <= level and line.job not in over:
-                        name, labels = line.name, line.labels
+                for line in self._written(ref):
+                    if line.job not in over:
+                        name, labels, column = line.name, line.labels, values[:, line.place].tolist()
                         families.setdefault(name, (line.head, []))[1].extend(
                             f"{name}{start}{labels} {number(value)}\n"
                             for start, value in zip(starts, column, strict=True)
@@ -154,7 +159,7 @@ class NodeMetrics:
     def _written(self, ref: int) -> tuple[_Line, ...]:
         known = self._lines.get(ref)
         if known is None:
-            known = self._lines[ref] = tuple(_written(self._definitions.schemas[ref]))
+            known = self._lines[ref] = tuple(_written(self._definitions.schemas[ref], self._level))
         return known
 
 
@@ -173,9 +178,22 @@ def _shared(schemas: dict[int, Schema]) -> dict[int, dict[int, list[int]]]:
     return found
 
 
-def _written(schema: Schema) -> Iterator[_Line]:
-    for series in schema.series:
-        labels = json.loads(series.labels)
-        told = "".join(f',{JOB_LABEL if key == "job" else key}="{escaped(value)}"' for key, value in labels.items())
-        first = head(series.name, "counter" if series.counter else "gauge", series.help or "As reported by the agent.")
-        yield _Line(series.name, first, f"{told}}}", level_of(labels), labels.get("job"))
+def _written(schema: Schema, level: int) -> Iterator[_Line]:
+    told = [_told(word) for word in schema.words]
+    for place, (series, word) in enumerate(zip(schema.series, schema.head.word.tolist(), strict=True)):
+        its_level, labels, job = told[word]
+        if its_level <= level:
+            yield _Line(place, series.name, _head(series.name, series.help, counts_up=series.counter), labels, job)
+
+
+def _told(word: str) -> tuple[int, str, str | None]:
+    """The level of series with these labels, the labels as they are written, and the job among them."""
+    labels = json.loads(word)
+    told = "".join(f',{JOB_LABEL if key == "job" else key}="{escaped(value)}"' for key, value in labels.items())
+    return level_of(labels), f"{told}}}", labels.get("job")
+
+
+@lru_cache(maxsize=4096)
+def _head(name: str, text: str, *, counts_up: bool) -> str:
+    """The same text for all nodes' series of a name."""
+    return head(name, "counter" if counts_up else "gauge", text or "As reported by the agent.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import tracemalloc
 from types import SimpleNamespace
 
 import numpy as np
@@ -297,6 +299,24 @@ def test_the_page_is_bounded_and_says_what_it_leaves_out(scraped, most, withheld
     assert values(text, "hindmost_collector_withheld_series")[()] == withheld
     kept = [name for name in ("a", "b", "c", "job_info") if f"hindmost_{name}{{" in text]
     assert kept == [name for name, goes in (("a", 9), ("b", 8), ("c", 1), ("job_info", 10)) if withheld < goes]
+
+
+def test_series_that_are_withheld_take_no_memory():
+    """A thousand nodes have a million of them, and more than are shown; a scrape counts these and writes none."""
+    made, nodes, width = Definitions(), 50, 100
+    for ref in range(nodes):
+        labels = [json.dumps({"cpu": str(cpu)}) for cpu in range(width)]
+        made.schemas[ref] = Schema(
+            Series(f"hindmost_{cpu}", False, "Of a core.", one) for cpu, one in enumerate(labels)
+        )
+    metrics = NodeMetrics(made)
+    metrics.add([MetricRows.of(f"n{ref}", ref, np.array([5]), np.ones((1, width))) for ref in range(nodes)])
+    tracemalloc.start()
+    try:
+        assert (metrics.counts()[CORE], metrics.text(NODE)) == (nodes * width, "")
+        assert tracemalloc.get_traced_memory()[0] < 16 * nodes * width
+    finally:
+        tracemalloc.stop()
 
 
 def test_series_that_are_not_wanted_are_not_withheld(scraped):
