@@ -20,7 +20,7 @@ NS = 1_000_000_000
 #: The agents' default period, and the longest one requested of them, s: a verdict must come within seconds.
 USUAL_S, MOST_S = 2, 4
 #: Above this many batches a second, agents are asked for a longer period; for a shorter one below this share of it.
-BATCHES_A_SECOND, FEWER = 350, 0.8
+BATCHES_A_SECOND, FEWER = 256, 0.8
 #: Version of the stream's messages, which agent and collector must share.
 PROTOCOL = 1
 #: Event-trace requests that wait to be sent; the oldest gives way.

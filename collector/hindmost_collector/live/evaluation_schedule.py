@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from hindmost_judge.settings import DEFAULT
 
+from hindmost_collector.ingest.session import MOST_S
 from hindmost_collector.live import incremental
 from hindmost_collector.live.evaluation_window import LEAST_ROWS, ROWS
 from hindmost_collector.live.incremental import Seen
@@ -116,6 +117,9 @@ OF_LOOKS = 0.15
 AIMED = 0.4
 #: A verdict is at most this many seconds old.
 EVERY_S = 2.0
+#: In a job of more ranks than this, incremental evaluations take at most such a share of a core, and come up to so many
+#: seconds apart: agents of large jobs report no more often.
+MANY_RANKS, OF_A_LARGE_JOB, APART_S = 1024, 0.03, float(MOST_S)
 #: Full evaluations allowed ahead of the budget, whatever each takes: one for the first news, one for more of it, one
 #: for agents' answers. The second number counts where an earlier one was in vain.
 WHOLES_AHEAD, IN_VAIN = 3, 2
@@ -153,8 +157,8 @@ def share_of(cores: int) -> float:
 
 @dataclass
 class _Turn:
-    """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took, and the
-    ``rows`` of an incremental one.
+    """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took and of how
+    many ``ranks``, and the ``rows`` of an incremental one.
 
     ``last_whole`` is when that was, ``soon`` whether it left something open, ``hurried`` how many in a row were made
     for something new or open, ``look_took`` what the last incremental one took.
@@ -166,6 +170,7 @@ class _Turn:
     next: float = 0.0
     whole: float = 0.0
     took: float = 0.0
+    ranks: int = 0
     rows: int = ROWS
     look_took: float = 0.0
     last_whole: float = -FULL_MOST_S
@@ -178,6 +183,10 @@ class _Turn:
     doubts: Doubts = field(default_factory=Doubts)
     past: Past | None = None
     counted: Counted | None = None
+
+    def between_looks_s(self) -> float:
+        """Seconds between incremental evaluations, as far as the job's size requires."""
+        return min(self.look_took / OF_A_LARGE_JOB, APART_S) if self.ranks > MANY_RANKS else 0.0
 
     def between_wholes_s(self) -> float:
         """Seconds between full evaluations while cores are full."""
@@ -345,7 +354,7 @@ class Judging:
                 show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
             turn.counted = found.counted or turn.counted
-            turn.held = incremental.seen(found)
+            turn.held, turn.ranks = incremental.seen(found), len(found.ranks)
             if not beside:
                 turn.seen = None
             self._compare(turn, asked, before, newest)
@@ -432,7 +441,7 @@ class Judging:
         """A turn that begins now: when the next one does."""
         turn, now = self._turns.setdefault(job, _Turn()), self._clock()
         due = turn.next if 0.0 <= now - turn.next < 2 * WRITE_S else now
-        turn.next = due + self._period
+        turn.next = due + max(turn.between_looks_s(), self._period)
         self._last[job] = now
         return turn
 

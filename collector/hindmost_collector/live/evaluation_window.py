@@ -50,17 +50,23 @@ def reported_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: Abs
     """A window without what began before or after the time that all ranks reported, except those that are ``gone``.
 
     A step takes ``step_ns``. Tables without dropped rows are complete since the ranks have ``begun``. Each table is cut
-    by its own clock: a GPU's clock is not the host's.
+    by its own clock: a GPU's clock is not the host's. Where steps are marked, collectives of too few of them are left
+    out: of thousands of ranks the window holds seconds, and most ranks would be missing in each.
     """
-    steps, collectives = (
-        _cut(table, _reported(table, _STEPS * step_ns, gone, begun=name in begun)) if rows(table) else table
-        for name, table in (("steps", run.steps), ("collectives", run.collectives))
-    )
-    return replace(run, steps=steps, collectives=collectives)
+    cut = {}
+    for name, table in (("steps", run.steps), ("collectives", run.collectives)):
+        if rows(table):
+            spans = _reported(table, gone, begun=name in begun)
+            few = name == "collectives" and name not in begun and spans[0][1] - spans[0][0] < _JUDGED * step_ns
+            if few and rows(run.steps):
+                cut[name] = {column: values[:0] for column, values in table.items()}
+            else:
+                cut[name] = _cut(table, next((one for one in spans if one[1] - one[0] >= _STEPS * step_ns), spans[-1]))
+    return replace(run, **cut)
 
 
-def _reported(table: Table, least_ns: float, gone: AbstractSet[int], *, begun: bool) -> tuple[int, int]:
-    """When the last of the ranks began to tell, and the first ended; as far as that leaves enough."""
+def _reported(table: Table, gone: AbstractSet[int], *, begun: bool) -> tuple[tuple[int, int], ...]:
+    """When the last of the ranks began to tell, and the first ended; with what only some told before, and after."""
     rank, start = table["rank"], table["start_ns"]
     first = np.full(int(rank.max()) + 1, np.iinfo(np.int64).max)
     last = np.full(len(first), np.iinfo(np.int64).min)
@@ -70,8 +76,7 @@ def _reported(table: Table, least_ns: float, gone: AbstractSet[int], *, begun: b
     last[[one for one in gone if one < len(last)]] = newest
     since = oldest if begun else int(first[first <= oldest + HELD_NS].max())
     until = int(last[last >= newest - HELD_NS].min())
-    spans = ((since, until), (oldest, until))
-    return next((one for one in spans if one[1] - one[0] >= least_ns), (oldest, newest + 1))
+    return (since, until), (oldest, until), (oldest, newest + 1)
 
 
 def _cut(table: Table, span: tuple[int, int]) -> Table:
@@ -80,16 +85,23 @@ def _cut(table: Table, span: tuple[int, int]) -> Table:
 
 
 def newest_steps(
-    held: Mapping[str, Sequence[Piece]], step_ns: float, ranks: int, least: int = ROWS
+    held: Mapping[str, Sequence[Piece]],
+    step_ns: float,
+    ranks: int,
+    least: int = ROWS,
+    begun: AbstractSet[str] = frozenset(),
 ) -> dict[str, list[Piece]]:
     """The pieces of tables, oldest first, of the newest steps, which take ``step_ns`` each, of so many ranks.
 
     The fullest table has at least ``least`` rows. Each table is cut by its own clock: a GPU's clock is not the
-    host's.
+    host's. Tables without dropped rows are complete since the ranks have ``begun``.
     """
     kept = {name: list(pieces) for name, pieces in held.items()}
-    if kept.get("steps") and kept.get("collectives") and _span(kept["collectives"]) < _JUDGED * step_ns:
-        kept["collectives"] = []
+    if kept.get("steps") and kept.get("collectives"):
+        pieces = kept["collectives"]  # what the oldest of these tells of the time before, others told in dropped ones
+        since = pieces[0].first_ns if "collectives" in begun else pieces[0].newest_ns
+        if pieces[-1].newest_ns - since < _JUDGED * step_ns:
+            kept["collectives"] = []
     fullest = max(kept.values(), key=lambda pieces: sum([one.rows for one in pieces]), default=[])
     span, found, reported = 0, 0, _Reported(kept.get("steps") or [], ranks)
     for piece in reversed(fullest):
@@ -134,10 +146,6 @@ def of_samples(sizes: Sequence[int]) -> int:
 def may_share_cpus(ranks: Table) -> bool:
     """Whether ranks may share CPUs: then metrics say which of them may be named, else how many CPUs there are."""
     return rows(ranks) <= _ON_A_NODE
-
-
-def _span(pieces: Sequence[Piece]) -> int:
-    return pieces[-1].newest_ns - pieces[0].first_ns
 
 
 class Piece(NamedTuple):

@@ -299,7 +299,7 @@ class Window:
         parts = {name: list(found) for name, found in self._parts.items()}
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         if newest_of_ns is not None:
-            parts = evaluation_window.newest_steps(parts, newest_of_ns, rows(ranks), least_rows)
+            parts = evaluation_window.newest_steps(parts, newest_of_ns, rows(ranks), least_rows, self.begun)
             ticks = ticks[evaluation_window.of_samples([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()

@@ -14,19 +14,19 @@ from hindmost_proto import telemetry_pb2 as wire
 
 
 @pytest.mark.parametrize(
-    ("agents", "seconds"), [(0, 0), (1, 0), (700, 0), (701, 3), (1024, 3), (1051, 4), (100_000, 4)]
+    ("agents", "seconds"), [(0, 0), (1, 0), (512, 0), (513, 3), (768, 3), (769, 4), (100_000, 4)]
 )
 def test_many_agents_are_asked_for_fewer(agents, seconds):
-    """Some 350 batches a second, as far as a verdict can wait; few agents do as they like."""
+    """Some 256 batches a second, as far as a verdict can wait; few agents do as they like."""
     assert batch_ns(agents, 0) == seconds * NS
 
 
 def test_agents_that_come_and_go_do_not_change_the_pace_each_time():
     """What was asked stands until there are a fifth fewer than it was asked for."""
-    asked = batch_ns(701, 0)
-    assert batch_ns(700, asked) == asked
-    assert batch_ns(561, asked) == asked
-    assert batch_ns(560, asked) == 0
+    asked = batch_ns(513, 0)
+    assert batch_ns(512, asked) == asked
+    assert batch_ns(411, asked) == asked
+    assert batch_ns(409, asked) == 0
     assert batch_ns(0, batch_ns(5000, 0)) == 0
 
 

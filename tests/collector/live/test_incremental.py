@@ -137,6 +137,18 @@ def test_a_slow_incremental_evaluation_reads_fewer_rows_and_more_again_later() -
     assert job.rows[-1] == evaluation_window.LEAST_ROWS
 
 
+@pytest.mark.parametrize(("ranks", "look_s", "apart_s"), [(1024, 0.1, 1.5), (8192, 0.02, 1.5), (8192, 0.09, 3.0)])
+def test_jobs_of_thousands_of_ranks_are_looked_at_as_often_as_their_agents_report(
+    ranks: int, look_s: float, apart_s: float
+) -> None:
+    """For three hundredths of a core; one of a thousand ranks has young verdicts whatever they take."""
+    job = Paced(look_s=lambda rows: look_s)
+    report = Report(JobSummary("j"), (), ranks=tuple(map(RankRow, range(ranks))))
+    job.judging.judge = lambda _: report
+    job.until(20.0)
+    assert np.mean(gaps(job.until(80.0), "newest")) == pytest.approx(apart_s, abs=0.1)
+
+
 @pytest.mark.parametrize("whole_s", [0.4, 3.0])
 def test_without_a_step_time_full_evaluations_take_no_more_than_their_share(whole_s: float) -> None:
     """There are no newest steps to look at then."""
@@ -297,6 +309,15 @@ def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_s
     assert len(kept) == 4
     gone = evaluation_window.newest_steps({"steps": turns}, 1e8, 16_384)["steps"]
     assert 4 < len(gone) < len(turns)
+
+
+def test_collectives_of_too_few_steps_are_left_to_the_marks_though_agents_send_in_turn() -> None:
+    """Eight seconds of batches reach back twelve, into steps that other ranks told in rows that were dropped."""
+    turns = [rows_of(second - 3, second + 1, np.arange(second % 4, 8192, 4), 10**9, 6) for second in range(40, 49)]
+    held = {"steps": [table(at, at + 2, 8192, 10**9) for at in range(4, 48, 2)], "collectives": turns}
+    assert evaluation_window.newest_steps(held, 1e9, 8192)["collectives"] == []
+    assert evaluation_window.newest_steps(held, 1e9, 8192, begun={"collectives"})["collectives"] == turns
+    assert evaluation_window.newest_steps({"collectives": turns}, 1e9, 8192)["collectives"] == turns
 
 
 def test_a_few_ticks_of_metrics_are_enough() -> None:

@@ -20,11 +20,16 @@ BEHIND = range(8)
 EVERYTHING = frozenset({"steps", "collectives"})
 
 
+def simulated(layout: str) -> Run:
+    """Four nodes; rank 5 becomes slow."""
+    run = simulate(Scenario(RANKS, STEPS, seed=2, layout=layout, faults=(Fault("compute", (5,), 0.1, ONSET),))).run
+    return replace(run, job=replace(run.job, source="hindmost", ended_ns=None, exit_code=None))
+
+
 @pytest.fixture(scope="module")
 def job() -> Run:
-    """Four nodes; rank 5 becomes slow."""
-    run = simulate(Scenario(RANKS, STEPS, seed=2, layout="fsdp", faults=(Fault("compute", (5,), 0.1, ONSET),))).run
-    return replace(run, job=replace(run.job, source="hindmost", ended_ns=None, exit_code=None))
+    """One whose ranks meet many times in a step."""
+    return simulated("fsdp")
 
 
 def began(run: Run, step: int) -> int:
@@ -85,6 +90,19 @@ def test_too_short_a_window_stays_as_it_is(job: Run) -> None:
     """Fewer steps than a judgement needs say less than those that some ranks do not tell of."""
     run = without(without(job, BEHIND, since=88), range(RANKS), before=80)
     assert reported_by_all(run, step_ns(job), set(), set()).steps is run.steps
+
+
+def test_collectives_that_all_ranks_told_of_too_few_steps_are_left_to_the_marks() -> None:
+    """Of thousands of ranks a window holds some seconds of collectives, each rank's from another moment on."""
+    job = simulated("dp")
+    short = without(without(job, BEHIND, since=84), range(8, 16), before=78)
+    short = without(short, range(RANKS), before=70)
+    run = replace(job, collectives=short.collectives)
+    assert not len(reported_by_all(run, step_ns(job), set(), {"steps"}).collectives["rank"])
+    (one,) = judge(reported_by_all(run, step_ns(job), set(), {"steps"})).verdicts
+    assert (one.kind, one.ranks, one.since_step) == ("straggler", (5,), pytest.approx(ONSET, abs=2))
+    unmarked = replace(short, steps={name: column[:0] for name, column in job.steps.items()})
+    assert len(reported_by_all(unmarked, step_ns(job), set(), set()).collectives["rank"])
 
 
 def test_a_window_that_begins_with_its_job_is_not_cut_at_its_begin(job: Run) -> None:
