@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 from hindmost.errors import HindmostError, UsageError
@@ -129,6 +129,37 @@ def test_loopback_unless_another_host_is_named() -> None:
     """Agents get the loopback address where every rank is here, or where no named host is known."""
     assert environment.address([]) == "127.0.0.1"
     assert environment.address(["no-such-host.invalid"]) == "127.0.0.1"
+
+
+class Routes(socket.socket):
+    """Datagram sockets of a host that reaches others by these addresses alone."""
+
+    own: ClassVar[dict[socket.AddressFamily, str]] = {}
+
+    def connect(self, address: Any) -> None:
+        if self.family not in self.own:
+            raise socket.gaierror(socket.EAI_ADDRFAMILY, "no address of this family")
+
+    def getsockname(self) -> Any:
+        return self.own[socket.AddressFamily(self.family)], 9
+
+
+@pytest.mark.parametrize(
+    ("own", "told"),
+    [
+        ({socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}, "192.0.2.1"),
+        ({socket.AF_INET6: "2001:db8::1"}, "2001:db8::1"),
+        ({socket.AF_INET: "127.0.1.1", socket.AF_INET6: "2001:db8::1"}, "2001:db8::1"),
+        ({socket.AF_INET6: "fe80::1%eth0"}, "127.0.0.1"),
+    ],
+)
+def test_agents_elsewhere_get_the_address_on_the_way_to_them(
+    monkeypatch: pytest.MonkeyPatch, own: dict[socket.AddressFamily, str], told: str
+) -> None:
+    """Of IPv6 where there is none of IPv4; never one that has no meaning on another host."""
+    monkeypatch.setattr(Routes, "own", own)
+    monkeypatch.setattr(socket, "socket", Routes)
+    assert environment.address(["node7"]) == told
 
 
 def test_an_unusable_listen_address_is_named() -> None:

@@ -94,6 +94,15 @@ def test_collectives_of_every_communicator_are_seen(tmp_path: Path) -> None:
     assert failed.name == "broadcast"
 
 
+def test_a_shim_that_is_on_the_launchers_node_only_is_missed(tmp_path: Path) -> None:
+    """A home that nodes do not share: there mpi4py's calls are timed in Python, with the same ids and numbers."""
+    here, there = tmp_path / "pmpi-1.so", tmp_path / "pmpi-persistent-2.so"
+    here.touch()
+    assert probe.absent_shim({"LD_PRELOAD": f"{there}:/usr/lib/libjemalloc.so"}) == str(there)
+    assert probe.absent_shim({"LD_PRELOAD": f"{here} /no/other.so"}) == ""
+    assert probe.absent_shim({}) == ""
+
+
 @pytest.mark.parametrize(
     ("buffers", "size"),
     [((memoryview(b"12345678"),), 8), (([memoryview(b"1234"), 4],), 4), (({"pickled": 1},), 0), ((7, None), 0)],

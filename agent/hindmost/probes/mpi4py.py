@@ -1,4 +1,4 @@
-"""MPI collectives seen from mpi4py, for machines on which no PMPI shim could be built (``HINDMOST_MPI=python``).
+"""MPI collectives seen from mpi4py, where there is no PMPI shim (``HINDMOST_MPI=python``) or it is not on this node.
 
 mpi4py's classes are immutable, so ``MPI.COMM_WORLD`` and ``MPI.COMM_SELF`` are replaced by instances of a subclass, and
 what is derived from them (``Dup``, ``Split``, ``Create`` …) is of that subclass again. Records are those of the shim:
@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.probes import on_import
 from hindmost.probes.guard import undo
+from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import ModuleType
 
     from hindmost.recorder import Recorder
@@ -257,11 +258,26 @@ def _add_deriving(cls: Any, base: Any, method: str) -> None:
     setattr(cls, method, call)
 
 
+def absent_shim(environ: Mapping[str, str]) -> str:
+    """The shim that this process should have been started with, where it is on the launcher's node only; else empty.
+
+    A clone builds it into the user's home, which nodes need not share.
+    """
+    preloaded = environ.get("LD_PRELOAD", "").replace(":", " ").split()
+    shims = (path for path in preloaded if os.path.basename(path).startswith("pmpi"))  # noqa: PTH119
+    return next((path for path in shims if not os.path.exists(path)), "")  # noqa: PTH110
+
+
 @on_import("mpi4py.MPI")
 def install(mpi: ModuleType, recorder: Recorder) -> None:
     """Name the framework; where the PMPI shim is missing, replace the communicators that a program starts from."""
     recorder.name_framework("mpi4py")
-    if os.environ.get("HINDMOST_MPI") != "python":
+    absent = absent_shim(os.environ)
+    if absent:
+        warn_once(
+            f"{absent} is not on this node: MPI calls are timed from mpi4py, those of other libraries are not seen"
+        )
+    elif os.environ.get("HINDMOST_MPI") != "python":
         return
     module: Any = mpi
     observed = observed_class(module, Calls(module, recorder))

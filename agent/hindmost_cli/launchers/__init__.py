@@ -43,8 +43,14 @@ def others(hosts: Iterable[str]) -> list[str]:
 
 
 def in_list(text: str) -> list[str]:
-    """``a:2,b`` as mpirun and horovodrun write it: hosts, with or without slots."""
-    return [part.partition(":")[0].strip() for part in text.split(",")]
+    """``a:2,b,[fd00::7]:2`` as mpirun and horovodrun write it: hosts, with or without slots."""
+    return [_host(part) for part in text.split(",")]
+
+
+def _host(word: str) -> str:
+    """A host without its slots: what has several colons and no brackets is an address of IPv6."""
+    inside, bracket, _ = word.strip().removeprefix("[").partition("]")
+    return inside if bracket or inside.count(":") > 1 else inside.partition(":")[0].strip()
 
 
 def in_file(path: str) -> list[str]:
@@ -54,7 +60,7 @@ def in_file(path: str) -> list[str]:
     except OSError:
         return []
     words = (line.partition("#")[0].split() for line in lines)
-    return [word[0].partition(":")[0] for word in words if word]
+    return [_host(word[0]) for word in words if word]
 
 
 def of_batch(environ: Mapping[str, str]) -> list[str]:

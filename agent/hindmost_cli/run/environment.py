@@ -6,6 +6,7 @@ Nothing in the user's environment is overwritten: ours goes in front.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import re
 import secrets
@@ -122,11 +123,12 @@ def remove_rings(directory: Path) -> None:
 def address(remote_hosts: Sequence[str]) -> str:
     """The address agents reach us at: loopback, or, for remote hosts, ours on the way to the first that resolves."""
     for host in remote_hosts:
-        with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((host, 9))  # a datagram socket: chooses the route and sends nothing
-            found = str(probe.getsockname()[0])
-            if not found.startswith("127."):
-                return found
+        for family in (socket.AF_INET, socket.AF_INET6):
+            with contextlib.suppress(OSError), socket.socket(family, socket.SOCK_DGRAM) as probe:
+                probe.connect((host, 9))  # a datagram socket: chooses the route and sends nothing
+                found = ipaddress.ip_address(probe.getsockname()[0])
+                if not (found.is_loopback or found.is_link_local):
+                    return str(found)
     return LOOPBACK
 
 

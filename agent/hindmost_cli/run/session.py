@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.bootstrap import ENTERED
 from hindmost.credentials import is_loopback
 from hindmost.errors import HindmostError
-from hindmost_proto.address import parse
+from hindmost_proto.address import Address, parse
 
 from hindmost_cli.run import environment, foreground
 from hindmost_cli.run.environment import kept_out
@@ -320,7 +320,7 @@ def _collector(
     reached: tuple[str, environment.Proof],
 ) -> tuple[Daemon, dict[str, str]]:
     host, proof = reached
-    arguments = ["--listen", f"{host}:0", "--out", str(directory), "--job-id", job]
+    arguments = ["--listen", str(Address(host, 0)), "--out", str(directory), "--job-id", job]
     arguments += proof.collector_options
     arguments += ["--command", shlex.join(request.command), "--launcher", launcher.NAME]
     arguments += [f"--set={one}" for one in request.thresholds]

@@ -210,17 +210,13 @@ class _Handler(BaseHTTPRequestHandler):
         """Let the query name a job that this visitor sees; or the answer where there is none such, as of an unknown."""
         if visitor.sees_all or path in OPEN or (path in ("/", "/api/jobs") and not visitor.anonymous):
             return None
-        if visitor.anonymous and path == "/metrics":
-            return None
-        if visitor.job is not None and path == "/metrics":
-            said = b"this shows all jobs; a job's token shows /api/report of its job\n"
-            return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
-        if path == "/metrics":
-            said = b"this shows all jobs; yours are on the page and in /api/jobs\n"
-            return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
+        if path == "/metrics" and not visitor.anonymous:
+            yours = b"yours are on the page and in /api/jobs"
+            shown = b"a job's token shows /api/report of its job" if visitor.job is not None else yours
+            return Answer(HTTPStatus.FORBIDDEN, _TEXT, b"this shows all jobs; " + shown + b"\n")
         if visitor.anonymous:
             said = b"jobs are shown to their users, and the proxy named none in its header (--user-header)\n"
-            return Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
+            return None if path == "/metrics" else Answer(HTTPStatus.FORBIDDEN, _TEXT, said)
         job = query.get("job") or next(
             (one["id"] for one in self.endpoints.jobs() if self._sees(visitor, one["id"])), None
         )

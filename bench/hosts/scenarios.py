@@ -1,0 +1,442 @@
+"""Jobs on two hosts: each launcher, each kind of network, each fault; what each ended in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hindmost.credentials import write_private
+from hindmost_collector.store.parquet import segments
+
+from bench.hosts.network import FAKETIME, HOSTS, Network, missing, sh
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+ROOT = Path(__file__).resolve().parents[2]
+RANK = str(Path(__file__).with_name("rank.py"))
+HINDMOST = [sys.executable, "-m", "hindmost"]
+#: The last rank is late in each step by half of this pause, ms.
+PAUSE_MS, SLOW_RANK, RANKS = 20, 3, 4
+PATIENCE_S = 150.0
+#: For all processes of a job to leave after its launcher.
+LEAVE_S = 20.0
+DEBIAN_MPI, DEBIAN_LIBMPI = "/usr/bin/mpirun.openmpi", "/usr/lib/x86_64-linux-gnu/libmpi.so.40"
+
+
+@dataclass
+class Settings:
+    """Programs that are not of this environment."""
+
+    mpich: Path
+    #: A Python with PyTorch and Horovod.
+    torch: Path
+
+
+@dataclass
+class Scene:
+    """One network, and a job in it."""
+
+    folder: Path
+    settings: Settings
+    kind: str = "v4"
+    shared: bool = False
+    clock: str = ""
+    daemons: list[subprocess.Popen[str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.marks, self.run = self.folder / "marks", self.folder / "disk" / "run"
+        self.marks.mkdir()
+        self.net = Network(self.folder, self.kind, shared=self.shared, clock=self.clock)
+
+    def rank(self, how: str, steps: int) -> list[str]:
+        """The command line of a rank."""
+        return [RANK, str(self.marks), how, str(steps), str(PAUSE_MS), str(SLOW_RANK)]
+
+    def start(self, *command: str, **more: str) -> subprocess.Popen[str]:
+        """``hindmost run -- COMMAND`` on host a."""
+        argv = [self.net.on("a"), *HINDMOST, "run", "--out", str(self.run), "--job-id", "hosts", "--", *command]
+        return self.popen(argv, **more)
+
+    def popen(self, argv: Sequence[str], **more: str) -> subprocess.Popen[str]:
+        """A process with an environment in which all launchers work."""
+        path = f"{self.folder}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        packages = ":".join(str(ROOT / package) for package in ("agent", "collector", "proto"))
+        settings = {
+            "PATH": path, "PYTHONPATH": packages, "OMPI_ALLOW_RUN_AS_ROOT": "1",
+            "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_mpi_yield_when_idle": "1",
+            "PRTE_MCA_rmaps_default_mapping_policy": ":oversubscribe", "OMPI_MCA_rmaps_base_oversubscribe": "1",
+        }  # fmt: skip
+        found = subprocess.Popen(
+            argv, env={**os.environ, **settings, **more}, text=True, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        self.daemons.append(found)
+        return found
+
+    def until_step(self, step: int) -> None:
+        """Wait until every rank has marked so many steps. Raises ``AssertionError``."""
+        deadline = time.monotonic() + PATIENCE_S
+        while len(at := self.marked()) < RANKS or min(at.values()) < step:
+            assert time.monotonic() < deadline, f"step {step} was not reached: {at}"
+            time.sleep(0.1)
+
+    def marked(self) -> dict[int, int]:
+        """How many steps each rank has marked."""
+        return {int(path.name): int(path.read_text().strip() or 0) for path in self.marks.iterdir()}
+
+    def ended(self, process: subprocess.Popen[str], patience_s: float = PATIENCE_S) -> dict[str, Any]:
+        """What became of a job. Raises ``AssertionError`` where it does not end."""
+        try:
+            said, _ = process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError("it did not end") from None
+        (self.folder / "said.log").write_text(said)
+        return {"exit": process.returncode, **self.stored()}
+
+    def stored(self) -> dict[str, Any]:
+        """The report in a few words, and the ledger of steps."""
+        report = json.loads((self.run / "report.json").read_text()) if (self.run / "report.json").exists() else {}
+        found = _in_words(report)
+        steps = segments.read_table(self.run / "segments" / "steps", "steps")[0]
+        ours = Counter(zip(steps["rank"].to_pylist(), steps["step"].to_pylist(), strict=True))
+        marked = sum(self.marked().values())
+        left = self.left()
+        return {
+            **found,
+            "steps": {"marked": marked, "stored": len(ours), "twice": sum(ours.values()) - len(ours)},
+            "dropped": self.dropped(),
+            "left": left,
+            "credentials": (self.run / "credentials").exists(),
+        }
+
+    def dropped(self) -> int:
+        """Samples and ring events that agents themselves counted as lost."""
+        table = segments.read_table(self.run / "segments" / "metrics", "metrics")[0]
+        last: dict[tuple[str, str, str], float] = {}
+        columns = (table[name].to_pylist() for name in ("node", "name", "labels", "value"))
+        for node, name, labels, value in zip(*columns, strict=True):
+            if name in ("hindmost_agent_dropped_samples_total", "hindmost_agent_ring_lost_events_total"):
+                last[node, name, str(labels)] = max(value, last.get((node, name, str(labels)), 0.0))
+        return int(sum(last.values()))
+
+    def left(self) -> int:
+        """Processes of hindmost that stay on the hosts."""
+        deadline = time.monotonic() + LEAVE_S
+        while (found := sum(map(self._ours, HOSTS))) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return found
+
+    def _ours(self, host: str) -> int:
+        found = 0
+        for pid in self.net.processes(host):
+            with contextlib.suppress(OSError):
+                found += b"hindmost" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return found
+
+    def close(self) -> None:
+        """End all of it."""
+        self.net.close()
+        for one in self.daemons:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(one.pid, signal.SIGKILL)
+            one.communicate()
+
+
+def _in_words(report: dict[str, Any]) -> dict[str, Any]:
+    job, verdicts = report.get("job", {}), report.get("verdicts", [])
+    first = verdicts[0] if verdicts else {}
+    return {
+        "verdict": f"{first.get('kind', 'none')} {','.join(map(str, first.get('ranks', [])))}".strip(),
+        "nodes": job.get("nodes"),
+        "ranks": len(report.get("ranks", [])),
+        "state": job.get("state"),
+        "notes": report.get("notes", []) or job.get("notes", []),
+    }
+
+
+def _sees_all(found: dict[str, Any]) -> dict[str, Any]:
+    """Of a job that ended well: all hosts and ranks, every step once, nothing dropped, nothing left."""
+    steps = found["steps"]
+    assert found["exit"] == 0, found
+    assert (found["nodes"], found["ranks"]) == (2, RANKS), found
+    assert steps["marked"] == steps["stored"], found
+    assert (steps["twice"], found["dropped"], found["left"], found["credentials"]) == (0, 0, 0, False), found
+    return found
+
+
+def _names_the_slow(found: dict[str, Any]) -> dict[str, Any]:
+    assert str(SLOW_RANK) in found["verdict"].split(" ")[-1].split(","), found
+    return _sees_all(found)
+
+
+# Launchers
+
+
+def open_mpi(scene: Scene, steps: int) -> list[str]:
+    """mpirun of Open MPI 5."""
+    words = [
+        "mpirun",
+        "--bind-to",
+        "none",
+        "--prtemca",
+        "plm_ssh_agent",
+        scene.net.agent,
+        "--mca",
+        "btl",
+        "tcp,self,sm",
+    ]
+    where = ["--host", "node-a:2,node-b:2", "-np", str(RANKS)]
+    return [*words, *where, sys.executable, *scene.rank("mpi", steps)]
+
+
+def run_open_mpi_5(scene: Scene) -> dict[str, Any]:
+    """Its ranks come through PRRTE's daemons."""
+    return _names_the_slow(scene.ended(scene.start(*open_mpi(scene, 300))))
+
+
+def run_open_mpi_4(scene: Scene) -> dict[str, Any]:
+    """Of Debian 12."""
+    words = [DEBIAN_MPI, "--bind-to", "none", "--oversubscribe", "--mca", "plm_rsh_agent", scene.net.agent]
+    words += ["--mca", "btl", "tcp,self,vader", "-x", "MPI4PY_LIBMPI"]
+    command = [*words, "--host", "node-a:2,node-b:2", "-np", str(RANKS), sys.executable, *scene.rank("mpi", 300)]
+    return _names_the_slow(scene.ended(scene.start(*command, MPI4PY_LIBMPI=DEBIAN_LIBMPI)))
+
+
+def run_mpich(scene: Scene) -> dict[str, Any]:
+    """Its ranks come through Hydra's proxies."""
+    mpich = scene.settings.mpich
+    command = [str(mpich / "bin/mpirun"), "-launcher", "ssh", "-launcher-exec", scene.net.agent]
+    command += ["-hosts", "node-a:2,node-b:2", "-np", str(RANKS), sys.executable, *scene.rank("mpi", 300)]
+    more = {"MPI4PY_LIBMPI": str(mpich / "lib/libmpich.so.12"), "MPI4PY_MPIABI": "mpich"}
+    return _names_the_slow(scene.ended(scene.start(*command, **more)))
+
+
+def script(scene: Scene, one: str) -> list[str]:
+    """A script that starts ``one`` on each host; HOST in it is 0 and 1. A batch system has given it these hosts."""
+    (scene.folder / "nodes").write_text("node-a\nnode-b\n")
+    (scene.folder / "job.sh").write_text(
+        f"#!/bin/sh\n{scene.net.agent} node-b 'HOST=1; {one}' &\nHOST=0; {one}\nours=$?\nwait $! && exit $ours\n"
+    )
+    return ["sh", str(scene.folder / "job.sh")]
+
+
+def run_torchrun(scene: Scene) -> dict[str, Any]:
+    """One on each host, which meet by a rendezvous."""
+    python = scene.settings.torch
+    one = f"{python} -m torch.distributed.run --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-id 7 "
+    one += f"--rdzv-endpoint node-a:29500 {' '.join(scene.rank('gloo', 300))}"
+    command = script(scene, one)
+    more = {"PBS_NODEFILE": str(scene.folder / "nodes"), "GLOO_SOCKET_IFNAME": "eth0", "OMP_NUM_THREADS": "1"}
+    return _names_the_slow(scene.ended(scene.start(*command, **more)))
+
+
+def run_horovodrun(scene: Scene) -> dict[str, Any]:
+    """It starts its ranks through ssh, and agents read the token from the run directory."""
+    (scene.folder / "ssh").symlink_to(scene.net.agent)
+    python = scene.settings.torch
+    command = [str(python.with_name("horovodrun")), "--gloo", "-np", str(RANKS), "-H", "node-a:2,node-b:2"]
+    command += ["--network-interfaces", "eth0", str(python), *scene.rank("horovod", 300)]
+    return _names_the_slow(scene.ended(scene.start(*command, OMP_NUM_THREADS="1")))
+
+
+def run_script(scene: Scene) -> dict[str, Any]:
+    """Ranks that do not meet, so that the network of the agents is what is tested."""
+    one = "for i in 0 1; do RANK=$((HOST * 2 + i)) LOCAL_RANK=$i WORLD_SIZE=4 "
+    one += f"{sys.executable} {' '.join(scene.rank('none', 300))} & done; wait"
+    return _sees_all(scene.ended(scene.start(*script(scene, one), PBS_NODEFILE=str(scene.folder / "nodes"))))
+
+
+# Faults of a job
+
+
+def cut(scene: Scene, seconds: float = 60.0) -> dict[str, Any]:
+    """Neither the job nor hindmost reaches host b."""
+    job = scene.start(*open_mpi(scene, 500))
+    scene.until_step(150)
+    scene.net.cut()
+    time.sleep(seconds)
+    scene.net.cut(False)
+    return _sees_all(scene.ended(job))
+
+
+def slow_link(scene: Scene) -> dict[str, Any]:
+    """The job and hindmost share what host b can send."""
+    scene.net.slow("2mbit")
+    return _sees_all(scene.ended(scene.start(*open_mpi(scene, 300))))
+
+
+def node_lost(scene: Scene) -> dict[str, Any]:
+    """All of host b is gone at once, and silent."""
+    job = scene.start(*open_mpi(scene, 3000))
+    scene.until_step(200)
+    scene.net.kill("b")
+    found = scene.ended(job)
+    steps = found["steps"]
+    assert found["exit"] != 0, found
+    assert (found["nodes"], found["ranks"], found["left"], steps["twice"]) == (2, RANKS, 0, 0), found
+    assert 0 < steps["stored"] <= steps["marked"], found
+    return found
+
+
+def clock_off(scene: Scene) -> dict[str, Any]:
+    """Of all programs of host b."""
+    return _names_the_slow(scene.ended(scene.start(*open_mpi(scene, 300))))
+
+
+def time_limit(scene: Scene, grace_s: float = 5.0) -> dict[str, Any]:
+    """As Slurm: SIGTERM to all processes of the job on each host, after a grace SIGKILL."""
+    job = scene.start(*open_mpi(scene, 3000))
+    scene.until_step(200)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        for host in HOSTS:
+            for pid in scene.net.processes(host):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        time.sleep(grace_s if number == signal.SIGTERM else 0)
+    found = scene.ended(job)
+    if not found["ranks"]:  # nobody was left to write it
+        sh(f"cd {ROOT} && PYTHONPATH=agent:collector:proto {sys.executable} -m hindmost report {scene.run} "
+           f"--format json -o {scene.run}/report.json")  # fmt: skip
+        found = {**found, **_in_words(json.loads((scene.run / "report.json").read_text()))}
+    steps = found["steps"]
+    assert (found["ranks"], found["left"], steps["twice"]) == (RANKS, 0, 0), found
+    assert 0 < steps["stored"] <= steps["marked"], found
+    return found
+
+
+# Faults on the way of a service's agent
+
+
+def collector(scene: Scene, where: str, *options: str) -> subprocess.Popen[str]:
+    """A collector, or with ``--relay-to`` a relay, on host a. Raises ``AssertionError`` where it does not start."""
+    token = scene.folder / "token"
+    if not token.exists():
+        write_private(token, "0123456789abcdef0123\n")
+    words = ["collector", "--listen", where, "--token-file", str(token), "--http", "127.0.0.1:0", *options]
+    process = scene.popen([scene.net.on("a"), "sh", "-c", 'exec "$@"', "sh", *HINDMOST, *words])
+    assert process.stdout is not None
+    said = ""
+    while '"grpc"' not in (line := process.stdout.readline()):
+        said += line
+        assert line, f"the collector did not start: {said}"
+    return process
+
+
+def _served(scene: Scene, address: str, break_it: Callable[[], subprocess.Popen[str]]) -> dict[str, Any]:
+    """Four ranks on host b and a service's agent; ``break_it`` returns the collector that is there in the end."""
+    rings = scene.folder / "rings"
+    rings.mkdir(mode=0o700)
+    words = ["--collector", address, "--token-file", str(scene.folder / "token"), "--job-id", "hosts"]
+    words += ["--ring-dir", str(rings), "--spool", str(scene.folder / "spool")]
+    agent = scene.popen([scene.net.on("b"), *HINDMOST, "agent", *words])
+    environ = {"HINDMOST_JOB_ID": "hosts", "HINDMOST_RING_DIR": str(rings), "WORLD_SIZE": str(RANKS)}
+    environ["PYTHONPATH"] = ":".join(str(ROOT / one) for one in ("agent/hindmost/inject", "agent", "proto"))
+    ranks = []
+    for rank in range(RANKS):
+        own = {**environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(scene.popen([scene.net.on("b"), sys.executable, *scene.rank("none", 2500)], **own))
+    scene.until_step(200)
+    last = break_it()
+    for one in ranks:
+        one.communicate(timeout=PATIENCE_S)
+    said, _ = agent.communicate(timeout=PATIENCE_S)
+    last.send_signal(signal.SIGTERM)
+    last.communicate(timeout=PATIENCE_S)
+    account = json.loads(said.splitlines()[-1])["samples"]
+    found = {"exit": agent.returncode, **scene.stored(), "account": account}
+    steps = found["steps"]
+    assert steps["marked"] == steps["stored"], found
+    assert (steps["twice"], found["dropped"], found["left"], account["kept"]) == (0, 0, 0, 0), found
+    assert account["produced"] == account["delivered"], found
+    return found
+
+
+def collector_moved(scene: Scene) -> dict[str, Any]:
+    """It is killed, and starts with its store at another address; the name that agents have leads there."""
+    first = collector(scene, "10.213.11.1:9460", "--out", str(scene.run), "--job-id", "hosts")
+    hosts = scene.folder / "hosts-b"
+    usual = hosts.read_text()
+    hosts.write_text(usual + "10.213.11.1 collector\n")
+
+    def move() -> subprocess.Popen[str]:
+        first.kill()
+        first.communicate()
+        sh(f"{scene.net.on('a')} ip addr add 10.213.11.9/24 dev eth0")
+        time.sleep(10)
+        hosts.write_text(usual + "10.213.11.9 collector\n")  # the same file: it is mounted
+        return collector(scene, "10.213.11.9:9460", "--out", str(scene.run), "--job-id", "hosts")
+
+    return _served(scene, "collector:9460", move)
+
+
+def relay_killed(scene: Scene) -> dict[str, Any]:
+    """It is killed while agents send, and started again."""
+    last = collector(scene, "127.0.0.1:9460", "--out", str(scene.run), "--job-id", "hosts")
+    relay = ("10.213.11.1:9461", "--relay-to", "127.0.0.1:9460")
+    first = collector(scene, *relay)
+
+    def kill() -> subprocess.Popen[str]:
+        first.kill()
+        first.communicate()
+        time.sleep(5)
+        collector(scene, *relay)
+        return last
+
+    return _served(scene, "10.213.11.1:9461", kill)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A scenario, its network, and what it needs of the machine."""
+
+    what: str
+    play: Callable[[Scene], dict[str, Any]]
+    kind: str = "v4"
+    shared: bool = False
+    clock: str = ""
+    needs: tuple[str, ...] = ()
+
+
+def cases(settings: Settings) -> dict[str, Case]:
+    """Every scenario by its name."""
+    torch = (str(settings.torch),)
+    return {
+        "openmpi5": Case("mpirun of Open MPI 5", run_open_mpi_5, needs=("mpirun",)),
+        "openmpi4": Case("mpirun of Open MPI 4", run_open_mpi_4, needs=(DEBIAN_MPI, DEBIAN_LIBMPI)),
+        "mpich": Case("mpirun of MPICH", run_mpich, needs=(str(settings.mpich / "bin/mpirun"),)),
+        "torchrun": Case("torchrun, rendezvous c10d", run_torchrun, needs=torch),
+        "horovodrun": Case("horovodrun over gloo, one disk", run_horovodrun, shared=True, needs=torch),
+        "ipv6": Case("IPv6 alone", run_script, kind="v6"),
+        "two": Case("hosts meet on the second interface", run_script, kind="two"),
+        "nat": Case("a host behind a router that masquerades", run_script, kind="nat", needs=("nft",)),
+        "cut": Case("network cut for 60 s", cut, needs=("mpirun",)),
+        "slow": Case("link of 2 Mbit/s", slow_link, needs=("mpirun", "tc")),
+        "lost": Case("host lost", node_lost, needs=("mpirun",)),
+        "clock": Case("clock an hour ahead", clock_off, clock="+1h", needs=("mpirun", FAKETIME)),
+        "limit": Case("SIGTERM, after 5 s SIGKILL", time_limit, needs=("mpirun",)),
+        "moved": Case("collector killed, moved to another address", collector_moved),
+        "relay": Case("relay killed, started again", relay_killed),
+    }
+
+
+def play(case: Case, folder: Path, settings: Settings) -> dict[str, Any]:
+    """What a scenario ended in; ``why`` says what is wrong with it, or what it lacks."""
+    if lacks := missing(case.needs):
+        return {"passed": None, "why": f"needs {', '.join(lacks)}"}
+    scene = Scene(folder, settings, case.kind, case.shared, case.clock)
+    try:
+        return {"passed": True, **case.play(scene)}
+    except AssertionError as error:
+        return {"passed": False, "why": str(error)}
+    finally:
+        scene.close()
