@@ -205,8 +205,9 @@ def _row(run: Run, settings: Settings) -> dict[str, Any]:
     step_ms = None if seen is None or np.isnan(seen.step) else seen.step / 1e6
     parts = {"self": "own", "wait": "wait", "transfer": "transfer", "input": "input"}
     shares = {name: None if seen is None else _share(seen, plane) for name, plane in parts.items()}
-    lanes = efficiency.of(seen) if seen is not None else []
-    parallel = next((lane for lane in lanes if lane.parallel is not None), None)
+    ideal = report.what_if.ideal_step_ms
+    lanes = efficiency.of(seen, ideal and ideal * 1e6) if seen is not None else []
+    parallel = next((lane for lane in lanes if lane.load_balance is not None), None)
     return {
         "id": job.id,
         "ranks": job.world_size,

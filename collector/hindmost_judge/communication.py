@@ -11,10 +11,11 @@ import numpy as np
 
 from hindmost_judge.encoding import chosen, codes
 from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, rows
-from hindmost_judge.timeline.collective_calls import is_synchronising
+from hindmost_judge.timeline.collective_calls import WAIT, is_synchronising
 
 if TYPE_CHECKING:
     from hindmost_judge.model import Run, Table
+    from hindmost_judge.overview import Overview
     from hindmost_judge.types import Array, Floats, Ints
 
 
@@ -22,8 +23,8 @@ class Traffic(NamedTuple):
     """Calls of one operation whose sizes have the same power of two above them, in groups of one size and name.
 
     ``None`` is unmeasured. ``least`` and ``bytes`` are the smallest and the largest call, ``total`` all bytes that
-    ranks contributed, ``calls`` the calls of all ranks. ``wait_ms`` and ``transfer_ms`` are of the mean call: what it
-    took beyond the shortest of its members, and that. ``bandwidth`` is contributed bytes a second of a transfer,
+    ranks contributed, ``calls`` the calls of all ranks. ``took_ms`` is how long the mean call took, ``transfer_ms``
+    the shortest of its members, ``wait_ms`` the rest. ``bandwidth`` is contributed bytes a second of a transfer,
     ``bus_bandwidth`` what each link carries meanwhile (as NCCL's tests count it). ``exposed`` is the share of the time
     in which its rank did nothing else.
     """
@@ -36,6 +37,7 @@ class Traffic(NamedTuple):
     group: int
     groups: int
     calls: int
+    took_ms: float | None
     wait_ms: float | None
     transfer_ms: float | None
     bandwidth: float | None
@@ -81,6 +83,8 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
         "calls": calls * known,
         "shortest": shortest * calls * known,
         "whole": np.add.reduceat(np.maximum(took, 0.0), starts) * known,
+        "timed": np.add.reduceat((took >= 0).astype(np.float64), starts),
+        "took": np.add.reduceat(np.maximum(took, 0.0), starts),
         "sent": np.add.reduceat(np.maximum(size, 0), starts) * known,
         "moved": _on_a_link(run, names, code[starts], members, on_gpu) * largest * calls * known,
     }
@@ -107,6 +111,7 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
                 group=group_of[at],
                 groups=len(np.unique(comm[starts][which == at])),
                 calls=int(every[at]),
+                took_ms=float(held["took"][at] / held["timed"][at]) / 1e6 if held["timed"][at] else None,
                 wait_ms=(float(held["whole"][at]) - short) / some / 1e6 if timed else None,
                 transfer_ms=short / some / 1e6 if timed else None,
                 bandwidth=float(held["sent"][at]) / short * 1e9 if moved else None,
@@ -114,7 +119,60 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
                 exposed=1.0 if alone[at] == every[at] else None,
             )
         )
-    return sorted(found, key=lambda one: -one.calls * ((one.wait_ms or 0.0) + (one.transfer_ms or 0.0)))[:MOST]
+    return sorted(found, key=lambda one: -one.calls * (one.took_ms or 0.0))[:MOST]
+
+
+class OfRank(NamedTuple):
+    """What one rank called: all calls, ``sent`` bytes that it contributed (``None``: unknown), and ms of a step that it
+    was blocked in collectives and in messages between two ranks (``None``: no steps, or no such calls).
+    """
+
+    rank: int
+    calls: int
+    messages: int
+    sent: int | None
+    collectives_ms: float | None
+    messages_ms: float | None
+
+
+def by_rank(run: Run, seen: Overview | None) -> list[OfRank]:
+    """A row a rank, of all its calls."""
+    table = run.collectives
+    if not rows(table):
+        return []
+    known, row = np.unique(table["rank"], return_inverse=True)
+    row, count = row.ravel(), len(known)
+    op, names = codes(table["op"])
+    named = {part: np.array([part in name.lower() for name in names], bool)[op] for part in (WAIT, "recv")}
+    message = (table["peer"] != -1) | (named[WAIT] & (table["comm"] == 0))
+    blocks = ((table["flags"] & NONBLOCKING) == 0) & (table["duration_ns"] >= 0)
+    sized = (table["bytes"] > 0) & ~named["recv"]
+    steps = steps_of(run, seen)
+
+    def per_rank(which: Array, weights: Array | None = None) -> Array:
+        return np.bincount(row[which], None if weights is None else weights[which], count)
+
+    def a_step(which: Array) -> list[float | None]:
+        if steps is None or not which.any():
+            return [None] * count
+        return list((per_rank(which & blocks, table["duration_ns"]) / steps / 1e6).tolist())
+
+    sent = per_rank(sized, table["bytes"]).astype(np.int64).tolist() if sized.any() else [None] * count
+    every = np.ones(len(row), bool)
+    columns = (known, per_rank(every), per_rank(message), sent, a_step(~message), a_step(message))
+    return [
+        OfRank(*(one.item() if isinstance(one, np.generic) else one for one in cells))
+        for cells in zip(*columns, strict=True)
+    ]
+
+
+def steps_of(run: Run, seen: Overview | None) -> float | None:
+    """How many steps the recorded calls are of; ``None`` where none are known."""
+    if seen is None or not len(seen.steps) or not seen.step > 0:
+        return None
+    start = run.collectives["start_ns"]
+    recorded = float(start.max() - start.min()) if len(start) else 0.0
+    return max(recorded / seen.step, float(len(seen.steps)))
 
 
 def _class(size: Ints) -> Ints:

@@ -40,12 +40,15 @@ class Efficiency:
     orchestration: float | None = None
 
 
-def of(seen: Overview) -> list[Efficiency]:
-    """Of the hosts where these run the collectives, of the GPUs where these were timed."""
+def of(seen: Overview, ideal: float | None = None) -> list[Efficiency]:
+    """Of the hosts where these run the collectives, of the GPUs where these were timed.
+
+    ``ideal`` is the mean step, ns, if all ranks were like the median one.
+    """
     known, step = np.isfinite(seen.period), seen.step
     if not known.any():
         return []
-    gpus = _of_gpus(seen, step)
+    gpus = _of_gpus(seen, step, ideal)
     own = seen.planes["own"]
     if seen.on_gpu or gpus or np.isnan(own).all():  # of steps that GPUs were timed in it is what these do
         return gpus
@@ -77,8 +80,10 @@ def _split(lane: str, useful: Floats, transfer: float | None, step: float, whole
     )
 
 
-def _of_gpus(seen: Overview, step: float) -> list[Efficiency]:
-    """Where collectives overlap with computing, kernels alone would show what is useful: then only what GPUs idle."""
+def _of_gpus(seen: Overview, step: float, ideal: float | None) -> list[Efficiency]:
+    """Where collectives overlap with computing, kernels alone would show what is useful: then what GPUs idle, and how
+    late ranks come.
+    """
     phases = [seen.planes[name] for name in _GPU_PHASES if name in seen.planes]
     if not phases:
         return []
@@ -92,9 +97,24 @@ def _of_gpus(seen: Overview, step: float) -> list[Efficiency]:
         return []
     whole = float(np.nanmax(busy))
     if seen.overlapped or not seen.on_gpu:
-        return [Efficiency("GPU", orchestration=whole / step)]
+        return [Efficiency("GPU", load_balance=_by_delay(seen, whole, ideal), orchestration=whole / step)]
     useful = busy - lane.parts.get("wait", 0.0) - lane.parts.get("transfer", 0.0)
     return [_split("GPU", useful[~np.isnan(useful)], _transfer(seen), step, whole)]
+
+
+def _by_delay(seen: Overview, busy: float, ideal: float | None) -> float | None:
+    """Load balance of GPUs that overlap collectives, whose own kernels were not recorded.
+
+    The latest rank works for ``busy`` ns, the others less by as much as they come earlier. In each step the latest one
+    costs what the step is longer than the ``ideal`` one; by then delays have grown as much on all ranks. The latest
+    rank's exposed transfer counts as work. ``None`` where ranks do different work.
+    """
+    delay = seen.planes["delay"][:, np.isfinite(seen.period)]
+    if ideal is None or not seen.on_gpu or _empty(delay) or len(np.unique(seen.role)) > 1 or not busy > 0:
+        return None
+    latest = float(np.nanmean(np.nanmax(delay, axis=0)))
+    late = np.nanmean(delay, axis=1) * (max(seen.step - ideal, 0.0) / latest if latest > 0 else 0.0)
+    return max(1.0 - float(np.nanmax(late) - np.nanmean(late)) / busy, 0.0)
 
 
 def _empty(block: Floats) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import efficiency, usage
+from hindmost_judge import communication, efficiency, usage
 from hindmost_judge.causes import cpu_sharing, cpu_wait
 from hindmost_judge.causes.telemetry import POWER_CAP, SLOWING_REASONS, Metrics
 from hindmost_judge.stats.robust import lower_median
@@ -391,9 +391,7 @@ def _exposed(facts: Facts) -> Advice | None:
 def _rank_steps(facts: Facts) -> float:
     """Steps of all ranks together that the traffic is of."""
     assert facts.seen is not None  # noqa: S101 - asked before
-    start = facts.run.collectives["start_ns"]
-    recorded = float(start.max() - start.min()) if len(start) else 0.0
-    return max(recorded / facts.step, float(len(facts.seen.steps)), 1.0) * len(facts.seen.ranks)
+    return max(communication.steps_of(facts.run, facts.seen) or 0.0, 1.0) * len(facts.seen.ranks)
 
 
 def _copies(facts: Facts) -> Advice | None:

@@ -7,6 +7,7 @@ import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_judge import communication
 from hindmost_judge.model import GPU_TIME, NONBLOCKING, Job, Run
+from hindmost_judge.overview import Overview
 
 
 def test_wait_is_what_a_call_takes_beyond_the_shortest_of_its_members() -> None:
@@ -41,6 +42,33 @@ def test_a_message_has_no_wait_that_is_known() -> None:
     rows = [(rank, 1, 0, "send", 10**9, 5, 8, 0, 1 - rank, -1, -1, -1, -1, -1) for rank in range(2)]
     (found,) = communication.find(Run(Job("j"), collectives=from_rows("collectives", rows)))
     assert (found.wait_ms, found.transfer_ms, found.bandwidth) == (None, None, None)
+    assert found.took_ms == pytest.approx(5e-6)
+
+
+def overview(steps: int, step_ms: float) -> Overview:
+    """So many steps of two ranks, all of the same length."""
+    nothing = np.full((2, steps), np.nan)
+    planes = dict.fromkeys(("own", "wait", "transfer", "caused", "last", "delay"), nothing)
+    period = np.full(steps, step_ms * 1e6)
+    numbers = np.arange(steps)
+    return Overview(np.arange(2), numbers, period, np.zeros(2, np.int64), planes, False, False, nothing[0] > 0)
+
+
+def test_a_rank_has_what_it_called_and_where_it_was_blocked() -> None:
+    """In 10 steps of 4 ms: 1 ms of each in a reduction, 2 ms in a wait for messages; to start one takes no time."""
+    rows = []
+    for step in range(10):
+        at = 10**9 + step * 4_000_000
+        rows.append((0, 7, step, "all_reduce", at, 1_000_000, 100, 0, -1, -1, -1, -1, -1, -1))
+        rows.append((0, 7, step, "send", at, 9_000, 50, NONBLOCKING, 1, -1, -1, -1, -1, -1))
+        rows.append((0, 7, step, "recv", at, 9_000, 50, NONBLOCKING, 1, -1, -1, -1, -1, -1))
+        rows.append((0, 0, step, "wait", at, 2_000_000, 0, 0, -1, -1, -1, -1, -1, -1))
+        rows.append((1, 7, step, "all_reduce", at, 3_000_000, 100, 0, -1, -1, -1, -1, -1, -1))
+    run = Run(Job("j"), collectives=from_rows("collectives", rows))
+    first, second = communication.by_rank(run, overview(10, 4.0))
+    assert first == (0, 40, 30, 1500, pytest.approx(1.0), pytest.approx(2.0))
+    assert second == (1, 10, 0, 1000, pytest.approx(3.0), 0.0)
+    assert communication.by_rank(run, None)[0].messages_ms is None
 
 
 def sweep(op: str, sizes: list[int], *, calls: int = 20, ranks: int = 4) -> Run:

@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge import efficiency
+from hindmost_judge.judge import judge
 from hindmost_judge.overview import Overview
 
 MS = 1e6
@@ -56,12 +58,26 @@ def test_efficiency_of_gpus_has_what_they_idle_as_a_factor() -> None:
     assert (found.serialisation, found.transfer) == pytest.approx((6 / 7, 7 / 8), rel=1e-3)
 
 
-def test_of_gpus_that_compute_beside_collectives_only_idling_is_known() -> None:
-    """Which part of a transfer nothing hides would show in kernels."""
-    run = seen([10.0], on_gpu=True, overlapped=True, own=[[9.0]], gpu_forward=[[4.0]], gpu_backward=[[3.0]])
-    (found,) = efficiency.of(run)
+def test_of_gpus_that_compute_beside_collectives_balance_and_idling_are_known() -> None:
+    """Kernels would show which transfers are hidden. GPUs are busy for 8 of 10 ms. One of four comes 2 ms
+    later than the others at the end of every other step, 1 ms halfway: 8, 7, 7 and 7 ms of work.
+    """
+    phases = {"gpu_forward": np.full((4, 2), 4.0), "gpu_backward": np.full((4, 2), 4.0), "own": np.full((4, 2), 9.0)}
+    delay = np.zeros((4, 2))
+    delay[1, 1] = 1.0
+    (found,) = efficiency.of(seen([10.0, 10.0], on_gpu=True, overlapped=True, delay=delay, **phases), 9.0 * MS)
     assert (found.lane, found.parallel, found.transfer) == ("GPU", None, None)
-    assert found.orchestration == pytest.approx(0.7)
+    assert (found.load_balance, found.orchestration) == pytest.approx((29 / 32, 0.8), rel=1e-3)
+
+
+@pytest.mark.parametrize(("more", "ranks"), [(0.0, 4), (0.3, 4), (0.2, 8)])
+def test_balance_of_overlapped_gpus_is_that_of_their_work(more: float, ranks: int) -> None:
+    """One of the simulated ranks computes so much more."""
+    faults = (Fault("gpu_contention", (1,), more),) if more else ()
+    found = judge(simulate(Scenario(ranks, 60, faults=faults)).run)
+    assert found.overview is not None
+    (lane,) = efficiency.of(found.overview, (found.what_if.ideal_step_ms or 0.0) * MS)
+    assert lane.load_balance == pytest.approx((ranks + more) / ranks / (1 + more), abs=0.01)
 
 
 def test_one_process_with_a_gpu_has_no_efficiency_of_its_host() -> None:

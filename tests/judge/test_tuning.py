@@ -81,7 +81,11 @@ def of_gpus(**values: float) -> list[Any]:
 
 def calls(count: int, size: int, each_ms: float) -> list[Traffic]:
     """So many calls of each rank and step."""
-    return [Traffic("all_reduce", size, size, None, None, RANKS, 1, count * RANKS * 10, 0.0, each_ms, None, None, 1.0)]
+    return [
+        Traffic(
+            "all_reduce", size, size, None, None, RANKS, 1, count * RANKS * 10, each_ms, 0.0, each_ms, None, None, 1.0
+        )
+    ]
 
 
 def bound(*listed: str) -> list[Any]:

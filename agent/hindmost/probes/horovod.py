@@ -65,8 +65,8 @@ def size_of(value: Any) -> int:
         return sum(size_of(one[1] if isinstance(one, tuple) and len(one) == 2 else one) for one in value)
     if hasattr(value, "element_size"):
         return int(value.numel() * value.element_size())
-    shape, kind = getattr(value, "shape", None), getattr(value, "dtype", None)  # of TensorFlow
-    return int(shape.num_elements() or 0) * int(kind.size) if hasattr(shape, "num_elements") and kind is not None else 0
+    shape: Any = getattr(value, "shape", None)  # of TensorFlow
+    return int((shape.num_elements() or 0) * value.dtype.size) if hasattr(shape, "num_elements") else 0
 
 
 def _passed(args: tuple[Any, ...], named: dict[str, Any]) -> int:

@@ -206,7 +206,7 @@ def size(value: float | None) -> str:
         return UNMEASURED
     for unit in ("B", "KiB", "MiB", "GiB"):
         if value < 1024:
-            return f"{value:.0f} {unit}"
+            return f"{value:.1f} {unit}" if value < 10 and value != round(value) else f"{value:.0f} {unit}"
         value /= 1024
     return f"{value:.1f} TiB"
 

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge import communication, efficiency, roofline, tuning, usage, wall_clock
+from hindmost_judge import communication, efficiency, file_calls, roofline, tuning, usage, wall_clock
 from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
 from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import median
@@ -360,7 +360,8 @@ def _means(block: Floats) -> Floats:
 
 
 def _efficiency(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    found = efficiency.of(one.seen) if one.seen is not None else []
+    ideal = one.report["what_if"].get("ideal_step_ms")
+    found = efficiency.of(one.seen, ideal and ideal * 1e6) if one.seen is not None else []
     lanes = {lane.lane for lane in found}
     if one.seen is None:
         one.lacks("efficiency", "parallel efficiency", "no steps were recognised")
@@ -371,7 +372,8 @@ def _efficiency(one: _Run) -> dict[str, list[dict[str, Any]]]:
     for lane in found:
         if lane.lane == "GPU" and lane.parallel is None:
             why = "collectives overlap with computing, and kernels were not recorded"
-            one.lacks("efficiency", "load balance and communication of GPUs", why)
+            what = "communication" if lane.load_balance is not None else "load balance and communication"
+            one.lacks("efficiency", f"{what} of GPUs", why)
     return {"lanes": [asdict(lane) for lane in found]}
 
 
@@ -389,7 +391,8 @@ def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
     if any(row["exposed"] is None for row in table):
         why = "it shows in kernels, or between two calls, which were not recorded"
         one.lacks("communication", "which share of asynchronous operations is exposed", why)
-    return {"operations": table}
+    ranks = communication.by_rank(one.run, one.seen)
+    return {"operations": table, "ranks": [found._asdict() for found in ranks]}
 
 
 def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
@@ -420,7 +423,11 @@ def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
         }
         for rank in ranks
     ]
-    return {"ranks": table, "devices": _devices(one)}
+    return {
+        "ranks": table,
+        "calls": [found._asdict() for found in file_calls.find(one.run)],
+        "devices": _devices(one),
+    }
 
 
 def _file_seconds(run: Run) -> dict[int, float]:
@@ -461,9 +468,31 @@ def _devices(one: _Run) -> list[dict[str, Any]]:
             if any(row.values()):  # a disk that did nothing all the while tells nothing
                 row |= {"node": owner[0], "device": name if kind == "disk" else f"{kind} {name}"}
                 table.append(row | {"busy": busy.get(owner, {}).get(name) if kind == "disk" else None})
+    mounts = _mounts(one)
+    for row in table:
+        disk = row["device"].rpartition(" ")[2]
+        at = [
+            place
+            for node, device, place in mounts
+            if node == row["node"] and device.rpartition("/")[2].startswith(disk)
+        ]
+        row["mounted"] = disk if " " in row["device"] else ", ".join(at[:_MOUNTS]) or None
     if not table:
         one.lacks("io", "what devices gave", "no disk of a node was read or written, or none was sampled")
     return table
+
+
+#: Mount points of a disk that are named.
+_MOUNTS = 2
+
+
+def _mounts(one: _Run) -> list[tuple[str, str, str]]:
+    """Node, device and mount point of each local file system."""
+    found = {
+        (held.node, held.labels.get("device", ""), held.labels.get("mountpoint", ""))
+        for held in one.metrics.series("hindmost_node_filesystem_size_bytes")
+    }
+    return sorted(found, key=lambda place: (len(place[2]), place))
 
 
 #: Column to metric and summary, of ranks.
