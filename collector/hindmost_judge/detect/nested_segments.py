@@ -326,6 +326,13 @@ def is_persistent(more: Floats, smallest: float, settings: Settings) -> bool:
     return level >= smallest and steady and level >= settings.min_z * standard_error(more)
 
 
+def only_inside(inside: Floats, outside: Floats, smallest: float, settings: Settings) -> bool:
+    """Whether a series is persistently at least ``smallest`` in these steps, and hardly ever in those outside."""
+    level = float(median(inside))
+    calm = float(block_medians(outside).max()) < level / 3 and level >= settings.min_z * standard_error(outside)
+    return calm and is_persistent(inside, smallest, settings)
+
+
 def together(one: slice, other: slice) -> bool:
     """Whether two segments of steps are mostly the same."""
     common = min(one.stop, other.stop) - max(one.start, other.start)

@@ -17,8 +17,8 @@ import numpy as np
 from hindmost_judge.blocks import SlowLink
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import register
-from hindmost_judge.detect.nested_segments import is_persistent, main_segment, segment_edges, together
-from hindmost_judge.stats.robust import block_medians, median, peers_median, standard_error, sums_by_step
+from hindmost_judge.detect.nested_segments import is_persistent, main_segment, only_inside, segment_edges, together
+from hindmost_judge.stats.robust import median, peers_median, standard_error, sums_by_step
 from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.verdict.slow_ranks import of_links
 from hindmost_judge.whatif import pipeline_replay
@@ -143,11 +143,8 @@ def _slow_segment(more: Floats, smallest: float, settings: Settings) -> slice | 
     """The steps, not all, in which transfers are persistently longer, and outside of which they hardly are."""
     first, stop = main_segment(more, smallest, settings)
     inside, outside = more[first:stop], np.concatenate([more[:first], more[stop:]])
-    if min(len(inside), len(outside)) < settings.min_steps or not is_persistent(inside, smallest, settings):
-        return None
-    level = float(median(inside))
-    calm = float(block_medians(outside).max()) < level / 3
-    return slice(first, stop) if calm and level >= settings.min_z * standard_error(outside) else None
+    enough = min(len(inside), len(outside)) >= settings.min_steps
+    return slice(first, stop) if enough and only_inside(inside, outside, smallest, settings) else None
 
 
 def _transfers(blocks: Blocks, least: Floats, klass: int, rows: list[int]) -> tuple[Floats, Floats]:

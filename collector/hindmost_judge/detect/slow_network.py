@@ -21,10 +21,10 @@ import numpy as np
 from hindmost_judge.blocks import SlowNetwork
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.detect import register
-from hindmost_judge.detect.nested_segments import main_segment, segment_edges
+from hindmost_judge.detect.nested_segments import main_segment, only_inside, segment_edges
 from hindmost_judge.detect.slow_link import lengthened, others
 from hindmost_judge.model import Past
-from hindmost_judge.stats.robust import block_medians, median, standard_error
+from hindmost_judge.stats.robust import block_medians, median
 from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.verdict.slow_ranks import of_network
 from hindmost_judge.whatif import savings
@@ -178,11 +178,8 @@ def _slow_segment(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     needed = settings.min_steps if first >= settings.min_steps else settings.recovered_steps  # a start is slow, too
     if len(outside) < settings.min_steps or len(part) < needed:
         return None
-    level = float(np.median(part))
-    steady = float(np.mean(block_medians(part) >= level / 2)) >= settings.min_consistency
-    calm = float(block_medians(outside).max()) < level / 3
-    sure = level >= settings.min_z * max(standard_error(part), standard_error(outside))
-    return (first, stop, level) if level >= settings.network_longer - 1 and steady and calm and sure else None
+    longer = only_inside(part, outside, settings.network_longer - 1, settings)
+    return (first, stop, float(np.median(part))) if longer else None
 
 
 def _operations(run: Run, blocks: Blocks, *spans: tuple[int, int]) -> list[float]:

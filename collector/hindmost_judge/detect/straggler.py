@@ -438,16 +438,9 @@ def behind_small_cohort(excess: Floats, row: int, least: float, settings: Settin
         last, rest = order[late - 1], order[late:]
         scale = _counted(late, count)
         gap = (excess[last] - np.fmax.reduce(excess[rest], axis=0)) / scale
-        if _is_sure(gap, least, settings):
+        if nested_segments.is_persistent(gap, least, settings):
             best = max(best, _AT_MOST * float(median(gap)) / least)
     return best
-
-
-def _is_sure(gap: Floats, least: float, settings: Settings) -> bool:
-    """Whether a gap of so much shows all along, beyond what it scatters by."""
-    level = float(median(gap))
-    steady = float(np.mean(block_medians(gap) >= level / 2)) >= settings.min_consistency
-    return level >= least and steady and level >= settings.min_z * standard_error(gap)
 
 
 def _counted(late: int, count: int) -> float:

@@ -18,7 +18,7 @@ import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import CROWD, FEW_RANKS, quantile
+from hindmost_judge.stats.robust import FEW_RANKS, median, peers_median, percentile, quantile
 from hindmost_judge.types import Lanes, Wait
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ _HOST_SHARE = 0.75
 #: … and its GPU runs what it launches within this share of a step. A host whose launch is run later is ahead. Without
 #: recorded launches, the GPUs themselves may need no more than ``_HOST_SHARE`` of a step.
 _PROMPT = 0.05
-#: Share of the steps that may contradict what holds for all: records get lost, and clocks are compared only at times.
-_OUTLIERS = 0.02
+#: Per cent of the steps that may contradict what holds for all: records get lost, clocks are compared only at times.
+_OUTLIERS = 2
 #: A wait of up to this share of a step counts as none.
 _NEGLIGIBLE = 0.02
 #: The fewest steps that show the usual self time of a rank.
@@ -91,7 +91,7 @@ def build_lanes(timeline: Timeline) -> Lanes:
     last, steps = _last_arrivals(timeline)
     lead = np.full(timeline.left.shape, np.nan)
     lead[last, steps] = _lead(timeline)[last, steps]
-    tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _MIN_STEPS, _median(lead), _median(lead.ravel()))
+    tail = np.where(np.sum(~np.isnan(lead), axis=1) >= _MIN_STEPS, median(lead, axis=-1), median(lead.ravel()))
     peer_pace, cohort_pace = paces(host.sum(axis=0), timeline.cohort)
     return Lanes(
         phases=timeline.phases,
@@ -104,7 +104,7 @@ def build_lanes(timeline: Timeline) -> Lanes:
         launched=timeline.launched,
         wait=wait,
         ahead=ahead,
-        gpu=max(float(np.nan_to_num(_quantile(np.fmin.reduce(timeline.between, axis=0), 0.5))), 0.0),
+        gpu=max(float(np.nan_to_num(percentile(np.fmin.reduce(timeline.between, axis=0), 50))), 0.0),
         tail=np.nan_to_num(tail),
         transfer=np.nan_to_num(_transfer(timeline)),
         cohort=timeline.cohort,
@@ -132,8 +132,8 @@ def _waits_elsewhere(timeline: Timeline, wait: Wait) -> Floats:
     mostly = ahead.mean(axis=1) > _MOSTLY_AHEAD
     if mostly.sum() < _MIN_HOSTS or not (~ahead).any():
         return nowhere
-    not_ahead = _median(timeline.spent[:, ~ahead])[:, None]
-    longer = np.fmax(_median(np.where(ahead, timeline.spent, np.nan)) - not_ahead, 0.0)
+    not_ahead = median(timeline.spent[:, ~ahead], axis=-1)[:, None]
+    longer = np.fmax(median(np.where(ahead, timeline.spent, np.nan), axis=-1) - not_ahead, 0.0)
     longer[wait.phase] = 0.0
     much = float(np.median(longer[:, mostly].sum(axis=0))) > _NEGLIGIBLE * _typical_step(timeline)
     return longer if much else nowhere
@@ -195,15 +195,15 @@ def _find_wait(timeline: Timeline) -> tuple[Wait | None, Floats]:
     ends = _phase_ends(timeline)
     phases, first_possible = len(ends), 0
     for place in range(timeline.launched, min(_MAX_LAG, ends.shape[2] // 2) * phases):
-        earliest = _quantile(_time_after_gpu(timeline, ends, place), _OUTLIERS)
+        earliest = percentile(_time_after_gpu(timeline, ends, place), _OUTLIERS)
         if not first_possible and earliest >= -timeline.clock:
             first_possible = place
         if first_possible and (earliest >= timeline.clock or place - first_possible == phases - 1):
             blocked = _first_blocked(timeline, ends, first_possible, place)
             blocked += blocked % phases == 0  # batches do not come from the GPU: it waits right after its input
             after = _time_after_gpu(timeline, ends, blocked)
-            earliest = _quantile(after, _OUTLIERS)
-            of_rank = np.nan_to_num(np.array([_quantile(row, _OUTLIERS) for row in after]))
+            earliest = percentile(after, _OUTLIERS)
+            of_rank = np.nan_to_num(np.array([percentile(row, _OUTLIERS) for row in after]))
             clipped = np.clip(of_rank, earliest, earliest + timeline.clock / 2)
             return Wait(blocked % phases, blocked // phases, clipped), ends
     return None, ends
@@ -282,14 +282,14 @@ def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait)
     if timeline.queued is None:
         return np.full(len(ended), np.nan)
     ahead = _is_ahead(timeline)
-    queued = _median(np.where(ahead, timeline.queued, np.nan))
+    queued = median(np.where(ahead, timeline.queued, np.nan), axis=-1)
     after = np.full(ended.shape, np.nan)
     after[:, wait.lag :] = ended[:, wait.lag :] - timeline.left[:, : ended.shape[1] - wait.lag]
     after = np.where(ahead, after, np.nan)
     varies = np.array([_spread(row) for row in after])
     usually = np.fmin.reduce([_spread(row) for row in np.where(ahead, np.nan, spent)])
     drained = (queued <= _PROMPT * _typical_step(timeline)) & (varies >= usually / 2)
-    return np.where(drained & (ahead.mean(axis=1) > _MOSTLY_AHEAD), _median(after), np.nan)
+    return np.where(drained & (ahead.mean(axis=1) > _MOSTLY_AHEAD), median(after, axis=-1), np.nan)
 
 
 def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
@@ -298,11 +298,11 @@ def _usual_of_same_step(free: Floats, spent: Floats, cohort: Ints) -> Floats:
     ``spent`` [R, S] is how long the phase took, ``free`` the same with NaN in steps with a wait. The median of a rank's
     steps without a wait counts. Where these are too few, its cohort's does, and no more than its own fastest steps.
     """
-    usual = np.where(np.sum(~np.isnan(free), axis=1) >= _MIN_STEPS, _median(free), np.nan)
+    usual = np.where(np.sum(~np.isnan(free), axis=1) >= _MIN_STEPS, median(free, axis=-1), np.nan)
     for number in np.unique(cohort):
         members = np.flatnonzero(cohort == number)
         unknown = members[np.isnan(usual[members])]
-        of_cohort = np.fmin(_median(usual[members]), _median(spent[members]).min())
+        of_cohort = np.fmin(median(usual[members], axis=-1), median(spent[members], axis=-1).min())
         usual[unknown] = np.fmin(quantile(spent[unknown], _FASTEST), of_cohort)
     return usual
 
@@ -323,7 +323,7 @@ def _usual_of_hosts_ahead(free: Floats, spent: Floats, cohort: Ints) -> tuple[Fl
             continue
         not_ahead = members[count[members] >= max(_MIN_STEPS, most / 2)]  # few steps do not show how much they vary
         middle = (len(not_ahead) - 1) // 2
-        typical = _median(free[not_ahead])
+        typical = median(free[not_ahead], axis=-1)
         large = len(members) >= FEW_RANKS  # when one of many slows down, the others did not
         margins = [np.sort(-fastest) for fastest in _fastest(_variation(free[not_ahead], changes=not large))]
         likely = [fastest + margin[middle] for fastest, margin in zip(_fastest(spent[members]), margins, strict=True)]
@@ -338,7 +338,7 @@ def _variation(free: Floats, *, changes: bool) -> Floats:
     Without ``changes`` of the level it differs from the mean of its segment only.
     """
     if changes:
-        return np.asarray(free - _median(free)[:, None])
+        return np.asarray(free - median(free, axis=-1)[:, None])
     variation = np.full(free.shape, np.nan)
     for row, measured in enumerate(~np.isnan(free)):
         variation[row, measured] = free[row, measured] - segmentation.levels(free[row, measured])
@@ -356,27 +356,12 @@ def _fastest(spent: Floats) -> Floats:
 
 def _usual(spent: Floats) -> Floats:
     """[P, R, 1] median over the known steps [P, R, S] of each phase and rank; 0 where none is known."""
-    return np.nan_to_num(_median(spent))[..., None]
-
-
-def _median(block: Floats) -> Floats:
-    """Median of the known values along the last axis; NaN where none is known."""
-    measured = ~np.isnan(block).all(axis=-1)
-    medians = np.full(block.shape[:-1], np.nan)
-    if measured.any():
-        medians[measured] = np.nanmedian(block[measured], axis=-1)
-    return medians
-
-
-def _quantile(block: Floats, share: float) -> float:
-    """The quantile of all known values; NaN where none is known."""
-    values = block[~np.isnan(block)]
-    return float(np.quantile(values, share)) if values.size else float("nan")
+    return np.nan_to_num(median(spent, axis=-1))[..., None]
 
 
 def _spread(values: Floats) -> float:
     """How much the lower values vary, which no rare delay changes; NaN where none is known."""
-    return _quantile(values, 0.25) - _quantile(values, _OUTLIERS)
+    return percentile(values, 25) - percentile(values, _OUTLIERS)
 
 
 def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
@@ -390,8 +375,6 @@ def paces(self_time: Floats, cohort: Ints) -> tuple[Floats, Floats]:
     for number in np.unique(cohort):
         members = np.flatnonzero(cohort == number)
         cohort_pace[members] = np.sort(self_time[members], axis=0)[(len(members) - 1) // 2]
-        if len(members) > CROWD:
-            peer_pace[members] = np.median(self_time[members], axis=0)
-        elif len(members) > 1:
-            peer_pace[members] = [np.median(self_time[members[members != row]], axis=0) for row in members]
+        if len(members) > 1:
+            peer_pace[members] = peers_median(self_time[members])
     return peer_pace, cohort_pace

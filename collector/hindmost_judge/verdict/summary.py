@@ -23,7 +23,7 @@ from hindmost_judge.verdict import endings
 from hindmost_judge.verdict.schema import JobSummary, PlainRows, RankRow, WhatIf
 from hindmost_judge.verdict.wording import ms, percent
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.waste import beyond
+from hindmost_judge.whatif.waste import beyond, by_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -191,23 +191,15 @@ def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> W
     ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
     known = ~np.isnan(blocks.caused).all(axis=1)
     means = np.nanmean(blocks.caused[known], axis=1) / 1e6
-    by_rank = dict(zip(map(str, blocks.ranks[known].tolist()), means.tolist(), strict=True))
+    by_rank = dict(zip(blocks.ranks[known].tolist(), means.tolist(), strict=True))
     return WhatIf(
         slowdown=step / ideal if ideal > 0 else None,
         wasted_ratio=1 - ideal / step,
         step_ms=step / 1e6,
         ideal_step_ms=ideal / 1e6,
-        waste_by_rank_ms=by_rank,
-        waste_by_node_ms=_by_node(run, by_rank),
+        waste_by_rank_ms={str(rank): lost_ms for rank, lost_ms in by_rank.items()},
+        waste_by_node_ms=by_node(run, by_rank),
     )
-
-
-def _by_node(run: Run, by_rank: dict[str, float]) -> dict[str, float]:
-    found: dict[str, float] = {}
-    for rank, node in zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True):
-        if node and str(rank) in by_rank:
-            found[node] = found.get(node, 0.0) + by_rank[str(rank)]
-    return found
 
 
 #: A rank is seen in the table that comes last in this share of the collectives, while all others usually wait for this

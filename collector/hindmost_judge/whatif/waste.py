@@ -75,7 +75,7 @@ def find(
         lost_ms=lost,
         rest_ms=lost - sum(causes.values()),
         by_rank=waste_rows({str(rank): ms for rank, ms in by_rank.items()}, what_if.step_ms),
-        by_node=waste_rows(_by_node(run, by_rank), what_if.step_ms),
+        by_node=waste_rows(by_node(run, by_rank), what_if.step_ms),
         by_cause=waste_rows(causes, what_if.step_ms),
         by_phase=waste_rows(phases, what_if.step_ms),
     )
@@ -128,7 +128,8 @@ def _share(found: dict[int, float], ranks: Ints, weights: Array, ms: float) -> N
         found[rank] = found.get(rank, 0.0) + part
 
 
-def _by_node(run: Run, by_rank: Mapping[int, float]) -> dict[str, float]:
+def by_node(run: Run, by_rank: Mapping[int, float]) -> dict[str, float]:
+    """What ranks are given each, for each node that ranks are on."""
     found: dict[str, float] = {}
     for rank, node in zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True):
         if node and rank in by_rank:
