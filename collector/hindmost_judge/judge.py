@@ -147,7 +147,7 @@ def _ended(
 ) -> tuple[list[Verdict], list[str]]:
     """Verdicts on a job that stopped, on ranks with lost contact and on ranks that ran another operation; and notes."""
     ours = run.job.source == "hindmost"  # other recordings do not guarantee what sequence numbers count
-    parted = hang.find_mismatch(run, settings, stopped=stop is not None) if ours else None
+    parted = hang.find_mismatch(run, stopped=stop is not None) if ours else None
     if stop is not None:
         return [of_parted(stop, parted, run, blocks)], []
     silent, told = stops.lost_contact(run, p99, settings)
@@ -242,7 +242,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
     slow, notes = _slow(case)
-    found = [*case.found, *slow_input.with_hidden_input(blocks, slow, settings)]
+    found = [*case.found, *slow_input.with_hidden_input(blocks, slow)]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
     return found, [*notes, *(slow_input.hidden_input_notes(blocks, found, settings) if not run.look else [])]

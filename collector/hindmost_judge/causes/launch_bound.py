@@ -43,8 +43,14 @@ from hindmost_judge.timeline.overlap import waits_for_each
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Run, Table
-    from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
+
+#: Most work queued at a step's end on a launch-bound GPU; a busy GPU has 0.5 or more (of the step).
+HOST_BOUND_QUEUED = 0.25
+#: Share of the step in which the host launches; with less, it waits for something (of the step).
+HOST_BOUND_LAUNCHING = 0.8
+#: The host's forward takes at least this share of its GPU's, which follows kernel by kernel (of the GPU's forward).
+HOST_BOUND_IN_STEP = 0.85
 
 #: A GPU has caught up with its host if a kernel waits at most this share of a step longer than the shortest wait.
 _CAUGHT_UP = 0.05
@@ -56,7 +62,7 @@ _OFF, _AT_ONCE = 0.05, 0.125
 _NO_COPY = 10.0
 
 
-def launch_bound_steps(blocks: Blocks, settings: Settings, rows: slice = slice(None)) -> Array | None:
+def launch_bound_steps(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
     """[R, S] in which steps a GPU of these ranks ran its forward as its host launched it; ``None``: nothing tells."""
     grid, gpu = blocks.joined, blocks.parts.get("gpu_forward")
     if grid is None or not grid.gpu_time or gpu is None or blocks.ended is None or blocks.took is None:
@@ -70,14 +76,14 @@ def launch_bound_steps(blocks: Blocks, settings: Settings, rows: slice = slice(N
             return None
         optimizer = blocks.parts.get("gpu_optimizer", np.zeros_like(gpu))[rows]
         fed = _followed(marks.lag, blocks) | (marks.done + optimizer < marks.ready)
-        return np.asarray(fed & (blocks.parts["forward"][rows] >= settings.host_bound_in_step * gpu[rows]))
+        return np.asarray(fed & (blocks.parts["forward"][rows] >= HOST_BOUND_IN_STEP * gpu[rows]))
     enqueue, start = enqueue[:, blocks.starts], start[:, blocks.starts]
     began = blocks.ended[rows] - blocks.took[rows]
     if "input" in blocks.parts:
         began = began + np.nan_to_num(blocks.parts["input"][rows])
     host = enqueue - began
     known = caught_up(start - enqueue, blocks)  # the GPU's clock less the host's included
-    return np.asarray(known & (host >= settings.host_bound_in_step * gpu[rows]))
+    return np.asarray(known & (host >= HOST_BOUND_IN_STEP * gpu[rows]))
 
 
 def caught_up(waited: Floats, blocks: Blocks) -> Array:
@@ -161,7 +167,7 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
 _TIMED = ("gpu_forward", "gpu_backward", "gpu_optimizer")
 
 
-def apart(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple[float, Blocks | None]:
+def apart(blocks: Blocks, row: int, columns: Array) -> tuple[float, Blocks | None]:
     """Ns a step, over the steps ``columns`` (indices), by which a rank's GPU takes longer as its host launches,
     and the blocks without that: ``None`` where that is most of the steps that were timed.
     """
@@ -169,7 +175,7 @@ def apart(blocks: Blocks, row: int, columns: Array, settings: Settings) -> tuple
     known = columns[~np.isnan(forward[row, columns])] if forward is not None else columns
     if not len(known):
         return idled(blocks, row, columns), blocks
-    told = launch_bound_steps(blocks, settings, slice(row, row + 1))
+    told = launch_bound_steps(blocks, slice(row, row + 1))
     if forward is None or told is None or not told[0, columns].any():
         return 0.0, blocks
     fed = columns[told[0, columns]]
@@ -223,12 +229,12 @@ def _busy(marks: _Marks) -> Array:
     return np.asarray((marks.done > marks.ready + marks.unnamed + CLOCKS_NS) & (more | left))
 
 
-def feeds(blocks: Blocks, row: int, settings: Settings) -> bool:
+def feeds(blocks: Blocks, row: int) -> bool:
     """Whether a rank's GPU waits for its host to launch work, as far as is known: nothing is queued at a step's end."""
     if blocks.ended is None or blocks.joined is None or not blocks.step_ns > 0:
         return False
     queued, launching = float(median(queued_share(blocks)[row])), float(median(launching_share(blocks)[row]))
-    return queued <= settings.host_bound_queued and launching >= settings.host_bound_launching
+    return queued <= HOST_BOUND_QUEUED and launching >= HOST_BOUND_LAUNCHING
 
 
 def queued_share(blocks: Blocks) -> Floats:

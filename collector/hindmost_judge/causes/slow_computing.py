@@ -19,6 +19,17 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats
 
+#: Memory of other processes on a rank's GPU, above its peers; a driver context alone takes less (MB).
+_FOREIGN_MEMORY_MB = 600.0
+#: Clock rates of healthy GPUs under load differ by this much through silicon alone (of the clock).
+_CLOCKS_DIFFER = 0.005
+#: With less power than this, a limit other than the shared power cap holds the GPU back (of the peers' power).
+_LESS_POWER = 0.97
+#: Forward must be longer by this share to suspect a GPU process that was not recorded (of forward).
+_GPU_SHARED_UNSEEN = 0.1
+#: A shared GPU slows the optimizer too, by at least this share of forward's slowdown (of forward's slow-down).
+_GPU_SHARED_OPTIMIZER = 0.5
+
 #: What :func:`finer` may find that longer computing is made of.
 FINER = ("workload", "gpu_throttle", "gpu_contention")
 
@@ -39,12 +50,12 @@ def finer(
     throttled = _throttled(blocks, row, columns, settings, now, before, late)
     if throttled is not None:
         return "gpu_throttle", throttled
-    alike = _all_slower(blocks, row, columns, settings)
-    contended = _contended(now, before, row, settings) if alike else None
+    alike = _all_slower(blocks, row, columns)
+    contended = _contended(now, before, row) if alike else None
     if contended is not None:
         return "gpu_contention", contended
     unseen = "gpu_optimizer" in blocks.parts and "sm_clock" in now and "foreign_memory" not in now
-    much = settings.gpu_shared_unseen * _driven(blocks, row, columns)
+    much = _GPU_SHARED_UNSEEN * _driven(blocks, row, columns)
     if alike and unseen and _longer(blocks, row, columns) >= much:
         return (
             "unknown",
@@ -74,16 +85,16 @@ def _work_beyond(blocks: Blocks, row: int, columns: Array) -> float:
     return float(typical[row]) / theirs - 1 if theirs > 0 else float("nan")
 
 
-def left(why: str, blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
+def left(why: str, blocks: Blocks, row: int, columns: Array) -> float:
     """The share of a rank's longer computing over these steps that is due to one of :data:`FINER`, or to none
     (``compute``).
 
     All of it where that is unknown.
     """
     now, longer = blocks.gauges(columns), _longer(blocks, row, columns)
-    shared = _contended(now, {}, row, settings) is not None
+    shared = _contended(now, {}, row) is not None
     by_work, lower = _work_beyond(blocks, row, columns), max(_lower(now, row), 0.0)
-    due = {"workload": np.nan_to_num(by_work), "gpu_throttle": lower if lower > settings.clocks_differ else 0.0}
+    due = {"workload": np.nan_to_num(by_work), "gpu_throttle": lower if lower > _CLOCKS_DIFFER else 0.0}
     if not longer > 0 or (shared and why not in due):
         return 1.0
     driven = _driven(blocks, row, columns)
@@ -121,7 +132,7 @@ def _throttled(
     Nor where all of the step would be longer by it by far less than the rank is ``late`` (ns a step).
     """
     lower = _lower(now, row) - max(_lower(before, row), 0.0)
-    if not lower > settings.clocks_differ or not _held_back(now, row, settings):
+    if not lower > _CLOCKS_DIFFER or not _held_back(now, row):
         return None
     least = min(settings.min_explained, _TOLD_WHY) if _has_reason(now, row) else settings.min_explained
     if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns):
@@ -140,10 +151,10 @@ def _lower(levels: dict[str, Floats], row: int) -> float:
     return float(np.nan_to_num(_peers(clock, row) / clock[row] - 1))
 
 
-def _held_back(levels: dict[str, Floats], row: int, settings: Settings) -> bool:
+def _held_back(levels: dict[str, Floats], row: int) -> bool:
     """Whether the driver names a reason that the peers do not have, or less power is drawn; true where unmeasured."""
     power = levels.get("power")
-    less = bool(power[row] < settings.less_power * _peers(power, row)) if power is not None else None
+    less = bool(power[row] < _LESS_POWER * _peers(power, row)) if power is not None else None
     known = [one for one in (less, _has_reason(levels, row)) if one is not None]
     return any(known) if known else True
 
@@ -205,7 +216,7 @@ def _driven(blocks: Blocks, row: int, columns: Array) -> float:
     return _usual(blocks, row, columns) if _clean(blocks) else average(blocks.period[columns])
 
 
-def _all_slower(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
+def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
     """Whether the optimizer is slower too, and not forward alone; true where either was not measured."""
     ratios = []
     for name in ("gpu_forward", "gpu_optimizer"):
@@ -215,16 +226,16 @@ def _all_slower(blocks: Blocks, row: int, columns: Array, settings: Settings) ->
             return True
         levels = median(block[:, columns], axis=1)
         ratios.append(float(levels[row] / _peers(levels, row)) - 1)
-    return ratios[1] >= settings.gpu_shared_optimizer * ratios[0]
+    return ratios[1] >= _GPU_SHARED_OPTIMIZER * ratios[0]
 
 
-def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int, settings: Settings) -> str | None:
+def _contended(now: dict[str, Floats], before: dict[str, Floats], row: int) -> str | None:
     """Other processes with memory on the rank's GPU, beyond what peers' GPUs have."""
     foreign = now.get("foreign_memory")
     if foreign is None or np.isnan(foreign[row]):
         return None
     beyond = float(foreign[row] - np.nan_to_num(_peers(foreign, row)))
-    least = settings.foreign_memory_mb * 1e6
+    least = _FOREIGN_MEMORY_MB * 1e6
     if not beyond > least:
         return None
     earlier = before.get("foreign_memory")

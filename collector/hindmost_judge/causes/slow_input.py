@@ -26,6 +26,14 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Array, Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
+#: Extra input time of one rank that overlaps with computing and gets a note: faster GPUs would expose it (of the
+#: step).
+_HIDDEN_INPUT_RANK = 0.05
+#: The same for all ranks; input that all ranks have is more common (of the step).
+_HIDDEN_INPUT_ALL = 0.15
+#: A rank that is late by this share of its longer input does not hide it (of the longer input).
+_HIDDEN_INPUT_SHOWS = 0.25
+
 #: A rank's input is persistently slow if it is slow in this share of the steps.
 _NEARLY_ALL = 0.9
 #: Causes that are phases of the host, of which what is queued hides now more and now less.
@@ -44,12 +52,12 @@ def _beyond_peers(part: Floats) -> Floats:
     return np.asarray(np.nan_to_num(part - peers_median(part)))
 
 
-def throughout(blocks: Blocks, settings: Settings) -> Array:
+def throughout(blocks: Blocks) -> Array:
     """[R] whether a rank's input is longer in nearly all steps."""
     more = _longer_input(blocks)
     if more is None:
         return np.zeros(len(blocks.ranks), bool)
-    return np.asarray(np.mean(more > settings.hidden_input_rank * blocks.step_ns, axis=1) >= _NEARLY_ALL)
+    return np.asarray(np.mean(more > _HIDDEN_INPUT_RANK * blocks.step_ns, axis=1) >= _NEARLY_ALL)
 
 
 def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) -> Habit:
@@ -91,9 +99,9 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
     longer = cohorts.beyond_peers(level, blocks.role)[:, 0]  # of a whole stage nothing tells whether it hides
     late = np.nan_to_num(median(blocks.excess, axis=1))
     blamed = {rank for one in verdicts if one.cause == "input" for rank in one.ranks}
-    least = settings.hidden_input_rank * blocks.step_ns
+    least = _HIDDEN_INPUT_RANK * blocks.step_ns
     rows = np.flatnonzero(
-        (longer > least) & (late < settings.hidden_input_shows * longer) & ~np.isin(blocks.ranks, list(blamed))
+        (longer > least) & (late < _HIDDEN_INPUT_SHOWS * longer) & ~np.isin(blocks.ranks, list(blamed))
     )
     typical = float(lower_median(level, axis=0)[0])
     shows = np.array([_shows(blocks, row, settings) for row in rows.tolist()], bool)
@@ -103,7 +111,7 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
         if len(some)
     ]
     covered = typical - float(np.nan_to_num(input_share(inputs, blocks))) * blocks.step_ns
-    if not blamed and covered > settings.hidden_input_all * blocks.step_ns:
+    if not blamed and covered > _HIDDEN_INPUT_ALL * blocks.step_ns:
         part = f"{ms(covered)} of it" if covered < _ALL * typical else "it"
         found.append(f"every rank waits {ms(typical)} per step for input; {part} {_HIDDEN}")
     return found
@@ -114,24 +122,24 @@ def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
     more = _longer_input(blocks)
     if more is None:
         return False
-    stalled = np.flatnonzero(blocks.excess[row] >= settings.hidden_input_shows * np.maximum(more[row], 1.0))
+    stalled = np.flatnonzero(blocks.excess[row] >= _HIDDEN_INPUT_SHOWS * np.maximum(more[row], 1.0))
     return float(stall_saving(blocks, [row], stalled).mean()) >= settings.min_cost * blocks.step_ns
 
 
-def with_hidden_input(blocks: Blocks, found: Sequence[Verdict], settings: Settings) -> list[Verdict]:
+def with_hidden_input(blocks: Blocks, found: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts, such as are on stalls in the input with what the other steps' input hides: it is as long there."""
     longer = _longer_input(blocks)
     if longer is None:
         return list(found)
-    return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer, settings))) for one in found]
+    return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer))) for one in found]
 
 
-def _always(blocks: Blocks, one: Verdict, longer: Floats, settings: Settings) -> list[str]:
+def _always(blocks: Blocks, one: Verdict, longer: Floats) -> list[str]:
     """That a rank's input is longer in all steps though it stalls in some, where that is so."""
     if one.kind != "intermittent" or one.cause != "input" or len(one.ranks) != 1:
         return []
     mine = longer[int(np.flatnonzero(blocks.ranks == one.ranks[0])[0])]
-    often = int(np.sum(mine > settings.hidden_input_rank * blocks.step_ns))
+    often = int(np.sum(mine > _HIDDEN_INPUT_RANK * blocks.step_ns))
     if often < _NEARLY_ALL * len(mine):
         return []
     steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"

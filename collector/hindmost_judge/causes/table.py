@@ -24,6 +24,23 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats
 
+#: The most that overlap may hide: forward and the start of backward, a third of computing, stay visible (times the
+#: visible delay).
+_MOST_HIDDEN = 3.0
+#: Rate above the peers at which a node's memory pressure is this rank's own (page faults a second).
+_OWN_MAJOR_FAULTS = 10.0
+#: Storage traffic at which a node's I/O wait is this rank's own; logs and metrics are kilobytes (MB a second).
+_OWN_FILE_MB = 1.0
+#: Rate at which file I/O explains the idle GPU; a copy from memory takes a fortieth of that time (MB moved to or
+#: from storage a second in which a GPU idles).
+_IDLE_FILE_MB = 250.0
+#: A rank that computes longer by more than this queues for CPUs with its own work: no contention (of the delay).
+_QUEUE_WITHOUT_WORK = 0.1
+#: Run-queue delay of the main thread above its peers, before that of its other threads counts (of the step).
+_STARVED_SHARE = 0.05
+#: A host phase that uses less CPU time than this waits for something (of a CPU).
+_IDLE_CPU = 0.2
+
 MEASURES = {
     "compute": "computing",
     "cpu_contention": "waiting for a CPU",
@@ -78,7 +95,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     columns = typical(blocks, row, columns, settings)
     blocks = launch_bound.timed(blocks, row, columns)
     excess = average(blocks.excess[row, columns])
-    shares = _bounded(_shares(blocks, row, columns, settings, between), excess)
+    shares = _bounded(_shares(blocks, row, columns, between), excess)
     if not shares or not excess > 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
@@ -90,8 +107,8 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
             why, remark = finer or (name, None)
             beyond = 1.0
             if name == "compute":  # but for what shows ``between`` collectives, which is known in full
-                phases = _shares(blocks, row, columns, settings, 0.0) if between else shares
-                beyond = _beyond(blocks, phases.get(name, 0.0) / excess, settings)
+                phases = _shares(blocks, row, columns, 0.0) if between else shares
+                beyond = _beyond(blocks, phases.get(name, 0.0) / excess)
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     more = slow_computing.more_work(blocks, row, columns, settings)
     if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
@@ -106,13 +123,13 @@ def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Arr
     return np.asarray(columns[_typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)])
 
 
-def _beyond(blocks: Blocks, measured: float, settings: Settings) -> float:
+def _beyond(blocks: Blocks, measured: float) -> float:
     """How many times its delay longer computing is: as ``measured``; with uneven work, also from the steps' length."""
     # Backward is the GPU phase that may wait.
     unseen = blocks.evidence == build_blocks.PHASES and blocks.parts.keys() >= _ON_GPU
     if not blocks.overlapped and not unseen:
         return 1.0
-    times = float(np.clip(measured, 1.0, settings.most_hidden))
+    times = float(np.clip(measured, 1.0, _MOST_HIDDEN))
     return times if blocks.due is None else (times + blocks.due.times) / 2
 
 
@@ -149,15 +166,15 @@ def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
     return {name: ns * excess / total if name in exclusive else ns for name, ns in shares.items()}
 
 
-def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
+def _shares(blocks: Blocks, row: int, columns: Array, between: float) -> dict[str, float]:
     """Cause to ns a step of the delay that its measurement accounts for; files for what nothing else does."""
     late = average(blocks.excess[row, columns])
     idle = gpu_idle(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
-    found = with_gpu_idle(_measured(blocks, row, columns, settings, between), idle, late)
-    moved = of_its_own(blocks, row, columns, found.get("idle", 0.0), settings)
+    found = with_gpu_idle(_measured(blocks, row, columns, between), idle, late)
+    moved = of_its_own(blocks, row, columns, found.get("idle", 0.0))
     if moved is not None:
         found[moved] = found.get(moved, 0.0) + found.pop("idle")
-    stood = of_files(blocks, row, columns, settings)
+    stood = of_files(blocks, row, columns)
     if stood > 0:
         told = sum(max(ns, 0.0) for name, ns in found.items() if name not in _UNTOLD)
         more = float(np.clip(late - told, 0.0, stood))
@@ -167,10 +184,10 @@ def _shares(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     return found
 
 
-def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> dict[str, float]:
+def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[str, float]:
     """Cause to ns a step of this rank's delay by its phases, CPU times and kernel counters."""
     parts = blocks.parts
-    found = of_memory(blocks, row, columns, settings)
+    found = of_memory(blocks, row, columns)
     for phase in NOW_AND_THEN:
         if phase in parts:
             found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
@@ -178,43 +195,41 @@ def _measured(blocks: Blocks, row: int, columns: Array, settings: Settings, betw
         if phase in parts:
             found[phase] = excess_of(parts[phase], row, columns)
     if "self_cpu" in parts:
-        found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"), settings)
+        found |= _of_processor(blocks, row, columns, parts["self_cpu"], parts.get("self_runqueue"))
         if "self_blocked" in parts or any(name in parts for name in FILES):
             blocked = parts.get("self_blocked", np.zeros_like(parts["self_cpu"]))
             found |= _of_files(blocks, row, columns, excess_of(blocked, row, columns), found)
             if "self_runqueue" in parts:
-                _charge_late(blocks, row, columns, found, settings)
+                _charge_late(blocks, row, columns, found)
         return found
     if "runqueue" in parts:
         queue = parts["runqueue"]  # the probe samples it in some steps only; the others are unknown
         cpu = parts.get("cpu", np.zeros_like(queue))
-        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue, settings)["cpu_contention"]
+        found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
         more = excess_of(cpu, row, columns)
-        most = settings.queue_without_work * average(blocks.excess[row, columns])
+        most = _QUEUE_WITHOUT_WORK * average(blocks.excess[row, columns])
         if more <= most:  # a rank that computes more also queues more
-            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found, settings))
+            found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found))
     taken = taken_off(blocks, row, columns)
-    launched, followed = (0.0, blocks) if taken > 0 else launch_bound.apart(blocks, row, columns, settings)
+    launched, followed = (0.0, blocks) if taken > 0 else launch_bound.apart(blocks, row, columns)
     if followed is not None:
-        _charge_computing(followed, row, columns, found, settings, between)
+        _charge_computing(followed, row, columns, found, between)
     found |= {"idle": launched} if launched > 0 else {}
     _charge_rest(blocks, row, columns, found)
     return found
 
 
-def _charge_computing(
-    blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings, between: float
-) -> None:
+def _charge_computing(blocks: Blocks, row: int, columns: Array, found: dict[str, float], between: float) -> None:
     """Count what phases of computing are longer by as computing, or as off the CPU where the rank hardly used one."""
     computing = [excess_of(block, row, columns) for block in _computing(blocks)]
     if "gpu_forward" in blocks.parts and blocks.computing is None:
         hidden = _hidden_backward(blocks, row, columns) if "gpu_backward" in blocks.parts else 0.0
-        computing.append(max(hidden, _between(blocks, row, columns, settings, between)))
+        computing.append(max(hidden, _between(blocks, row, columns, between)))
     if computing:
         # Phases that wait for others inside shrink where the rank is late: only what grew speaks of the rank itself.
         more = sum(max(ns, 0.0) for ns in computing) - max(found.get("cpu_contention", 0.0), 0.0)
         more = max(more, _longer_computing(blocks, row, columns) - max(found.get("h2d", 0.0), 0.0))
-        found["blocked" if _is_idle(blocks, row, columns, settings) else "compute"] = more
+        found["blocked" if _is_idle(blocks, row, columns) else "compute"] = more
 
 
 def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
@@ -232,9 +247,7 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
 
 
-def _of_processor(
-    blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None, settings: Settings
-) -> dict[str, float]:
+def _of_processor(blocks: Blocks, row: int, columns: Array, cpu: Floats, runqueue: Floats | None) -> dict[str, float]:
     """The delay split into computing and waiting for a CPU.
 
     On a shared machine a rank that computes longer also queues longer. Queueing that peers suffer alike belongs to
@@ -246,7 +259,7 @@ def _of_processor(
     if runqueue is None:
         return {"compute": more}
     queued = excess_of(runqueue, row, columns)
-    if queued <= 0 or more <= settings.queue_without_work * queued:
+    if queued <= 0 or more <= _QUEUE_WITHOUT_WORK * queued:
         return {"cpu_contention": queued, "compute": more}
     others = np.delete(np.arange(len(blocks.ranks)), row)
     busy = float(median(cpu[np.ix_(others, columns)]))
@@ -255,13 +268,13 @@ def _of_processor(
     return {"cpu_contention": float(queued - shared), "compute": float(more + shared)}
 
 
-def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> float:
+def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> float:
     """Ns a step in which threads of an oversubscribed process waited for a CPU, up to what is left of its delay.
 
     The steps have the main thread only, which waits in backward for the thread that computes it.
     """
     waited = cpu_wait.unmeasured_wait(blocks, row, columns)
-    if waited < settings.starved * average(blocks.period[columns]):
+    if waited < _STARVED_SHARE * average(blocks.period[columns]):
         return 0.0
     marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
     late = max(average(blocks.excess[row, columns]) - marked, 0.0)
@@ -270,14 +283,14 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
     return float(min(waited, late))
 
 
-def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float], settings: Settings) -> None:
+def _charge_late(blocks: Blocks, row: int, columns: Array, found: dict[str, float]) -> None:
     """Count time off the CPU as waiting for one as far as the whole process is known to have waited.
 
     The kernel charges a wait when it pleases, above all of a control group that is out of its quota.
     """
     unknown = max(found.get("blocked", 0.0), 0.0)
     queued = max(found.get("cpu_contention", 0.0), 0.0)
-    late = min(unknown, max(_of_threads(blocks, row, columns, found, settings) - queued, 0.0))
+    late = min(unknown, max(_of_threads(blocks, row, columns, found) - queued, 0.0))
     if late > 0:
         found["blocked"], found["cpu_contention"] = unknown - late, queued + late
 
@@ -327,13 +340,13 @@ def _computing(blocks: Blocks) -> list[Floats]:
     return found
 
 
-def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bool:
+def _is_idle(blocks: Blocks, row: int, columns: Array) -> bool:
     """Whether this rank's computing phases on the host hardly used a CPU, or it was off the CPU for most of its
     delay."""
     if "cpu" not in blocks.parts or "gpu_forward" in blocks.parts or blocks.computing is not None:
         return False
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
-    if float(median(blocks.parts["cpu"][row, columns])) < settings.idle_cpu * busy:
+    if float(median(blocks.parts["cpu"][row, columns])) < _IDLE_CPU * busy:
         return True
     late = float(median(blocks.excess[row, columns]))
     most = cpu_wait.MOSTLY_OFF_CPU
@@ -342,10 +355,10 @@ def _is_idle(blocks: Blocks, row: int, columns: Array, settings: Settings) -> bo
     return blocked >= most * late or (blocked >= late / 2 and ran <= (1 - most) * late)
 
 
-def _between(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float) -> float:
+def _between(blocks: Blocks, row: int, columns: Array, between: float) -> float:
     """Ns a step of what shows between collectives that is the GPU's own: where it was timed, and not kept waiting."""
     unknown = np.isnan(blocks.parts["gpu_forward"][row, columns]).all()
-    return 0.0 if unknown or feeds(blocks, row, settings) else between
+    return 0.0 if unknown or feeds(blocks, row) else between
 
 
 def _hidden_backward(blocks: Blocks, row: int, columns: Array) -> float:
@@ -467,28 +480,28 @@ _LEAST_SLOPE = 0.5
 _SURELY = 2.5
 
 
-def of_memory(blocks: Blocks, row: int, columns: Array, settings: Settings) -> dict[str, float]:
+def of_memory(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     """Ns a step in which tasks of the rank's node stalled for memory; empty where they did not."""
     levels = blocks.gauges(_asked(columns))
-    beyond = _pressure_beyond(levels.get("memory_pressure"), row, own=_own_faults(levels, row, settings))
+    beyond = _pressure_beyond(levels.get("memory_pressure"), row, own=_own_faults(levels, row))
     stood = _stood(blocks, row, columns, "memory_pressure", beyond)
     return {"memory": stood} if stood > 0 else {}
 
 
-def of_files(blocks: Blocks, row: int, columns: Array, settings: Settings) -> float:
+def of_files(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step in which tasks of the rank's node stalled for files and disks; 0 where they did not.
 
     A rank that hardly reads or writes does not wait for them, whatever its node does.
     """
     levels = blocks.gauges(_asked(columns))
     moved = _moved(levels)
-    if moved is not None and moved[row] < settings.own_file_mb * 1e6:
+    if moved is not None and moved[row] < _OWN_FILE_MB * 1e6:
         return 0.0
-    own = moved is not None and _stands_out(moved, row, settings.own_file_mb * 1e6)
+    own = moved is not None and _stands_out(moved, row, _OWN_FILE_MB * 1e6)
     return _stood(blocks, row, columns, "io_pressure", _pressure_beyond(levels.get("io_pressure"), row, own=own))
 
 
-def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: Settings) -> str | None:
+def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float) -> str | None:
     """What a rank whose GPU idles for ``idle`` ns a step waits for: ``memory``, ``io``, or nothing that shows.
 
     The kernel's counters miss most waits for storage that answers at once. But if a single rank moves so much data
@@ -497,18 +510,18 @@ def of_its_own(blocks: Blocks, row: int, columns: Array, idle: float, settings: 
     levels = blocks.gauges(columns)
     moved = _moved(levels)
     step = average(blocks.period[columns])
-    if moved is None or not idle > 0 or moved[row] * step < settings.idle_file_mb * 1e6 * idle:
+    if moved is None or not idle > 0 or moved[row] * step < _IDLE_FILE_MB * 1e6 * idle:
         return None
-    if _own_faults(levels, row, settings):
+    if _own_faults(levels, row):
         return "memory" if _pressure_beyond(levels.get("memory_pressure"), row, own=True) > 0 else None
-    own = _stands_out(moved, row, settings.own_file_mb * 1e6)
+    own = _stands_out(moved, row, _OWN_FILE_MB * 1e6)
     return "io" if own and _pressure_beyond(levels.get("io_pressure"), row, own=True) > 0 else None
 
 
-def _own_faults(levels: dict[str, Floats], row: int, settings: Settings) -> bool:
+def _own_faults(levels: dict[str, Floats], row: int) -> bool:
     """Whether this rank alone has its pages read from disk."""
     faults = levels.get("major_faults")
-    return faults is not None and _stands_out(faults, row, settings.major_faults)
+    return faults is not None and _stands_out(faults, row, _OWN_MAJOR_FAULTS)
 
 
 def _moved(levels: dict[str, Floats]) -> Floats | None:

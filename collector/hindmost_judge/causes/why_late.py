@@ -175,7 +175,7 @@ def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) ->
     habit, name = beside.habit, "compute" if cause in FINER else cause
     if name == ("compute" if beside.why.cause in FINER else beside.why.cause):
         columns = typical(blocks, habit.row, habit.steps(), settings)
-        return habit.excess * slow_computing.left(cause, blocks, habit.row, columns, settings)
+        return habit.excess * slow_computing.left(cause, blocks, habit.row, columns)
     return dict(beside.why.shares_ns).get(name, 0.0)
 
 
@@ -189,7 +189,7 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
     at = {edge for one in own for edge in (one.first, one.stop)}
     for steps, more in series:
         if len(more):
-            edges = nested_segments.segment_edges(more, 2 * _CHANGE * whole.excess, settings)
+            edges = nested_segments.segment_edges(more, 2 * _CHANGE * whole.excess)
             at.update(int(steps[edge]) for edge in edges[1:-1])
     sure = {edge: max(_sureness(edge, steps, more, 2 * least) for steps, more in series) for edge in at}
     found = {whole.first: 0.0, whole.stop: 0.0}

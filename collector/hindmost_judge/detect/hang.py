@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Ints
 
+#: Places at which all members ran one operation before; then sequence numbers mean the same on all of them (places).
+_DESYNC_AGREED = 10
+
 _COLLECTIVE = {"collective", "p2p"}
 
 
@@ -557,7 +560,7 @@ class Mismatch:
 _MEET = {"send", "recv"}
 
 
-def find_mismatch(run: Run, settings: Settings, *, stopped: bool = False) -> Mismatch | None:
+def find_mismatch(run: Run, *, stopped: bool = False) -> Mismatch | None:
     """The earliest such place of any communicator; ``None`` where there is none, or too little agreed to tell.
 
     In a job that went on, half of the ranks against the other half is no proof; in one that ``stopped`` it is the
@@ -571,13 +574,13 @@ def find_mismatch(run: Run, settings: Settings, *, stopped: bool = False) -> Mis
     found = [
         one
         for comm in (np.unique(table["comm"][usable]) if len(names) > 1 else ())
-        if (one := _in_communicator(table, op, names, usable[table["comm"][usable] == comm], settings)) is not None
+        if (one := _in_communicator(table, op, names, usable[table["comm"][usable] == comm])) is not None
         and (stopped or one.named)
     ]
     return min(found, key=lambda one: one.start_ns, default=None)
 
 
-def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, settings: Settings) -> Mismatch | None:
+def _in_communicator(table: Table, op: Ints, names: list[str], held: Array) -> Mismatch | None:
     if _alike(table["seq"][held], op[held]) or _counted_apart(table, held):
         return None
     held = held[np.argsort(table["seq"][held], kind="stable")]
@@ -586,7 +589,7 @@ def _in_communicator(table: Table, op: Ints, names: list[str], held: Array, sett
     size = np.diff(np.append(first, len(held)))
     differ = np.maximum.reduceat(op[held], first) != np.minimum.reduceat(op[held], first)
     places = np.flatnonzero(differ & (size > 1))
-    if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < settings.desync_agreed:
+    if len(places) == 0 or int(np.sum((size > 1)[: places[0]])) < _DESYNC_AGREED:
         return None
     members = held[first[places[0]] : first[places[0]] + size[places[0]]]
     common = int(np.argmax(np.bincount(op[members])))

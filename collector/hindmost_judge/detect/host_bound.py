@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.blocks import HostBound
-from hindmost_judge.causes.launch_bound import launching_share, queued_share
+from hindmost_judge.causes.launch_bound import (
+    HOST_BOUND_IN_STEP,
+    HOST_BOUND_LAUNCHING,
+    HOST_BOUND_QUEUED,
+    launching_share,
+    queued_share,
+)
 from hindmost_judge.detect import register
 from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.whole_job import of_hosts
@@ -27,6 +33,15 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats
     from hindmost_judge.verdict.schema import Verdict
+
+#: A GPU clock is up to 3 ms off its host's, which hides what was queued; shorter steps need both
+#: ``HOST_BOUND_IN_STEP`` and ``_HOST_BOUND_BUSY`` (ms).
+_HOST_BOUND_SHORTEST_MS = 12.0
+#: A launch-bound GPU has a kernel resident for less of the time; a GPU that its host waits for has more (of the
+#: time).
+_HOST_BOUND_BUSY = 0.93
+#: Most delay of the last rank in a launch-bound job; with more, that rank's own host is slow (of the step).
+_HOST_BOUND_LATE = 0.05
 
 
 @register(after=["input_bound"])  # while hosts wait for their input, they launch nothing
@@ -41,7 +56,7 @@ def verdicts(case: Case) -> list[Verdict]:
     bound = find(case.blocks, case.settings, np.flatnonzero(calm))
     stalled = sum(one.cost_ratio or 0.0 for one in case.found if one.kind == "intermittent")
     paced = case.blocks.lanes is not None
-    if bound is not None and not paced and stalled and bound.idle - stalled <= 1 - case.settings.host_bound_busy:
+    if bound is not None and not paced and stalled and bound.idle - stalled <= 1 - _HOST_BOUND_BUSY:
         return []  # the GPU was without work in those stalls
     return of_hosts(bound, case.blocks)
 
@@ -54,36 +69,36 @@ def find(blocks: Blocks, settings: Settings, columns: Array | None = None) -> Ho
     columns = np.arange(len(blocks.steps)) if columns is None else columns
     if len(columns) < 2 * settings.min_steps or not blocks.step_ns > 0 or np.isnan(blocks.wait[:, columns]).all():
         return None
-    return (_of_messages if blocks.joined is None else _of_collectives)(blocks, settings, columns)
+    return (_of_messages if blocks.joined is None else _of_collectives)(blocks, columns)
 
 
-def _of_collectives(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
+def _of_collectives(blocks: Blocks, columns: Array) -> HostBound | None:
     if blocks.ended is None or blocks.joined is None or not blocks.joined.gpu_time or np.isnan(blocks.ended).all():
         return None
-    short = blocks.step_ns < settings.host_bound_shortest_ms * 1e6
+    short = blocks.step_ns < _HOST_BOUND_SHORTEST_MS * 1e6
     queued, launching = (_of_latest(blocks, one, columns) for one in (queued_share(blocks), launching_share(blocks)))
-    if not (short or queued <= settings.host_bound_queued) or not launching >= settings.host_bound_launching:
+    if not (short or queued <= HOST_BOUND_QUEUED) or not launching >= HOST_BOUND_LAUNCHING:
         return None
     row, mostly = _latest(blocks, columns)
-    if blocks.lanes is None and float(median(blocks.excess[row, columns])) > settings.host_bound_late * blocks.step_ns:
+    if blocks.lanes is None and float(median(blocks.excess[row, columns])) > _HOST_BOUND_LATE * blocks.step_ns:
         return None
     whole = len(columns) == len(blocks.steps)
     busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
     resident = float(busy[row]) if busy is not None else float("nan")
-    idles, follows = resident < settings.host_bound_busy, _follows(blocks, settings, columns)
+    idles, follows = resident < _HOST_BOUND_BUSY, _follows(blocks, columns)
     paced = blocks.lanes is not None or (idles and follows if short else idles if follows is None else follows)
     if not paced:
         return None
     return HostBound(launching, float("nan") if short else queued, 1 - resident, row if mostly else None)
 
 
-def _of_messages(blocks: Blocks, settings: Settings, columns: Array) -> HostBound | None:
+def _of_messages(blocks: Blocks, columns: Array) -> HostBound | None:
     """The same of a pipeline whose ranks only send to each other: what is queued is known wherever they do."""
     if blocks.took is None or blocks.starved is None:
         return None
     starved = blocks.starved / blocks.period
     launching, idle = (_of_latest(blocks, one, columns) for one in (launching_share(blocks), starved))
-    if not (launching >= settings.host_bound_launching and idle > 1 - settings.host_bound_busy):
+    if not (launching >= HOST_BOUND_LAUNCHING and idle > 1 - _HOST_BOUND_BUSY):
         return None
     row, mostly = _latest(blocks, columns)
     return HostBound(launching, 0.0, idle, row if mostly else None)
@@ -100,7 +115,7 @@ def _of_latest(blocks: Blocks, block: Floats, columns: Array) -> float:
     return float(median(block[np.argmin(blocks.wait[:, columns], axis=0), columns]))
 
 
-def _follows(blocks: Blocks, settings: Settings, columns: Array) -> bool | None:
+def _follows(blocks: Blocks, columns: Array) -> bool | None:
     """Whether GPUs follow their hosts: a loop that waits for its GPU each step has nothing queued either.
 
     ``None`` where forward was not measured on both.
@@ -109,4 +124,4 @@ def _follows(blocks: Blocks, settings: Settings, columns: Array) -> bool | None:
     if host is None or gpu is None:
         return None
     both = np.where(np.isnan(gpu), np.nan, host)
-    return _of_latest(blocks, both, columns) >= settings.host_bound_in_step * _of_latest(blocks, gpu, columns)
+    return _of_latest(blocks, both, columns) >= HOST_BOUND_IN_STEP * _of_latest(blocks, gpu, columns)

@@ -91,7 +91,7 @@ def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     """Those who own most of the stalls, however large; else those with some of one size."""
-    each, picked = np.ones(len(excess), np.int64), slow_input.throughout(blocks, settings)
+    each, picked = np.ones(len(excess), np.int64), slow_input.throughout(blocks)
     stalled = excess >= settings.stall_effect * blocks.step_ns
     owners = _owners(stalled, each, settings, picked)
     found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]

@@ -20,6 +20,13 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
 
+#: A segment against as many steps on each side; a high bar, since it is the highest of very many (standard
+#: deviations).
+_MIN_ABOVE_AROUND = 5.0
+#: A rank that becomes later by this much is reported again; a fault varies by less, and filling caches make 12 % (of
+#: the lower level).
+_MIN_CHANGE = 0.15
+
 #: Shortest segment of steps that a change of pace can make: fewer steps have no useful median.
 SHORTEST = 8
 #: Least steps in the median of one bin, and most bins in a series.
@@ -61,11 +68,11 @@ def find(
     hide it for longer. A segment higher by ``large`` is not noise. It does not count when segments that come and go too
     often are taken as one.
     """
-    edges = _without_pauses(series, segment_edges(series, smallest, settings), settings.recovered_steps)
+    edges = _without_pauses(series, segment_edges(series, smallest), settings.recovered_steps)
     while True:
         layers = _layered(series, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
         calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
-        sure = [_stands_out(series, calm, layer, layers, smallest, settings.min_above_around) for layer in layers]
+        sure = [_stands_out(series, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
         if min(sure, default=1.0) >= 1:
             told = sum(layer.outer is None and layer.level < large for layer in layers)
             few = told <= settings.max_segments and len(layers) <= _IN_TURN * settings.max_segments
@@ -211,7 +218,7 @@ def main_segment(series: Floats, smallest: float, settings: Settings) -> tuple[i
 
     Neighbouring segments count as one while each is at least half as high as the highest.
     """
-    edges = segment_edges(series, smallest, settings)
+    edges = segment_edges(series, smallest)
     levels = _levels(series, edges)
     lengths = np.diff(edges)
     worth = [level * length for level, length in zip(levels, lengths, strict=True)]
@@ -233,14 +240,14 @@ def _over(after: Floats, level: float, recovered: int) -> bool:
     return bool(np.nanmax(block_medians(after)) < level / 2 and float(median(after)) < level / 4)
 
 
-def segment_edges(series: Floats, smallest: float, settings: Settings) -> list[int]:
+def segment_edges(series: Floats, smallest: float) -> list[int]:
     """Edges of the segments between the changes of a series, with its own ends."""
     series = np.nan_to_num(series)
     edges = _sharpened(series, _cut(series, smallest))
     levels = _Levels(series)
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
-        sure = [_sureness(levels, change, smallest, settings.min_change) for change in changes]
+        sure = [_sureness(levels, change, smallest, _MIN_CHANGE) for change in changes]
         least = int(np.argmin(sure))
         if sure[least] >= 1:
             break

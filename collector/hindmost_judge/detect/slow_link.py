@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
+#: By how much steps must be longer, besides `min_z` for the transfers (standard errors).
+_NETWORK_Z = 3.0
+
 
 @register()
 def verdicts(case: Case) -> list[Verdict]:
@@ -108,7 +111,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     grown = took / median(took, axis=1)[:, None]
     usual: Floats = float(median(took[place])) * peers_median(grown)[place]
     more = took[place] - usual
-    edges = segment_edges(more, settings.min_effect * float(median(took[place])), settings)
+    edges = segment_edges(more, settings.min_effect * float(median(took[place])))
     long = [more[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
     return usual + min((float(median(part)) for part in long), default=0.0)
 
@@ -169,7 +172,7 @@ def lengthened(
     longer = float(median(inside) - median(outside))
     noise = float(np.hypot(standard_error(inside), standard_error(outside)))
     grew = others_grew(blocks, rows, slice(first, stop))
-    if grew is None or longer < settings.network_z * noise:
+    if grew is None or longer < _NETWORK_Z * noise:
         return 0.0
     return min(longer - max(grew, 0.0), excess)
 

@@ -39,6 +39,12 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
+#: Difference in operations per step; a step is cut off at the ends, and a larger one is other work (of a step's
+#: operations).
+_NETWORK_SAME_OPERATIONS = 0.1
+#: Share of the transfer time in message sizes seen often enough to know their usual time (of the transfers' time).
+_NETWORK_COMPARED = 0.5
+
 
 @register(after=["slow_link"])  # one group's slow link is not the network of all
 def verdicts(case: Case) -> list[Verdict]:
@@ -90,7 +96,7 @@ def _goes_on(run: Run, blocks: Blocks, past: Past, settings: Settings) -> SlowNe
     (operations,) = _operations(run, blocks, (first, stop))
     if stop - first < settings.min_steps or level < max(settings.network_longer - 1, past.longer / 2):
         return None
-    if abs(operations - past.operations) > settings.network_same_operations * past.operations:
+    if abs(operations - past.operations) > _NETWORK_SAME_OPERATIONS * past.operations:
         return None
     took = past.usual * (1 + level)
     cost = min(float(median(blocks.period[first:stop])) - past.period, took - past.usual)
@@ -110,7 +116,7 @@ def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
     first, stop, level = found
     early = first < settings.min_steps
     inside, outside = _operations(run, blocks, (first, stop), (stop, len(blocks.steps)) if early else (0, first))
-    if abs(inside - outside) > settings.network_same_operations * outside:  # others than those compared hold these up
+    if abs(inside - outside) > _NETWORK_SAME_OPERATIONS * outside:  # others than those compared hold these up
         return None
     took = float(median(actual[first:stop]))
     excess = took * level / (1 + level)
@@ -141,7 +147,7 @@ def _compared(blocks: Blocks, settings: Settings) -> tuple[Floats, Floats]:
     often = (seen >= settings.min_steps)[kind]
     actual = np.add.reduceat(np.where(often, took, 0.0), blocks.starts)
     expected = np.add.reduceat(np.where(often, usual[kind], 0.0), blocks.starts)
-    tells = (expected > 0) & (actual >= settings.network_compared * np.add.reduceat(took, blocks.starts))
+    tells = (expected > 0) & (actual >= _NETWORK_COMPARED * np.add.reduceat(took, blocks.starts))
     return actual, np.where(tells, actual / np.where(tells, expected, 1.0), np.nan)
 
 
@@ -167,7 +173,7 @@ def _slow_segment(ratio: Floats, settings: Settings) -> tuple[int, int, float] |
     Compared with the steps after it where few come before."""
     if np.isnan(ratio).any():
         return None
-    edges = segment_edges(ratio, settings.network_longer - 1, settings)
+    edges = segment_edges(ratio, settings.network_longer - 1)
     long = [ratio[a:b] for a, b in itertools.pairwise(edges) if b - a >= settings.min_steps]
     if len(long) < 2:
         return None

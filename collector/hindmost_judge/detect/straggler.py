@@ -165,7 +165,7 @@ def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
     least = _no_noise(ranks.blocks, ranks.settings)
     if not float(np.min(late)) <= -least:
         return
-    for first, stop in itertools.pairwise(nested_segments.segment_edges(late, ranks.smallest, ranks.settings)):
+    for first, stop in itertools.pairwise(nested_segments.segment_edges(late, ranks.smallest)):
         ahead = -float(median(late[first:stop]))
         if stop - first >= SHORTEST and ahead >= least:
             late[first:stop] += ahead
@@ -536,7 +536,7 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
             continue
         more = (part[row] - peers_median(part)[row])[held]
         if name == "gpu_forward":
-            launched = launch_bound.launch_bound_steps(blocks, settings, slice(row, row + 1))
+            launched = launch_bound.launch_bound_steps(blocks, slice(row, row + 1))
             more = np.where(launched[0, held], np.nan, more) if launched is not None else more
         known = more[~np.isnan(more)]
         if len(known) < max(settings.min_steps, len(more) / 2):

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats
 
+#: No other eight steps of any rank may be later by this share, or the burst may be chance (of the burst).
+_BURST_ALIKE = 1 / 3
+
 #: Shortest burst, in steps, and how many of its steps may be on time.
 _SHORTEST, _DIPS = 8, 1
 #: Most ranks that are examined, latest first.
@@ -38,7 +41,7 @@ def find(
     found = []
     for row, at in _latest(excess, least, told):
         bursts = _of_row(excess[row], at, least, [span for one, *span in told if one == row], settings.max_segments)
-        lowest = settings.burst_alike * min((level for _, _, level in bursts), default=np.inf)
+        lowest = _BURST_ALIKE * min((level for _, _, level in bursts), default=np.inf)
         own = [(row, first, stop) for first, stop, _ in bursts]
         if bursts and not _have_their_like(excess, [*own, *told], lowest):
             found += own

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Floats, Ints
     from hindmost_judge.verdict.schema import Verdict
 
+#: Share of the delays that the work must explain; with less, most of the delay has another cause (of the variance).
+_MIN_UNEVEN_EXPLAINED = 0.5
+
 #: A rank's work is persistently larger if it is larger by this many standard errors; 4 would meet one of 1,024 ranks by
 #: chance.
 _HABIT = 5.0
@@ -44,7 +47,7 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
         return None
     if waste(blocks) < settings.min_uneven * blocks.step_ns:
         return None
-    for counted, work in ((True, blocks.work), (False, _timed(blocks, settings))):
+    for counted, work in ((True, blocks.work), (False, _timed(blocks))):
         if work is None or np.isnan(work).all():
             continue
         found = _by(blocks, work, counted, settings)
@@ -57,9 +60,9 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
 _LAUNCHED = 0.3
 
 
-def _timed(blocks: Blocks, settings: Settings) -> Floats | None:
+def _timed(blocks: Blocks) -> Floats | None:
     """[R, S] how long GPUs took over forward, as far as that is computing."""
-    launched = launch_bound.launch_bound_steps(blocks, settings)
+    launched = launch_bound.launch_bound_steps(blocks)
     if launched is not None and np.mean(launched) > _LAUNCHED:
         return None
     return blocks.parts.get("gpu_forward")
@@ -71,7 +74,7 @@ def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Unev
     if swing < settings.min_uneven or _is_ones_own(more):
         return None
     share = explained(blocks.excess, more)
-    if share < settings.min_uneven_explained:
+    if share < _MIN_UNEVEN_EXPLAINED:
         return None
     if counted:  # samples and tokens are as many for one stage as for another
         due = _expected(blocks, more, more_work(work))
@@ -121,7 +124,7 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     """
     work, counted = blocks.work, True
     if work is None or not np.any(work > 0):
-        work, counted = _timed(blocks, settings), False
+        work, counted = _timed(blocks), False
         if work is None or np.mean(~np.isnan(work)) < _KNOWN:
             return blocks
     if not blocks.overlapped:
@@ -175,7 +178,7 @@ def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
     """[R, S] how much longer a rank's GPU takes than the typical peer's, as a share of a usual step, if work is uneven.
 
     ``None``: unknown, or the work was counted."""
-    work = _timed(blocks, settings) if blocks.work is None and _loses(blocks, settings) else None
+    work = _timed(blocks) if blocks.work is None and _loses(blocks, settings) else None
     if work is None or np.mean(~np.isnan(work)) < _KNOWN:
         return None
     more = _more(work, _roles(blocks))
@@ -185,7 +188,7 @@ def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
 def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
     """The same without what ``more`` work [R, S] makes ranks late by, where that is most of why they are."""
     swings = _swing(more, counted=False) >= settings.min_uneven
-    if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < settings.min_uneven_explained:
+    if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < _MIN_UNEVEN_EXPLAINED:
         return blocks
     by_work = hidden_delay.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
     segments = blocks.segments - _expected(blocks, more)

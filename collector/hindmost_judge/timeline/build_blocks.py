@@ -52,7 +52,7 @@ def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
     joined = matching.grid(run)
     found = None
     if joined is not None and len(joined.ranks) > 1:
-        found = _at_pace(_from_collectives(run, joined, table, settings), run.job.pace_ns)
+        found = _at_pace(_from_collectives(run, joined, table), run.job.pace_ns)
     if rows(table) and (found is None or len(found.steps) < settings.min_steps):
         marked_only = _by_marks(run, table, settings)  # a profiler looks at a few steps, step marks at all
         if found is None or (marked_only is not None and len(marked_only.steps) >= settings.min_steps):
@@ -102,7 +102,7 @@ def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:
 _NEARLY = 0.9
 
 
-def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) -> Blocks | None:
+def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     own = matching.own_time(joined)
     number = joined.step
     if (number < 0).all():
@@ -120,7 +120,7 @@ def _from_collectives(run: Run, joined: Grid, table: Table, settings: Settings) 
     if run.job.skipped_ns is not None:  # what lies between two periods of an excerpt is no step
         period = np.where(period < _NEARLY * run.job.skipped_ns, period, np.nan)
     alone = period - _typical_wait(joined, starts)
-    first = min(steps.warmup(period, settings), steps.warmup(alone, settings))  # a stall is no warm-up
+    first = min(steps.warmup(period), steps.warmup(alone))  # a stall is no warm-up
     if len(found) - first < 1:
         return None
     cut = starts[first]
@@ -228,7 +228,7 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
     shared = np.flatnonzero(np.sum(~np.isnan(duration), axis=0) >= min(2, len(ranks)))
     if len(shared) == 0:  # no step that two ranks have
         return None
-    first = steps.warmup(median(duration[:, shared], axis=0), settings)
+    first = steps.warmup(median(duration[:, shared], axis=0))
     kept = shared[first:]
     kept = kept[steps.not_profiled(table, numbers[kept], settings.min_steps)]
     numbers, duration = numbers[kept], duration[:, kept]

@@ -34,6 +34,11 @@ if TYPE_CHECKING:
     from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints
 
+#: Longer steps at the start are warm-up: allocation, autotuning, file caches (times the median step).
+_WARMUP_RATIO = 1.5
+#: Longest warm-up; slow steps that last longer are how the job runs (of the run).
+_MAX_WARMUP = 0.25
+
 #: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations.
 _ALIKE = 0.95
 #: Most collectives of one step: longer patterns repeat too rarely in a window to be found.
@@ -249,13 +254,13 @@ def are_parts(lengths: Floats) -> bool:
     return len(long) >= _LONG_ONES and float(long.sum()) >= _LONG_SHARE * float(known.sum())
 
 
-def warmup(durations: Floats, settings: Settings) -> int:
+def warmup(durations: Floats) -> int:
     """How many leading steps to leave out: the first, which follows no other, and on until three in a row are usual."""
     if len(durations) < 5:
         return 0
     typical = median(durations)
-    most = max(1, int(len(durations) * settings.max_warmup))
-    slow = np.nan_to_num(durations[: most + 3], nan=np.inf) > settings.warmup_ratio * typical
+    most = max(1, int(len(durations) * _MAX_WARMUP))
+    slow = np.nan_to_num(durations[: most + 3], nan=np.inf) > _WARMUP_RATIO * typical
     calm = [first for first in range(1, most + 1) if not slow[first : first + 3].any()]
     return calm[0] if calm else most
 

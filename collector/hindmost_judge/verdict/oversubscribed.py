@@ -41,6 +41,12 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
 
+#: Extra CPU time against the cohort where ranks share CPUs; caches and clock rates alone make about 10 % (of the
+#: peers').
+_MIN_DEMAND = 0.15
+#: The same for a transient slowdown: sharing a core can double a step's CPU time (of the peers').
+_MIN_DEMAND_FOR_A_WHILE = 1.0
+
 #: Bindings that the evidence lists.
 _LISTED = 3
 #: Affinity and queues are facts; that nothing else made the ranks queue is not.
@@ -182,7 +188,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
 
     def least(habit: Habit) -> float:
         throughout = habit.stop - habit.first >= _THROUGHOUT * steps
-        return usual * (settings.min_demand if throughout else settings.min_demand_for_a_while)
+        return usual * (_MIN_DEMAND if throughout else _MIN_DEMAND_FOR_A_WHILE)
 
     habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
     found, notes = of_habits(habits, needs, settings)

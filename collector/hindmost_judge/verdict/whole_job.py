@@ -25,6 +25,21 @@ if TYPE_CHECKING:
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 
+#: Exposed transfers take this share of the typical step: the job is limited by communication (of the step).
+_BOUND_TRANSFER = 0.5
+#: The same for transfers that overlap with backward, which is two thirds of computing and hides as much (of the
+#: step).
+_BOUND_TRANSFER_BESIDE = 0.7
+#: Share of time in which the average SM has work; below it, NVIDIA's DCGM guide calls GPU use ineffective (of the
+#: time).
+_BOUND_SM = 0.8
+#: Of the GPU's memory; a plain copy reaches 0.89 on an H200, and a step is never one kernel only (of the peak
+#: bandwidth).
+_BOUND_DRAM = 0.6
+#: The busiest of tensor cores, FP64, FP32 and FP16; below it, kernels are too small to compute much (of a pipe's
+#: peak).
+_BOUND_MATH = 0.1
+
 
 def balanced(
     blocks: Blocks, wasted: float, settings: Settings, needs: Blocks | None = None, *, queued: bool = False
@@ -255,43 +270,43 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
     if "oversubscribed" in kinds:
         return Bound("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found = _of_queue(blocks, settings) or _of_transfers(blocks, settings, queued) or _of_copies(blocks, settings)
-    return found or _of_gpus(blocks, settings) or _of_computing(blocks)
+    found = _of_queue(blocks) or _of_transfers(blocks, queued) or _of_copies(blocks)
+    return found or _of_gpus(blocks) or _of_computing(blocks)
 
 
-def _of_queue(blocks: Blocks, settings: Settings) -> Bound | None:
+def _of_queue(blocks: Blocks) -> Bound | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
     if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
         return None
     waits = float(np.min(rates))
-    if waits >= settings.bound_transfer:
+    if waits >= _BOUND_TRANSFER:
         return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} of the time")
     if used is None or not waits >= cpu_wait.QUEUED:
         return None
     wanted = float(np.min(rates / (rates + used)))  # ranks that wait for each other want none meanwhile
-    if not wanted >= settings.bound_transfer:
+    if not wanted >= _BOUND_TRANSFER:
         return None
     return Bound("cpu", f"every rank waits for a CPU for at least {percent(wanted)} of the time in which it wants one")
 
 
-def _of_transfers(blocks: Blocks, settings: Settings, queued: float) -> Bound | None:
+def _of_transfers(blocks: Blocks, queued: float) -> Bound | None:
     """Transfers that computing waits for; with overlap, those that outlast what could hide them.
 
     Without the share of the step for which ranks ``queued`` for a CPU in them.
     """
     share = float(median(median(blocks.transfer, axis=1))) / blocks.step_ns - queued
-    least = settings.bound_transfer_beside if blocks.overlapped else settings.bound_transfer
+    least = _BOUND_TRANSFER_BESIDE if blocks.overlapped else _BOUND_TRANSFER
     if not share >= least:  # NaN too
         return None
     beside = ", longer than the backward that hides them" if blocks.overlapped else ""
     return Bound("communication", f"transfers are {percent(share)} of the typical step{beside}")
 
 
-def _of_copies(blocks: Blocks, settings: Settings) -> Bound | None:
+def _of_copies(blocks: Blocks) -> Bound | None:
     """Hosts that wait in copies to their GPU: what they copy from is not pinned, or there is much of it."""
     share = _part(blocks, "device_copy")
-    if not share >= settings.bound_transfer:
+    if not share >= _BOUND_TRANSFER:
         return None
     return Bound("copies", f"hosts wait in copies to their GPU for {percent(share)} of the typical step")
 
@@ -328,26 +343,26 @@ def _part(blocks: Blocks, name: str) -> float:
     return float("nan") if block is None else float(median(median(block, axis=1))) / blocks.step_ns
 
 
-def _of_gpus(blocks: Blocks, settings: Settings) -> Bound | None:
+def _of_gpus(blocks: Blocks) -> Bound | None:
     busy, memory = _typical(blocks, "sm_activity"), _typical(blocks, "dram_activity")
     if np.isnan(busy) or np.isnan(memory):
-        return _of_power(blocks, settings)
+        return _of_power(blocks)
     levels = {text: _typical(blocks, name) for name, text in _MATH.items()}
     math = {text: level for text, level in levels.items() if not np.isnan(level)}
     most = max(math, key=lambda name: math[name], default=None)
     used = f"SMs active {percent(busy)} of the time, memory at {percent(memory)} of peak bandwidth"
     used += f", {most} at {percent(math[most])}" if most is not None and math[most] > 0 else ""
     computing = math[most] if most is not None else 0.0
-    if memory >= settings.bound_dram and memory >= computing:
+    if memory >= _BOUND_DRAM and memory >= computing:
         return Bound("gpu_memory", used)
-    if busy < settings.bound_sm:
+    if busy < _BOUND_SM:
         return _of_launches(blocks, used) or Bound("unknown", f"{used}: GPUs wait for something else")
-    if computing < settings.bound_math:
+    if computing < _BOUND_MATH:
         return Bound("unknown", f"{used}: neither memory nor arithmetic is near its limit")
     return Bound("gpu_compute", used)
 
 
-def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
+def _of_power(blocks: Blocks) -> Bound | None:
     """Without the monitor: GPUs at their power limit compute, unless their memory is touched too often to tell."""
     touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
     if np.isnan(touched) or np.isnan(reasons):
@@ -356,7 +371,7 @@ def _of_power(blocks: Blocks, settings: Settings) -> Bound | None:
     if busy < _MOST and (launches := _of_launches(blocks, f"GPUs are busy {percent(busy)} of the time")):
         return launches
     used = f"accessed {percent(touched)} of the time"
-    if touched >= settings.bound_dram or not int(reasons) & POWER_CAP:
+    if touched >= _BOUND_DRAM or not int(reasons) & POWER_CAP:
         return Bound("unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)")
     return Bound("gpu_compute", f"GPUs are at their power limit; memory bandwidth is not the limit (memory is {used})")
 

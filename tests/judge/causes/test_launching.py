@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_judge.causes import launch_bound
-from hindmost_judge.settings import DEFAULT
 
 RANKS, STEPS = 4, 64
 MS = 1e6
@@ -42,7 +41,7 @@ def test_a_gpu_is_fed_from_hand_to_mouth_where_it_takes_as_long_as_its_host(
     waited: float, forward: float, gpu: float, fed: bool
 ) -> None:
     """Not where forward takes the GPU longer, and not where what it runs was launched long before."""
-    found = launch_bound.launch_bound_steps(_blocks(_same(waited), _same(20.0), forward, gpu), DEFAULT)
+    found = launch_bound.launch_bound_steps(_blocks(_same(waited), _same(20.0), forward, gpu))
     assert found is not None
     assert found.all() == fed
     assert found.any() == fed
@@ -54,14 +53,12 @@ def test_one_rank_alone_gets_the_same_report_as_among_all() -> None:
     waited[2, ::2] = 30.0
     blocks = _blocks(waited, _same(20.0), 5.0, 5.0)
     blocks.joined.enqueue[3] = np.nan
-    every = launch_bound.launch_bound_steps(blocks, DEFAULT)
+    every = launch_bound.launch_bound_steps(blocks)
     assert every is not None
     for row in range(RANKS - 1):
-        np.testing.assert_array_equal(
-            launch_bound.launch_bound_steps(blocks, DEFAULT, slice(row, row + 1)), every[row][None]
-        )
+        np.testing.assert_array_equal(launch_bound.launch_bound_steps(blocks, slice(row, row + 1)), every[row][None])
     assert not every[3].any()
-    assert launch_bound.launch_bound_steps(blocks, DEFAULT, slice(3, 4)) is None
+    assert launch_bound.launch_bound_steps(blocks, slice(3, 4)) is None
 
 
 #: Of a job's own marks: what a healthy GPU takes for forward and the optimizer before it, and from forward on to the
@@ -121,7 +118,7 @@ def test_a_gpu_that_follows_its_host_shows_in_the_host_s_marks() -> None:
     """Without times of launches: rank 1 launches forward in 14 ms on an idle GPU, of the others work is queued."""
     behind, host = _late_from_20_to_40(-2.0, 30.0), _late_from_20_to_40(14.0, 8.0)
     blocks = _marked(behind, host, _same(0.0))
-    found = launch_bound.launch_bound_steps(blocks, DEFAULT)
+    found = launch_bound.launch_bound_steps(blocks)
     assert found is not None
     assert np.argwhere(found).tolist() == [[1, 32]]  # the step of these that was timed
     late = np.arange(20, 40)
@@ -132,7 +129,7 @@ def test_a_gpu_that_follows_its_host_shows_in_the_host_s_marks() -> None:
 def test_a_gpu_that_computes_longer_with_work_queued_does_not_follow_its_host() -> None:
     """A full queue makes its host wait, too, so that launching takes as long as computing."""
     blocks = _marked(_same(30.0), _late_from_20_to_40(16.0, 8.0), _late_from_20_to_40(8.0))
-    found = launch_bound.launch_bound_steps(blocks, DEFAULT)
+    found = launch_bound.launch_bound_steps(blocks)
     assert found is not None
     assert not found.any()
     assert launch_bound.idled(blocks, 1, np.arange(20, 40)) == 0
