@@ -15,7 +15,8 @@ from hindmost_collector.ingest.inbox import Parking
 from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
-from hindmost_collector.live.notification import Lines, Outlet, destination
+from hindmost_collector.live.kubernetes import NOTHING, Kubernetes
+from hindmost_collector.live.notification import Destination, Lines, Outlet, destination
 from hindmost_collector.runtime import Lag, ShieldedTasks
 from hindmost_collector.serve.credentials import Gate
 from hindmost_collector.serve.node_metrics import NodeMetrics
@@ -70,8 +71,10 @@ class Components:
         self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
         self.lag = Lag(self.cores_are_full)
         self.shielded = ShieldedTasks()
-        targets = [destination(options.on_verdict)] if options.on_verdict else []
-        self.outlets = [Outlet(one) for one in (*targets, *([Lines()] if options.print_verdicts else []))]
+        targets: list[Destination] = [destination(options.on_verdict)] if options.on_verdict else []
+        targets += [Kubernetes(options.kubernetes)] if options.kubernetes != NOTHING else []
+        targets += [Lines()] if options.print_verdicts else []
+        self.outlets = [Outlet(one) for one in targets]
         self.remote: RemoteWrite | None = None
         self.upkeep_seconds: float = 0.0
         self.withheld_series = 0

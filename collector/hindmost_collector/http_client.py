@@ -64,7 +64,8 @@ def _no_receiver(url: str, what: str, example: str) -> UsageError:
 class Receiver:
     """One receiver, over one connection that is kept open. Raises UsageError, naming ``what``, for no URL.
 
-    An answer takes at most ``timeout_s`` after the request was sent, however slowly it comes.
+    An answer takes at most ``timeout_s`` after the request was sent, however slowly it comes. ``authority`` is a file,
+    read for each connection, of the one that signed the receiver's certificate; without it those of the system count.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Receiver:
         timeout_s: float = TIMEOUT_S,
         headers: Mapping[str, str] = HEADERS,
         example: str = "http://HOST:PORT/PATH, such as http://prom:9090/api/v1/write",
+        authority: str = "",
     ) -> None:
         parts, port = _split(url, what, example)
         if parts.scheme not in {"http", "https"} or not parts.hostname or port == 0:
@@ -84,14 +86,21 @@ class Receiver:
         if parts.username:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = "Basic " + base64.b64encode(secret).decode()
-        self._timeout_s = timeout_s
+        self._timeout_s, self._authority = timeout_s, authority
         self._connection: http.client.HTTPConnection | None = None
 
     def post(self, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
+        """Send to the path of the URL, with more ``headers``; never raises."""
+        return self.request("POST", self._path, body, headers)
+
+    def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
         """Send one request, with more ``headers``; never raises."""
-        connection = self._connection or self._connect()
         try:
-            connection.request("POST", self._path, body, {**self._headers, **(headers or {})})
+            connection = self._connection or self._connect()
+        except OSError as error:  # the file of the authority
+            return Answer(0, str(error))
+        try:
+            connection.request(method, path, body, {**self._headers, **(headers or {})})
             bound = threading.Timer(self._timeout_s, _hang_up, (connection.sock,))
             bound.start()
             try:
@@ -109,7 +118,7 @@ class Receiver:
 
     def _connect(self) -> http.client.HTTPConnection:
         if self._secure:
-            context = ssl.create_default_context()
+            context = ssl.create_default_context(cafile=self._authority or None)
             return http.client.HTTPSConnection(self._host, self._port, timeout=self._timeout_s, context=context)
         return http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
 

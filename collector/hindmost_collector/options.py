@@ -65,6 +65,9 @@ class Options:
     remote_write: str = _setting("", "also send metrics to this Prometheus remote-write URL", "URL")
     relay_to: str = _setting("", "be a relay: forward all agents to this collector", "HOST:PORT")
     on_verdict: str = _setting("", "run this, or post JSON there, when a verdict opens, changes or closes", "CMD|URL")
+    kubernetes: str = _setting(
+        "none", "write verdicts as Events of pods, or also as annotations", choices=("none", "events", "annotations")
+    )
     print_verdicts: bool = _setting(default=False, meaning="print these events on stdout too, a JSON line each")
     metrics_level: str = _setting("core", "finest series on /metrics; each level has those before it", choices=LEVELS)
     metrics_series: int = _setting(
@@ -319,6 +322,8 @@ def _check_relay(options: Options, named: Named) -> None:
     for name in ("out", "store", "job_id", "exit_when_stdin_closes", "remote_write", "on_verdict", "print_verdicts"):
         if getattr(options, name):
             raise UsageError(f"{named(name)} is for the collector: a relay (--relay-to) stores and judges nothing")
+    if options.kubernetes != "none":
+        raise UsageError(f"{named('kubernetes')} is for the collector: a relay (--relay-to) judges nothing")
 
 
 JUDGE_PREFIX = "HINDMOST_JUDGE_"

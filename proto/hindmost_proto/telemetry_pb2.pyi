@@ -135,7 +135,7 @@ class Series(_message.Message):
     def __init__(self, name: _Optional[str] = ..., kind: _Optional[_Union[Series.Kind, str]] = ..., help: _Optional[str] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Rank(_message.Message):
-    __slots__ = ("ref", "job_id", "rank", "world_size", "local_rank", "node", "pid", "process_start_ticks", "gpu_uuid", "framework", "command", "user")
+    __slots__ = ("ref", "job_id", "rank", "world_size", "local_rank", "node", "pid", "process_start_ticks", "gpu_uuid", "framework", "command", "user", "pod")
     REF_FIELD_NUMBER: _ClassVar[int]
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
@@ -148,6 +148,7 @@ class Rank(_message.Message):
     FRAMEWORK_FIELD_NUMBER: _ClassVar[int]
     COMMAND_FIELD_NUMBER: _ClassVar[int]
     USER_FIELD_NUMBER: _ClassVar[int]
+    POD_FIELD_NUMBER: _ClassVar[int]
     ref: int
     job_id: str
     rank: int
@@ -160,7 +161,22 @@ class Rank(_message.Message):
     framework: str
     command: str
     user: str
-    def __init__(self, ref: _Optional[int] = ..., job_id: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., process_start_ticks: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., framework: _Optional[str] = ..., command: _Optional[str] = ..., user: _Optional[str] = ...) -> None: ...
+    pod: Pod
+    def __init__(self, ref: _Optional[int] = ..., job_id: _Optional[str] = ..., rank: _Optional[int] = ..., world_size: _Optional[int] = ..., local_rank: _Optional[int] = ..., node: _Optional[str] = ..., pid: _Optional[int] = ..., process_start_ticks: _Optional[int] = ..., gpu_uuid: _Optional[str] = ..., framework: _Optional[str] = ..., command: _Optional[str] = ..., user: _Optional[str] = ..., pod: _Optional[_Union[Pod, _Mapping]] = ...) -> None: ...
+
+class Pod(_message.Message):
+    __slots__ = ("namespace", "name", "uid", "workload", "queue")
+    NAMESPACE_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    UID_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    QUEUE_FIELD_NUMBER: _ClassVar[int]
+    namespace: str
+    name: str
+    uid: str
+    workload: str
+    queue: str
+    def __init__(self, namespace: _Optional[str] = ..., name: _Optional[str] = ..., uid: _Optional[str] = ..., workload: _Optional[str] = ..., queue: _Optional[str] = ...) -> None: ...
 
 class Communicator(_message.Message):
     __slots__ = ("ref", "rank", "id", "size", "rank_in", "name")

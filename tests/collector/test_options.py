@@ -140,6 +140,7 @@ SET = {
     "retention_gib": ("100.0", "100.0"),
     "remote_write": ("http://p:9090/api/v1/write", '"http://p:9090/api/v1/write"'),
     "relay_to": ("c:9460", '"c:9460"'),
+    "kubernetes": ("events", '"events"'),
     "on_verdict": ("http://hooks/1", '"http://hooks/1"'),
     "print_verdicts": ("true", "true"),
     "metrics_level": ("rank", '"rank"'),

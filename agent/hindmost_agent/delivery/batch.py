@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.jobs.calls import Calls, varint
+from hindmost_agent.jobs.pods import pod_of
 from hindmost_agent.jobs.ranks import user_of
 
 if TYPE_CHECKING:
@@ -110,6 +111,7 @@ class Builder:
             framework=process.framework,
             command=process.command,
             user=user_of(self._proc, process.pid),
+            pod=pod_of(self._proc, process.pid),
         )
         return _definition(wire.Definitions(ranks=[rank]))
 

@@ -254,7 +254,9 @@ def variables(
             found["HINDMOST_NCCL_NEXT"] = theirs
     if "ring" in native:
         found["HINDMOST_RING_MODULE"] = str(native["ring"])
-    carried = ("HINDMOST_RING_CAPACITY", "HINDMOST_PROBE", "HINDMOST_NCCL_NEXT")
+    # Of the pod of each rank only what all pods of the job have in common.
+    shared = ("HINDMOST_POD_NAMESPACE", "HINDMOST_WORKLOAD", "HINDMOST_QUEUE")
+    carried = ("HINDMOST_RING_CAPACITY", "HINDMOST_PROBE", "HINDMOST_NCCL_NEXT", *shared)
     return {name: environ[name] for name in carried if name in environ} | found
 
 

@@ -132,6 +132,16 @@ class RankRef:
     user: str = ""
 
 
+class Pod(NamedTuple):
+    """The pod of a rank, and what made it: ``workload`` is KIND/NAME. Empty where its environment does not say."""
+
+    namespace: str
+    name: str = ""
+    uid: str = ""
+    workload: str = ""
+    queue: str = ""
+
+
 class Group(NamedTuple):
     """The ranks of one block: who they are, their numbers as bytes of int32, and their job; None where several."""
 
@@ -216,6 +226,8 @@ class Definitions:
     def __init__(self) -> None:
         self.ranks: dict[int, RankRef] = {}
         self.schemas: dict[int, Schema] = {}
+        #: By job and rank, where the rank runs in a pod.
+        self.pods: dict[str, dict[int, Pod]] = {}
         self._communicators: dict[int, str] = {}
         self._groups: dict[bytes, Group] = {}
         self._used: dict[int, int] = {}
@@ -263,12 +275,14 @@ class Definitions:
     def forget(self) -> None:
         """Forget who is who, so that all of it is asked for, and recorded, again; schemas are only layouts and stay."""
         self.ranks.clear()
+        self.pods.clear()
         self._groups.clear()
         self._communicators.clear()
 
     def forget_job(self, job: str) -> None:
         """Forget the ranks and communicators of a job that is over; should it go on, they are asked for."""
         self.ranks = {ref: rank for ref, rank in self.ranks.items() if rank.job != job}
+        self.pods.pop(job, None)
         self._groups.clear()
         self._communicators = {ref: owner for ref, owner in self._communicators.items() if owner != job}
 
@@ -336,6 +350,9 @@ class Definitions:
         )
         self.ranks[sent.ref] = rank
         self.revision += 1
+        if sent.pod.namespace:
+            words = sent.pod.namespace, sent.pod.name, sent.pod.uid, sent.pod.workload, sent.pod.queue
+            self.pods.setdefault(rank.job, {})[rank.rank] = Pod(*(word[:NAME_LIMIT] for word in words))
         started = sent.process_start_ticks * TICK_NS
         start_ns = bounded(started + clock.offset(bounded(started))) if started else -1
         rows(rank.job).ranks.append(

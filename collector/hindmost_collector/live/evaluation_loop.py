@@ -152,7 +152,7 @@ class Watch:
 
     def _notify(self, job: str, events: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> None:
         for event in events if self._components.outlets else ():
-            one = Notification.of(job, event, report)
+            one = Notification.of(job, event, report, self._components.definitions.pods.get(job))
             for outlet in self._components.outlets:
                 outlet.put(one)
 

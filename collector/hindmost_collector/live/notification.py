@@ -33,6 +33,8 @@ from hindmost_collector.report.verdict_lines import RenderedVerdict, of_verdict
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from hindmost_collector.ingest.definitions import Pod
+
 log = logging.getLogger(__name__)
 
 #: Notifications that wait for one receiver; beyond, the oldest goes.
@@ -57,15 +59,19 @@ class Notification:
     verdict: Mapping[str, Any]
     text: str
     ended: bool = False
+    pods: tuple[Pod, ...] = ()
 
     @classmethod
-    def of(cls, job: str, event: Mapping[str, Any], report: Mapping[str, Any]) -> Notification:
-        """An event of a job's ``VerdictLog``, in words; ``report`` knows the nodes of the ranks."""
+    def of(
+        cls, job: str, event: Mapping[str, Any], report: Mapping[str, Any], pods: Mapping[int, Pod] | None = None
+    ) -> Notification:
+        """An event of a job's ``VerdictLog``, in words; ``report`` knows the ranks' nodes, ``pods`` their pods."""
         verdict, ended = event["verdict"], bool(event.get("ended"))
         words = of_verdict(verdict, report["ranks"])
         before = "job over: " if ended else _BEFORE[event["event"]]
         text = one_line(f"{before}{words.sentence}{'' if event['event'] == 'closed' else _detail(words, event)}")
-        return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended)
+        named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
+        return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named)
 
     @property
     def payload(self) -> bytes:

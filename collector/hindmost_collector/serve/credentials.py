@@ -64,7 +64,11 @@ class Gate:
         )
 
     def channel(self, target: str, *, options: list[tuple[str, int]]) -> grpc.aio.Channel:
-        """A relay's connection to its collector. Raises ``UsageError``."""
+        """A relay's connection to its collector. Raises ``UsageError``.
+
+        With a certificate of its own and no ``--tls-ca``, it trusts the authorities of the system, or of
+        ``GRPC_DEFAULT_SSL_ROOTS_FILE_PATH``: ``--tls-ca`` would ask its agents for certificates.
+        """
         own = self._options
         return open_channel(target, Client(own.tls_cert, own.tls_key, own.tls_ca), options)
 
@@ -178,8 +182,8 @@ def _configuration(cert: str, key: str, ca: str) -> Any:
 
 
 def open_channel(target: str, client: Client, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
-    """A connection to a collector, with TLS where the client has an authority. Raises ``UsageError``."""
-    if not client.ca:
+    """A connection to a collector, with TLS where the client has an authority or a certificate. Raises ``UsageError``."""
+    if not (client.ca or client.cert):
         return grpc.aio.insecure_channel(target, options=options)
     named = (client.ca, "--tls-ca"), (client.key, "--tls-key"), (client.cert, "--tls-cert")
     ca, key, cert = (_pem(path, what) if path else None for path, what in named)

@@ -47,7 +47,7 @@ class Endpoints:
             level = fitting(wanted, counts, parts.options.metrics_series)
             parts.withheld_series = sum(counts[level + 1 : wanted + 1])
             over = {job.id for job in jobs if contact.state(job) not in {RUNNING, HUNG}}
-            told = [self._jobs.text(jobs, contact, level), of_agents(parts)]
+            told = [self._jobs.text(jobs, contact, level, parts.definitions.pods), of_agents(parts)]
             if level > JOB:
                 told.append(parts.nodes.text(level, contact.lost, over))
             return self._labelled("".join(told)).encode() + generate_latest(self._registry)
@@ -55,7 +55,8 @@ class Endpoints:
     def jobs_text(self) -> str:
         """The part of the page that is about jobs, ranks, verdicts and agents."""
         with self._one_at_a_time:
-            return self._labelled(self._remote_jobs.text(*self._jobs_now()) + of_agents(self._parts))
+            text = self._remote_jobs.text(*self._jobs_now(), pods=self._parts.definitions.pods)
+            return self._labelled(text + of_agents(self._parts))
 
     def _jobs_now(self) -> tuple[list[LiveJob], Contact]:
         parts = self._parts

@@ -16,12 +16,21 @@ if TYPE_CHECKING:
 
     from hindmost_judge.model import Table
 
+    from hindmost_collector.ingest.definitions import Pod
     from hindmost_collector.live.job_state import Contact
     from hindmost_collector.live.jobs import LiveJob
+
+    #: By job and rank.
+    Pods = Mapping[str, Mapping[int, Pod]]
 
 Array = np.ndarray[Any, Any]
 
 JOB_INFO = gauge("hindmost_job_info", "1 for each job that the collector knows.", "job_id", "command", "world_size")
+JOB_WORKLOAD = gauge(
+    "hindmost_job_workload_info",
+    "1 for each job whose pods say what made them: `kind` is JobSet, TrainJob, MPIJob, RayJob …, `queue` is Kueue's.",
+    *("job_id", "namespace", "kind", "workload", "queue"),
+)
 JOB_STATE = gauge(
     "hindmost_job_state",
     "1 for the state of the job, 0 for the others: `running`; `hung`; `ended`: all ranks are gone; `lost`: no agent of "
@@ -117,6 +126,9 @@ PHASE_SECONDS = counter(
 )
 
 
+_NONE: Pods = {}
+
+
 class JobPage:
     """Text of the jobs' families; rank prefixes are cached by job, and when a verdict's first step was."""
 
@@ -125,8 +137,8 @@ class JobPage:
         self._onsets: dict[tuple[str, int], float] = {}
         self._ended: set[str] = set()
 
-    def text(self, jobs: Iterable[LiveJob], contact: Contact, level: int = RANK) -> str:
-        """All families over all jobs.
+    def text(self, jobs: Iterable[LiveJob], contact: Contact, level: int = RANK, pods: Pods = _NONE) -> str:
+        """All families over all jobs; ``pods`` by job and rank.
 
         A job that has ended is shown in full once more, so that no count is lost, and then by its state alone, as one
         that is lost is at once.
@@ -135,7 +147,13 @@ class JobPage:
         shown = [job for job, state in states if state != LOST and not (state == ENDED and job.id in self._ended)]
         self._ended = {job.id for job, state in states if state == ENDED}
         return "".join(
-            (*_states(states), *self._info(shown, contact), *self._ranks(shown, level), *self.of_verdicts(shown))
+            (
+                *_states(states),
+                _workloads(shown, pods),
+                *self._info(shown, contact),
+                *self._ranks(shown, level),
+                *self.of_verdicts(shown),
+            )
         )
 
     def count(self, jobs: Iterable[LiveJob]) -> int:
@@ -210,6 +228,18 @@ class JobPage:
 def _states(states: list[tuple[LiveJob, str]]) -> Iterator[str]:
     yield family(JOB_INFO, (((job.id, job.command or "", job.world_size or ""), 1) for job, _ in states))
     yield family(JOB_STATE, (((job.id, one), float(one == state)) for job, state in states for one in STATES))
+
+
+def _workloads(jobs: list[LiveJob], pods: Pods) -> str:
+    """What the lowest rank says made its pod."""
+    lowest = [(job.id, of_job[min(of_job)]) for job in jobs if (of_job := dict(pods.get(job.id, {})))]
+    named = [(job, pod.namespace, *_kind_and_name(pod.workload), pod.queue) for job, pod in lowest]
+    return family(JOB_WORKLOAD, ((labels, 1) for labels in named))
+
+
+def _kind_and_name(workload: str) -> tuple[str, str]:
+    kind, slash, name = workload.partition("/")
+    return (kind, name) if slash else ("", workload)
 
 
 def _devices(ranks: Table) -> int:
@@ -327,6 +357,7 @@ def _shown(value: object) -> object:
 
 OF_JOBS = (
     JOB_INFO,
+    JOB_WORKLOAD,
     JOB_STATE,
     *JOB_VALUES,
     *STEP_SECONDS.values(),

@@ -12,7 +12,7 @@ from hindmost_collector.components import Components
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
 from hindmost_collector.ingest.decode import Decoder
-from hindmost_collector.ingest.definitions import Definitions, Schema, Series
+from hindmost_collector.ingest.definitions import Definitions, Pod, Schema, Series
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.live.job_state import Contact
@@ -210,6 +210,14 @@ def test_a_lost_job_has_no_values_and_an_ended_one_has_them_once_more(job):
     }
     job.over = True
     assert ["hindmost_rank_steps_total" in shown.text([job], there) for _ in range(3)] == [True, False, False]
+
+
+def test_a_job_says_which_object_of_kubernetes_made_it(job):
+    """What the lowest rank says counts for the job; a job outside of Kubernetes has no such series."""
+    pods = {"j": {1: Pod("b", workload="Job/b"), 0: Pod("team-a", workload="MPIJob/train", queue="gold")}}
+    text = job_metrics.JobPage().text([job], Contact([], 0), JOB, pods)
+    assert values(text, "hindmost_job_workload_info") == {("team-a", "MPIJob", "train", "gold"): 1}
+    assert "hindmost_job_workload_info{" not in job_metrics.JobPage().text([job], Contact([], 0), JOB)
 
 
 def test_a_job_counts_steps_and_work(job):

@@ -1,0 +1,167 @@
+"""Verdicts as Events and annotations: what is written for which pod, however the API server answers.
+
+tests/kubernetes does the same with a real API server.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+from datetime import timedelta
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.errors import UsageError
+from hindmost_cli.pki import initialise, issue
+from hindmost_collector.ingest.definitions import Pod
+from hindmost_collector.live.kubernetes import ANNOTATION, PODS, Kubernetes, event_of
+from hindmost_collector.live.notification import Notification
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SLOW = Pod("team-a", "train-2", "u-2", "MPIJob/train")
+TOKEN = "a token of this pod"  # noqa: S105
+
+
+def notification(event: str = "opened", which: str = "1", *pods: Pod, kind: str = "straggler") -> Notification:
+    verdict = {"kind": kind, "ranks": [2], "victims": [], "cause": "compute", "confidence": 0.99, "evidence": []}
+    known = {**verdict, "since_step": 40, "cost_ms_per_step": 3.9, "cost_ratio": 0.4}
+    about = {"event": event, "id": which, "time_ns": 1_700_000_000 * 10**9, "verdict": known}
+    report = {"ranks": [{"rank": 2, "node": "n0"}]}
+    one = Notification.of("train", about, report, {2: SLOW})
+    return one if not pods else Notification(**{**vars(one), "pods": pods})
+
+
+class Server:
+    """An API server that keeps Events by path, and says which requests came; ``answers`` come first."""
+
+    def __init__(self, folder: Path) -> None:
+        self.requests: list[tuple[str, str, dict[str, Any]]] = []
+        self.tokens: set[str] = set()
+        self.answers: list[int] = []
+        kept: set[str] = set()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.requests.append((self.command, self.path, body))
+                server.tokens.add(self.headers["Authorization"])
+                name = f"{self.path}/{body['metadata']['name']}" if self.command == "POST" else None
+                status = server.answers.pop(0) if server.answers else 409 if name in kept else 200
+                kept.update({name} if status == 200 and name else ())
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            do_PATCH = do_POST  # noqa: N815
+
+            def log_message(self, *_: object) -> None:
+                """Tests are quiet."""
+
+        initialise(folder / "pki")
+        certificate = issue(folder / "pki", ["127.0.0.1"], timedelta(days=1))
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, certificate.with_name("127.0.0.1.key"))
+        self.http.socket = context.wrap_socket(self.http.socket, server_side=True)
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
+        self.account = folder / "account"
+        self.account.mkdir()
+        (self.account / "token").write_text(f"{TOKEN}\n")
+        (self.account / "ca.crt").write_bytes((folder / "pki/ca.pem").read_bytes())
+
+    def written(self, level: str = "annotations") -> Kubernetes:
+        host, port = self.http.server_address[:2]
+        environ = {"KUBERNETES_SERVICE_HOST": str(host), "KUBERNETES_SERVICE_PORT": str(port)}
+        return Kubernetes(level, environ, self.account, pause=lambda _: None)
+
+    @property
+    def annotations(self) -> list[str | None]:
+        return [
+            body["metadata"]["annotations"][ANNOTATION] for _, path, body in self.requests if path.endswith("/status")
+        ]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path)
+    yield made
+    made.http.shutdown()
+    made.http.server_close()
+
+
+def test_a_verdict_is_an_event_of_the_pod_that_it_names(server: Server) -> None:
+    """With the account's token, in the pod's namespace; a change goes to the same Event."""
+    writer = server.written("events")
+    for event in ("opened", "changed", "closed"):
+        assert writer.send(notification(event)).taken
+    methods = [method for method, _, _ in server.requests]
+    assert methods == ["POST", "POST", "PATCH", "POST", "PATCH"]
+    first, last = server.requests[0], server.requests[-1]
+    assert first[1] == "/api/v1/namespaces/team-a/events"
+    assert last[1] == f"{first[1]}/{first[2]['metadata']['name']}"
+    assert first[2]["involvedObject"] == {
+        "apiVersion": "v1", "kind": "Pod", "name": "train-2", "namespace": "team-a", "uid": "u-2",
+    }  # fmt: skip
+    assert (first[2]["type"], first[2]["reason"]) == ("Warning", "Straggler")
+    assert first[2]["message"].startswith("job train: SLOW rank 2")
+    assert (last[2]["type"], last[2]["reason"]) == ("Normal", "VerdictClosed")
+    assert server.tokens == {f"Bearer {TOKEN}"}
+
+
+def test_the_annotation_is_the_newest_open_verdict_and_goes_with_the_last(server: Server) -> None:
+    """It is of this very pod: another one of that name has another uid."""
+    writer = server.written()
+    for event, which in (("opened", "1"), ("opened", "2"), ("closed", "2"), ("closed", "1")):
+        assert writer.send(notification(event, which)).taken
+    shown = server.annotations
+    assert [text is None for text in shown] == [False, False, False, True]
+    assert {body["metadata"]["uid"] for _, path, body in server.requests if path.endswith("/status")} == {"u-2"}
+
+
+@pytest.mark.parametrize(("status", "temporary"), [(403, False), (503, True), (429, True)])
+def test_a_refusal_says_whether_to_try_again(server: Server, status: int, temporary: bool) -> None:
+    """No right in this namespace is final; a server that is busy is not."""
+    server.answers = [status]
+    answer = server.written("events").send(notification())
+    assert (answer.taken, answer.temporary) == (False, temporary)
+
+
+def test_a_pod_that_has_ended_is_no_failure(server: Server) -> None:
+    """Its Event is written; its annotation has no place any more."""
+    server.answers = [200, 404]
+    assert server.written().send(notification()).taken
+
+
+def test_a_job_that_claims_a_path_is_not_written_for(server: Server) -> None:
+    """Names become parts of a path, and a job can set them to anything."""
+    outside = Pod("../../../apis", "x", "u"), Pod("team-a", "../../secrets/x", "u"), Pod("team-a", "", "", "Job/../x")
+    assert server.written().send(notification("opened", "1", *outside, Pod("team-a"))).taken
+    assert server.requests == []
+
+
+def test_of_a_thousand_pods_a_few_are_told(server: Server) -> None:
+    """One slow switch names many ranks; the API server is not the place to list them."""
+    writer = server.written("events")
+    writer.send(notification("opened", "1", *(Pod("team-a", f"train-{at}", f"u{at}") for at in range(1000))))
+    assert len(server.requests) == PODS
+
+
+def test_without_a_pods_name_it_is_an_event_of_what_made_the_pod() -> None:
+    """mpirun's ranks start by ssh, which does not pass on the variables of their own pod."""
+    made = event_of(notification(), Pod("team-a", "", "", "MPIJob/train"))
+    assert made["involvedObject"] == {"namespace": "team-a", "kind": "MPIJob", "name": "train"}
+
+
+@pytest.mark.parametrize("lacks", ["KUBERNETES_SERVICE_HOST", "token"])
+def test_outside_of_a_pod_it_says_so(tmp_path: Path, lacks: str) -> None:
+    """In one line, when the collector starts."""
+    environ = {} if lacks != "token" else {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+    (tmp_path / "ca.crt").touch()
+    with pytest.raises(UsageError, match=lacks):
+        Kubernetes("events", environ, tmp_path)
