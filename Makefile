@@ -16,7 +16,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 4
 PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-BARE := not torch and not clickhouse and not wheel and not torture
+BARE := not torch and not clickhouse and not kubernetes and not wheel and not torture
 HIDDEN := .cache/hidden
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
@@ -51,6 +51,10 @@ $(VENV)/.clickhouse: $(VENV)/.dev
 	$(PIP) install --group clickhouse
 	@touch $@
 
+$(VENV)/.kubernetes: $(VENV)/.dev
+	$(PIP) install --group kubernetes
+	@touch $@
+
 horovod: $(VENV)/.torch ## Horovod for test-torch; its wheel is built once, into .cache (needs g++ and cmake)
 	tests/torch/build-horovod $(VENV) .cache/horovod
 
@@ -73,6 +77,9 @@ python-newer: $(VENV)/.dev ## a Python 3.14 in .cache for the tests of attach, w
 
 mpich: $(VENV)/.dev ## Debian's MPICH in .cache for the tests of the MPI shim (Fortran's need gfortran)
 	@tests/native/fetch-mpich $(VENV) .cache/mpich || echo 'make: no MPICH: the MPI shim is tested with Open MPI only' >&2
+
+api-server: ## etcd and an API server of Kubernetes in .cache, built once from Debian's source (ten minutes)
+	@tests/kubernetes/build-apiserver .cache/kubernetes || echo 'make: no API server: its tests are skipped' >&2
 
 test: $(VENV)/.dev ## all tests but those of test-all's suites; JOBS=4 of them at a time
 	@$(BIN)/python -m compileall -q -j $(JOBS) agent bench collector proto # else each worker compiles all of it
@@ -97,6 +104,9 @@ test-horovod: horovod horovod-tensorflow ## Horovod with PyTorch and TensorFlow,
 
 test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real engine (chDB)
 	$(PYTEST) tests/clickhouse
+
+test-kubernetes: $(VENV)/.kubernetes api-server ## the Helm chart and kustomize with their own engines, and a real API server
+	$(PYTEST) tests/kubernetes
 
 test-torture: $(VENV)/.dev ## delivery, the store and readers, killed, cut off, filled up and fed garbage
 	$(PYTEST) -m torture tests/cluster tests/collector
@@ -162,5 +172,5 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse test-torture test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
+	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-torture test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
 	picture clean

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import re
 import shutil
@@ -79,6 +78,12 @@ def test_the_collector_may_have_a_connection_to_every_agent() -> None:
     assert int(settings["TimeoutStopSec"]) > 2 * HANGS_S
 
 
+def compose_services() -> dict[str, dict[str, Any]]:
+    """The services of the compose file by name."""
+    found: dict[str, dict[str, Any]] = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
+    return found
+
+
 def test_compose_accepts_the_file() -> None:
     """Docker Compose itself resolves the whole file, build and mounts included."""
     resolved = check("docker-compose", "-f", DEPLOY / "compose" / "compose.yaml", "config", "--format", "json")
@@ -89,8 +94,7 @@ def test_compose_accepts_the_file() -> None:
 
 def test_every_file_that_compose_mounts_exists() -> None:
     """Docker would make an empty directory in place of a file that is missing."""
-    folder = DEPLOY / "compose"
-    services = yaml.safe_load((folder / "compose.yaml").read_text())["services"]
+    folder, services = DEPLOY / "compose", compose_services()
     sources = [volume.split(":")[0] for service in services.values() for volume in service.get("volumes", [])]
     paths = [folder / source for source in sources if source.startswith(".")]
     assert paths
@@ -109,13 +113,20 @@ def test_the_image_is_built_from_all_that_the_wheel_needs() -> None:
     assert {path.split("/")[0] for path in named} | {"pyproject.toml", "README.md", "LICENSE"} == sent
 
 
-def test_only_the_agents_port_leaves_the_machine() -> None:
-    """Pages and metrics are published on loopback; so is the agents' port until another address is set."""
-    services = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]
-    published = [port for service in services.values() for port in service["ports"]]
-    assert [
-        port for port in published if not port.startswith(("127.0.0.1:", "${HINDMOST_ADDRESS:-127.0.0.1}:9460:"))
-    ] == []
+def test_containers_are_confined() -> None:
+    """None is root, gains a right, has a capability or writes outside of its volumes."""
+    for name, service in compose_services().items():
+        assert service["user"].partition(":")[0].isdigit(), name
+        assert not service["user"].startswith("0:"), name
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    """The image is built as its linter would have it."""
+    checked = check("hadolint", "--failure-threshold=style", DEPLOY / "compose" / "Dockerfile")
+    assert (checked.returncode, checked.stdout) == (0, "")
 
 
 def test_prometheus_accepts_the_configuration(tmp_path: Path) -> None:
@@ -139,7 +150,7 @@ def test_alertmanager_accepts_the_routes() -> None:
 
 def test_grafana_finds_what_it_is_provisioned_with() -> None:
     """The home dashboard and the provider's folder are where the compose file mounts the dashboards."""
-    grafana = yaml.safe_load((DEPLOY / "compose" / "compose.yaml").read_text())["services"]["grafana"]
+    grafana = compose_services()["grafana"]
     mounts = dict(volume.split(":")[:2][::-1] for volume in grafana["volumes"])
     provider = yaml.safe_load((DEPLOY / "compose/grafana/provisioning/dashboards/hindmost.yml").read_text())
     folder = provider["providers"][0]["options"]["path"]
@@ -147,21 +158,6 @@ def test_grafana_finds_what_it_is_provisioned_with() -> None:
     assert mounts[folder] == "../../dashboards"
     assert str(home.parent) == folder
     assert (ROOT / "dashboards" / home.name).is_file()
-
-
-@pytest.mark.parametrize("path", sorted((DEPLOY / "kubernetes").glob("*.yaml")), ids=lambda path: path.name)
-def test_kubernetes_accepts_the_objects(path: Path) -> None:
-    """Every object fits the API's schema, with no field that the API does not know."""
-    validator = importlib.import_module("kubernetes_validate")
-    objects: list[dict[str, Any]] = list(yaml.safe_load_all(path.read_text()))
-    assert [validator.validate(each, "1.34", strict=True) for each in objects] == ["1.34"] * len(objects)
-
-
-def test_kubernetes_sets_no_variable_that_a_collector_takes_for_a_setting() -> None:
-    """Links to the Service hindmost-collector would be variables with the prefix of the collector's settings."""
-    objects = yaml.safe_load_all((DEPLOY / "kubernetes" / "collector.yaml").read_text())
-    pods = [each["spec"]["template"]["spec"] for each in objects if each["kind"] == "Deployment"]
-    assert [pod["enableServiceLinks"] for pod in pods] == [False]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)

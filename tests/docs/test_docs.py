@@ -27,7 +27,12 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), *ROOT.glob("*.md")])
-DEPLOYED = sorted(path for path in (ROOT / "deploy").rglob("*") if path.is_file())
+#: Without templates of Helm: tests/kubernetes parses what they render.
+DEPLOYED = sorted(
+    path
+    for path in (ROOT / "deploy").rglob("*")
+    if path.is_file() and path.parent != ROOT / "deploy/helm/hindmost/templates"
+)
 
 #: ``hindmost SUBCOMMAND words``, up to the end of the line or to what ends a command in a shell or in Markdown.
 INVOCATION = re.compile(rf"\bhindmost (?P<name>{'|'.join(COMMANDS)})\b(?P<words>[^\n`|;)\"]*)")
@@ -115,7 +120,7 @@ def test_every_subcommand_that_is_shown_exists() -> None:
 def test_the_shown_commands_are_found_at_all() -> None:
     """The search above sees the places where commands stand: a unit, a container's arguments, a job script, a page."""
     found = {path.name for path in [*PAGES, *DEPLOYED] if any(words.strip() for _, words in invocations(path))}
-    assert {"hindmost-agent.service", "compose.yaml", "agent.yaml", "mpirun.sbatch", "getting-started.md"} <= found
+    assert {"hindmost-agent.service", "compose.yaml", "mpirun.sbatch", "getting-started.md"} <= found
 
 
 def test_every_variable_that_is_named_exists() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-FOLDERS = {"torch": {"torch"}, "clickhouse": {"clickhouse"}}
+FOLDERS = {"torch": {"torch"}, "clickhouse": {"clickhouse"}, "kubernetes": {"kubernetes"}}
 
 
 @pytest.mark.parametrize("mark", FOLDERS)

@@ -182,7 +182,7 @@ def _configuration(cert: str, key: str, ca: str) -> Any:
 
 
 def open_channel(target: str, client: Client, options: Sequence[tuple[str, int]] = ()) -> grpc.aio.Channel:
-    """A connection to a collector, with TLS where the client has an authority or a certificate. Raises ``UsageError``."""
+    """A connection to a collector, with TLS where the client has an authority or a certificate. Raises UsageError."""
     if not (client.ca or client.cert):
         return grpc.aio.insecure_channel(target, options=options)
     named = (client.ca, "--tls-ca"), (client.key, "--tls-key"), (client.cert, "--tls-cert")
