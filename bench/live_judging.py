@@ -39,7 +39,7 @@ from hindmost_collector.simulate import Fault, Scenario, engine
 from hindmost_collector.simulate.stream import Job
 from hindmost_judge.model import Job as ModelJob
 from hindmost_judge.model import Run, rows
-from hindmost_judge.verdict.schema import JobSummary, Report
+from hindmost_judge.verdict.schema import JobSummary, RankRow, Report
 
 PERIOD_S = 1.5
 #: For how long the pace of judging is simulated; its second half counts.
@@ -100,30 +100,31 @@ def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[
         "wall_seconds": round(statistics.median(wall[1:]), 3),
         "look_cpu_seconds": round(cpu_look, 3),
         "look_cpu_seconds_all": [round(one, 3) for one in looked],
-        **paces(cpu, cpu_look),
+        **paces(ranks, cpu, cpu_look),
         "true_ms_per_step": round(truth, 2),
         "verdict": [[one.kind, list(one.ranks), one.cause, one.cost_ms_per_step] for one in report.verdicts],
         "look": [[one.kind, list(one.ranks), one.cost_ms_per_step] for one in look.verdicts],
     }
 
 
-def paces(whole: float, look: float) -> dict[str, dict[int, float]]:
+def paces(ranks: int, whole: float, look: float) -> dict[str, dict[int, float]]:
     """Mean seconds between two evaluations, and between two full evaluations, by the number of cores."""
     any_of, of_whole = {}, {}
     for cores in (2, 16):
-        judged = asyncio.run(paced(cores, whole, look))
+        judged = asyncio.run(paced(ranks, cores, whole, look))
         late = [(at, which) for at, which in judged if at > SIMULATED_S / 2]
         any_of[cores] = round(SIMULATED_S / 2 / len({at for at, _ in late}), 1)
         of_whole[cores] = round(SIMULATED_S / 2 / sum(which == "whole" for _, which in late), 1)
     return {"looked_at_every_s": any_of, "judged_every_s": of_whole}
 
 
-async def paced(cores: int, whole: float, look: float) -> list[tuple[float, str]]:
+async def paced(ranks: int, cores: int, whole: float, look: float) -> list[tuple[float, str]]:
     """When full and incremental evaluations of a job happen, given their CPU time: without news, and as if incremental
     evaluations took the same time for any number of rows."""
     now, used, judged = 0.0, 0.0, []
     judging = Judging(PERIOD_S, share_of(cores), lambda: now, lambda: used)
-    judging.judge = lambda _: Report(JobSummary("j"), ())
+    report = Report(JobSummary("j"), (), ranks=tuple(map(RankRow, range(ranks))))
+    judging.judge = lambda _: report
     job = LiveJob("j", 0)
 
     def costing(which: str, seconds: float) -> Run:
@@ -139,6 +140,7 @@ async def paced(cores: int, whole: float, look: float) -> list[tuple[float, str]
         "clock": SimpleNamespace(now=lambda: int(now * 1e9)),
         "decoder": SimpleNamespace(words=None),
         "recorder": SimpleNamespace(store=None, writing=False),
+        "outlets": (),
     }
 
     async def never(_: LiveJob) -> None:

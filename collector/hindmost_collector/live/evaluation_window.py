@@ -66,7 +66,7 @@ def reported_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: Abs
 
 
 def _reported(table: Table, gone: AbstractSet[int], *, begun: bool) -> tuple[tuple[int, int], ...]:
-    """When the last of the ranks began to tell, and the first ended; with what only some told before, and after."""
+    """When the last of the ranks began to tell, and the first ended; with what only some reported before, and after."""
     rank, start = table["rank"], table["start_ns"]
     first = np.full(int(rank.max()) + 1, np.iinfo(np.int64).max)
     last = np.full(len(first), np.iinfo(np.int64).min)
@@ -98,7 +98,7 @@ def newest_steps(
     """
     kept = {name: list(pieces) for name, pieces in held.items()}
     if kept.get("steps") and kept.get("collectives"):
-        pieces = kept["collectives"]  # what the oldest of these tells of the time before, others told in dropped ones
+        pieces = kept["collectives"]  # the oldest reaches back into time of which others' rows were dropped
         since = pieces[0].first_ns if "collectives" in begun else pieces[0].newest_ns
         if pieces[-1].newest_ns - since < _JUDGED * step_ns:
             kept["collectives"] = []

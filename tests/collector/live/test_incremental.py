@@ -312,7 +312,7 @@ def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_s
 
 
 def test_collectives_of_too_few_steps_are_left_to_the_marks_though_agents_send_in_turn() -> None:
-    """Eight seconds of batches reach back twelve, into steps that other ranks told in rows that were dropped."""
+    """Eight seconds of batches reach back twelve, into steps of which other ranks' rows were dropped."""
     turns = [rows_of(second - 3, second + 1, np.arange(second % 4, 8192, 4), 10**9, 6) for second in range(40, 49)]
     held = {"steps": [table(at, at + 2, 8192, 10**9) for at in range(4, 48, 2)], "collectives": turns}
     assert evaluation_window.newest_steps(held, 1e9, 8192)["collectives"] == []
