@@ -9,7 +9,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import re
 import threading
@@ -27,7 +26,7 @@ from hindmost_collector.store.parquet.run_directory import is_run_directory, rea
 from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
 
     from hindmost_judge.model import Run
 
@@ -54,24 +53,6 @@ def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
         if one.type not in _READING or runs:
             kind = one.query.split(maxsplit=1)[0].upper()
             raise UsageError(f"{kind} is not allowed: queries only read; use SELECT")
-
-
-#: The columns of :meth:`Recording.verdicts`, as in ``hindmost.report/1``.
-_VERDICT = pa.schema(
-    [
-        ("job", pa.string()),
-        ("kind", pa.string()),
-        ("ranks", pa.list_(pa.int64())),
-        ("cause", pa.string()),
-        ("since_step", pa.int64()),
-        ("until_step", pa.int64()),
-        ("cost_ms_per_step", pa.float64()),
-        ("cost_ratio", pa.float64()),
-        ("confidence", pa.float64()),
-        ("evidence", pa.list_(pa.string())),
-        ("advice", pa.list_(pa.string())),
-    ]
-)
 
 
 class Recording(Tables):
@@ -104,17 +85,10 @@ class Recording(Tables):
         chosen = ", ".join(f'"{column}"' for column in named) if columns else "*"
         return self.sql(f'select {chosen} from "{name}"')
 
-    def verdicts(self) -> pa.Table:
-        """A row a verdict of the report at each job's end, the most costly first; none where no report was written."""
-        found = []
+    def _reports(self) -> Iterator[tuple[str, bytes]]:
         for job in self._jobs:
-            with contextlib.suppress(OSError, ValueError):
-                report = json.loads((job / "report.json").read_text(encoding="utf-8"))
-                found += [
-                    {"job": self._name(job), **{name: one.get(name) for name in _VERDICT.names[1:]}}
-                    for one in report["verdicts"]
-                ]
-        return pa.Table.from_pylist(found, schema=_VERDICT)
+            with contextlib.suppress(OSError):
+                yield self._name(job), (job / "report.json").read_bytes()
 
     def _equal(self, column: str, text: str) -> str:
         return f"{column} = {quoted(text)}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import hindmost_collector
@@ -283,3 +284,20 @@ def test_nothing_recorded_is_said(standin, url):
         hindmost_collector.open(url + "?job=k").run()
     with pytest.raises(UsageError, match="nosuch"):
         hindmost_collector.open(url).sql("select nosuch from steps")
+
+
+def test_verdicts_are_those_of_the_reports_at_the_end(store, url):
+    """Of all jobs, or of the one that the URL names; a job without a report, or with a torn one, has none."""
+    for job in ("a", "b", "c"):
+        store.write({(job, "steps"): [steps(1)]}, {})
+        store.write_meta(job, {"job_id": job})
+    slow = {"kind": "straggler", "ranks": [1], "cause": "compute", "cost_ms_per_step": 3.5, "evidence": ["late"]}
+    store.write_file("a", "report.json", json.dumps({"verdicts": [slow]}).encode())
+    store.write_file("b", "report.json", json.dumps({"verdicts": [{"kind": "balanced", "ranks": []}]}).encode())
+    store.write_file("c", "report.json", b"{")
+    found = hindmost_collector.open(url).verdicts().to_pylist()
+    assert [(one["job"], one["kind"], one["ranks"]) for one in found] == [
+        ("a", "straggler", [1]),
+        ("b", "balanced", []),
+    ]
+    assert hindmost_collector.open(f"{url}?job=b").verdicts().to_pandas()["kind"].tolist() == ["balanced"]

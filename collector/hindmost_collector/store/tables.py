@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
@@ -16,6 +18,24 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _FINEST, *_, _COARSEST = LEVELS
+
+
+#: The columns of :meth:`Tables.verdicts`, as in ``hindmost.report/1``.
+_VERDICT = pa.schema(
+    [
+        ("job", pa.string()),
+        ("kind", pa.string()),
+        ("ranks", pa.list_(pa.int64())),
+        ("cause", pa.string()),
+        ("since_step", pa.int64()),
+        ("until_step", pa.int64()),
+        ("cost_ms_per_step", pa.float64()),
+        ("cost_ratio", pa.float64()),
+        ("confidence", pa.float64()),
+        ("evidence", pa.list_(pa.string())),
+        ("advice", pa.list_(pa.string())),
+    ]
+)
 
 
 class Tables(ABC):
@@ -46,6 +66,19 @@ class Tables(ABC):
     def _chosen(self) -> list[str]:
         """SQL conditions for the rows that this recording is about; none: all."""
         return []
+
+    @abstractmethod
+    def _reports(self) -> Iterator[tuple[str, bytes]]:
+        """Each job whose report was written at its end, and that report as JSON."""
+
+    def verdicts(self) -> pa.Table:
+        """A row a verdict of the report at each job's end, the most costly first; none where no report was written."""
+        found = []
+        for job, content in self._reports():
+            with contextlib.suppress(ValueError):
+                verdicts = json.loads(content)["verdicts"]
+                found += [{"job": job, **{name: one.get(name) for name in _VERDICT.names[1:]}} for one in verdicts]
+        return pa.Table.from_pylist(found, schema=_VERDICT)
 
     def steps(self, *columns: str) -> pa.Table:
         """A row a step of a rank: durations and phases in ns, -1 unmeasured."""

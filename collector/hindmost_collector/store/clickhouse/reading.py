@@ -14,6 +14,8 @@ from hindmost_collector.store.parquet.run_directory import run_of
 from hindmost_collector.store.tables import Tables, checked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import pyarrow as pa
     from hindmost_judge.model import Run
 
@@ -135,6 +137,12 @@ class ClickHouseRecording(Tables):
         names = ", ".join(map(ddl.quoted, checked(name, columns)))
         where = " WHERE job = {job:String}" if self._target.job else ""
         return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}{where}", {"job": self._target.job})
+
+    def _reports(self) -> Iterator[tuple[str, bytes]]:
+        for job in self._jobs:
+            content = read_file(self._server, job, "report.json")
+            if content is not None:
+                yield job, content
 
     def _equal(self, column: str, text: str) -> str:
         escaped = text.replace("\\", "\\\\").replace("'", "\\'")
