@@ -31,8 +31,7 @@ from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.live.evaluation_loop import LOOK_S, Watch
-from hindmost_collector.live.evaluation_schedule import Judging, load_judge, share_of
-from hindmost_collector.live.incremental import seen
+from hindmost_collector.live.evaluation_schedule import Judging, load_judge, outcome_of, share_of
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.window import ROWS
 from hindmost_collector.simulate import Fault, Scenario, engine
@@ -81,7 +80,7 @@ def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[
         newest = live.newest(decoder.words)
         assert newest is not None
         used = time.thread_time()
-        seen(judge(newest()))
+        outcome_of(judge(newest()))
         looked.append(time.thread_time() - used)
     if profile:
         profiler = cProfile.Profile()

@@ -15,8 +15,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
+from hindmost.errors import warn_once
 from hindmost.recorder import MARK, Recorder
-from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from types import ModuleType, TracebackType

@@ -1,10 +1,13 @@
-"""The two kinds of failure a user can see, each a line that is fit for a terminal.
+"""The two kinds of failure a user can see, each a line that is fit for a terminal; and the warning of the probe.
 
 ``hindmost_cli.main`` maps them to exit codes. What they quote may be of unknown origin: a file's bytes may hold escape
 sequences, or a line of a megabyte.
 """
 
 from __future__ import annotations
+
+import contextlib
+import sys
 
 #: An error's line: what is wrong stands at its begin, what helps at its end.
 MOST = 600
@@ -59,3 +62,16 @@ class UsageError(HindmostError):
     """The input is wrong: one line that names the input and what would be right. Exit code 2."""
 
     exit_code = 2
+
+
+warned = False
+
+
+def warn_once(what: str) -> None:
+    """Say on stderr, once a process, what hindmost cannot see; never raises."""
+    global warned  # noqa: PLW0603 - one line a process, for its first fault
+    if warned:
+        return
+    warned = True
+    with contextlib.suppress(Exception):  # stderr is closed or full
+        sys.stderr.write(f"hindmost: {what}; the job goes on without it\n")

@@ -26,7 +26,7 @@ from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.exposition import Exposition, listen
 from hindmost_agent.jobs.discovery import Jobs, sweep
-from hindmost_agent.jobs.ras_witness import Witness, address
+from hindmost_agent.jobs.ras import Witness, address
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.kernel_files import text
 from hindmost_agent.runner import Runner

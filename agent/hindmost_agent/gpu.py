@@ -7,7 +7,7 @@ from abc import abstractmethod
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hindmost_agent.jobs.process_tree import owner
+from hindmost_agent.jobs.processes import owner
 from hindmost_agent.sampler import GPU, NAN, Host, Metric, Sampler, Series, counter, gauge, series
 
 if TYPE_CHECKING:

@@ -47,8 +47,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, compare, print. Exit code 0 whatever changed; 1 where a condition to fail holds."""
-    from hindmost_collector.comparison import condition
     from hindmost_collector.report import compare as text
+    from hindmost_collector.report.compare import condition
 
     conditions = [condition(one) for one in args.fail_if]
     thresholds = arguments.thresholds(args.set, args.config)
@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
 def scaled(places: Sequence[Path | str], settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.scaling/1`` of several recordings."""
-    from hindmost_collector.comparison import scaling
     from hindmost_collector.recordings import load
+    from hindmost_collector.report.compare import scaling
     from hindmost_judge.settings import DEFAULT
 
     return scaling([load.load(one) for one in places], settings or DEFAULT)
@@ -77,8 +77,8 @@ def scaled(places: Sequence[Path | str], settings: Settings | None = None) -> di
 
 def compared(a: Path | str, b: Path | str, settings: Settings | None = None) -> dict[str, Any]:
     """``hindmost.compare/1`` of two recordings, by the default thresholds unless others are given."""
-    from hindmost_collector.comparison import compare
     from hindmost_collector.recordings import load
+    from hindmost_collector.report.compare import compare
     from hindmost_judge.settings import DEFAULT
 
     return compare(load.load(a), load.load(b), settings or DEFAULT)

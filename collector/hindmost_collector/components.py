@@ -9,9 +9,8 @@ from hindmost.daemon_process import FullCores
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.clock import JobClock
-from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.decode import Decoder, Parking
 from hindmost_collector.ingest.definitions import Definitions
-from hindmost_collector.ingest.inbox import Parking
 from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob

@@ -33,7 +33,7 @@ sys.path[:0] = [str(ROOT / part) for part in ("agent", "proto", "tests/agent")]
 
 from anonymous import Anonymous  # noqa: E402 - after the repository is on the path
 from hindmost_agent import samplers  # noqa: E402
-from hindmost_agent.jobs.process_tree import descendants, owner  # noqa: E402
+from hindmost_agent.jobs.processes import descendants, owner  # noqa: E402
 from hindmost_agent.jobs.ranks import RankProcess  # noqa: E402
 from hindmost_agent.runner import Runner  # noqa: E402
 from hindmost_agent.sampler import NS, Host  # noqa: E402

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
-from hindmost_collector.comparison import compare, condition, measured, scaling
 from hindmost_collector.report import columns
 from hindmost_collector.report import compare as text
+from hindmost_collector.report.compare import compare, condition, measured, scaling
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.model import COLLECTIVES, empty

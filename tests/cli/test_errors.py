@@ -41,7 +41,7 @@ def test_what_may_not_be_read_ends_in_one_line(
     [
         (["report", "."], "hindmost_judge.judge", "collector"),
         (["query", ".", "select 1"], "duckdb", "collector"),
-        (["compare", ".", "."], "hindmost_collector.comparison", "collector"),
+        (["compare", ".", "."], "hindmost_collector.report.compare", "collector"),
         (["simulate", "out"], "hindmost_collector.simulate", "collector"),
         (["collector", "--help"], "hindmost_collector.options", "collector"),
         (["agent"], "hindmost_agent.daemon", "agent"),

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import pytest
 from hindmost_collector.collector import Collector
+from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.simulate.stream import open_stream
-from hindmost_collector.store.startup import open_store
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

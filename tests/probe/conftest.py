@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost import ring, stepping, warning
+from hindmost import errors, ring, stepping
 from hindmost.native import build
 
 from tests.probe.torch_loop import Loop
@@ -41,7 +41,7 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
 @pytest.fixture
 def loop(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Loop]:
     """A torch loop that is hooked, in Python and in C."""
-    monkeypatch.setattr(warning, "warned", False)
+    monkeypatch.setattr(errors, "warned", False)
     made = Loop(tmp_path, written_in)
     yield made
     stepping.attach(None)

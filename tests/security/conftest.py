@@ -13,8 +13,8 @@ from hindmost.credentials import Client
 from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_cli import pki
 from hindmost_collector.collector import Collector
+from hindmost_collector.main import open_store
 from hindmost_collector.options import resolve
-from hindmost_collector.store.startup import open_store
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
 

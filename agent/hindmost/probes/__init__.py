@@ -13,8 +13,8 @@ import time
 from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
+from hindmost.errors import warn_once
 from hindmost.probes.guard import record_pauses, undo
-from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

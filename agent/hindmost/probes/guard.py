@@ -6,7 +6,7 @@ import functools
 import gc
 from typing import TYPE_CHECKING, Any
 
-from hindmost.warning import warn_once
+from hindmost.errors import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable

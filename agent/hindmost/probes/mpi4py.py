@@ -12,9 +12,9 @@ import contextlib
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from hindmost.errors import warn_once
 from hindmost.probes import on_import
 from hindmost.probes.guard import undo
-from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,11 +10,11 @@ import sys
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from hindmost.errors import warn_once
 from hindmost.probes import torch_copies
 from hindmost.probes.guard import around
 from hindmost.probes.torch_steps import REPEATS, Batches, StepDetector
 from hindmost.recorder import FLUSH_NS, PHASE
-from hindmost.warning import warn_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable

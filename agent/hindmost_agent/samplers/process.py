@@ -9,7 +9,7 @@ from collections import defaultdict
 from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from hindmost_agent.jobs.process_tree import children_of_main, descendants
+from hindmost_agent.jobs.processes import children_of_main, descendants
 from hindmost_agent.kernel_files import File, RankFiles, mount_text, numbers, read_once
 from hindmost_agent.sampler import NAN, Host, Sampler, Series, counter, gauge, register, series
 

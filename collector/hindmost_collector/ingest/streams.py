@@ -23,9 +23,8 @@ from hindmost_collector.ingest.connections import (
     RejectedCalls,
     served,
 )
-from hindmost_collector.ingest.decode import Decoder, references, samples
+from hindmost_collector.ingest.decode import Decoder, Inbox, Parking, references, samples
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, check_own, foreign
-from hindmost_collector.ingest.inbox import Inbox, Parking
 from hindmost_collector.ingest.row_builder import Malformed
 from hindmost_collector.ingest.session import PROTOCOL, AgentSession, Outbox
 from hindmost_collector.store.recorder import Durable

@@ -1,7 +1,8 @@
 """Which running job is judged when: all of its window or its newest steps, for how much of a core.
 
-A fault that has just begun shows in the newest steps first; the full evaluation needs more of it and runs again
-soon. Claims of incremental evaluations that the full evaluation does not confirm trigger it less and less often.
+A fault that has just begun shows in the newest steps first: an incremental evaluation compares the ranks that they name
+with those of the last full evaluation. It reports nothing: it decides whether a full evaluation runs now, and only that
+names ranks. Claims that the full evaluation does not confirm trigger it less and less often.
 """
 
 from __future__ import annotations
@@ -12,28 +13,113 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from statistics import median
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.session import MOST_S
-from hindmost_collector.live import incremental
 from hindmost_collector.live.evaluation_window import LEAST_ROWS, ROWS
-from hindmost_collector.live.incremental import Seen
 from hindmost_collector.page.data import gauges_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from hindmost_judge.model import Counted, Past, Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.verdict.schema import Report
 
-    from hindmost_collector.live.incremental import Key
     from hindmost_collector.page.history import StepHistory
 
     Judge = Callable[[Run], Any]
     Snapshot = Callable[[], Run]
+
+#: Possible claims: the kind and the ranks of a verdict, a changed cost, or the length of steps.
+Claim: TypeAlias = "tuple[Any, ...]"
+_COST, _LENGTH = "cost", ("length",)
+#: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
+QUIET = frozenset({"balanced", "insufficient_data"})
+#: A cost is new if it moved by more than this share of the larger: few steps measure it less well than a full
+#: evaluation.
+_MOVED = 0.4
+#: A step's time, or its transfers' time, is new if it moved by more than this share. A slowdown of all ranks shows only
+#: against earlier steps, which a short evaluation and, in the end, the window no longer have.
+_SLOWED = 0.1
+#: Transfers that take less than this share of a step, before and after, are ignored.
+_SMALL = 0.02
+#: So many ranks, from all over the job, show how long transfers take.
+_SOME = 256
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of an evaluation: the cost of each verdict that holds, ms a step, by its kind and ranks.
+
+    And the length of the typical step, and of the transfers in it, ms; ``None`` is unknown."""
+
+    costs: Mapping[Claim, float | None] = field(default_factory=dict)
+    step_ms: float | None = None
+    transfer_ms: float | None = None
+
+
+def outcome_of(report: Report) -> Outcome:
+    """Those verdicts of a report that still hold, and how long steps and transfers were."""
+    costs = {
+        (one.kind, tuple(one.ranks)): one.cost_ms_per_step
+        for one in report.verdicts
+        if one.kind not in QUIET and one.until_step is None
+    }
+    some = report.ranks[:: len(report.ranks) // _SOME + 1]  # rows of ranks are made when looked at
+    transfers = [one.transfer_ms for one in some if one.transfer_ms is not None]
+    return Outcome(costs, report.job.step_ms.get("p50"), median(transfers) if transfers else None)
+
+
+def new_claims(held: Outcome, before: Outcome, now: Outcome) -> set[Claim]:
+    """What the newest steps say that is new, against what they said ``before``, and against what ``held`` then.
+
+    Both are of the last full evaluation. A rank that holds the job up now and then does not count as new each time.
+    """
+    new = now.costs.keys() - before.costs.keys() - held.costs.keys()
+    gone = _lasting((before.costs.keys() - now.costs.keys()) & held.costs.keys())
+    both = now.costs.keys() & before.costs.keys()
+    dearer = {(_COST, *key) for key in both if _moved(before.costs[key], now.costs[key], _MOVED)}
+    return new | gone | dearer | ({_LENGTH} if _slowed(before, now) else set())
+
+
+def confirmed_claims(said: set[Claim], before: Outcome, held: Outcome) -> set[Claim]:
+    """Which claims of incremental evaluations show as changes between full evaluations."""
+    changed = {key for key in before.costs.keys() | held.costs.keys() if _other(before, held, key)}
+    changed |= {(_COST, *key) for key in changed}
+    return said & (changed | {_LENGTH}) if changed else set()
+
+
+def disputed_ranks(held: Outcome, now: Outcome) -> set[Claim]:
+    """Which ranks only one of the full and the incremental evaluation names, without those slow now and then."""
+    return _lasting(held.costs.keys()) ^ _lasting(now.costs.keys())
+
+
+def _other(before: Outcome, held: Outcome, key: Claim) -> bool:
+    both = key in before.costs and key in held.costs
+    return not both or _moved(before.costs[key], held.costs[key], _MOVED)
+
+
+def _lasting(names: Iterable[Claim]) -> set[Claim]:
+    return {one for one in names if one[0] != "intermittent"}
+
+
+def _slowed(before: Outcome, now: Outcome) -> bool:
+    small = _SMALL * (now.step_ms or 0.0)
+    slight = max(before.transfer_ms or 0.0, now.transfer_ms or 0.0) < small
+    known = before.transfer_ms is not None and now.transfer_ms is not None  # few steps may not tell
+    longer = known and not slight and _moved(before.transfer_ms, now.transfer_ms, _SLOWED)
+    return longer or _moved(before.step_ms, now.step_ms, _SLOWED)
+
+
+def _moved(before: float | None, now: float | None, share: float) -> bool:
+    if before is None or now is None:
+        return (before is None) != (now is None)
+    return abs(now - before) > share * max(abs(now), abs(before))
+
 
 #: Seconds of future budget that evaluation may spend ahead: a change is reported when it comes.
 AHEAD_S = 20.0
@@ -71,13 +157,13 @@ class Doubts:
     """The unconfirmed claims on one job, and when each may be checked again."""
 
     def __init__(self) -> None:
-        self._known: dict[Key, _Doubt] = {}
+        self._known: dict[Claim, _Doubt] = {}
         self._one_at_a_time = threading.Lock()  # looks and wholes are judged by threads of their own
 
-    def __contains__(self, key: Key) -> bool:
+    def __contains__(self, key: Claim) -> bool:
         return key in self._known
 
-    def worth(self, said: Iterable[Key], now: float, *, again: bool = True) -> set[Key]:
+    def worth(self, said: Iterable[Claim], now: float, *, again: bool = True) -> set[Claim]:
         """Which claims of incremental evaluations justify a full evaluation; unconfirmed ones only if allowed
         ``again``.
 
@@ -87,7 +173,7 @@ class Doubts:
             self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
             return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
 
-    def asked(self, new: Collection[Key], answered: Iterable[Key], in_vain: Iterable[Key], now: float) -> None:
+    def asked(self, new: Collection[Claim], answered: Iterable[Claim], in_vain: Iterable[Claim], now: float) -> None:
         """A full evaluation ran for what was ``new``: it confirmed what was ``answered``; the rest is unconfirmed.
 
         After a claim that was never checked before, all others may soon change.
@@ -176,10 +262,10 @@ class _Turn:
     last_whole: float = -FULL_MOST_S
     soon: bool = False
     hurried: int = 0
-    held: Seen = field(default_factory=Seen)
-    newest: Seen = field(default_factory=Seen)
-    seen: Seen | None = None
-    asked: set[Key] = field(default_factory=set)
+    held: Outcome = field(default_factory=Outcome)
+    newest: Outcome = field(default_factory=Outcome)
+    seen: Outcome | None = None
+    asked: set[Claim] = field(default_factory=set)
     doubts: Doubts = field(default_factory=Doubts)
     past: Past | None = None
     counted: Counted | None = None
@@ -323,9 +409,9 @@ class Judging:
             found = judge(turn.after_others(newest()))
             if show is not None and found.overview is not None:
                 show.add(found.overview, without_gap=True)
-            turn.seen = seen = incremental.seen(found)
-            said = incremental.news(turn.held, turn.newest, seen)
-            said |= {key for key in incremental.apart(turn.held, seen) if key in turn.doubts}
+            turn.seen = seen = outcome_of(found)
+            said = new_claims(turn.held, turn.newest, seen)
+            said |= {key for key in disputed_ranks(turn.held, seen) if key in turn.doubts}
             turn.asked = turn.doubts.worth(said, self._clock(), again=self._affords(turn, IN_VAIN))
             if turn.asked:
                 turn.whole = min(turn.whole, self._clock())
@@ -354,7 +440,7 @@ class Judging:
                 show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)
             turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
             turn.counted = found.counted or turn.counted
-            turn.held, turn.ranks = incremental.seen(found), len(found.ranks)
+            turn.held, turn.ranks = outcome_of(found), len(found.ranks)
             if not beside:
                 turn.seen = None
             self._compare(turn, asked, before, newest)
@@ -375,7 +461,7 @@ class Judging:
     def settled(self, job: str) -> bool:
         """Whether the newest steps, as last evaluated, name the same ranks as the full evaluation."""
         turn = self._turns[job]
-        return turn.seen is not None and not incremental.apart(turn.held, turn.seen)
+        return turn.seen is not None and not disputed_ranks(turn.held, turn.seen)
 
     def _charged(self, work: Callable[[Judge], _T], charge: Callable[[float], None]) -> _T | None:
         """Work that needs the judge, and what it takes, charged; None where it failed."""
@@ -399,15 +485,15 @@ class Judging:
                 self.seconds += self._clock() - began
                 charge(self._cpu() - used)
 
-    def _compare(self, turn: _Turn, asked: set[Key], before: Seen, newest: Seen | None) -> None:
+    def _compare(self, turn: _Turn, asked: set[Claim], before: Outcome, newest: Outcome | None) -> None:
         """Compare the latest full evaluation with incremental ones: what these ``asked`` about and it confirms, and the
         differences.
 
         What has just begun or ended shows in the newest steps first.
         """
         turn.newest = newest or turn.held
-        answered = incremental.borne_out(asked, before, turn.held)
-        in_vain = (asked - answered) | incremental.apart(turn.held, turn.seen or turn.held)
+        answered = confirmed_claims(asked, before, turn.held)
+        in_vain = (asked - answered) | disputed_ranks(turn.held, turn.seen or turn.held)
         turn.doubts.asked(asked, answered, in_vain, self._clock())
 
     def _affords(self, turn: _Turn, wholes: int) -> bool:

@@ -1,4 +1,6 @@
-"""A job while it runs: its window, its counters, its latest report and verdicts; and the watch over one that stops.
+"""A job while it runs: its window, its counters, its latest report and verdicts, its state, and the stall watch.
+
+A job is running, hung, ended or lost; it is lost when all of its nodes lost contact.
 
 Before a stop lasts long enough to be called a hang, the stacks of the ranks that others wait for are requested. They
 take up to a second or two to arrive, so that is done at half of a hang's patience, and the first verdict has them. That
@@ -7,13 +9,15 @@ verdict comes as soon as the patience is over, whatever the pace of evaluation, 
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge.model import RUNNING, world_size
+from hindmost_judge import model
+from hindmost_judge.model import world_size
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict import missing_ranks
+from hindmost_judge.verdict.schema import STOPS
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.live import evaluation_window
@@ -23,7 +27,7 @@ from hindmost_collector.live.window import Window
 from hindmost_collector.page.history import StepHistory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
@@ -31,6 +35,7 @@ if TYPE_CHECKING:
     from hindmost_collector.ingest.chunk import Chunk
     from hindmost_collector.ingest.definitions import Definitions
     from hindmost_collector.ingest.row_builder import Words
+    from hindmost_collector.ingest.session import AgentSession
 
 #: A job that does nothing for so long, ns, may stand still.
 _STANDS_NS = 1_000_000_000
@@ -84,7 +89,7 @@ class LiveJob:
     @property
     def over(self) -> bool:
         """Whether every rank that was heard of is gone."""
-        return bool(self._lives) and all(life != RUNNING for life in self._lives.values())
+        return bool(self._lives) and all(life != model.RUNNING for life in self._lives.values())
 
     def step_seconds(self) -> dict[str, float]:
         """``median`` and ``p99`` of step time over the window, and the ``ideal`` of the newest report: seconds, as far
@@ -210,3 +215,55 @@ class StallWatch:
         if job.window.quiet_ns < _HASTE[0] * least:
             return least
         return self._settings.patience_ns(job.step_seconds().get("p99", 0.0) * 1e9)
+
+
+RUNNING, HUNG, ENDED, LOST = STATES = ("running", "hung", "ended", "lost")
+
+#: A connected agent sends every 4 s or more often; three of its messages may be late.
+_SILENT_NS = 15_000_000_000
+#: An agent whose stream broke off tries again at once, and then with longer and longer pauses.
+_RETURNS_NS = 8_000_000_000
+
+
+class Contact:
+    """Which nodes are heard of at job time ``now_ns``."""
+
+    def __init__(self, agents: Iterable[AgentSession], now_ns: int) -> None:
+        self._agents: dict[str, list[AgentSession]] = defaultdict(list)
+        for agent in agents:
+            self._agents[agent.node].append(agent)
+        self._now_ns = now_ns
+
+    @property
+    def lost(self) -> set[str]:
+        """The nodes that had an agent and have none now."""
+        return {node for node, agents in self._agents.items() if not any(map(self._reached, agents))}
+
+    def lost_of(self, job: LiveJob) -> set[str]:
+        """The nodes of a job's ranks from which no agent that serves this job is heard."""
+        serving = self._serving(job)
+        return {node for node, agents in serving.items() if agents and not any(map(self._reached, agents))}
+
+    def age_ns(self, job: LiveJob) -> int | None:
+        """How old the newest word of the agents that serve a job is; ``None`` where it has none."""
+        heard = [agent.last_heard_ns for agents in self._serving(job).values() for agent in agents]
+        return self._now_ns - max(heard) if heard else None
+
+    def _serving(self, job: LiveJob) -> dict[str, list[AgentSession]]:
+        nodes = set(job.window.ranks()["node"].tolist())
+        return {node: [one for one in self._agents.get(node, ()) if one.job in {job.id, ""}] for node in nodes}
+
+    def state(self, job: LiveJob) -> str:
+        """One of ``STATES``. A job is lost when all of its nodes are; its last verdict says nothing of it then."""
+        if job.over or job.sealed:
+            return ENDED
+        lost = self.lost_of(job)
+        if lost and len(lost) == len(set(job.window.ranks()["node"].tolist())):
+            return LOST
+        return HUNG if any(one["kind"] in STOPS for one in job.verdicts()) else RUNNING
+
+    def _reached(self, agent: AgentSession) -> bool:
+        if agent.departed:
+            return False
+        patience = _RETURNS_NS if agent.outbox is None else _SILENT_NS
+        return self._now_ns - agent.last_heard_ns < patience

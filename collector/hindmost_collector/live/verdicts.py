@@ -17,7 +17,7 @@ from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import OLDER
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.live.incremental import QUIET
+from hindmost_collector.live.evaluation_schedule import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

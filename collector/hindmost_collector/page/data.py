@@ -10,7 +10,7 @@ from hindmost_judge import communication
 from hindmost_judge.causes.telemetry import LEVELS
 
 from hindmost_collector.page.history import StepHistory
-from hindmost_collector.report import machine_tables, section_tables, sections
+from hindmost_collector.report import machine_tables, sections
 from hindmost_collector.report.verdict_lines import with_rendered
 
 if TYPE_CHECKING:
@@ -225,12 +225,12 @@ def of_sections(found: sections.Sections) -> list[dict[str, Any]]:
             "about": table.about.replace("`", ""),
             "columns": [{"name": one.title, "text": one.unit == "text"} for one in table.columns],
             "rows": [
-                [section_tables.written(row.get(one.key), one.unit) for one in table.columns]
+                [sections.written(row.get(one.key), one.unit) for one in table.columns]
                 for row in table.rows[:_SECTION_ROWS]
             ],
             "left_out": max(len(table.rows) - _SECTION_ROWS, 0),
         }
-        for table in section_tables.shown(found)
+        for table in sections.shown(found)
     ]
 
 

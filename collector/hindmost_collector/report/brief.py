@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.report import columns, verdict_lines
-from hindmost_collector.report.section_tables import in_one_line
+from hindmost_collector.report.sections import in_one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from hindmost_collector.report import columns, section_tables, text
+from hindmost_collector.report import columns, sections, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -20,18 +20,18 @@ def render(report: Mapping[str, Any], ranks: Sequence[int] | None = None) -> str
     block = text.render({**report, "sections": {}}, 100, ranks=ranks)
     found = [f"# {_safe(columns.title(report))}", "", "```text", *block.rstrip().splitlines()[1:], "```"]
     title = ""
-    for table in section_tables.shown(report.get("sections") or {}, section_tables.rank_rows(report, ranks)):
+    for table in sections.shown(report.get("sections") or {}, sections.rank_rows(report, ranks)):
         found += ["", f"## {table.title}"] if table.title != title else []
         title = table.title
         found += ["", table.about, "", *_table(table)]
     return "\n".join(found) + "\n"
 
 
-def _table(table: section_tables.Shown) -> Iterable[str]:
+def _table(table: sections.Shown) -> Iterable[str]:
     yield _row(one.title for one in table.columns)
     yield _row("---" if one.unit == "text" else "---:" for one in table.columns)
     for row in table.rows:
-        yield _row(_safe(section_tables.written(row.get(one.key), one.unit)) for one in table.columns)
+        yield _row(_safe(sections.written(row.get(one.key), one.unit)) for one in table.columns)
 
 
 def _row(cells: Iterable[str]) -> str:

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.report import columns, section_tables
+from hindmost_collector.report import columns, sections
 from hindmost_collector.report.verdict_lines import in_short, overlap, rendered
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def render(
         _print_ranks(page, report, ranks)
     asked = {name: found for name, found in (report.get("sections") or {}).items() if name in wanted}
     title = ""
-    for table in section_tables.shown(asked, section_tables.rank_rows(report, ranks)):
+    for table in sections.shown(asked, sections.rank_rows(report, ranks)):
         page.print(Text(f"\n{table.title}" if table.title != title else "", style="bold"))
         page.print(_text(table.about.replace("`", ""), "dim"))
         (_print_prose if _is_prose(table) else _print_section)(page, table)
@@ -99,17 +99,17 @@ def render(
     return written(page)
 
 
-def _is_prose(table: section_tables.Shown) -> bool:
+def _is_prose(table: sections.Shown) -> bool:
     """Whether it holds sentences, which no column is wide enough for."""
     texts = [one.key for one in table.columns if one.unit == "text"]
     return any(len(str(row.get(key) or "").split()) > _PROSE for row in table.rows for key in texts)
 
 
-def _print_prose(page: Console, table: section_tables.Shown) -> None:
+def _print_prose(page: Console, table: sections.Shown) -> None:
     """A paragraph a row, or where it has more than two sentences a line each of them, with its title."""
     first, *rest = table.columns
     for row in table.rows:
-        name, cells = str(row[first.key]), [section_tables.written(row.get(one.key), one.unit) for one in rest]
+        name, cells = str(row[first.key]), [sections.written(row.get(one.key), one.unit) for one in rest]
         if len(rest) < 3:
             page.print(labelled("", f"{name.replace('_', ' ')}: {': '.join(cells)}"))
             continue
@@ -118,11 +118,10 @@ def _print_prose(page: Console, table: section_tables.Shown) -> None:
             page.print(labelled("", f"{one.title}: {cell}"))
 
 
-def _print_section(page: Console, table: section_tables.Shown) -> None:
+def _print_section(page: Console, table: sections.Shown) -> None:
     """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
     rows = [
-        [one_line(section_tables.written(row.get(one.key), one.unit), _WIDEST) for one in table.columns]
-        for row in table.rows
+        [one_line(sections.written(row.get(one.key), one.unit), _WIDEST) for one in table.columns] for row in table.rows
     ]
     widths = [
         max([len(word) for word in one.title.split()] + [len(row[at]) for row in rows])
@@ -162,7 +161,7 @@ def _print_job(page: Console, report: Mapping[str, Any], *, costs: bool, explain
         if to_do := columns.on_bound(report):
             page.print(labelled("DO", to_do))
     parts = report.get("sections") or {}
-    if pace := section_tables.in_one_line(parts):
+    if pace := sections.in_one_line(parts):
         page.print(labelled("PACE", pace))
     settings = [one for one in (parts.get("advice") or {}).get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
     for one in settings[:_ADVICE]:

@@ -8,7 +8,7 @@ import numpy as np
 from hindmost_judge.verdict.schema import STOPS, UNSURE
 from hindmost_proto.exposition import labelled
 
-from hindmost_collector.live.job_state import ENDED, LOST, STATES
+from hindmost_collector.live.jobs import ENDED, LOST, STATES
 from hindmost_collector.serve.exposition import RANK, Family, Metric, counter, family, gauge
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Table
 
     from hindmost_collector.ingest.definitions import Pod
-    from hindmost_collector.live.job_state import Contact
-    from hindmost_collector.live.jobs import LiveJob
+    from hindmost_collector.live.jobs import Contact, LiveJob
 
     #: By job and rank.
     Pods = Mapping[str, Mapping[int, Pod]]

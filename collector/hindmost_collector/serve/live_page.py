@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.errors import HindmostError
 
-from hindmost_collector.live.job_state import ENDED, LOST, RUNNING, Contact
+from hindmost_collector.live.jobs import ENDED, LOST, RUNNING, Contact
 from hindmost_collector.page import data
 from hindmost_collector.serve.live_tables import LiveTables
 
@@ -42,7 +42,7 @@ STARTING = "starting"
 
 
 def condition_of(job: LiveJob, parts: Components) -> Condition:
-    """One of :data:`hindmost_collector.live.job_state.STATES`, or ``STARTING``."""
+    """One of :data:`hindmost_collector.live.jobs.STATES`, or ``STARTING``."""
     contact = Contact(list(parts.ingest.agents.values()), parts.clock.now())
     age = contact.age_ns(job)
     state = ENDED if job.exit_code is not None else contact.state(job)

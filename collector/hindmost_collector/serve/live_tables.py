@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from hindmost_judge.verdict.schema import STOPS
 
-from hindmost_collector.live.job_state import Contact
+from hindmost_collector.live.jobs import Contact
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.machine_tables import Cell, Cells, added_up, cell, machines
 from hindmost_collector.report.verdict_lines import of_verdict, rendered

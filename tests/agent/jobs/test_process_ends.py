@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_agent.jobs.process_ends import Ends
+from hindmost_agent.jobs.processes import Ends
 from hindmost_agent.jobs.rings import start_ticks, started
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from hindmost_agent.jobs.process_ends import End
+    from hindmost_agent.jobs.processes import End
 
 PROC = Path("/proc")
 

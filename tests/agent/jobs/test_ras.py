@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.ring import Communicator
-from hindmost_agent import ras
+from hindmost_agent.jobs import ras
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.jobs.ras_witness import TRIES, Witness, address, standing
+from hindmost_agent.jobs.ras import TRIES, Witness, address, standing
 from hindmost_agent.jobs.rings import Producer
 from hindmost_proto.address import Address
 
@@ -60,7 +60,7 @@ def process(rank: int, pid: int, job: str = "job", size: int = 2) -> RankProcess
     return RankProcess(job, rank, size, rank, pid, 1)
 
 
-def launched(found: tuple[ras.Communicator, ...]) -> list[tuple[int, int, dict[int, int]]]:
+def launched(found: tuple[ras.RasCommunicator, ...]) -> list[tuple[int, int, dict[int, int]]]:
     """Hash, size and the sums of each communicator."""
     return [(one.hash, one.size, {m.rank: sum(m.launched.values()) for m in one.members}) for one in found]
 
@@ -78,18 +78,18 @@ def launched(found: tuple[ras.Communicator, ...]) -> list[tuple[int, int, dict[i
 )
 def test_what_nccl_answered_is_read(name: str, expected: list[tuple[int, int, dict[int, int]]]) -> None:
     """In both formats; JSON that lacks a comma, too."""
-    assert launched(ras.parse(answer(name))) == expected
+    assert launched(ras.parse_answer(answer(name))) == expected
 
 
 @pytest.mark.parametrize("name", ["stopped_json", "stopped_text2", "killed_text"])
 def test_a_rank_that_did_not_answer_is_missing(name: str) -> None:
     """It is not taken for one that has launched nothing."""
-    assert {one.missing for one in ras.parse(answer(name))} == {(1,)}
+    assert {one.missing for one in ras.parse_answer(answer(name))} == {(1,)}
 
 
 def test_text_of_older_releases_leaves_the_many_unlisted() -> None:
     """They are all the others."""
-    (found,) = ras.parse(OLDER)
+    (found,) = ras.parse_answer(OLDER)
     assert {m.rank: m.launched for m in found.members} == {r: {"": 6649 if r in {0, 3} else 6650} for r in range(8)}
     assert [m.pid for m in found.members] == [4830, 0, 0, 4833, 0, 0, 0, 0]
 
@@ -97,15 +97,15 @@ def test_text_of_older_releases_leaves_the_many_unlisted() -> None:
 def test_counts_of_a_part_of_the_ranks_name_no_last_rank() -> None:
     """Of two groups that are not listed it is not known who is in which."""
     three = OLDER.replace(b"  6 ranks", b"  3 ranks have launched up to operation 6651\n  3 ranks")
-    assert launched(ras.parse(three)) == [(0x27A079B828FF1A75, 8, {})]
+    assert launched(ras.parse_answer(three)) == [(0x27A079B828FF1A75, 8, {})]
 
 
 @pytest.mark.parametrize("name", ["hang_json", "hang_text", "stopped_json", "stopped_text2"])
 def test_a_torn_answer_says_no_more_than_a_whole_one(name: str) -> None:
     """Cut off anywhere, only communicators that came whole are taken."""
-    whole = ras.parse(answer(name))
+    whole = ras.parse_answer(answer(name))
     for end in range(0, len(answer(name)), 7):
-        assert set(map(str, ras.parse(answer(name)[:end]))) <= set(map(str, whole))
+        assert set(map(str, ras.parse_answer(answer(name)[:end]))) <= set(map(str, whole))
 
 
 @pytest.mark.parametrize(
@@ -113,12 +113,12 @@ def test_a_torn_answer_says_no_more_than_a_whole_one(name: str) -> None:
 )
 def test_another_servers_answer_is_none(nonsense: bytes) -> None:
     """Something else may listen there."""
-    assert ras.parse(nonsense) == ()
+    assert ras.parse_answer(nonsense) == ()
 
 
 def test_ranks_that_launched_more_wait_in_what_the_last_has_not_launched() -> None:
     """Of communicators that stand; in those whose counts are alike nothing is known."""
-    found = ras.parse(answer("hang_json"))
+    found = ras.parse_answer(answer("hang_json"))
     seen = standing(found, [process(0, 546), process(1, 547)], {one.state: 5 * NS for one in found})
     assert seen[546].waits == [("collective", "all_reduce", WORLD, 20, 0, 0, 5 * NS)]
     assert seen[547].waits == ()
@@ -127,18 +127,18 @@ def test_ranks_that_launched_more_wait_in_what_the_last_has_not_launched() -> No
 
 def test_nobody_is_last_where_a_rank_did_not_answer() -> None:
     """That one may have launched fewest."""
-    found = [replace(one, missing=(2,)) for one in ras.parse(answer("hang_json"))]
+    found = [replace(one, missing=(2,)) for one in ras.parse_answer(answer("hang_json"))]
     assert standing(found, [process(0, 546), process(1, 547)], {one.state: NS for one in found}) == {}
 
 
 def test_a_communicator_that_moves_does_not_stand() -> None:
     """Collectives outpace answers: counts that differ once mean nothing."""
-    assert standing(ras.parse(answer("hang_json")), [process(0, 546), process(1, 547)], {}) == {}
+    assert standing(ras.parse_answer(answer("hang_json")), [process(0, 546), process(1, 547)], {}) == {}
 
 
 def test_unlisted_ranks_are_known_by_their_number_in_the_whole_job() -> None:
     """In the communicator that is as large as the job, unless the node has several jobs."""
-    found = ras.parse(OLDER)
+    found = ras.parse_answer(OLDER)
     since = {found[0].state: NS}
     here = [process(rank, 4830 + rank, size=8) for rank in (2, 3)]
     seen = standing(found, here, since)
@@ -235,7 +235,7 @@ def server() -> Iterator[tuple[Address, list[bytes]]]:
 def test_a_server_that_falls_silent_holds_nobody_up(server: tuple[Address, list[bytes]]) -> None:
     """A process that is stopped takes connections and never answers: what came until the time was up is kept."""
     where, got = server
-    assert ras.ask(where, 0.2) == b"half"
+    assert ras.query_ras(where, 0.2) == b"half"
     assert got == [ras.QUESTION]
 
 
@@ -252,7 +252,7 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
         thread = threading.Thread(target=serve)
         thread.start()
-        got = ras.ask(Address("127.0.0.1", listening.getsockname()[1]), 10)
+        got = ras.query_ras(Address("127.0.0.1", listening.getsockname()[1]), 10)
         thread.join(10)
     assert 1 << 20 <= len(got) <= (1 << 20) + (1 << 16)
 

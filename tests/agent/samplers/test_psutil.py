@@ -10,7 +10,7 @@ from unittest.mock import Mock
 
 import psutil
 import pytest
-from hindmost_agent.jobs.process_tree import descendants
+from hindmost_agent.jobs.processes import descendants
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.sampler import Host
 from hindmost_agent.samplers.cpu import Cpu
@@ -67,7 +67,7 @@ def test_children_are_found_with_and_without_the_kernel_s_list(listed: bool, mon
         assert child.stdout is not None
         grandchild = int(child.stdout.readline())
         if not listed:
-            monkeypatch.setattr("hindmost_agent.jobs.process_tree.numbers", Mock(side_effect=FileNotFoundError))
+            monkeypatch.setattr("hindmost_agent.jobs.processes.numbers", Mock(side_effect=FileNotFoundError))
         found = descendants(Host(), os.getpid())
         assert found is not None
         assert {child.pid, grandchild} <= set(found)

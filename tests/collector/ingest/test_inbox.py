@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hindmost_collector.ingest import inbox
+from hindmost_collector.ingest import decode
 from hindmost_collector.ingest.clock import JobClock
-from hindmost_collector.ingest.inbox import Inbox
+from hindmost_collector.ingest.decode import Inbox
 from hindmost_collector.ingest.session import Outbox
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -50,12 +50,12 @@ def test_batches_are_taken_in_the_order_in_which_they_came(waiting, taken):
 def test_what_waits_is_bounded(waiting, taken):
     """Many batches are taken at once, and few whose messages are large."""
     one = stream("a")
-    for sequence in range(100, 100 + inbox.MANY):
+    for sequence in range(100, 100 + decode.MANY):
         waiting.add(*one, wire.Batch(sequence=sequence), 0)
-    assert len(taken) == inbox.MANY
-    large = wire.AgentMessage(batch=wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (inbox.BYTES // 8))]))
+    assert len(taken) == decode.MANY
+    large = wire.AgentMessage(batch=wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (decode.BYTES // 8))]))
     waiting.add(*one, waiting.parsed(large.SerializeToString()).batch, 0)
-    assert len(taken) == inbox.MANY + 1
+    assert len(taken) == decode.MANY + 1
 
 
 def test_a_batch_that_cannot_be_taken_ends_its_own_stream(waiting, taken, caplog):

@@ -7,9 +7,8 @@ import asyncio
 import pytest
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import JobClock, NodeClock
-from hindmost_collector.ingest.decode import STACK_LIMIT, Decoder
+from hindmost_collector.ingest.decode import PARK_BATCHES, PARK_NS, STACK_LIMIT, Decoder, Parking
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
-from hindmost_collector.ingest.inbox import PARK_BATCHES, PARK_NS, Parking
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import NAME_LIMIT, Malformed, Words
 from hindmost_collector.ingest.streams import Ingest

@@ -13,9 +13,7 @@ from hindmost_collector.ingest.streams import Ingest
 from hindmost_proto import telemetry_pb2 as wire
 
 
-@pytest.mark.parametrize(
-    ("agents", "seconds"), [(0, 0), (1, 0), (512, 0), (513, 3), (768, 3), (769, 4), (100_000, 4)]
-)
+@pytest.mark.parametrize(("agents", "seconds"), [(0, 0), (1, 0), (512, 0), (513, 3), (768, 3), (769, 4), (100_000, 4)])
 def test_many_agents_are_asked_for_fewer(agents, seconds):
     """Some 256 batches a second, as far as a verdict can wait; few agents do as they like."""
     assert batch_ns(agents, 0) == seconds * NS

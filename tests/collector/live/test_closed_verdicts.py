@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hindmost_collector.live.job_state import Contact
-from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.live.jobs import Contact, LiveJob
 from hindmost_collector.live.window import Window
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.serve.job_metrics import JobPage

@@ -11,9 +11,15 @@ from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows, Words
 from hindmost_collector.live import evaluation_window
-from hindmost_collector.live.evaluation_schedule import Judging
+from hindmost_collector.live.evaluation_schedule import (
+    Judging,
+    Outcome,
+    confirmed_claims,
+    disputed_ranks,
+    new_claims,
+    outcome_of,
+)
 from hindmost_collector.live.evaluation_window import Piece, piece
-from hindmost_collector.live.incremental import Seen, apart, borne_out, news, seen
 from hindmost_collector.live.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
@@ -24,13 +30,13 @@ from tests.collector.live.pacing import BEGAN, Paced
 
 SLOW = ("straggler", (3,))
 NOW_AND_THEN = ("intermittent", (5,))
-NOTHING = Seen({}, 100.0, 10.0)
+NOTHING = Outcome({}, 100.0, 10.0)
 
 
-def costs(**found: float) -> Seen:
+def costs(**found: float) -> Outcome:
     """Steps in which these hold, by what they cost."""
     names = {"slow": SLOW, "stalls": NOW_AND_THEN}
-    return Seen({names[name]: cost for name, cost in found.items()}, 100.0, 10.0)
+    return Outcome({names[name]: cost for name, cost in found.items()}, 100.0, 10.0)
 
 
 @pytest.mark.parametrize(
@@ -45,17 +51,17 @@ def costs(**found: float) -> Seen:
         (costs(slow=5.0), costs(slow=5.0), costs(slow=9.0), True),
         (costs(stalls=5.0), costs(stalls=5.0), NOTHING, False),
         (NOTHING, NOTHING, costs(stalls=5.0), True),
-        (NOTHING, NOTHING, Seen({}, 115.0, 10.0), True),
-        (NOTHING, NOTHING, Seen({}, 103.0, 12.0), True),
-        (Seen({}, 100.0, 0.5), Seen({}, 100.0, 0.5), Seen({}, 100.0, 1.0), False),
-        (NOTHING, NOTHING, Seen({}, 100.0, None), False),
+        (NOTHING, NOTHING, Outcome({}, 115.0, 10.0), True),
+        (NOTHING, NOTHING, Outcome({}, 103.0, 12.0), True),
+        (Outcome({}, 100.0, 0.5), Outcome({}, 100.0, 0.5), Outcome({}, 100.0, 1.0), False),
+        (NOTHING, NOTHING, Outcome({}, 100.0, None), False),
     ],
 )
 def test_news_is_who_begins_or_ends_and_what_becomes_dearer_or_longer(
-    held: Seen, before: Seen, now: Seen, new: bool
+    held: Outcome, before: Outcome, now: Outcome, new: bool
 ) -> None:
     """Against the claims at the last full evaluation: a long window names ranks that few steps do not show."""
-    assert bool(news(held, before, now)) == new
+    assert bool(new_claims(held, before, now)) == new
 
 
 def test_what_has_ended_is_not_seen() -> None:
@@ -67,24 +73,24 @@ def test_what_has_ended_is_not_seen() -> None:
     )
     ranks = tuple(RankRow(rank, transfer_ms=ms) for rank, ms in enumerate((1.0, 2.0, 9.0, None)))
     report = Report(JobSummary("j", step_ms={"p50": 20.0}), verdicts, ranks)
-    assert seen(report) == Seen({SLOW: 4.0}, 20.0, 2.0)
+    assert outcome_of(report) == Outcome({SLOW: 4.0}, 20.0, 2.0)
 
 
 def test_who_is_slow_now_and_then_is_not_missed_in_few_steps() -> None:
     """Newest steps without a stall contradict no window with some; whom only one of the two names is asked about."""
-    assert apart(costs(slow=5.0, stalls=3.0), costs(slow=2.0)) == set()
-    assert apart(costs(slow=5.0), NOTHING) == apart(NOTHING, costs(slow=5.0)) == {SLOW}
+    assert disputed_ranks(costs(slow=5.0, stalls=3.0), costs(slow=2.0)) == set()
+    assert disputed_ranks(costs(slow=5.0), NOTHING) == disputed_ranks(NOTHING, costs(slow=5.0)) == {SLOW}
 
 
 def test_claims_are_confirmed_by_changes_in_the_full_evaluation() -> None:
     """A rank is named there too, or is no longer; another length counts if any rank is."""
-    said = news(NOTHING, NOTHING, Seen({SLOW: 5.0}, 120.0, 10.0))
-    assert borne_out(said, NOTHING, costs(slow=5.0)) == said
-    assert borne_out(said, NOTHING, NOTHING) == set()
-    assert borne_out(said, NOTHING, costs(stalls=5.0)) == said - {SLOW}
-    dearer = news(costs(slow=5.0), costs(slow=5.0), costs(slow=9.0))
-    assert borne_out(dearer, costs(slow=5.0), costs(slow=9.0)) == dearer
-    assert borne_out(dearer, costs(slow=5.0), costs(slow=5.0)) == set()
+    said = new_claims(NOTHING, NOTHING, Outcome({SLOW: 5.0}, 120.0, 10.0))
+    assert confirmed_claims(said, NOTHING, costs(slow=5.0)) == said
+    assert confirmed_claims(said, NOTHING, NOTHING) == set()
+    assert confirmed_claims(said, NOTHING, costs(stalls=5.0)) == said - {SLOW}
+    dearer = new_claims(costs(slow=5.0), costs(slow=5.0), costs(slow=9.0))
+    assert confirmed_claims(dearer, costs(slow=5.0), costs(slow=9.0)) == dearer
+    assert confirmed_claims(dearer, costs(slow=5.0), costs(slow=5.0)) == set()
 
 
 def test_an_incremental_evaluation_names_the_same_ranks_and_describes_a_few() -> None:
@@ -92,9 +98,9 @@ def test_an_incremental_evaluation_names_the_same_ranks_and_describes_a_few() ->
     run = simulate(Scenario(100, 60, seed=5, faults=(Fault("compute", (3,), 0.2),))).run
     whole, look = judge(run), judge(replace(run, look=True))
     assert [(one.kind, one.ranks) for one in look.verdicts] == [("straggler", (3,))]
-    assert seen(look).costs == seen(whole).costs
-    assert seen(look).step_ms == seen(whole).step_ms
-    assert seen(look).transfer_ms == pytest.approx(seen(whole).transfer_ms, rel=0.05)
+    assert outcome_of(look).costs == outcome_of(whole).costs
+    assert outcome_of(look).step_ms == outcome_of(whole).step_ms
+    assert outcome_of(look).transfer_ms == pytest.approx(outcome_of(whole).transfer_ms, rel=0.05)
     assert 32 < len(look.ranks) <= 64
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.page import data
-from hindmost_collector.report import brief, columns, csv, html, markdown, section_rows, section_tables, sections, text
+from hindmost_collector.report import brief, columns, csv, html, markdown, section_rows, sections, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
@@ -96,7 +96,7 @@ def test_the_schema_refuses_what_is_no_report() -> None:
 def test_every_format_has_every_row(name: str) -> None:
     """CSV has its numbers, Markdown and the page its words."""
     run, found, report = judged(name)
-    tables = section_tables.shown(report["sections"])
+    tables = sections.shown(report["sections"])
     assert tables
     rows = list(csv_reader.reader(io.StringIO(csv.render_sections(report, tuple(sections.SECTIONS)))))
     listed = sum(len(table) for section in report["sections"].values() for table in section.values())
@@ -179,12 +179,10 @@ def test_tables_by_rank_of_a_large_job_show_the_ranks_that_matter() -> None:
     found = judge(run)
     told = found.to_dict()
     report = sections.added(told, section_rows.of(run, told, found.overview, ("throughput",)))
-    by_rank = section_tables.shown(report["sections"], section_tables.rank_rows(report, None))[1]
+    by_rank = sections.shown(report["sections"], sections.rank_rows(report, None))[1]
     assert 40 in {row["rank"] for row in by_rank.rows}
     assert len(by_rank.rows) <= columns.SHOWN
-    assert (
-        len(section_tables.shown(report["sections"], section_tables.rank_rows(report, list(range(64))))[1].rows) == 64
-    )
+    assert len(sections.shown(report["sections"], sections.rank_rows(report, list(range(64))))[1].rows) == 64
 
 
 @pytest.mark.parametrize("ranks", [8, 4096])

@@ -15,7 +15,7 @@ from hindmost_collector.ingest.decode import Decoder
 from hindmost_collector.ingest.definitions import Definitions, Pod, Schema, Series
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import MetricRows
-from hindmost_collector.live.job_state import Contact
+from hindmost_collector.live.jobs import Contact
 from hindmost_collector.options import Options
 from hindmost_collector.serve import job_metrics
 from hindmost_collector.serve.endpoints import Endpoints

@@ -12,13 +12,13 @@ import hindmost_cli
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.collector import Collector
+from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.record import sampled
 from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import Job, send
-from hindmost_collector.store.startup import open_store
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 

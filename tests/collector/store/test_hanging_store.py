@@ -15,11 +15,11 @@ from hindmost_collector import main
 from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows, Words
+from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.store import recorder as store_recorder
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.recorder import StoreRecorder
-from hindmost_collector.store.startup import open_store
 
 from tests.collector.waiting import until
 

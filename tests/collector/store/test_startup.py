@@ -9,10 +9,9 @@ import urllib.request
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector import main
+from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
-from hindmost_collector.store import startup
 from hindmost_collector.store.clickhouse.client import Unreachable
-from hindmost_collector.store.startup import open_store
 
 from tests.collector.waiting import until
 
@@ -29,8 +28,8 @@ def fetched(address, path):
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
     """Tries follow each other at once."""
-    monkeypatch.setattr(startup, "FIRST_S", 0.01)
-    monkeypatch.setattr(startup, "LAST_S", 0.01)
+    monkeypatch.setattr(main, "FIRST_S", 0.01)
+    monkeypatch.setattr(main, "LAST_S", 0.01)
 
 
 @pytest.fixture
@@ -38,12 +37,12 @@ def pages(monkeypatch):
     """Addresses of the pages that are served."""
     found = []
 
-    class Page(startup.Page):
+    class Page(main.Page):
         def __init__(self, *args):
             super().__init__(*args)
             found.append(self.address)
 
-    monkeypatch.setattr(startup, "Page", Page)
+    monkeypatch.setattr(main, "Page", Page)
     return found
 
 
@@ -58,7 +57,7 @@ def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
 
     async def scenario():
         options = Options(http="127.0.0.1:0", store=str(tmp_path))
-        waiting = asyncio.create_task(startup.store_and_page(options, asyncio.Event(), opened))
+        waiting = asyncio.create_task(main.store_and_page(options, asyncio.Event(), opened))
         await until(lambda: pages)
         seen = [await asyncio.to_thread(fetched, pages[0], path) for path in ("/healthz", "/readyz", "/metrics")]
         away[0] = False
@@ -90,7 +89,7 @@ def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, ca
 
     async def scenario():
         stopped = asyncio.Event()
-        real = startup.store_and_page
+        real = main.store_and_page
         monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
         options = Options(listen="127.0.0.1:0", http="127.0.0.1:0", store=str(tmp_path))
         served = asyncio.create_task(main.serve(options, stopped))
@@ -113,7 +112,7 @@ def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
 
     async def scenario():
         stopped = asyncio.Event()
-        real = startup.store_and_page
+        real = main.store_and_page
         monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
         served = asyncio.create_task(main.serve(Options(http="127.0.0.1:0"), stopped))
         await until(lambda: pages)
@@ -139,5 +138,5 @@ def test_what_waiting_does_not_fix_ends_it(error, options):
         raise error
 
     with pytest.raises(type(error)) as caught:
-        asyncio.run(startup.store_and_page(options, asyncio.Event(), opened))
+        asyncio.run(main.store_and_page(options, asyncio.Event(), opened))
     assert caught.value is error

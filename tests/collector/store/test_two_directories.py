@@ -16,13 +16,13 @@ import pyarrow as pa
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import query, report
+from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_collector.store.schema import arrow_schema
-from hindmost_collector.store.startup import open_store
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from hindmost_collector.comparison import compare
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report import html, text
+from hindmost_collector.report.compare import compare
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_collector.store.schema import arrow_schema
 from hindmost_judge.judge import judge

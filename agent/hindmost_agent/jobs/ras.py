@@ -1,0 +1,357 @@
+"""NCCL's RAS: in which collective each rank of a stalled job waits, as NCCL's own threads know it (NCCL 2.24 on).
+
+Any process of the job answers for all of them, as text or JSON over TCP: how many collectives each rank of each
+communicator has launched. That needs no probe. Answers are taken as they come: cut off, without those ranks that did
+not answer, as text of every release, and as JSON, in which NCCL 2.28 forgets a comma.
+
+Two answers are compared. A communicator whose counts differ between its ranks, and are the same as a while before,
+stands: the ranks that have launched more wait in the collective that the others have not launched. Those that merely
+run ahead of each other move on between two answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hindmost.ring import Communicator
+from hindmost_proto.address import Address, parse
+
+from hindmost_agent.jobs.rings import Seen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from hindmost_agent.jobs.ranks import RankProcess
+    from hindmost_agent.jobs.rings import Entered, Producer
+
+PORT = 28028
+#: Some 29,000 members of communicators, 560 bytes each. What is beyond is cut off: an agent has little memory.
+LIMIT = 16 << 20
+#: How long RAS itself may wait for another process, s: twice, and then it answers without it.
+LEG_S = 1
+#: A verbose text lists more of the ranks that differ. A server that knows no JSON says so, and goes on in text.
+QUESTION = b"TIMEOUT %d\nSET FORMAT json\nVERBOSE STATUS\n" % LEG_S
+#: What a text without functions counts: all collectives of the communicator (NCCL 2.24, 2.25).
+ANY = ""
+
+
+class Member(NamedTuple):
+    """One rank of a communicator: collectives that it has launched, by NCCL's name for the function.
+
+    ``pid`` is 0 where the answer does not say which process it is. A text has only those functions whose counts differ.
+    """
+
+    rank: int
+    pid: int
+    launched: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class RasCommunicator:
+    """A communicator as far as RAS tells: ``missing`` are the ranks that it got no answer from."""
+
+    hash: int
+    size: int
+    members: tuple[Member, ...]
+    missing: tuple[int, ...] = ()
+
+    @property
+    def state(self) -> tuple[object, ...]:
+        """What changes when one of its ranks moves."""
+        return self.hash, tuple((one.rank, one.pid, tuple(sorted(one.launched.items()))) for one in self.members)
+
+
+def query_ras(where: Address, timeout_s: float, monotonic: Any = time.monotonic) -> bytes:
+    """The answer of the RAS at this address, or what came of it until the time was up. Raises ``OSError``."""
+    until = monotonic() + timeout_s
+    parts, size = list[bytes](), 0
+    with socket.create_connection(where, timeout=timeout_s) as connection:
+        connection.sendall(QUESTION)
+        while (left := until - monotonic()) > 0 and size < LIMIT:
+            connection.settimeout(left)
+            try:
+                part = connection.recv(1 << 16)
+            except TimeoutError:
+                break
+            if not part:
+                break
+            parts.append(part)
+            size += len(part)
+    return b"".join(parts)
+
+
+def parse_answer(answer: bytes) -> tuple[RasCommunicator, ...]:
+    """The communicators that an answer has whole; none of what is no answer of RAS."""
+    text = answer.decode("utf-8", "replace")
+    start = text.find("{")
+    found = _from_json(text[start:]) if start >= 0 else _from_text(text)
+    return tuple(found)
+
+
+# ---- JSON ----
+
+#: NCCL 2.28 ends the last number of a missing rank without a comma.
+_FORGOTTEN = re.compile(r'("nvml_dev": *-?\d+)(\s+")')
+_LIST = re.compile(r'"communicators": *\[')
+
+
+def _from_json(text: str) -> Iterator[RasCommunicator]:
+    """Each communicator that is whole: of a torn answer those before the tear."""
+    text = _FORGOTTEN.sub(r"\1,\2", text)
+    begin, decoder = _LIST.search(text), json.JSONDecoder()
+    at = begin.end() if begin else len(text)
+    with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
+        while (at := _next(text, at)) < len(text) and text[at] == "{":
+            one, at = decoder.raw_decode(text, at)
+            yield _communicator(one)
+
+
+def _next(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n,":
+        at += 1
+    return at
+
+
+def _communicator(one: Any) -> RasCommunicator:
+    members = (
+        Member(
+            int(each["rank"]), int(each["pid"]), {str(name): int(n) for name, n in each["collective_counts"].items()}
+        )
+        for each in one["ranks"]
+    )
+    missing = tuple(int(each["rank"]) for each in one.get("missing_ranks", ()))
+    return RasCommunicator(int(one["hash"], 16), int(one["size"]), tuple(members), missing)
+
+
+# ---- text ----
+
+#: A row of the table of groups: its number, communicators, nodes, ranks a node, ranks a communicator, ranks, status.
+_GROUP = re.compile(r" *(\d+) +\d+ +\d+ +[\d-]+ +(\d+) +\d+ +[A-Z]")
+_BLOCK = re.compile(r"#(\d+)-\d+ \(([0-9a-f]+)\) (\w+)")
+_DIFFER = re.compile(r"Communicator ranks have different (?:collective|(\w+)) operation counts")
+_SOME = re.compile(r"(\d+) ranks have launched up to operation (\d+)")
+_RANK = re.compile(r"Rank (\d+)(?: has launched up to operation (\d+))? --(?:.*managed by process (\d+))?")
+_GONE = re.compile(r"The missing ranks?: ([\d, ]+)$")
+
+
+def _from_text(text: str) -> Iterator[RasCommunicator]:
+    """Communicators whose counts differ, or that lack ranks: text is silent about others. A block ends with an empty
+    line; one that does not is torn."""
+    sizes = {int(row[1]): int(row[2]) for line in text.splitlines() if (row := _GROUP.match(line))}
+    found: dict[tuple[int, int], _Block] = {}
+    for part in re.findall(r"^#.*?\n(?=\n)", text.replace("\r", ""), re.MULTILINE | re.DOTALL):
+        head, *lines = part.splitlines()
+        known = _BLOCK.match(head)
+        if known and int(known[1]) in sizes:
+            block = found.setdefault((int(known[1]), int(known[2], 16)), _Block(sizes[int(known[1])]))
+            block.read(known[3], [line.strip() for line in lines])
+    for (_, number), block in found.items():
+        yield RasCommunicator(number, block.size, tuple(block.members()), tuple(sorted(block.missing)))
+
+
+class _Block:
+    """What a text says of one communicator."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.missing: set[int] = set()
+        self._pids: dict[int, int] = {}
+        #: By function and rank. Many that agree are only counted: they are the ranks that are not listed.
+        self._launched: dict[str, dict[int, int]] = {}
+        self._unlisted: dict[str, list[int]] = {}
+
+    def read(self, what: str, lines: list[str]) -> None:
+        function, together, listed = ANY, 0, True
+        for line in lines:
+            if differ := _DIFFER.match(line):
+                self._end(function, together, listed=listed)
+                function, listed = differ[1] or ANY, True
+                self._launched.setdefault(function, {})
+            elif some := _SOME.match(line):
+                self._end(function, together, listed=listed)
+                together, listed = int(some[2]), False
+            elif rank := _RANK.match(line):
+                self._pids[int(rank[1])] = int(rank[3] or 0)
+                if what == "INCOMPLETE":
+                    self.missing.add(int(rank[1]))
+                elif function in self._launched:
+                    listed = listed or rank[2] is None
+                    self._launched[function][int(rank[1])] = int(rank[2]) if rank[2] else together
+            elif gone := _GONE.match(line):
+                self.missing.update(int(number) for number in re.findall(r"\d+", gone[1]))
+        self._end(function, together, listed=listed)
+
+    def _end(self, function: str, together: int, *, listed: bool) -> None:
+        """The ranks that agreed were not listed."""
+        if not listed:
+            self._unlisted.setdefault(function, []).append(together)
+
+    def members(self) -> Iterator[Member]:
+        """Every rank, those of one group that is not listed being all others. None where the count of some rank is
+        not known: any may have launched fewest."""
+        for function, rest in self._unlisted.items():
+            if len(rest) == 1 and function in self._launched:
+                known = self._launched[function]
+                others = {rank: rest[0] for rank in range(self.size) if rank not in known and rank not in self.missing}
+                self._launched[function] = {**known, **others}
+        ranks = set(range(self.size)) - self.missing
+        if not self._launched or any(ranks - by_rank.keys() for by_rank in self._launched.values()):
+            return
+        for rank in sorted(ranks):
+            launched = {name: by_rank[rank] for name, by_rank in self._launched.items()}
+            yield Member(rank, self._pids.get(rank, 0), launched)
+
+
+log = logging.getLogger(__name__)
+
+NS = 1_000_000_000
+#: RAS is asked once ranks have stalled for so long. Of ranks that no probe observes nothing else tells that.
+STILL_NS = NS
+#: And again this often: the second answer is needed. Of a job on many nodes each asks less often.
+AGAIN_NS, AGAIN_OF_A_NODE_NS = NS, NS // 20
+#: Ranks stand for no longer than this when RAS is first asked; an agent that has just started does not know better.
+STANDS_MOST_NS = 3 * STILL_NS
+#: Where no RAS answers for these ranks: it is off, or NCCL has not begun.
+SILENT_NS = 5 * NS
+#: Any job's process may take a connection. One that is stopped never answers.
+TRIES, TIMEOUT_S = 3, 4.0
+
+#: As the plugin has it.
+NAMES = {
+    "AllReduce": "all_reduce",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "AlltoAll": "all_to_all",
+    "Gather": "gather",
+    "Scatter": "scatter",
+}
+
+
+def standing(
+    found: Iterable[RasCommunicator], ranks: Iterable[RankProcess], since: Mapping[tuple[object, ...], int]
+) -> dict[int, Seen]:
+    """By pid of this node's ranks: what they are in. ``since``, by ``state``: since when each communicator may be so,
+    ns; one that was not moves. One that lacks ranks says nothing: these may have launched fewest."""
+    here = list(ranks)
+    members: dict[int, list[Communicator]] = {}
+    waits: dict[int, list[Entered]] = {}
+    for comm in found:
+        launched = {member.rank: sum(member.launched.values()) for member in comm.members}
+        if comm.missing:
+            continue
+        behind = min(launched, key=lambda rank: (launched[rank], rank), default=None)
+        if behind is None or comm.state not in since or launched[behind] == max(launched.values()):
+            continue
+        laggard = next(member for member in comm.members if member.rank == behind)
+        for member, process in _processes(comm, here):
+            members.setdefault(process.pid, []).append(Communicator(comm.hash, member.rank, comm.size, "nccl"))
+            if launched[member.rank] > launched[behind]:
+                name = _ahead(member, laggard)
+                wait = ("collective", name, comm.hash, launched[behind], 0, 0, since[comm.state])
+                waits.setdefault(process.pid, []).append(wait)
+    return {pid: Seen(inside, waits.get(pid, ())) for pid, inside in members.items()}
+
+
+def _ahead(member: Member, laggard: Member) -> str:
+    """The function of which a rank has launched more than the last; of several it is not known which came first."""
+    more = [name for name, count in member.launched.items() if count > laggard.launched.get(name, 0)]
+    return NAMES.get(more[0], "nccl_other") if len(more) == 1 else "nccl_other"
+
+
+def _processes(comm: RasCommunicator, here: list[RankProcess]) -> Iterator[tuple[Member, RankProcess]]:
+    """The members that are ranks of this node: by pid; where the answer has none, by number in the whole job's one."""
+    of_pid = {process.pid: process for process in here}
+    of_rank = {process.rank: process for process in here if process.world_size == comm.size}
+    one_job = len({process.job_id for process in here}) == 1
+    for member in comm.members:
+        process = of_pid.get(member.pid)
+        if process is None and not member.pid and one_job:
+            process = of_rank.get(member.rank)
+        if process is not None:
+            yield member, process
+
+
+class Witness:
+    """Asks RAS while this node's ranks stand still, and keeps what it said."""
+
+    def __init__(
+        self,
+        where: Address,
+        ranks: Callable[[], Iterable[RankProcess]],
+        producers: Callable[[], Iterable[Producer]],
+        ask: Callable[[Address, float], bytes] = query_ras,
+    ) -> None:
+        self._where, self._ranks, self._producers, self._ask = where, ranks, producers, ask
+        self._since: dict[tuple[object, ...], int] = {}
+        self._due_ns = 0
+        self._answered_ns: int | None = None  # when RAS was last asked and answered, in this stop
+        self.seen: dict[int, Seen] = {}
+
+    def due(self, now_ns: int) -> bool:
+        """Whether it is time to ask: the ranks of some job have stood for long enough."""
+        if not self._still(now_ns):
+            self._since, self.seen, self._answered_ns = {}, {}, None
+            return False
+        return now_ns >= self._due_ns
+
+    def _still(self, now_ns: int) -> list[RankProcess]:
+        """The ranks of jobs of which none here is seen to move. One that no probe observes may stand."""
+        here = list(self._ranks())
+        last = {one.process.pid: one.progress_ns for one in self._producers() if one.gone_ns is None}
+        moving = {one.job_id for one in here if now_ns - last.get(one.pid, now_ns - STILL_NS) < STILL_NS}
+        return [one for one in here if one.job_id not in moving]
+
+    async def look(self, now_ns: int) -> None:
+        """Ask once, outside the loop. What was seen before is forgotten where no answer is about these ranks."""
+        here = self._still(now_ns)
+        if not here:
+            return
+        nodes = max(process.world_size for process in here) // len(here)
+        self._due_ns = now_ns + max(AGAIN_NS, nodes * AGAIN_OF_A_NODE_NS)
+        since_ns = self._moved_ns(here, now_ns)
+        found = await self._answer({process.pid for process in here})
+        self._answered_ns = now_ns if found else None
+        if not found:
+            self._due_ns = now_ns + SILENT_NS
+        self.seen = standing(found, here, self._since)
+        self._since = {comm.state: self._since.get(comm.state, since_ns) for comm in found}
+
+    def _moved_ns(self, here: list[RankProcess], now_ns: int) -> int:
+        """Since when what is seen now for the first time may be so: since the answer before, where it was not, or since
+        these ranks last recorded something."""
+        pids = {one.pid for one in here}
+        known = [one.progress_after_ns for one in self._producers() if one.process.pid in pids]
+        if self._answered_ns is not None:
+            return max([self._answered_ns, *known])
+        return max([now_ns - STANDS_MOST_NS, *known]) if known else now_ns
+
+    async def _answer(self, pids: set[int]) -> tuple[RasCommunicator, ...]:
+        """Communicators of an answer about these processes."""
+        anonymous: tuple[RasCommunicator, ...] = ()
+        for _ in range(TRIES):
+            try:
+                found = parse_answer(await asyncio.to_thread(self._ask, self._where, TIMEOUT_S))
+            except OSError as error:
+                log.debug("no RAS at %s:%d: %s", *self._where, error)
+                return ()
+            named = {member.pid for comm in found for member in comm.members} - {0}
+            if named & pids:
+                return found
+            anonymous = anonymous or (() if named else found)
+        return anonymous
+
+
+def address(environ: Mapping[str, str]) -> Address:
+    """Where RAS listens on this node: ``NCCL_RAS_ADDR``, as NCCL reads it, else its default."""
+    found = parse(environ.get("NCCL_RAS_ADDR", ""))
+    return found._replace(host=found.host or "localhost") if found else Address("localhost", PORT)
