@@ -151,8 +151,9 @@ class Network:
         cases = "".join(case.format(self.address(host), host, self.on(host)) for host in HOSTS)
         program.write_text(
             "#!/bin/sh\n"
-            'while :; do case "$1" in -[poilF]) shift 2;; -*) shift;; *) break;; esac; done\n'
-            f'host=$1; shift\ncase "$host" in\n{cases}  *) echo "no host $host" >&2; exit 255;;\nesac\n'
+            'host=\nwhile :; do case "$1" in\n  -[poilF]) shift 2;;\n  -*) shift;;\n'
+            '  *) [ "$host" ] && break; host=$1; shift;;\nesac; done\n'
+            f'case "$host" in\n{cases}  *) echo "no host $host" >&2; exit 255;;\nesac\n'
         )
         program.chmod(0o755)
         return program

@@ -37,7 +37,7 @@ MPIRUN_ARITY = {
         " --default-hostfile --map-by -map-by --bind-to -bind-to --rank-by -rank-by -wdir --wdir -wd --prefix"
         " --output-filename --output --timeout --npernode -npernode -ppn -ppr --rankfile -rf --display --stdin --path"
         " --tune -am --runtime-options --personality --app -genvlist -envlist -launcher -bootstrap -iface -rmk"
-        " --pset --dvm-uri --preload-files -hostlist".split(),
+        " --pset --dvm-uri --preload-files -hostlist -launcher-exec -bootstrap-exec -demux -configfile".split(),
         1,
     ),
     **dict.fromkeys(

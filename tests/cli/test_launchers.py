@@ -154,6 +154,8 @@ def test_remote_hosts_of_an_mpirun(tmp_path: Path) -> None:
     assert mpirun.remote_hosts(["mpirun", "a"], {"SLURM_JOB_NODELIST": "n[1-2]"}) == ["n1", "n2"]
     assert mpirun.remote_hosts(["mpirun", "-np", "4", "a"], {}) == []
     of_ipv6 = ["mpirun", "--host", "[2001:db8::1]:2,2001:db8::2,n3:4", "a"]
+    by_rsh = ["mpirun", "-launcher", "ssh", "-launcher-exec", "/opt/rsh", "-hosts", "n1,n2:2", "a", "-hosts", "no"]
+    assert mpirun.remote_hosts(by_rsh, {}) == ["n1", "n2"]
     assert mpirun.remote_hosts(of_ipv6, {}) == ["2001:db8::1", "2001:db8::2", "n3"]
 
 

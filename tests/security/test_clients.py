@@ -137,3 +137,12 @@ def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, capsys: p
             assert main([*SIMULATE, ports(collector)[0], "--seed", seed, "--token-file", str(token)]) == code
             said = capsys.readouterr()
             assert told in said.out + said.err
+
+
+def test_an_address_of_ipv6_is_printed_as_it_is_given(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With brackets: agents, commands and browsers take it as it is."""
+    with served(listen="[::1]:0", http="[::1]:0", token_file=str(secret)) as collector:
+        grpc, http = ports(collector)
+        assert main([*SIMULATE, grpc, "--token-file", str(secret)]) == 0
+        assert main(["top", http, "--once", "--token-file", str(secret)]) == 0
+    assert "all acknowledged" in capsys.readouterr().out

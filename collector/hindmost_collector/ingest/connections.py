@@ -63,7 +63,7 @@ def listen(
         )
     except RuntimeError as error:
         raise HindmostError(f"cannot listen on {wanted}: it is in use, or not an address of this host") from error
-    return server, f"{wanted.host}:{bound}"
+    return server, str(wanted._replace(port=bound))
 
 
 #: What grpc raises where a stream is ended by its other end, as asyncio's own error where it notices that late.

@@ -10,11 +10,12 @@ import threading
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import SHUT_RDWR
+from socket import AF_INET, AF_INET6, SHUT_RDWR
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlencode, urlsplit
 
 from hindmost.errors import HindmostError
+from hindmost_proto.address import Address
 from hindmost_proto.exposition import CONTENT_TYPE
 
 from hindmost_collector.page import document
@@ -403,6 +404,7 @@ class _Server(ThreadingHTTPServer):
         #: Connections whose request has not arrived, and when it must have.
         self.arriving: dict[socket.socket, float] = {}
         self._room = threading.Semaphore(CONNECTIONS)
+        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
         super().__init__(address, handler)
 
     def expect(self, connection: socket.socket) -> None:
@@ -446,12 +448,12 @@ class Page:
         try:
             self._server = _Server(address, self._handler)
         except OSError as error:
-            where = f"{address[0]}:{address[1]}"
+            where = Address(*address)
             raise HindmostError(
                 f"cannot serve HTTP on {where}: {error.strerror}; give another --http HOST:PORT"
             ) from error
         host, port = self._server.server_address[:2]
-        self.address = f"{host!s}:{port}"
+        self.address = str(Address(str(host), port))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="http")
         self._thread.start()
 
