@@ -49,10 +49,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 def definition(group: str, kind: str) -> dict[str, Any]:
-    """That this kind exists, and may have any field."""
+    """That this kind exists, and may have any field; of two groups of rules with one name the operator's takes none."""
     plural = f"{kind.lower()}s"
     names = {"kind": kind, "plural": plural, "singular": kind.lower()}
-    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    group_of_rules = {**anything, "required": ["name"], "properties": {"name": {"type": "string"}}}
+    by_name = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+    rules = {**anything, "properties": {"groups": {"type": "array", "items": group_of_rules, **by_name}}}
+    spec_of = rules if kind == "PrometheusRule" else anything
+    schema = {"openAPIV3Schema": {**anything, "properties": {"spec": spec_of}}}
     version = {"name": "v1", "served": True, "storage": True, "schema": schema}
     spec = {"group": group, "names": names, "scope": "Namespaced", "versions": [version]}
     return {"metadata": {"name": f"{plural}.{group}"}, "spec": spec}
