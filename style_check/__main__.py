@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from style_check import prose, rules
+from style_check import names, prose, rules
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,12 +19,13 @@ def check(root: Path, paths: Sequence[str], rulebook: rules.Rules) -> list[str]:
     """One line for each finding in the files, which are given relative to the repository."""
     findings = []
     for path in paths:
-        reader, names = prose.reader(path), rulebook.applying(path)
-        if reader and names and (root / path).is_file():
+        reader, applying = prose.reader(path), rulebook.applying(path)
+        if reader and applying and (root / path).is_file():
             source = (root / path).read_text(encoding="utf-8")
+            findings += [f"{path}:{line}: {what}" for line, what in names.findings(path, source)]
             findings += [
                 f"{path}:{source.count(chr(10), 0, at) + 1}: {what}"
-                for at, what in rulebook.findings(reader(source), names)
+                for at, what in rulebook.findings(reader(source), applying)
             ]
     return findings
 

@@ -216,14 +216,14 @@ class Client:
     fingerprint: str = ""
 
     @classmethod
-    def of(cls, given: Mapping[str, str | None], environ: Mapping[str, str]) -> Client:
+    def of(cls, flags: Mapping[str, str | None], environ: Mapping[str, str]) -> Client:
         """Options, or else variables ``HINDMOST_TLS_CERT`` …, checked. Raises ``UsageError``."""
         named = {
             "cert": "HINDMOST_TLS_CERT", "key": "HINDMOST_TLS_KEY", "ca": "HINDMOST_TLS_CA",
             "token_file": "HINDMOST_TOKEN_FILE", "token": "HINDMOST_TOKEN", "fingerprint": "HINDMOST_FINGERPRINT",
         }  # fmt: skip
-        found = {name: given.get(name) or environ.get(variable, "") for name, variable in named.items()}
-        if found["token"] and found["token_file"] and not given.get("token_file"):
+        found = {name: flags.get(name) or environ.get(variable, "") for name, variable in named.items()}
+        if found["token"] and found["token_file"] and not flags.get("token_file"):
             # The file of `hindmost run` is on its own node, or on a disk that others share; the variable goes along.
             found["token_file"] = found["token_file"] if os.access(found["token_file"], os.R_OK) else ""
         if bool(found["cert"]) != bool(found["key"]):

@@ -144,8 +144,8 @@ class Recorder:
         for follower in self._followers:
             follower.trains_in(here, surely=True)
         if handed_over:
-            for told in self.on_handover:
-                told()
+            for callback in self.on_handover:
+                callback()
         return True
 
     def follow(self, follower: Follower) -> None:
@@ -241,8 +241,8 @@ class Recorder:
 
     def pauses(self, now_ns: int) -> None:
         """What the loop does now is no batch's."""
-        for told in self.on_pause:
-            self.defer(told, now_ns)
+        for callback in self.on_pause:
+            self.defer(callback, now_ns)
 
     def phase(self, name: str, start_ns: int, end_ns: int) -> None:
         """Record an interval that has ended."""

@@ -68,8 +68,8 @@ def add_proofs(parser: argparse.ArgumentParser) -> None:
 
 def client(args: argparse.Namespace) -> Client:
     """How this command proves itself, by the options of ``add_proofs`` or the variables of a job. Raises UsageError."""
-    given = {"cert": args.tls_cert, "key": args.tls_key, "ca": args.tls_ca, "token_file": args.token_file}
-    return Client.of(given, os.environ)
+    flags = {"cert": args.tls_cert, "key": args.tls_key, "ca": args.tls_ca, "token_file": args.token_file}
+    return Client.of(flags, os.environ)
 
 
 def thresholds(sets: Sequence[str] | None, config: Path | None = None) -> Settings:

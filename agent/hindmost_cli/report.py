@@ -88,12 +88,12 @@ def run(args: argparse.Namespace) -> int:
     chosen = _ranks(args.ranks) if args.ranks else None
     wanted = args.sections or (["limits"] if args.flops_per_sample and args.format == "text" else [])
     color = args.output is None and stdio.colored(sys.stdout)
-    given = arguments.given_thresholds(args.set, args.config)
+    thresholds = arguments.given_thresholds(args.set, args.config)
     others = tuple(map(Path, args.others))
     pages = []
     recordings_in = [args.path] if others else _recordings(args.path, args.format)
     for one in recordings_in:
-        run, found = _judged(one, given, others)
+        run, found = _judged(one, thresholds, others)
         report = found.to_dict()
         if chosen is not None:
             _refuse_unknown(args.ranks, chosen, report)
@@ -158,14 +158,16 @@ def place(text: str) -> Path | str:
     return text if colon else Path(text)
 
 
-def judged(path: Path | str, given: Mapping[str, float] | None = None, others: tuple[Path, ...] = ()) -> dict[str, Any]:
+def judged(
+    path: Path | str, thresholds: Mapping[str, float] | None = None, others: tuple[Path, ...] = ()
+) -> dict[str, Any]:
     """The report of a recording as ``hindmost.report/1``, by the thresholds that it was recorded with unless others are
     given. ``others`` are run directories of the same job that other collectors wrote.
     """
-    return _judged(path, given, others)[1].to_dict()
+    return _judged(path, thresholds, others)[1].to_dict()
 
 
-def _judged(path: Path | str, given: Mapping[str, float] | None, others: tuple[Path, ...]) -> tuple[Run, Report]:
+def _judged(path: Path | str, thresholds: Mapping[str, float] | None, others: tuple[Path, ...]) -> tuple[Run, Report]:
     from hindmost_collector.options import with_thresholds
     from hindmost_collector.recordings import load
     from hindmost_judge.judge import judge
@@ -173,7 +175,7 @@ def _judged(path: Path | str, given: Mapping[str, float] | None, others: tuple[P
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
     run = load.load_run_directories([Path(path), *others]) if others else load.load(path)
-    return run, judge(run, with_thresholds(dict(run.job.thresholds), given or {}))
+    return run, judge(run, with_thresholds(dict(run.job.thresholds), thresholds or {}))
 
 
 def _sections(text: str) -> list[str]:

@@ -195,11 +195,11 @@ def resolve(flags: Mapping[str, Any], environ: Mapping[str, str], config: Path |
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
     for layer in layers:
-        for given, value in layer.values.items():
-            name = _FORMERLY.get(given, given)
+        for written_name, value in layer.values.items():
+            name = _FORMERLY.get(written_name, written_name)
             if name not in known:
                 raise UsageError(f"{layer.named(name)} is not a setting; settings are {', '.join(sorted(known))}")
-            written[name] = layer.named(given)
+            written[name] = layer.named(written_name)
             values[name] = converted(written[name], value, known[name])
     options = Options(**values)
     _check(options, lambda name: written.get(name, flag(name)))
@@ -365,8 +365,8 @@ def given_thresholds(sets: Iterable[str], environ: Mapping[str, str], config: Pa
     """
     known = {one.name: one for one in fields(Settings)}
     values: dict[str, Any] = {}
-    for written, given, value in _written(sets, environ, config):
-        name = RENAMED.get(given, given)
+    for written, written_name, value in _written(sets, environ, config):
+        name = RENAMED.get(written_name, written_name)
         if name not in known:
             like = get_close_matches(name, known, n=1)
             meant = f"did you mean {like[0]}? " if like else ""

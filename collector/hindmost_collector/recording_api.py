@@ -65,11 +65,11 @@ class Recording(Tables):
     def __init__(self, path: str | Path, *others: str | Path) -> None:
         """Raises UsageError when there is no recording at a path."""
         self.path = Path(path)
-        given = {one.resolve(): one for one in map(Path, (path, *others))}
-        self._jobs = [job for one in given.values() for job in _directories(one)]
+        paths = {one.resolve(): one for one in map(Path, (path, *others))}
+        self._jobs = [job for one in paths.values() for job in _directories(one)]
         self._names: dict[Path, str] = {}
         self._torn: set[Path] = set()
-        self._untold: dict[Path, list[Path]] = {}
+        self._unwarned: dict[Path, list[Path]] = {}
         self._checked: set[Path] = set()
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._one_at_a_time = threading.Lock()
@@ -115,7 +115,7 @@ class Recording(Tables):
                     answer = self._engine().sql(query)
                     if answer is None:  # nothing, a comment, a setting
                         raise UsageError("the query asks for nothing: give a SELECT")
-                    return self._told(query, answer.to_arrow_table())
+                    return self._warn_of_torn(query, answer.to_arrow_table())
                 except duckdb.Error as error:
                     # a segment was compacted away after it was listed, or is torn: look closer, and again
                     if type(error) not in _UNREADABLE or attempt == 4:
@@ -181,15 +181,15 @@ class Recording(Tables):
         """Read no row of these segments of a job from now on, and say so once, with the next answer."""
         new = [path for path in torn if path not in self._torn]
         self._torn.update(new)
-        self._untold.setdefault(job, []).extend(new)
+        self._unwarned.setdefault(job, []).extend(new)
 
-    def _told(self, query: str, answer: pa.Table) -> pa.Table:
+    def _warn_of_torn(self, query: str, answer: pa.Table) -> pa.Table:
         """The answer, once it is said what was left out of it."""
         self._refuse_unreadable(query)
-        for job, torn in self._untold.items():
-            for told in segments.left_out(torn):
-                log.warning("%s: %s", job, told)
-        self._untold.clear()
+        for job, torn in self._unwarned.items():
+            for warning in segments.left_out(torn):
+                log.warning("%s: %s", job, warning)
+        self._unwarned.clear()
         return answer
 
     def _select(self, job: Path, table: str) -> str:

@@ -40,14 +40,14 @@ class Gpu:
     """Keeps all calls."""
 
     def __init__(self) -> None:
-        self.told: list[str] = []
+        self.calls: list[str] = []
 
     def copy_begins(self) -> None:
-        self.told.append("begins")
+        self.calls.append("begins")
 
     def copy_ends(self, host_ns: int) -> None:
         assert 0 < host_ns < 1e9
-        self.told.append("ends")
+        self.calls.append("ends")
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ def test_copies_of_the_loop_and_its_functions_are_seen(copies: Any) -> None:
     move(x)
     Module()(x)
     x.extend(b"later")
-    assert copies.gpu.told == ["begins", "ends", "begins", "ends"]
+    assert copies.gpu.calls == ["begins", "ends", "begins", "ends"]
 
 
 def test_what_is_on_the_gpu_is_not_copied_to_it(copies: Any) -> None:
     """A conversion on the GPU is computing."""
     copies.begin(sys._getframe())
     OnGpu().extend(b"a")
-    assert copies.gpu.told == []
+    assert copies.gpu.calls == []
 
 
 def test_a_copy_that_fails_ends(copies: Any) -> None:
@@ -89,7 +89,7 @@ def test_a_copy_that_fails_ends(copies: Any) -> None:
     copies.begin(sys._getframe())
     with pytest.raises(TypeError):
         Tensor().extend(1)  # type: ignore[arg-type]
-    assert copies.gpu.told == ["begins", "ends"]
+    assert copies.gpu.calls == ["begins", "ends"]
 
 
 def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
@@ -97,7 +97,7 @@ def test_nothing_is_watched_after_backward_began(copies: Any) -> None:
     copies.begin(sys._getframe())
     copies.end()
     Tensor().extend(b"a")
-    assert copies.gpu.told == []
+    assert copies.gpu.calls == []
     monitoring = sys.monitoring  # type: ignore[attr-defined]
     assert monitoring.get_local_events(copies.tool, move.__code__) == 0
 
@@ -109,7 +109,7 @@ def test_once_the_copying_thread_is_known_no_other_is_watched(copies: Any) -> No
         move(Tensor())
         assert (sys._getframe().f_code in copies.watched) is (look <= torch_copies.LEARNING or look % 16 == 0)
         assert move.__code__ in copies.watched
-    assert copies.gpu.told == ["begins", "ends"] * 2 * torch_copies.AGAIN
+    assert copies.gpu.calls == ["begins", "ends"] * 2 * torch_copies.AGAIN
     copies.begin(sys._getframe())  # there is no copy
     copies.begin(sys._getframe())
     assert sys._getframe().f_code in copies.watched

@@ -122,3 +122,12 @@ def test_masked_text_has_the_length_of_its_source() -> None:
         source = file.read_text(encoding="utf-8")
         assert reader is not None
         assert len(reader(source)) == len(source)
+
+
+@pytest.mark.parametrize(
+    "code", ["told = 1", "def f(_few): ...", "class Given: ...", "self.untold = 1", "for some in (): ..."]
+)
+def test_a_name_that_says_nothing_is_a_finding_in_the_packages(tree: Path, code: str) -> None:
+    """Whatever it names; what is only read is named elsewhere."""
+    assert len(findings(tree, "agent/a.py", f"x = {code!r}\n{code}\nprint(told)\n")) == 1
+    assert findings(tree, "bench/a.py", f"{code}\n") == []

@@ -92,13 +92,13 @@ class Calls:
         """The index in the ring of a process set's communicator, or of all ranks', which changes in an elastic job."""
         if self._ring is not self._recorder.ring:
             self._forget()
-        some = tuple(process_set.ranks or ()) if getattr(process_set, "process_set_id", 0) else ()
-        found = self._communicators.get(some)
+        members = tuple(process_set.ranks or ()) if getattr(process_set, "process_set_id", 0) else ()
+        found = self._communicators.get(members)
         if found is None:
-            ranks, rank = some or range(self._horovod.size()), self._horovod.rank()
+            ranks, rank = members or range(self._horovod.size()), self._horovod.rank()
             place = ranks.index(rank) if rank in ranks else -1
             found = self._ring.communicator(communicator_id(ranks), place, len(ranks), "horovod")
-            self._communicators[some] = found
+            self._communicators[members] = found
         return found
 
     def _forget(self) -> None:

@@ -74,7 +74,7 @@ def install(module: ModuleType, recorder: Recorder) -> None:
     recorder.name_framework("keras")
     train, test = Batches(recorder, "train"), Batches(recorder, "eval")
     callbacks: Any = module
-    for method, told in (
+    for method, hook in (
         ("on_train_batch_begin", train.begins),
         ("on_train_batch_end", train.ends),
         ("on_epoch_begin", train.pauses),
@@ -84,7 +84,7 @@ def install(module: ModuleType, recorder: Recorder) -> None:
         ("on_test_batch_end", test.ends),
         ("on_test_end", test.pauses),
     ):
-        around(callbacks.CallbackList, method, told, lambda *_: None)
+        around(callbacks.CallbackList, method, hook, lambda *_: None)
     if module.__name__.endswith("callback_list"):
         optimizer = importlib.import_module("keras.src.optimizers.base_optimizer").BaseOptimizer
         # Real where a step runs eagerly; in a compiled step it is called while tracing only.

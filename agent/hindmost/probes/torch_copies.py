@@ -51,19 +51,19 @@ class Copies:
         self._whole = True  # whatever the loop calls is watched, not only them
         self._seen = True  # a copy was, since the batch was there
         self._copied: Any = None  # the tensor that is being copied
-        self._call, self._return = (self._stamped(guarded(told)) for told in (self.called, self.returned))
+        self._call, self._return = (self._stamped(guarded(hook)) for hook in (self.called, self.returned))
         events = monitoring.events
         monitoring.register_callback(tool, events.CALL, self._call)
         for ended in (events.C_RETURN, events.C_RAISE):
             monitoring.register_callback(tool, ended, self._return)
 
-    def _stamped(self, told: Callable[..., None]) -> Any:
+    def _stamped(self, hook: Callable[..., None]) -> Any:
         """Watched calls run between the hooks: what ``sys.monitoring`` takes for them is counted separately."""
         sampling = self.recorder.sampling
 
         def call(*arguments: Any) -> None:
             spent = sampling.spent_ns
-            told(*arguments)
+            hook(*arguments)
             sampling.spent_ns = spent
 
         module: Any = load()
@@ -154,13 +154,13 @@ class Copies:
 class Stamp:
     """Calls ``told`` and knows when that began and when it ended: the twin of ``native/_stamp.c``."""
 
-    def __init__(self, told: Callable[..., None], clock: Callable[[], int]) -> None:
-        self._told, self._clock = told, clock
+    def __init__(self, on_end: Callable[..., None], clock: Callable[[], int]) -> None:
+        self._on_end, self._clock = on_end, clock
         self.entered = self.left = self.took = 0
 
     def __call__(self, *arguments: Any) -> None:
         self.entered = self._clock()
-        self._told(*arguments)
+        self._on_end(*arguments)
         self.left = self._clock()
         self.took += self.left - self.entered
 

@@ -199,13 +199,13 @@ class Hooks:
             self._gpu.optimizer_ends()
         self._steps(now, self._detector.optimizer_ends, self._started, now, id(optimizer))
 
-    def _steps(self, now: int, told: Callable[..., None], *what: int) -> None:
+    def _steps(self, now: int, callback: Callable[..., None], *what: int) -> None:
         """An optimizer's step has ended."""
         recorder = self._recorder
         self._stepped += 1
         if not self._fed or self._stepped > REPEATS:
             self._step_ends_here(now)
-        self._later.append((told, *what))
+        self._later.append((callback, *what))
         end = self._clock()
         recorder.own_ns += end - now
         if end >= recorder.due_ns:

@@ -122,7 +122,7 @@ async def connect(host: str, port: int, within_s: float, client: Client = Client
             raise CallError(reason(error)) from error
         except (StreamTerminatedError, ProtocolError, H2Error) as error:
             lost = str(error) == "Connection lost" and not (call and call.answered)
-            raise CallError(_unanswered(client) if lost else _told(error)) from error
+            raise CallError(_unanswered(client) if lost else _error_text(error)) from error
 
 
 def _unanswered(client: Client) -> str:
@@ -134,7 +134,7 @@ def _unanswered(client: Client) -> str:
     return "it ended the connection before it said a word: if it speaks TLS, give --tls-ca"
 
 
-def _told(error: Exception) -> str:
+def _error_text(error: Exception) -> str:
     """Why the call is over; a stream that was ended while something was written is no fault of the connection."""
     said = str(error)
     if isinstance(error, StreamClosedError) or said.endswith("reset by remote party, error_code: 0"):

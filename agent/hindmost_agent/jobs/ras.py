@@ -137,7 +137,7 @@ def _communicator(one: Any) -> RasCommunicator:
 _GROUP = re.compile(r" *(\d+) +\d+ +\d+ +[\d-]+ +(\d+) +\d+ +[A-Z]")
 _BLOCK = re.compile(r"#(\d+)-\d+ \(([0-9a-f]+)\) (\w+)")
 _DIFFER = re.compile(r"Communicator ranks have different (?:collective|(\w+)) operation counts")
-_SOME = re.compile(r"(\d+) ranks have launched up to operation (\d+)")
+_LAUNCHED = re.compile(r"(\d+) ranks have launched up to operation (\d+)")
 _RANK = re.compile(r"Rank (\d+)(?: has launched up to operation (\d+))? --(?:.*managed by process (\d+))?")
 _GONE = re.compile(r"The missing ranks?: ([\d, ]+)$")
 
@@ -175,9 +175,9 @@ class _Block:
                 self._end(function, together, listed=listed)
                 function, listed = differ[1] or ANY, True
                 self._launched.setdefault(function, {})
-            elif some := _SOME.match(line):
+            elif launched_by := _LAUNCHED.match(line):
                 self._end(function, together, listed=listed)
-                together, listed = int(some[2]), False
+                together, listed = int(launched_by[2]), False
             elif rank := _RANK.match(line):
                 self._pids[int(rank[1])] = int(rank[3] or 0)
                 if what == "INCOMPLETE":

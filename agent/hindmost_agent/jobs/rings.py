@@ -171,7 +171,7 @@ class Producer:
     def __init__(self, process: RankProcess, now_ns: int) -> None:
         self.process = process
         self.rings: dict[Path, OpenRing] = {}
-        #: When it was last seen to have written, and the look before, which was before it wrote the last.
+        #: When it last showed that it had written, and the reading before that, which was before it wrote the last.
         self.progress_ns = self.progress_after_ns = now_ns
         self.gone_ns: int | None = None
         #: How its process ends, as the kernel tells.
@@ -238,8 +238,8 @@ class Producer:
         return self._refresh_gpu(gpu_of) or named > 0
 
     def _refresh_gpu(self, gpu_of: Mapping[tuple[int, int], str]) -> bool:
-        told = next((uuid for item in self.rings.values() if (uuid := item.gpu_uuid)), "")
-        uuid = told or gpu_of.get((self.process.pid, self.process.start_ticks), "")
+        by_ring = next((uuid for item in self.rings.values() if (uuid := item.gpu_uuid)), "")
+        uuid = by_ring or gpu_of.get((self.process.pid, self.process.start_ticks), "")
         if not uuid or uuid == self.process.gpu_uuid:
             return False
         self.process = self.process._replace(gpu_uuid=uuid)

@@ -63,7 +63,7 @@ class Lustre(Sampler):
             if isinstance(page, OSError):
                 continue
             # "scratch-ffff9a01c7f4e800": the file system's name, then the mount's address
-            for one, value in _told(page, instance.rpartition("-")[0] or instance).items():
+            for one, value in _parsed(page, instance.rpartition("-")[0] or instance).items():
                 found[one] = found.get(one, 0.0) + value
         if self.series != tuple(found):
             self.series = tuple(found)
@@ -79,7 +79,7 @@ class Lustre(Sampler):
         return absent
 
 
-def _told(page: bytes, name: str) -> dict[Series, float]:
+def _parsed(page: bytes, name: str) -> dict[Series, float]:
     """What one mount says: ``NAME COUNT samples [UNIT] MIN MAX SUM …``, a sum of bytes, or of us in newer releases."""
     found: dict[Series, float] = {}
     for line in page.splitlines():

@@ -194,7 +194,7 @@ def load(files: Sequence[Path]) -> Run:
         collectives=concatenate("collectives", [_collectives(dump) for dump in dumps]),
         communicators=_communicators(dumps),
         rank_states=table("rank_states", rank=[dump.rank for dump in dumps], time_ns=written, life=RUNNING),
-        in_flight=_told_apart(concatenate("in_flight", unfinished), dumps),
+        in_flight=_with_distinct_operations(concatenate("in_flight", unfinished), dumps),
         stacks=_stacks(dumps, seen) if any(len(part["rank"]) for part in unfinished) else table("stacks", rank=[]),
         notes=tuple(torn),
     )
@@ -397,7 +397,7 @@ def _in_flight(dump: _Dump, written: int) -> Table:
         observed_ns=written,
         changed_ns=np.full(len(left), changed if written != UNMEASURED else UNMEASURED),
         bytes=[_bytes(entry) if times[_place(dump, entry)] == 1 else UNMEASURED for entry in left],
-        given=[_given(entry) for entry in left],
+        given=[_size_text(entry) for entry in left],
     )
 
 
@@ -410,7 +410,7 @@ def _place(dump: _Dump, entry: dict[str, Any]) -> tuple[int, int]:
 _ALIKE = re.compile(r"(\w+:)?(all_?reduce(_coalesced)?|reduce|broadcast|_?all_?gather_base|_?reduce_scatter_base)")
 
 
-def _given(entry: dict[str, Any]) -> str:
+def _size_text(entry: dict[str, Any]) -> str:
     """What a rank called an operation with, where the other members must call theirs with as much."""
     size, kinds = _bytes(entry), entry.get("input_dtypes")
     if size < 0 or not kinds or not _ALIKE.fullmatch(text(entry.get("profiling_name"))[:64]):
@@ -419,23 +419,23 @@ def _given(entry: dict[str, Any]) -> str:
     return f"{size // ITEM_BYTES[kind]:,} elements of {kind}" if len(kinds) == 1 else f"{size:,} bytes"
 
 
-def _told_apart(in_flight: Table, dumps: list[_Dump]) -> Table:
+def _with_distinct_operations(in_flight: Table, dumps: list[_Dump]) -> Table:
     """Open operations, those called with their sizes of which the members of a group gave different ones.
 
     Operations that were begun together may have one number: which of a rank's is which of another's is not known then.
     Where a member has left one, as a broadcast's root does, those that are still inside do not show what most gave.
     """
-    size, given = in_flight.pop("bytes", np.empty(0, np.int64)), in_flight.pop("given", np.empty(0, np.str_))
+    size, size_texts = in_flight.pop("bytes", np.empty(0, np.int64)), in_flight.pop("given", np.empty(0, np.str_))
     name = in_flight["name"].astype(object)
     sizes: dict[tuple[int, int, str], set[int]] = {}
     keys = list(zip(in_flight["comm"].tolist(), in_flight["seq"].tolist(), name.tolist(), strict=True))
-    for key, one in zip(keys, np.where(given != "", size, UNMEASURED).tolist(), strict=True):
+    for key, one in zip(keys, np.where(size_texts != "", size, UNMEASURED).tolist(), strict=True):
         sizes.setdefault(key, set()).add(one)
     unlike = {key for key, found in sizes.items() if len(found) > 1 and min(found) >= 0}
     unlike -= _ended(dumps) if unlike else set()
     for row, key in enumerate(keys):
         if key in unlike:
-            name[row] = f"{key[2]} ({given[row]})"
+            name[row] = f"{key[2]} ({size_texts[row]})"
     return {**in_flight, "name": name.astype(np.str_)}
 
 

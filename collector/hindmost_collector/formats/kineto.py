@@ -174,8 +174,8 @@ def _refuse_contradictions(where: str, traces: Sequence[tuple[int, _Trace]]) -> 
     one_job.refuse_other_steps(where, {name: np.concatenate(parts) for name, parts in number.items()})
     sizes = sorted({_world_size(trace) for _, trace in traces} - {0})
     if len(sizes) > 1:
-        told = " and ".join(map(str, sizes[:2]))
-        raise UsageError(f"{where}: of jobs of {told} ranks; name the folder of one job")
+        both_sizes = " and ".join(map(str, sizes[:2]))
+        raise UsageError(f"{where}: of jobs of {both_sizes} ranks; name the folder of one job")
 
 
 def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ def load(files: Sequence[Path]) -> Run:
     read, notes = read_undamaged(files, lambda path: _read(path, MAX_SAMPLES // len(files)))
     metrics = concatenate("metrics", [part for parts, _ in read for part in parts])
     return Run(
-        job=Job(id="", source=NAME), metrics=metrics, notes=(*notes, *(note for _, told in read for note in told))
+        job=Job(id="", source=NAME), metrics=metrics, notes=(*notes, *(note for _, of_file in read for note in of_file))
     )
 
 

@@ -241,8 +241,10 @@ def _repeated(c: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]) -
     """Which rows, in this order, say what the one before has said: a line may be in a file twice."""
     same = np.zeros(len(order), bool)
     if len(order):
-        told = (c[name][order] for name in ("enqueue", "start", "stop", "logged", "seq", "count", "comm", "op"))
-        same[1:] = np.logical_and.reduce([one[1:] == one[:-1] for one in told])
+        sorted_columns = (
+            c[name][order] for name in ("enqueue", "start", "stop", "logged", "seq", "count", "comm", "op")
+        )
+        same[1:] = np.logical_and.reduce([one[1:] == one[:-1] for one in sorted_columns])
     return same
 
 

@@ -31,7 +31,7 @@ PRECEDENCE = 70
 MAX_STEPS = 400_000
 #: With few steps, at most this share may lack a part by design: an optimizer with several gradients a step is due more
 #: often.
-_FEW = 0.1
+_MISSING_SHARE = 0.1
 _HOST = ("step", "t_start", "t_data", "t_end")
 _NEEDED = ("step", "t_start", "t_end")
 _GPU = ("fwd_ms", "bwd_ms", "opt_ms")
@@ -59,7 +59,7 @@ def load(files: Sequence[Path]) -> Run:
     budget = MAX_STEPS // max(1, len(files))
     parts, notes = read_undamaged(files, lambda path: _read(path, budget))
     read = {rank: columns for rank, columns, _ in parts}
-    notes += [note for _, _, told in parts for note in told]
+    notes += [note for _, _, of_file in parts for note in of_file]
     _refuse_contradictions(f"{files[0].parent}: {NAME}", len(parts), read)
     world = len(read) if max(read) == len(read) - 1 else None  # with a gap, the number of further ranks is unknown
     return Run(
@@ -114,7 +114,9 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]]
     order = order[np.append(True, (np.diff(host[order], axis=0) != 0).any(axis=1))]  # a line may be there twice
     columns: dict[str, np.ndarray[Any, Any]] = {key: host[order, i] for i, key in enumerate(_HOST)}
     gpu[~((gpu >= 0) & (gpu <= _LONGEST_NS / 1e6))] = np.nan
-    gpu[(gpu == 0) & ((gpu == 0).mean(axis=0) < _FEW)] = np.nan  # what takes time was not measured where it takes none
+    gpu[(gpu == 0) & ((gpu == 0).mean(axis=0) < _MISSING_SHARE)] = (
+        np.nan
+    )  # what takes time was not measured where it takes none
     return rank, columns | {key: gpu[order, i] for i, key in enumerate(_GPU)}, notes
 
 

@@ -94,7 +94,7 @@ class ConnectionLog:
     """Gathers the content of one line. An agent that came and left before the line counts as both."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._monotonic, self._told_s = monotonic, -_GATHERED_S
+        self._monotonic, self._logged_s = monotonic, -_GATHERED_S
         self._joined: dict[str, None] = {}
         self._left: dict[str, None] = {}
         self._lost: dict[str, None] = {}
@@ -110,9 +110,9 @@ class ConnectionLog:
     def tell(self, connected: Callable[[], int]) -> None:
         """Log what there is since the last line; ``connected`` counts the agents that have a stream now."""
         now = self._monotonic()
-        if now - self._told_s < _GATHERED_S or not (self._joined or self._left or self._lost):
+        if now - self._logged_s < _GATHERED_S or not (self._joined or self._left or self._lost):
             return
-        self._told_s = now
+        self._logged_s = now
         for what, agents in (("joined", self._joined), ("left", self._left), ("broke off", self._lost)):
             if agents:
                 named = ", ".join(list(agents)[:_NAMED]) + (", …" if len(agents) > _NAMED else "")
@@ -143,19 +143,19 @@ class RejectedCalls(grpc.GenericRpcHandler):
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
-        self._told: dict[str, tuple[float, int]] = {}
+        self._reported: dict[str, tuple[float, int]] = {}
         self.counts: Counter[str] = Counter()
 
     def seen(self, reason: str, context: Any, what: str) -> None:
         """Count one, and say so if nothing was said of its kind for a minute."""
         self.counts[reason] += 1
-        when, count = self._told.get(reason, (-QUIET_S, 0))
+        when, count = self._reported.get(reason, (-QUIET_S, 0))
         if self._now() - when < QUIET_S:
             return
         before = self.counts[reason] - count - 1
         more = f" ({before} more like it since the last such line)" if before else ""
         log.warning("%s was refused on the agents' port: %s%s", context.peer(), what, more)
-        self._told[reason] = (self._now(), self.counts[reason])
+        self._reported[reason] = (self._now(), self.counts[reason])
 
     async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
         """Count a stream, and end it with the reason."""
@@ -193,7 +193,7 @@ class RejectedBatches:
 
     def __init__(self, counts: Counter[str]) -> None:
         self._counts = counts
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
 
     def malformed(self, agent: AgentSession, complaints: Sequence[str]) -> None:
         """Blocks that say what cannot be, a sentence for each."""
@@ -208,14 +208,14 @@ class RejectedBatches:
             raise error
         self._counts["set_aside"] += 1
         if self._first(agent, "unforeseen"):
-            told = "%s of agent %s on %s failed: the part not yet taken is left out"
-            log.error(told, what, agent.identity, agent.node, exc_info=error)
+            text = "%s of agent %s on %s failed: the part not yet taken is left out"
+            log.error(text, what, agent.identity, agent.node, exc_info=error)
 
     def forget(self, identity: str) -> None:
         """An agent that is gone: if it comes back, it is logged again."""
-        self._told -= {(identity, "malformed"), (identity, "unforeseen")}
+        self._reported -= {(identity, "malformed"), (identity, "unforeseen")}
 
     def _first(self, agent: AgentSession, kind: str) -> bool:
-        known = (agent.identity, kind) in self._told
-        self._told.add((agent.identity, kind))
+        known = (agent.identity, kind) in self._reported
+        self._reported.add((agent.identity, kind))
         return not known

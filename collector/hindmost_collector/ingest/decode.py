@@ -238,11 +238,11 @@ class Decoder:
             group = self._definitions.group(block.rank.to_bytes(8, "little"))
             return ((block, count, group.owners[0].job, Owners(varint(count), group.ranks)),)
         group, rows = self._definitions.group(block.ranks), block.rows
-        given = varint_count(rows)
+        row_count = varint_count(rows)
         counts = rows if rows.isascii() else varints(rows).tolist()
-        if given != len(group.owners) or sum(counts) != count:
+        if row_count != len(group.owners) or sum(counts) != count:
             held = len(group.owners)
-            raise Malformed(f"{sum(counts)} rows of {given} ranks in a block of {count} rows, {held} ranks")
+            raise Malformed(f"{sum(counts)} rows of {row_count} ranks in a block of {count} rows, {held} ranks")
         if group.job is not None:
             return ((block, count, group.job, Owners(rows, group.ranks)),)
         ends = itertools.accumulate(counts)
@@ -287,9 +287,9 @@ class Decoder:
 
     def _codes(self, names: Any, indices: bytes, count: int, column: str) -> tuple[int, ...]:
         """The codes of ``names``. Raises Malformed for an index without a name."""
-        given = varint_count(indices)
-        if given != count:
-            raise Malformed(f"column {column} has {given} values in a block of {count}")
+        index_count = varint_count(indices)
+        if index_count != count:
+            raise Malformed(f"column {column} has {index_count} values in a block of {count}")
         known = len(names)
         if indices.translate(None, _SMALL[:known]) if known <= len(_SMALL) else max(varints(indices)) >= known:
             raise Malformed(f"column {column} has an index beyond its {known} names")
@@ -323,8 +323,8 @@ class Decoder:
             if schema is None:
                 complaints.append(f"schema {ref:#x} was never defined")
             elif len(times) % 8 or len(values) != len(times) * schema.width:
-                told = f"{len(values) / 8:g} values for {len(times) / 8:g} ticks of {schema.width} series"
-                complaints.append(told)
+                mismatch = f"{len(values) / 8:g} values for {len(times) / 8:g} ticks of {schema.width} series"
+                complaints.append(mismatch)
             elif times:
                 if times != ticks:
                     ticks = times  # which blocks that have the same then share
@@ -391,10 +391,10 @@ def _phases(block: Any, count: int) -> tuple[dict[str, bytes], list[Any]]:
     return known, others
 
 
-def _complaint(take: Callable[..., None], *given: Any) -> list[str]:
+def _complaint(take: Callable[..., None], *arguments: Any) -> list[str]:
     """Call ``take``; what was wrong with the block, if anything."""
     try:
-        take(*given)
+        take(*arguments)
     except (Malformed, IndexError, OverflowError) as error:
         return [str(error)]
     return []

@@ -66,8 +66,8 @@ class Schema:
     __slots__ = ("head", "width", "words")
 
     def __init__(self, series: Iterable[Series]) -> None:
-        given = list(series)
-        names, counters, helps, labels = zip(*given, strict=True) if given else ((), (), (), ())
+        every = list(series)
+        names, counters, helps, labels = zip(*every, strict=True) if every else ((), (), (), ())
         places: dict[str, int] = {}
         word = np.array([places.setdefault(one, len(places)) for one in labels], np.int32)
         ordered = sorted(zip(names, labels, range(len(names)), strict=True))

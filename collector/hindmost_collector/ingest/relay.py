@@ -237,8 +237,8 @@ def relayed(messages: Iterable[tuple[int, bytes | None]]) -> bytes:
     """An AgentMessage with ``(stream, its AgentMessage, None where it ended)`` in it, without taking any apart."""
     parts = []
     for stream, message in messages:
-        told = b"\x18\x01" if message is None else b"\x12" + varint(len(message)) + message
-        one = b"\x08" + varint(stream) + told
+        body = b"\x18\x01" if message is None else b"\x12" + varint(len(message)) + message
+        one = b"\x08" + varint(stream) + body
         parts.append(b"\x0a" + varint(len(one)) + one)
     content = b"".join(parts)
     return b"\x32" + varint(len(content)) + content

@@ -119,14 +119,16 @@ class Builder:
         values = self._fields(block)
         eights, small = values[: len(self._eights)], values[len(self._eights) :][: len(self._small)]
         lengths = [*map(len, eights), *map(len, extras.values())]
-        few = [varint_count(one) for one in small]
-        whole = lengths.count(count * 8), few.count(count)
-        absent = (lengths.count(0), few.count(0)) if count else (0, 0)
-        if whole[0] + absent[0] != len(lengths) or whole[1] + absent[1] != len(few):
-            self._refuse(count, lengths, few, extras)
+        varint_counts = [varint_count(one) for one in small]
+        whole = lengths.count(count * 8), varint_counts.count(count)
+        absent = (lengths.count(0), varint_counts.count(0)) if count else (0, 0)
+        if whole[0] + absent[0] != len(lengths) or whole[1] + absent[1] != len(varint_counts):
+            self._refuse(count, lengths, varint_counts, extras)
         if not count:
             return
-        missing = None if whole == (len(lengths), len(few)) else (*map(bool, lengths), *map(bool, few))
+        missing = (
+            None if whole == (len(lengths), len(varint_counts)) else (*map(bool, lengths), *map(bool, varint_counts))
+        )
         key = codes, tuple(extras), missing
         shape = self._shapes.get(key)
         if shape is None:
@@ -138,9 +140,11 @@ class Builder:
         shape.constants.extend(constants)
         self.rows += count
 
-    def _refuse(self, count: int, lengths: Sequence[int], few: Sequence[int], extras: Mapping[str, bytes]) -> None:
+    def _refuse(
+        self, count: int, lengths: Sequence[int], varint_counts: Sequence[int], extras: Mapping[str, bytes]
+    ) -> None:
         names = (*self._columns, *extras, *self._varints)
-        found = (*(length / 8 for length in lengths), *few)
+        found = (*(length / 8 for length in lengths), *varint_counts)
         name, length = next(one for one in zip(names, found, strict=True) if one[1] not in {0, count})
         raise Malformed(f"column {name} has {length:g} values in a block of {count}")
 
@@ -188,9 +192,9 @@ class _Shape:
     constants: list[int] = field(default_factory=list)
 
 
-def _array(given: Array, dtype: Any, fill: float, total: int) -> Array:
+def _array(values: Array, dtype: Any, fill: float, total: int) -> Array:
     """What was given, or *not measured*. A column of which every value is the same keeps none of the others' bytes."""
-    return encoding.thinned(given.astype(dtype, copy=False)) if len(given) else encoding.repeated(fill, total, dtype)
+    return encoding.thinned(values.astype(dtype, copy=False)) if len(values) else encoding.repeated(fill, total, dtype)
 
 
 class Words:

@@ -117,20 +117,20 @@ class Watch:
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
         """Run a full evaluation of a job, and report what is new."""
         components, seen = self._components, self._seen(job)
-        snapshot = job.told(components.decoder.words)
+        snapshot = job.reported_snapshot(components.decoder.words)
         report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside, show=job.history)
         if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())
         steps = {"first_step": job.first_step(report), "last_step": job.last_step(report)}
-        told = list(log.update(report["verdicts"], components.clock.now(), **steps))
+        events = list(log.update(report["verdicts"], components.clock.now(), **steps))
         report["verdicts"] = log.standing(report["verdicts"])
-        job.judged = self._confirmed(job, seen, told=bool(told))
-        job.events.extend(told)
-        self._notify(job.id, told, report)
-        if told and components.recorder.store:
-            components.shielded.begin(self._write_down(job.id, [line(event) for event in told]))
-        questions = [question for event in told if (question := zoom(job.id, event)) is not None]
+        job.judged = self._confirmed(job, seen, changed=bool(events))
+        job.events.extend(events)
+        self._notify(job.id, events, report)
+        if events and components.recorder.store:
+            components.shielded.begin(self._write_down(job.id, [line(event) for event in events]))
+        questions = [question for event in events if (question := zoom(job.id, event)) is not None]
         for question in questions:
             self._ask(job.id, question)
         if questions:
@@ -140,14 +140,14 @@ class Watch:
         job.report = report
         job.reported += 1
 
-    def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, told: bool) -> Mapping[str, int]:
+    def _confirmed(self, job: LiveJob, seen: Mapping[str, int], *, changed: bool) -> Mapping[str, int]:
         """Until when a report, ``seen`` to hold then and reported now, was seen to last: incremental evaluations went
         on meanwhile.
 
         They confirm the previous report, unless they name the same ranks as this one.
         """
         looked = self._looked.get(job.id, seen) if self._judging.settled(job.id) else seen
-        known = [seen, looked] if told or not job.judged else [seen, looked, job.judged]
+        known = [seen, looked] if changed or not job.judged else [seen, looked, job.judged]
         return max(known, key=lambda one: one["time_ns"])
 
     def _notify(self, job: str, events: Iterable[Mapping[str, Any]], report: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ _SLOWED = 0.1
 #: Transfers that take less than this share of a step, before and after, are ignored.
 _SMALL = 0.02
 #: So many ranks, from all over the job, show how long transfers take.
-_SOME = 256
+_SAMPLED_RANKS = 256
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ def outcome_of(report: Report) -> Outcome:
         for one in report.verdicts
         if one.kind not in QUIET and one.until_step is None
     }
-    some = report.ranks[:: len(report.ranks) // _SOME + 1]  # rows of ranks are made when looked at
-    transfers = [one.transfer_ms for one in some if one.transfer_ms is not None]
+    sample = report.ranks[:: len(report.ranks) // _SAMPLED_RANKS + 1]  # rows of ranks are made when looked at
+    transfers = [one.transfer_ms for one in sample if one.transfer_ms is not None]
     return Outcome(costs, report.job.step_ms.get("p50"), median(transfers) if transfers else None)
 
 

@@ -57,8 +57,8 @@ def reported_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: Abs
     for name, table in (("steps", run.steps), ("collectives", run.collectives)):
         if rows(table):
             spans = _reported(table, gone, begun=name in begun)
-            few = name == "collectives" and name not in begun and spans[0][1] - spans[0][0] < _JUDGED * step_ns
-            if few and rows(run.steps):
+            too_few = name == "collectives" and name not in begun and spans[0][1] - spans[0][0] < _JUDGED * step_ns
+            if too_few and rows(run.steps):
                 cut[name] = {column: values[:0] for column, values in table.items()}
             else:
                 cut[name] = _cut(table, next((one for one in spans if one[1] - one[0] >= _STEPS * step_ns), spans[-1]))

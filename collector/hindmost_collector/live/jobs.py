@@ -131,7 +131,7 @@ class LiveJob:
         made = self.window.snapshot(self.id, words)
         return lambda: missing_ranks.with_missing(made())
 
-    def told(self, words: Words) -> Callable[[], Run]:
+    def reported_snapshot(self, words: Words) -> Callable[[], Run]:
         """The same for the time that all ranks have reported.
 
         A single agent reports all ranks at once. In a stopped job each rank's last operation shows who holds it up."""

@@ -45,7 +45,7 @@ class _Open:
     ``over`` is the verdict with its end, from one report that no other has confirmed yet."""
 
     id: str
-    told: Mapping[str, Any]
+    reported: Mapping[str, Any]
     newest: Mapping[str, Any]
     onset: Onset | None
     over: Mapping[str, Any] | None = None
@@ -89,9 +89,9 @@ class VerdictLog:
         if any(identity(one) == (UNEVEN, ()) for one in present):
             self._uneven_at, self._uneven_ns = last_step, now_ns
         named = any(one.get("ranks") for one in present)
-        told = set(pairs.values())
+        matched = set(pairs.values())
         for place, one in enumerate(opened):
-            if place not in told:
+            if place not in matched:
                 yield from self._left_out(one, now_ns, last_step, named=named)
 
     def ended(self, verdicts: list[dict[str, Any]], now_ns: int) -> Iterator[dict[str, Any]]:
@@ -120,8 +120,8 @@ class VerdictLog:
         places = {identity(one): at for at, one in reversed([*enumerate(verdicts)])}
         held = [one.newest for one in self._open]
         over = [one for one in self._present if not any(one is other for other in held)]
-        told = [*over, *({**one, "until_step": None} for one in held)]
-        return sorted(told, key=lambda one: places.get(identity(one), len(verdicts))) or verdicts
+        verdicts_now = [*over, *({**one, "until_step": None} for one in held)]
+        return sorted(verdicts_now, key=lambda one: places.get(identity(one), len(verdicts))) or verdicts
 
     def _begun_anew(self, now_ns: int, last_step: int | None) -> Iterator[dict[str, Any]]:
         """Steps of a job that was restarted are counted anew: what began at one that is still to come is of before."""
@@ -163,15 +163,15 @@ class VerdictLog:
             one.over = verdict
         else:
             one.over = None
-            if _changed(one.told, verdict):  # compared with the last report: small changes add up
-                one.told = verdict
+            if _changed(one.reported, verdict):  # compared with the last report: small changes add up
+                one.reported = verdict
                 yield _event("changed", now_ns, one.id, verdict)
         self._open.append(one)
 
     def _left_out(self, one: _Open, now_ns: int, last_step: int | None, *, named: bool) -> Iterator[dict[str, Any]]:
         """What no report gives any more held at most until the first that does not."""
         if identity(one.newest) == (UNEVEN, ()):
-            if named or not self._may_be_told_again(last_step, now_ns):
+            if named or not self._may_be_reported_again(last_step, now_ns):
                 yield self._closed(one, _ended(one.newest, self._uneven_at), now_ns)
                 return
         elif one.over is not None:
@@ -181,7 +181,7 @@ class VerdictLog:
             one.over = _ended(one.newest, last_step)
         self._open.append(one)
 
-    def _may_be_told_again(self, last_step: int | None, now_ns: int) -> bool:
+    def _may_be_reported_again(self, last_step: int | None, now_ns: int) -> bool:
         """Whether it is of work in turn, and was given by a report so few steps and so little time ago."""
         if last_step is None or self._uneven_at is None or now_ns - self._uneven_ns >= _STANDING_NS:
             return False
@@ -310,8 +310,10 @@ def _with_more(verdict: dict[str, Any], more: Verdict) -> dict[str, Any]:
         for name in ("cost_ms_per_step", "cost_ratio")
         if verdict.get(name) is not None and more.get(name) is not None
     }
-    told = [f"{more['cost_ms_per_step']:.1f} ms of it since step {since(more)}"] if "cost_ms_per_step" in costs else []
-    return {**verdict, **costs, "evidence": [*(verdict.get("evidence") or ()), *told]}
+    later_cost = (
+        [f"{more['cost_ms_per_step']:.1f} ms of it since step {since(more)}"] if "cost_ms_per_step" in costs else []
+    )
+    return {**verdict, **costs, "evidence": [*(verdict.get("evidence") or ()), *later_cost]}
 
 
 def paired(opened: Sequence[Verdict], present: Sequence[Verdict]) -> dict[int, int]:
@@ -351,10 +353,10 @@ def _akin(before: Verdict, after: Verdict) -> bool:
 
 
 def _mostly(before: Verdict, after: Verdict) -> bool:
-    told, tells = set(before.get("ranks") or ()), set(after.get("ranks") or ())
+    earlier, tells = set(before.get("ranks") or ()), set(after.get("ranks") or ())
     alike = before["kind"] == after["kind"] and before.get("cause") == after.get("cause")
     as_old = since(after) - since(before) <= _LATER or bool(older_lines(after))
-    return alike and as_old and bool(told & tells) and len(told & tells) >= _SHARED * len(told | tells)
+    return alike and as_old and bool(earlier & tells) and len(earlier & tells) >= _SHARED * len(earlier | tells)
 
 
 def _until(verdict: Verdict) -> float:

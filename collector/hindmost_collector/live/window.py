@@ -304,7 +304,10 @@ class Window:
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()
         small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks.values())}
-        facts, few = self._facts(job, ranks), newest_of_ns is not None and not evaluation_window.may_share_cpus(ranks)
+        facts, cpus_only = (
+            self._facts(job, ranks),
+            newest_of_ns is not None and not evaluation_window.may_share_cpus(ranks),
+        )
 
         def make() -> Run:
             tables: dict[str, Any] = {
@@ -317,7 +320,7 @@ class Window:
                 ranks=ranks,
                 communicators=communicators,
                 rank_states=states,
-                metrics=_joined([tick.cpus() if few else tick.long() for tick in ticks]),
+                metrics=_joined([tick.cpus() if cpus_only else tick.long() for tick in ticks]),
                 look=newest_of_ns is not None,
                 **tables,
             )
@@ -390,8 +393,8 @@ class _Samples:
         if self._cpus is None:
             held = self._held
             if isinstance(held, list):
-                told = [(block, one.cpus, one.words) for block, one in held if one.cpus is not _NOWHERE]
-                self._cpus = _long(told)
+                of_cpus = [(block, one.cpus, one.words) for block, one in held if one.cpus is not _NOWHERE]
+                self._cpus = _long(of_cpus)
             else:
                 self._cpus = chosen(held, held["name"] == CPUS)
         return self._cpus

@@ -123,8 +123,8 @@ def of_cube(history: StepHistory) -> dict[str, Any] | None:
     if found is None:
         return None
     ns, means = found
-    told = coarse.columns()
-    return {**of_means(means), "first": told["first"], "count": told["count"], "last": told["last"], "ns": ns.tolist()}
+    bins = coarse.columns()
+    return {**of_means(means), "first": bins["first"], "count": bins["count"], "last": bins["last"], "ns": ns.tolist()}
 
 
 def of_report(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def together(path: Path, runs: Sequence[Run]) -> list[Run]:
     apart = [run for run in runs if _are_apart(run)]
     if not apart:
         return list(runs)
-    for offsets in _offsets_told(runs) if _of_one_job(runs) else ():
+    for offsets in _proven_offsets(runs) if _of_one_job(runs) else ():
         moved = [_moved(run, offsets) for run in runs]
         if not any(_are_apart(run) for run in moved):
             return [replace(moved[0], notes=(*moved[0].notes, _note(offsets))), *moved[1:]]
@@ -64,7 +64,7 @@ def _of_one_job(runs: Sequence[Run]) -> bool:
     )
 
 
-def _offsets_told(runs: Sequence[Run]) -> Iterator[dict[int, int]]:
+def _proven_offsets(runs: Sequence[Run]) -> Iterator[dict[int, int]]:
     """Rank to ns by which its clock is ahead, as each view has it."""
     for events in (_events(run) for run in runs):
         if len(events) > 1:
@@ -211,9 +211,9 @@ def _moved(run: Run, offsets: dict[int, int]) -> Run:
 
 
 def _note(offsets: dict[int, int]) -> str:
-    told = [
+    notes = [
         f"{names([rank])}'s clock is {abs(ns) / 1e9:,.0f} s {'ahead of' if ns > 0 else 'behind'} the others'"
         for rank, ns in sorted(offsets.items())[:4]
     ]
     more = f"; and so for {len(offsets) - 4} more" if len(offsets) > 4 else ""
-    return f"{'; '.join(told)}{more}: corrected by their common operations."
+    return f"{'; '.join(notes)}{more}: corrected by their common operations."

@@ -156,12 +156,12 @@ def recordings_in(path: Path | str) -> list[Path | str]:
 
 def several_runs(folder: Path) -> str | None:
     """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
-    return _told(folder, "runs", [one for one in _inside(folder) if one.is_dir() and is_run(one)])
+    return _several(folder, "runs", [one for one in _inside(folder) if one.is_dir() and is_run(one)])
 
 
 def several_archives(folder: Path, files: Sequence[Path]) -> str | None:
     """That the ``files`` of a folder, at whatever depth, hold archives, and how to name one; ``None``: they do not."""
-    return _told(folder, "archives", [one for one in files if is_archive(one)])
+    return _several(folder, "archives", [one for one in files if is_archive(one)])
 
 
 def only_archive(files: Sequence[Path]) -> Path | None:
@@ -170,7 +170,7 @@ def only_archive(files: Sequence[Path]) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def _told(folder: Path, what: str, found: list[Path]) -> str | None:
+def _several(folder: Path, what: str, found: list[Path]) -> str | None:
     if not found:
         return None
     newest = max(found, key=lambda one: one.stat().st_mtime_ns)
@@ -229,11 +229,11 @@ def _few_alike(notes: Sequence[str]) -> tuple[str, ...]:
     alike: dict[str, list[str]] = {}
     for note in notes:
         alike.setdefault(re.sub(r"\d+", "0", note), []).append(note)
-    told = []
+    shortened = []
     for same in alike.values():
-        told += same[:_ALIKE] if len(same) > _ALIKE + 1 else same
-        told += [f"… and {len(same) - _ALIKE:,} more notes like the last."] if len(same) > _ALIKE + 1 else []
-    return tuple(told)
+        shortened += same[:_ALIKE] if len(same) > _ALIKE + 1 else same
+        shortened += [f"… and {len(same) - _ALIKE:,} more notes like the last."] if len(same) > _ALIKE + 1 else []
+    return tuple(shortened)
 
 
 def _steps(runs: Sequence[Run]) -> Table:

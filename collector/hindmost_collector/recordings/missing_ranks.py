@@ -35,7 +35,7 @@ _BETTER_LOGGED = 0.5
 #: More ranks than this no job has: whatever claims them is believed in nothing.
 _MOST_RANKS = 1 << 20
 #: A rank is in most of a communicator's operations, or it is not one that meets the others there.
-_FEW = 0.05
+_LEAST_SHARE = 0.05
 
 
 def marked(run: Run, sources: Sequence[Run]) -> Run:
@@ -112,12 +112,14 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     if not unseen:
         first, last = common(cut)
         return replace(_shortened(run, cut), unseen=Unseen((), judged=max(last - first, 0.0))) if cut else run
-    told = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
+    missing = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
     if by_steps:
-        run = _noted(run, [f"Who waits for whom is not known of {names(told.ranks)}: judged by the log of the steps."])
-    aside = np.isin(run.collectives["rank"], told.ranks) | apart  # separate groups may wait for missing ranks
+        run = _noted(
+            run, [f"Who waits for whom is not known of {names(missing.ranks)}: judged by the log of the steps."]
+        )
+    aside = np.isin(run.collectives["rank"], missing.ranks) | apart  # separate groups may wait for missing ranks
     run = without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
-    return replace(run, unseen=replace(told, ranks=()) if _guessed(run) and apart else told)
+    return replace(run, unseen=replace(missing, ranks=()) if _guessed(run) and apart else missing)
 
 
 def _guessed(run: Run) -> bool:
@@ -155,7 +157,7 @@ def _apart(run: Run, seen: set[int]) -> bool:
     ranks, row = np.unique(table["rank"][kept], return_inverse=True)
     counts = np.zeros((len(comms), len(ranks)), np.int64)
     np.add.at(counts, (which, row), 1)
-    used = counts.sum(axis=1) > _FEW * counts.sum()
+    used = counts.sum(axis=1) > _LEAST_SHARE * counts.sum()
     return bool((counts[used] == 0).any())
 
 
@@ -304,9 +306,9 @@ def _nearly_all(rank: np.ndarray[Any, Any], number: np.ndarray[Any, Any]) -> tup
     bounds = []
     for one in ranks.tolist():
         mine = number[rank == one]
-        few = int(_STRAY * len(mine))
-        ordered = np.partition(mine, (few, len(mine) - 1 - few))
-        bounds.append((ordered[few], ordered[len(mine) - 1 - few]))
+        trimmed = int(_STRAY * len(mine))
+        ordered = np.partition(mine, (trimmed, len(mine) - 1 - trimmed))
+        bounds.append((ordered[trimmed], ordered[len(mine) - 1 - trimmed]))
     first, last = np.array(bounds, np.int64).T
     return ranks, first, last
 

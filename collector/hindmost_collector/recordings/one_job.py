@@ -151,7 +151,7 @@ def _widest_gap(spans: Mapping[str, tuple[int, int]]) -> tuple[str, str, int]:
     last = order[0] if order else ""
     for one in order[1:]:
         widest = max(widest, (one, last, spans[one][0] - spans[last][1]), key=lambda found: found[2])
-        last = max(last, one, key=lambda some: spans[some][1])
+        last = max(last, one, key=lambda span: spans[span][1])
     return widest
 
 

@@ -245,8 +245,8 @@ def read_undamaged(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T
         others += f" and {len(rest) - _NAMED} more" if len(rest) > _NAMED else ""
         raise DamagedError(damaged[0].path, f"{damaged[0].why}{others}")
     more = f"; and {len(damaged) - _NAMED} more" if len(damaged) > _NAMED else ""
-    told = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
-    return found, [f"Left out: {told}{more}."] if damaged else []
+    damage = "; ".join(f"{one.path.name}: {one.why}" for one in damaged[:_NAMED])
+    return found, [f"Left out: {damage}{more}."] if damaged else []
 
 
 def _tried(one: Of, read: Callable[[Of], T]) -> T | DamagedError:

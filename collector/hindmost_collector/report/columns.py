@@ -96,7 +96,7 @@ def waste(report: Mapping[str, Any]) -> list[str]:
         rows["by_node"] = []
     lost = f"{part_of(found['lost_ms'], step)} per step ({ratio(found['lost_ms'] / step)}): ranks are unequal"
     rest = [f"not attributed: {duration(found['rest_ms'])}"] if found["rest_ms"] >= _WORTH * step else []
-    return [lost, *(f"{_TABLES[name]} {_each(some, name)}" for name, some in rows.items() if some), *rest]
+    return [lost, *(f"{_TABLES[name]} {_each(numbers, name)}" for name, numbers in rows.items() if numbers), *rest]
 
 
 def _each(rows: Iterable[Mapping[str, Any]], table: str) -> str:

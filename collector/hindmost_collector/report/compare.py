@@ -134,12 +134,14 @@ def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
 
     Of runs that did not record their environment it is not known, and none of it is listed.
     """
-    told = [{**dict(run.job.settings), **_recorded_with(run)} for run in (a, b)]
-    known = [name for name in dict.fromkeys([*told[0], *told[1]]) if all(run.job.settings for run in (a, b))]
+    settings_of = [{**dict(run.job.settings), **_recorded_with(run)} for run in (a, b)]
+    known = [
+        name for name in dict.fromkeys([*settings_of[0], *settings_of[1]]) if all(run.job.settings for run in (a, b))
+    ]
     return [
-        {"name": name, "a": told[0].get(name), "b": told[1].get(name)}
+        {"name": name, "a": settings_of[0].get(name), "b": settings_of[1].get(name)}
         for name in known
-        if told[0].get(name) != told[1].get(name)
+        if settings_of[0].get(name) != settings_of[1].get(name)
     ]
 
 
@@ -174,7 +176,7 @@ class Condition:
         }
         change, sure = changes.get(self.name, (None, None))
         if change is None or sure is None:
-            known = sorted(name for name, (value, told) in changes.items() if value is not None and told is not None)
+            known = sorted(name for name, (value, right) in changes.items() if value is not None and right is not None)
             raise UsageError(
                 f"--fail-if {self.text}: not measured in both runs; measured are {', '.join(known) or 'none'}"
             )
@@ -288,10 +290,10 @@ def _verdicts(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> dict[str, lis
 
 def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     """In what else the two differ, so that a change need not be the one that was meant."""
-    told = {"world_size": "number of ranks", "nodes": "number of nodes"}
+    compared = {"world_size": "number of ranks", "nodes": "number of nodes"}
     unlike = [
         f"{what} differs: {a[name]} and {b[name]}"
-        for name, what in told.items()
+        for name, what in compared.items()
         if a.get(name) != b.get(name) and None not in (a.get(name), b.get(name))
     ]
     if a.get("command") and b.get("command") and a["command"] != b["command"]:

@@ -79,11 +79,11 @@ def render(
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
     stalled = not explain and any(one.kind == "stalled" for one in shown)  # the verdict has the rest of such a note
-    told = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
-    for note in told:
+    shown_notes = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
+    for note in shown_notes:
         page.print(labelled("NOTE", note, "dim"))
     hidden = sum(len(one.why[1:]) for one in shown) + len(report["verdicts"]) - len(shown)
-    if not explain and (hidden or waste or len(notes) > len(told)):
+    if not explain and (hidden or waste or len(notes) > len(shown_notes)):
         page.print(Text(f"all evidence: {more}", "dim"), soft_wrap=True)
     if explain and any(one.cost for one in shown):
         page.print(labelled("NOTE", _MEANS, "dim"))

@@ -47,10 +47,10 @@ class Endpoints:
             level = fitting(wanted, counts, parts.options.metrics_series)
             parts.withheld_series = sum(counts[level + 1 : wanted + 1])
             over = {job.id for job in jobs if contact.state(job) not in {RUNNING, HUNG}}
-            told = [self._jobs.text(jobs, contact, level, parts.definitions.pods), of_agents(parts)]
+            pages = [self._jobs.text(jobs, contact, level, parts.definitions.pods), of_agents(parts)]
             if level > JOB:
-                told.append(parts.nodes.text(level, contact.lost, over))
-            return self._labelled("".join(told)).encode() + generate_latest(self._registry)
+                pages.append(parts.nodes.text(level, contact.lost, over))
+            return self._labelled("".join(pages)).encode() + generate_latest(self._registry)
 
     def jobs_text(self) -> str:
         """The part of the page that is about jobs, ranks, verdicts and agents."""

@@ -175,9 +175,9 @@ class _Handler(BaseHTTPRequestHandler):
         """Who asks; None where an answer has been sent already."""
         if self.door is None:
             return EVERYONE
-        given = query.pop("token", "")
+        token = query.pop("token", "")
         path = urlsplit(self.path).path
-        visitor = self.door.admits(self.headers, given, self._cookie())
+        visitor = self.door.admits(self.headers, token, self._cookie())
         if visitor is None and path in OPEN:
             return ANONYMOUS
         if visitor is None:
@@ -185,8 +185,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(
                 Answer(HTTPStatus.UNAUTHORIZED, _TEXT, b"not let in: a valid token or password is needed\n"), basic
             )
-        elif given and path == "/":  # so that the token is in no history and no Referer
-            value = f"{self._cookie_name()}={given}; HttpOnly; SameSite=Strict; Path=/"
+        elif token and path == "/":  # so that the token is in no history and no Referer
+            value = f"{self._cookie_name()}={token}; HttpOnly; SameSite=Strict; Path=/"
             more = {"Set-Cookie": value + "; Secure" * bool(self.door.web), "Location": f"?{urlencode(query)}"}
             self._send(Answer(HTTPStatus.SEE_OTHER, _TEXT, b""), more)
             return None

@@ -107,7 +107,7 @@ class NodeMetrics:
         known = self._counts.get(ref)
         if known is None:
             schema = self._definitions.schemas[ref]
-            levels = np.array([_told(word)[0] for word in schema.words], np.int64)
+            levels = np.array([_parsed_word(word)[0] for word in schema.words], np.int64)
             counts = np.bincount(levels[schema.head.word], minlength=len(LEVELS))
             known = self._counts[ref] = tuple(counts.tolist())
         return known
@@ -179,18 +179,18 @@ def _shared(schemas: dict[int, Schema]) -> dict[int, dict[int, list[int]]]:
 
 
 def _written(schema: Schema, level: int) -> Iterator[_Line]:
-    told = [_told(word) for word in schema.words]
+    parsed = [_parsed_word(word) for word in schema.words]
     for place, (series, word) in enumerate(zip(schema.series, schema.head.word.tolist(), strict=True)):
-        its_level, labels, job = told[word]
+        its_level, labels, job = parsed[word]
         if its_level <= level:
             yield _Line(place, series.name, _head(series.name, series.help, counts_up=series.counter), labels, job)
 
 
-def _told(word: str) -> tuple[int, str, str | None]:
+def _parsed_word(word: str) -> tuple[int, str, str | None]:
     """The level of series with these labels, the labels as they are written, and the job among them."""
     labels = json.loads(word)
-    told = "".join(f',{JOB_LABEL if key == "job" else key}="{escaped(value)}"' for key, value in labels.items())
-    return level_of(labels), f"{told}}}", labels.get("job")
+    written = "".join(f',{JOB_LABEL if key == "job" else key}="{escaped(value)}"' for key, value in labels.items())
+    return level_of(labels), f"{written}}}", labels.get("job")
 
 
 @lru_cache(maxsize=4096)

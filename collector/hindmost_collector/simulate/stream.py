@@ -114,8 +114,8 @@ async def _reason(error: Exception, streams: list[_Stream]) -> str:
     """What the connection or the collector said of its end, in words."""
     if isinstance(error, asyncio.TimeoutError):
         return f"no answer for {DURABLE_S:.0f} s"
-    told = [await one.details() for one in streams if one.over]
-    return next(filter(None, told), "it gave no reason")
+    reasons = [await one.details() for one in streams if one.over]
+    return next(filter(None, reasons), "it gave no reason")
 
 
 def open_stream(channel: grpc.aio.Channel, **options: Any) -> Any:

@@ -69,8 +69,8 @@ class _Cube(NamedTuple):
         if len(times) != len(offsets):
             each = np.fromiter(map(len, self.node_times), np.int64, len(self.node_times)) // 8
             offsets = np.repeat(offsets, each)
-        told: Array = times + offsets
-        return told.reshape(-1, 1, self.ticks)
+        unix_ns: Array = times + offsets
+        return unix_ns.reshape(-1, 1, self.ticks)
 
 
 class _Texts:
@@ -277,8 +277,8 @@ def _level(
     at = np.flatnonzero(first)
     count = np.diff(np.append(at, len(times)))
     columns: dict[str, Any] = {
-        series: pa.DictionaryArray.from_arrays(pa.array(column[at], pa.int32()), told)
-        for series, column, told in zip(_SERIES, codes, words, strict=True)
+        series: pa.DictionaryArray.from_arrays(pa.array(column[at], pa.int32()), words_of)
+        for series, column, words_of in zip(_SERIES, codes, words, strict=True)
     }
     last = at + count - 1
     columns |= {"time_ns": starts[at], "count": count, "last": values[last], "last_ns": times[last]}

@@ -62,8 +62,8 @@ def parsed(content: bytes, name: str) -> tuple[dict[str, Any], list[str]]:
     if version > VERSION:
         raise HindmostError(f"{name} was written by a newer hindmost (schema {version}): upgrade this one to read it")
     wrong = sorted(key for key, value in found.items() if value is not None and not _possible(key, value))
-    told = f"{NAME} says of {', '.join(wrong)} what no job has: left out"
-    return {key: value for key, value in found.items() if key not in wrong}, [told] if wrong else []
+    note = f"{NAME} says of {', '.join(wrong)} what no job has: left out"
+    return {key: value for key, value in found.items() if key not in wrong}, [note] if wrong else []
 
 
 def tuning(environ: Mapping[str, str]) -> dict[str, str]:

@@ -100,10 +100,10 @@ class Encoder:
     def block(self, node: str, ref: int, schema: Schema, times_ms: Array, values: Array) -> bytes:
         """The time series of a block, ``values`` (T, S), NaN for missing: those samples are left out."""
         missing = np.isnan(values) & (values.view(np.uint64) != np.float64(STALE).view(np.uint64))
-        some = missing.any(axis=0)
-        whole = ~some
+        any_missing = missing.any(axis=0)
+        whole = ~any_missing
         parts = [self._whole(node, ref, schema, times_ms, values, whole)] if whole.any() else []
-        for column in np.flatnonzero(some & ~missing.all(axis=0)).tolist():
+        for column in np.flatnonzero(any_missing & ~missing.all(axis=0)).tolist():
             kept = ~missing[:, column]
             parts.append(
                 one_series(_labels(schema, column, node, self._job_label), times_ms[kept], values[kept, column])
@@ -140,11 +140,11 @@ def _template(schema: Schema, columns: Sequence[int], node: str, ticks: int, job
     mark = _field(0x0A, _field(0x0A, b"node") + _field(0x12, node.encode()))
     out, nodes, places = bytearray(), [], []
     for column in columns:
-        told = _labels(schema, column, node, job_label)
-        head = b"\x0a" + varint(len(told) + len(room))
+        label_bytes = _labels(schema, column, node, job_label)
+        head = b"\x0a" + varint(len(label_bytes) + len(room))
         if node:
-            nodes.append(len(out) + len(head) + told.index(mark) + len(mark) - len(node.encode()))
-        out += head + told
+            nodes.append(len(out) + len(head) + label_bytes.index(mark) + len(mark) - len(node.encode()))
+        out += head + label_bytes
         places.append(len(out))
         out += room
     return _Template(np.frombuffer(bytes(out), np.uint8), np.array(nodes, np.int64), np.array(places, np.int64))
@@ -165,10 +165,10 @@ class PageEncoder:
                 found[series] = float(value)
         known = self._labels
         self._labels = {series: known.pop(series, b"") or _parsed(series) for series in found}
-        told = [*self._labels.values(), *known.values()]
+        all_labels = [*self._labels.values(), *known.values()]
         values = [*found.values(), *[STALE] * len(known)]
         block = samples(np.array([time_ms]), np.array(values, np.float64)[:, None])
-        parts = [_field(0x0A, one + row.tobytes()) for one, row in zip(told, block, strict=True)]
+        parts = [_field(0x0A, one + row.tobytes()) for one, row in zip(all_labels, block, strict=True)]
         return b"".join(parts), len(parts)
 
 
@@ -357,8 +357,8 @@ class RemoteWrite:
         for (node, ref), sent in list(self._last.items()):
             if now - sent.last_ms > STALE_S * 1e3 and sent.present.any():
                 values = np.where(sent.present, STALE, np.nan)[None, :]
-                told = self._encoder.block(node, ref, sent.schema, np.array([sent.last_ms + 1]), values)
-                found.append((told, int(sent.present.sum())))
+                encoded = self._encoder.block(node, ref, sent.schema, np.array([sent.last_ms + 1]), values)
+                found.append((encoded, int(sent.present.sum())))
                 self._last[node, ref] = sent._replace(last_ms=sent.last_ms + 1, present=np.zeros_like(sent.present))
             if now - sent.at_ms > FORGET_S * 1e3:
                 del self._last[node, ref]

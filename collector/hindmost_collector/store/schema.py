@@ -171,7 +171,7 @@ def _column(column: pa.ChunkedArray, dtype: Any, *, pointed: bool) -> np.ndarray
         column = column.dictionary_encode()
     joined = column.unify_dictionaries().combine_chunks()
     whole = joined.chunk(0) if isinstance(joined, pa.ChunkedArray) else joined
-    given = whole.dictionary.to_pylist()
-    words = np.array(given, object) if pointed else texts(given)
+    entries = whole.dictionary.to_pylist()
+    words = np.array(entries, object) if pointed else texts(entries)
     indices: np.ndarray[Any, Any] = whole.indices.to_numpy(zero_copy_only=False)
     return np.asarray(words[indices])

@@ -104,14 +104,14 @@ class Link:
 
     def __init__(self, spool: Spool, port: int, **options: Any) -> None:
         self.spool, self.own = spool, Own()
-        self.told: list[object] = []
+        self.requests: list[object] = []
         self.shipper = Shipper(
             Address("127.0.0.1", port),
             spool,
             self.own,
             lambda: wire.Hello(protocol=1, agent_id=spool.ledger.agent_id),
-            lambda: self.told.append("stop"),
-            self.told.append,
+            lambda: self.requests.append("stop"),
+            self.requests.append,
             jitter=lambda: 0.0,
             **options,
         )
@@ -225,7 +225,7 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
             append(spool, 1)
             async with listening(going.successor(going.durable)) as again:
                 await until(lambda: again.sequences() == [4])
-                assert "stop" not in link.told
+                assert "stop" not in link.requests
                 assert [kind for kind in going.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
                 assert await link.shipper.finish("done", PATIENCE_S)
 
@@ -260,8 +260,8 @@ def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> 
     async def work() -> None:
         append(spool, 1)
         async with listening(Talkative()) as collector, shipping(spool, collector.port) as link:
-            await until(lambda: "stop" in link.told and collector.kinds().count("definitions") == 2)
-        assert link.told[0] == wire.Zoom(job_id="j", stacks=True)
+            await until(lambda: "stop" in link.requests and collector.kinds().count("definitions") == 2)
+        assert link.requests[0] == wire.Zoom(job_id="j", stacks=True)
         assert (link.shipper.held_back, link.shipper.batch_ns) == (True, 3)
 
     run(work())

@@ -103,7 +103,7 @@ class Paced:
             infer_steps=lambda: None,
             first_step=lambda report: None,
             last_step=lambda report: 41,
-            told=lambda words: lambda: self._spent("whole", self.whole_s),
+            reported_snapshot=lambda words: lambda: self._spent("whole", self.whole_s),
             newest=newest,
         )
 

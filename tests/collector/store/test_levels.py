@@ -14,7 +14,7 @@ import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import compaction, segments
-from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep
+from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
 SECOND = 1_000_000_000
@@ -41,12 +41,12 @@ def samples(first_s, seconds, nodes=3):
 
 @pytest.fixture
 def store(tmp_path):
-    """A store of one job with FEW flushes, and as many again that compaction has not come to."""
+    """A store of one job with LEAST_SEGMENTS flushes, and as many again that compaction has not come to."""
     made = ParquetStore(tmp_path, single=False)
-    for flush in range(FEW):
+    for flush in range(LEAST_SEGMENTS):
         made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
     Upkeep(made, Retention()).compact()
-    for flush in range(FEW, 2 * FEW - 1):
+    for flush in range(LEAST_SEGMENTS, 2 * LEAST_SEGMENTS - 1):
         made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
     yield made
     made.close()
@@ -68,13 +68,13 @@ def test_level_is_whole(store, tmp_path, level, width_s):
     assert (tmp_path / "j/segments" / level).is_dir()
     query = f"select time_ns, count, min, max, sum, last from {level} where node = 'n2' order by 1"  # noqa: S608
     rows = hindmost_collector.open(tmp_path).sql(query).to_pylist()
-    assert [tuple(row.values()) for row in rows] == expected(width_s, FLUSH_S * (2 * FEW - 1))
+    assert [tuple(row.values()) for row in rows] == expected(width_s, FLUSH_S * (2 * LEAST_SEGMENTS - 1))
 
 
 def test_range_chooses_its_level(store, tmp_path):
     """A short range is answered with samples, a longer one with the finest level that has no more points than asked."""
     recording = hindmost_collector.open(tmp_path)
-    total = FLUSH_S * (2 * FEW - 1)
+    total = FLUSH_S * (2 * LEAST_SEGMENTS - 1)
     fine = recording.series(NAME, node="n1", start_ns=START_NS, end_ns=START_NS + 60 * SECOND)
     assert fine["last"].to_pylist() == [2.0 * at for at in range(60)]
     coarse = recording.series(NAME, node="n1", points=total // 30 + 1)
@@ -91,7 +91,7 @@ def test_levels_outlive_their_samples(store, tmp_path):
     assert not list((tmp_path / "j/segments/metrics").glob("*.parquet"))
     recording = hindmost_collector.open(tmp_path)
     kept = recording.series(NAME, node="n2")
-    assert sum(kept["count"].to_pylist()) == FLUSH_S * (2 * FEW - 1)
+    assert sum(kept["count"].to_pylist()) == FLUSH_S * (2 * LEAST_SEGMENTS - 1)
     assert kept["count"].to_pylist()[0] == 30
     Upkeep(store, Retention(days=2), now=lambda: time.time() + 200 * DAY_S).expire()
     assert not (tmp_path / "j").exists()
@@ -148,17 +148,20 @@ def test_segment_of_an_older_schema_is_read_and_migrated(tmp_path):
     made = ParquetStore(tmp_path, single=False)
     directory = tmp_path / "j/segments/steps"
     directory.mkdir(parents=True)
-    for flush in range(FEW):
+    for flush in range(LEAST_SEGMENTS):
         rows = pa.table({name: pa.array([flush], old.field(name).type) for name in old.names}, schema=old)
         pq.write_table(rows, directory / segments.file_name("20250101", flush))
     run = read_run(tmp_path / "j")
-    assert run.steps["step"].tolist() == list(range(FEW))
-    assert (run.steps["forward_ns"].tolist(), run.steps["kind"].tolist()) == ([-1] * FEW, [""] * FEW)
-    assert Upkeep(made, Retention()).compact() == FEW
+    assert run.steps["step"].tolist() == list(range(LEAST_SEGMENTS))
+    assert (run.steps["forward_ns"].tolist(), run.steps["kind"].tolist()) == (
+        [-1] * LEAST_SEGMENTS,
+        [""] * LEAST_SEGMENTS,
+    )
+    assert Upkeep(made, Retention()).compact() == LEAST_SEGMENTS
     (renewed,) = directory.glob("*.parquet")
     metadata = pq.ParquetFile(renewed).schema_arrow.metadata
     assert metadata[schema.VERSION_KEY] == str(schema.VERSION).encode()
-    assert read_run(tmp_path / "j").steps["forward_ns"].tolist() == [-1] * FEW
+    assert read_run(tmp_path / "j").steps["forward_ns"].tolist() == [-1] * LEAST_SEGMENTS
     made.close()
 
 
@@ -179,12 +182,12 @@ def test_compaction_lets_a_newer_schema_be(store, tmp_path, caplog):
     target = schema.arrow_schema("clocks").with_metadata({schema.VERSION_KEY: str(schema.VERSION + 1).encode()})
     directory = tmp_path / "j/segments/clocks"
     directory.mkdir(parents=True)
-    for flush in range(FEW):
+    for flush in range(LEAST_SEGMENTS):
         pq.write_table(target.empty_table(), directory / segments.file_name("20250101", flush))
     work = Upkeep(store, Retention(), now=lambda: time.time() + DAY_S)
-    assert work.compact() == FEW
+    assert work.compact() == LEAST_SEGMENTS
     assert work.compact() == 0
-    assert len(list(directory.glob("*.parquet"))) == FEW
+    assert len(list(directory.glob("*.parquet"))) == LEAST_SEGMENTS
     (said,) = [record.message for record in caplog.records if "is not compacted" in record.message]
     assert said.startswith(f"{directory} is not compacted: ")
     assert said.endswith("was written by a newer hindmost (schema 2): upgrade this one to read it")
@@ -193,10 +196,10 @@ def test_compaction_lets_a_newer_schema_be(store, tmp_path, caplog):
 def test_what_was_merged_counts_once_while_both_are_there(store, tmp_path):
     """Between the two halves of a swap a reader finds old segments and new: it reads the new ones only."""
     directory = tmp_path / "j/segments"
-    store.write({("j", "metrics"): [samples((2 * FEW - 1) * FLUSH_S, FLUSH_S)]}, {})
+    store.write({("j", "metrics"): [samples((2 * LEAST_SEGMENTS - 1) * FLUSH_S, FLUSH_S)]}, {})
     before = {path: path.read_bytes() for path in directory.rglob("*.parquet")}
-    assert Upkeep(store, Retention()).compact() == FEW + 1
-    total = FLUSH_S * 2 * FEW * 3
+    assert Upkeep(store, Retention()).compact() == LEAST_SEGMENTS + 1
+    total = FLUSH_S * 2 * LEAST_SEGMENTS * 3
     for path, content in before.items():
         path.write_bytes(content)
     recording = hindmost_collector.open(tmp_path)
@@ -237,9 +240,9 @@ def test_row_is_rewritten_as_often_as_its_table_doubles(tmp_path):
         path = tmp_path / segments.file_name("20250101", flush)
         path.touch()
         os.truncate(path, flush_bytes)
-        if flush % FEW == 0:
+        if flush % LEAST_SEGMENTS == 0:
             merge_all("20250101")
-    doublings = np.log2(count / FEW)
+    doublings = np.log2(count / LEAST_SEGMENTS)
     assert written <= (doublings + 1) * count * flush_bytes
     assert len(segments.listed(tmp_path)) <= doublings + 1
     merge_all("20250102")

@@ -15,7 +15,8 @@ from hindmost_cli import query
 from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import in_order
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep
+from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS as LEAST
+from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
 
 DAY = 86400.0
@@ -32,7 +33,7 @@ def steps(step):
 def store(tmp_path):
     """A store of one job, ``j``, with one segment a step."""
     made = ParquetStore(tmp_path, single=False)
-    for step in range(FEW + 4):
+    for step in range(LEAST + 4):
         made.write({("j", "steps"): [steps(step)]}, {"a@n": step})
     yield made
     made.close()
@@ -64,10 +65,10 @@ def test_a_segment_tells_what_rows_it_has(table):
 
 def test_compaction_keeps_every_row(store, tmp_path):
     """Many small segments become one with the same rows, and the sequences stay."""
-    assert Upkeep(store, Retention()).compact() == FEW + 4
+    assert Upkeep(store, Retention()).compact() == LEAST + 4
     assert len(list((tmp_path / "j/segments/steps").glob("*.parquet"))) == 1
-    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == list(range(FEW + 4))
-    assert store.sequences == {"a@n": FEW + 3}
+    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == list(range(LEAST + 4))
+    assert store.sequences == {"a@n": LEAST + 3}
     assert Upkeep(store, Retention()).compact() == 0
 
 
@@ -75,10 +76,10 @@ def test_compaction_happens_again_with_what_came_later(store, tmp_path):
     """A compacted segment is merged with later ones, in place, losing nothing."""
     upkeep = Upkeep(store, Retention())
     upkeep.compact()
-    for step in range(100, 100 + FEW):
+    for step in range(100, 100 + LEAST):
         store.write({("j", "steps"): [steps(step)]}, {"a@n": step})
-    assert upkeep.compact() == FEW + 1
-    assert len(hindmost_collector.open(tmp_path).steps()) == 2 * FEW + 4
+    assert upkeep.compact() == LEAST + 1
+    assert len(hindmost_collector.open(tmp_path).steps()) == 2 * LEAST + 4
 
 
 def test_compaction_survives_a_crash(store, tmp_path, monkeypatch):
@@ -89,7 +90,7 @@ def test_compaction_survives_a_crash(store, tmp_path, monkeypatch):
         store.close()
     again = ParquetStore(tmp_path, single=False)
     assert len(list((tmp_path / "j/segments/steps").glob("*.parquet"))) == 1
-    assert len(hindmost_collector.open(tmp_path).steps()) == FEW + 4
+    assert len(hindmost_collector.open(tmp_path).steps()) == LEAST + 4
     again.close()
 
 
@@ -107,7 +108,7 @@ def test_size_is_bounded_oldest_first(store, tmp_path):
     """Over the size limit the oldest segments go, and only as many as needed."""
     one = next((tmp_path / "j/segments/steps").glob("*.parquet")).stat().st_size
     Upkeep(store, Retention(bytes=3 * one + one // 2)).expire()
-    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [FEW + 1, FEW + 2, FEW + 3]
+    assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [LEAST + 1, LEAST + 2, LEAST + 3]
 
 
 def test_the_size_is_not_overshot_between_rounds(store, tmp_path):
@@ -197,7 +198,7 @@ def test_fresh_journal_overwrites_nothing(store, tmp_path):
         again.write({("j", "steps"): [steps(step)]}, {"a@n": step})
     again.close()
     stored = hindmost_collector.open(tmp_path).sql("select step from steps order by 1")["step"].to_pylist()
-    assert stored == [*range(FEW + 3), 100, 101, 102]
+    assert stored == [*range(LEAST + 3), 100, 101, 102]
     assert last.with_name(f"{last.name}.torn").read_bytes() == b"torn"
     assert not last.exists()
 
@@ -205,9 +206,9 @@ def test_fresh_journal_overwrites_nothing(store, tmp_path):
 @pytest.mark.parametrize(
     ("form", "printed"),
     [
-        ("csv", f'job,newest,mean,none,all\nj,{FEW + 3},9.5,,"[{FEW + 2}, {FEW + 3}]"\n'),
-        ("json", f'{{"job":"j","newest":{FEW + 3},"mean":9.5,"none":null,"all":[{FEW + 2},{FEW + 3}]}}\n'),
-        ("text", f"job  newest  mean  none       all\n  j      {FEW + 3}   9.5  null  [{FEW + 2}, {FEW + 3}]\n"),
+        ("csv", f'job,newest,mean,none,all\nj,{LEAST + 3},9.5,,"[{LEAST + 2}, {LEAST + 3}]"\n'),
+        ("json", f'{{"job":"j","newest":{LEAST + 3},"mean":9.5,"none":null,"all":[{LEAST + 2},{LEAST + 3}]}}\n'),
+        ("text", f"job  newest  mean  none       all\n  j      {LEAST + 3}   9.5  null  [{LEAST + 2}, {LEAST + 3}]\n"),
     ],
 )
 def test_query_prints_rows(store, tmp_path, capsys, form, printed):

@@ -19,7 +19,7 @@ from hindmost.errors import UsageError
 from hindmost_collector import collector as maintenance
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import segments
-from hindmost_collector.store.parquet.compaction import FEW, Retention, Upkeep
+from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS, Retention, Upkeep
 from hindmost_collector.store.parquet.run_directory import read_together
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
@@ -45,9 +45,9 @@ def damage(path):
 
 @pytest.fixture
 def store(tmp_path):
-    """Two jobs of FEW + 1 flushes each; one segment of the first is damaged inside."""
+    """Two jobs of LEAST_SEGMENTS + 1 flushes each; one segment of the first is damaged inside."""
     made = ParquetStore(tmp_path, single=False)
-    for flush in range(FEW + 1):
+    for flush in range(LEAST_SEGMENTS + 1):
         made.write({(job, "metrics"): [samples(flush)] for job in ("a", "b")}, {})
     made.write_meta("a", {"job_id": "a"})
     damage(sorted((tmp_path / "a/segments/metrics").glob("*.parquet"))[BAD])
@@ -64,7 +64,7 @@ def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
     """Compaction takes one damaged segment out of the way, says so once, and goes on with the other jobs."""
     upkeep = Upkeep(store, Retention())
     done = [upkeep.compact() for _ in range(3)]
-    assert done == [1, FEW + 1, 0]
+    assert done == [1, LEAST_SEGMENTS + 1, 0]
     (aside,) = (tmp_path / "a/segments/metrics").glob("*.torn")
     assert store.torn == [str(aside.relative_to(tmp_path))]
     told = f"a segment is torn: readers leave its rows out; it was set aside as {aside}"
@@ -83,7 +83,7 @@ def test_no_merged_segment_stands_for_one_set_aside(store, tmp_path):
     (aside,) = segments.aside(directory)
     segments.write("metrics", [samples(BAD)], aside.path.with_name(aside.path.name.removesuffix(".torn")))
     times = hindmost_collector.open(tmp_path / "a").sql("select time_ns from metrics order by 1")["time_ns"].to_pylist()
-    assert times == list(range(200 * (FEW + 1)))
+    assert times == list(range(200 * (LEAST_SEGMENTS + 1)))
 
 
 def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
@@ -95,7 +95,7 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
     assert [note for note in read_run(tmp_path / "a").notes if "torn" in note] == [told]
     recording = hindmost_collector.open(tmp_path)
     for _ in range(2):
-        assert recording.sql("select count(*) as n from metrics")["n"].to_pylist() == [200 * (2 * FEW + 1)]
+        assert recording.sql("select count(*) as n from metrics")["n"].to_pylist() == [200 * (2 * LEAST_SEGMENTS + 1)]
     assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {told}"]
 
 
@@ -141,7 +141,10 @@ def test_many_get_one_line(store, tmp_path, caplog):
     for path in sorted((tmp_path / "b/segments/metrics").glob("*.parquet"))[1:]:
         path.write_bytes(path.read_bytes()[:40])
     (note,) = [note for note in read_run(tmp_path / "b").notes if "torn" in note]
-    assert re.fullmatch(rf"{FEW} segments are torn and were left out: (metrics/\S+, ){{2}}\S+ and {FEW - 3} more", note)
+    assert re.fullmatch(
+        rf"{LEAST_SEGMENTS} segments are torn and were left out: (metrics/\S+, ){{2}}\S+ and {LEAST_SEGMENTS - 3} more",
+        note,
+    )
     hindmost_collector.open(tmp_path / "b").sql("select count(*) from metrics")
     assert [record.message for record in caplog.records] == [f"{tmp_path / 'b'}: {note}"]
 
@@ -156,7 +159,7 @@ def test_a_run_of_which_nothing_can_be_read_is_refused(store, tmp_path, capsys, 
     said = capsys.readouterr()
     told = f"hindmost {words[0]}: {tmp_path / 'b'}: nothing "
     assert (said.out, said.err.count("\n"), said.err.startswith(told)) == ("", 1, True)
-    assert f"segments ({FEW + 1}) are torn" in said.err
+    assert f"segments ({LEAST_SEGMENTS + 1}) are torn" in said.err
     assert "copy" in said.err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before
 
@@ -168,8 +171,8 @@ def test_what_another_collector_kept_is_reported_without_a_torn_directory(store,
     for path in (tmp_path / "b/segments/metrics").glob("*.parquet"):
         path.write_bytes(path.read_bytes()[:40])
     run = read_together([tmp_path / "b", tmp_path / "c"])
-    assert len(run.metrics["value"]) == 200 * (FEW + 1)
-    assert f"{FEW + 1} segments are torn" in run.notes[0]
+    assert len(run.metrics["value"]) == 200 * (LEAST_SEGMENTS + 1)
+    assert f"{LEAST_SEGMENTS + 1} segments are torn" in run.notes[0]
 
 
 @pytest.mark.parametrize("table", ["metrics", "metrics_30s"])
@@ -178,7 +181,7 @@ def test_query_leaves_a_damaged_segment_out(store, tmp_path, caplog, table):
     total = "count(*)" if table == "metrics" else "sum(count)::bigint"
     query = f"select job, {total} as n, max(node) as node from {table} group by job order by job"  # noqa: S608
     (first, second) = hindmost_collector.open(tmp_path).sql(query).to_pylist()
-    assert (first["n"], second["n"]) == (200 * FEW, 200 * (FEW + 1))
+    assert (first["n"], second["n"]) == (200 * LEAST_SEGMENTS, 200 * (LEAST_SEGMENTS + 1))
     assert len(caplog.records) == 1
     assert "is torn and was left out" in caplog.records[0].message
 

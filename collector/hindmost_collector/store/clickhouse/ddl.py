@@ -114,8 +114,8 @@ def _codec(name: str, dtype: Any) -> str:
         return "DoubleDelta, ZSTD(1)"
     if name.endswith("start_ns") or name in {"observed_ns", "time_ns", "flush"}:
         return "Delta, ZSTD(1)"
-    few = dtype is np.uint64 or name in {"rank", "flags", "peer"}
-    return "ZSTD(1)" if few else "T64, ZSTD(1)"
+    low_cardinality = dtype is np.uint64 or name in {"rank", "flags", "peer"}
+    return "ZSTD(1)" if low_cardinality else "T64, ZSTD(1)"
 
 
 def statements(place: Place, retention_days: float = 0.0) -> Iterator[str]:

@@ -127,15 +127,15 @@ def _groups(path: Path, names: Sequence[str]) -> Iterator[_Group]:
         places = [file.schema_arrow.get_field_index(name) for name in names]
         for number in range(file.num_row_groups):
             group = file.metadata.row_group(number)
-            told = [group.column(place).statistics if place >= 0 else None for place in places]
+            statistics = [group.column(place).statistics if place >= 0 else None for place in places]
             if group.num_rows:
-                yield _Group(path, number, group.num_rows, _least(told))
+                yield _Group(path, number, group.num_rows, _least(statistics))
 
 
-def _least(told: Sequence[Any]) -> Key:
+def _least(statistics: Sequence[Any]) -> Key:
     """The least of the first column, and of each further one while those before it are the same in all rows."""
     found: list[Any] = []
-    for one in told:
+    for one in statistics:
         if not one or not one.has_min_max:
             break
         found.append(one.min)
@@ -282,7 +282,7 @@ log = logging.getLogger(__name__)
 
 #: Small segments of one table and day that are worth merging, and the most that one merge takes: it holds a row group
 #: of each.
-FEW, MANY = 16, 64
+LEAST_SEGMENTS, MOST_SEGMENTS = 16, 64
 #: A segment of this size is large enough.
 LARGE_BYTES = 32 << 20
 #: This part at most of the allowed space is kept free for the data until the next round.
@@ -442,7 +442,7 @@ def _due(group: list[Segment], *, over: bool) -> list[Segment]:
     while group and group[0].level and 2 * group[0].bytes > later:
         later -= group[0].bytes
         group = group[1:]
-    return group if sum(one.level == 0 for one in group) >= FEW else []
+    return group if sum(one.level == 0 for one in group) >= LEAST_SEGMENTS else []
 
 
 def _at_most(group: list[Segment]) -> list[Segment]:
@@ -452,4 +452,4 @@ def _at_most(group: list[Segment]) -> list[Segment]:
         total += one.bytes
         if total > 4 * LARGE_BYTES and index > 1:
             return group[:index]
-    return group[:MANY]
+    return group[:MOST_SEGMENTS]

@@ -37,8 +37,8 @@ def set_aside(tables: dict[str, Table]) -> tuple[dict[str, Table], list[str]]:
             gone[name] = count
     if not gone:
         return tables, []
-    told = ", ".join(f"{count} of {name}" for name, count in gone.items())
-    return found, [f"rows with times that no job has, a year long or after 2100, are left out: {told}"]
+    counts = ", ".join(f"{count} of {name}" for name, count in gone.items())
+    return found, [f"rows with times that no job has, a year long or after 2100, are left out: {counts}"]
 
 
 def is_run_directory(path: Path) -> bool:
@@ -70,8 +70,8 @@ def read_together(paths: Sequence[Path]) -> Run:
     _refuse_unreadable(paths, [one for one, _ in found])
     jobs = {str(one.meta.get("job_id") or path.name): path for path, (one, _) in zip(paths, found, strict=True)}
     if len(jobs) > 1:
-        told = ", ".join(f"{path} of {job}" for job, path in jobs.items())
-        raise UsageError(f"run directories of different jobs ({told}): report on each separately")
+        jobs_of = ", ".join(f"{path} of {job}" for job, path in jobs.items())
+        raise UsageError(f"run directories of different jobs ({jobs_of}): report on each separately")
     if any(part is not None for _, part in found):
         raise UsageError(f"{paths[0]} and the others are too large to be read together: report on each separately")
     metas = [one.meta for one, _ in found]

@@ -1,0 +1,34 @@
+"""Names in the code: which say nothing by themselves, of functions, classes, parameters, variables and attributes."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+#: Folders whose names are read.
+FOLDERS = ("agent/", "collector/hindmost_collector/", "style_check/")
+#: What is no name: the field has a noun for what it stands for.
+FORBIDDEN = frozenset({"told", "untold", "few", "some", "even", "given"})
+
+
+def findings(path: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and message of each name in a file, given relative to the repository, that is no name."""
+    if path.endswith(".py") and path.startswith(FOLDERS):
+        for node in ast.walk(ast.parse(source)):
+            name = _defined(node)
+            if name.strip("_").lower() in FORBIDDEN:
+                yield node.lineno, f"{name!r}: name it by the field's noun (names)"  # type: ignore[attr-defined]
+
+
+def _defined(node: ast.AST) -> str:
+    """The name that a node defines; empty where it defines none."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.arg):
+        return node.arg
+    if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+        return node.id if isinstance(node, ast.Name) else node.attr
+    return ""
