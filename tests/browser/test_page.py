@@ -260,6 +260,15 @@ def test_a_thousand_ranks_scroll(browser: Any, show: Callable[..., Any]) -> None
     assert browser.run("return document.documentElement.scrollHeight") < 2000
 
 
+def test_four_thousand_ranks_take_little_of_the_tab(browser: Any, show: Callable[..., Any]) -> None:
+    """4,096 ranks of 500 steps: less than 50 MB of the browser's memory, and 200 kB to open."""
+    show(report(world_size=4096), overview(ranks=4096, steps=(0, 500)))
+    assert browser.until(ROWS) < 60
+    assert browser.run("return performance.memory.usedJSHeapSize") < 50e6
+    sizes = "performance.getEntriesByType('resource').map(one => one.transferSize)"
+    assert 0 < browser.run(f"return {sizes}.reduce((sum, one) => sum + one, 0)") < 200e3
+
+
 def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: Path) -> None:
     """Without a server: the same map, the same rows, and means of chosen steps as the collector computes them."""
     seen, told = overview(), report()
