@@ -147,6 +147,13 @@ class Facts:
         return float(np.nanmean(self.seen.work)) / len(self.seen.ranks)
 
     @cached_property
+    def blocked(self) -> float:
+        """The share of the time that the typical rank, with its workers, waits for storage; 0 where not sampled."""
+        waits = [self.rank(f"hindmost_process_{name}blocked", "mean") for name in ("", "children_")]
+        of_rank = [sum(wait.get(rank, 0.0) for wait in waits) for rank in set().union(*waits)]
+        return float(np.median(of_rank)) if of_rank else 0.0
+
+    @cached_property
     def cpus(self) -> dict[str, float]:
         """Node to its CPUs."""
         return {
@@ -311,7 +318,7 @@ def _workers(facts: Facts) -> Advice | None:
     """More DataLoader workers, or fewer, for ranks that wait for input."""
     share, room = facts.input, facts.cpus_each
     workers = facts.rank("hindmost_process_children", "mean")
-    if not share >= INPUT or not room >= 1.0 or not workers or not facts.torch:
+    if not share >= INPUT or not room >= 1.0 or not workers or not facts.torch or facts.blocked >= BLOCKED:
         return None
     count, wanted = float(np.median(list(workers.values()))), max(int(room) - 1, 1)
     cpu = facts.rank("hindmost_process_children_cpu_seconds_total", "rate")
@@ -536,16 +543,13 @@ def _small_reads(facts: Facts) -> Advice | None:
 
 def _storage(facts: Facts) -> Advice | None:
     """Ranks that wait for storage, by what the node's busiest disk does meanwhile."""
-    waits = [facts.rank(f"hindmost_process_{name}blocked", "mean") for name in ("", "children_")]
-    blocked = {rank: sum(wait.get(rank, 0.0) for wait in waits) for rank in set().union(*waits)}
-    typical = float(np.median(list(blocked.values()))) if blocked else 0.0
-    if typical < BLOCKED or not facts.input >= INPUT:
+    if facts.blocked < BLOCKED or not facts.input >= INPUT:
         return None
     busy, now, best = (
         usage.by_label(facts.metrics, f"hindmost_node_disk_{name}_total", "", how, "device")
         for name, how in (("busy_seconds", "rate"), ("read_bytes", "rate"), ("read_bytes", "peak_rate"))
     )
-    found = f"the typical rank and its workers wait for storage {percent(typical)} of the time"
+    found = f"the typical rank and its workers wait for storage {percent(facts.blocked)} of the time"
     disks = [(rate, owner, disk) for owner, of in now.items() for disk, rate in of.items() if rate > 0]
     do = "a local copy of the data, or one in memory (`/dev/shm`)"
     if disks:
@@ -553,7 +557,9 @@ def _storage(facts: Facts) -> Advice | None:
         most, full = best.get(owner, {}).get(disk, rate), busy.get(owner, {}).get(disk, 0.0)
         found += f"; {disk} of {owner[0]} gives {rate / 1e6:,.1f} MB/s, at best {most / 1e6:,.1f}, busy {percent(full)}"
         if full < DISK_FULL and rate < FAR_BELOW * most:
-            do = "ask for more at a time: `prefetch_factor=4`, more workers, larger reads; the disk can do more"
+            do = "ask for more at a time, the disk can do more: " + (
+                "`DataLoader(..., num_workers=4, prefetch_factor=4)`, larger reads" if facts.torch else "larger reads"
+            )
     return Advice(
         "storage", found, f"{percent(BLOCKED)} of the time, input {percent(INPUT)} of the step", do, facts.input
     )

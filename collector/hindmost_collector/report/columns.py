@@ -363,7 +363,7 @@ def table(
 ) -> tuple[list[str], list[list[str]]]:
     """Titles and cells for these rank rows. A column that no rank measured, or that tells nothing, is left out.
 
-    With ``width``, columns are dropped until the rest fits, those that are ``deciding`` never: a number is never cut.
+    With ``width``, columns are dropped until the rest fits, those that are ``deciding`` last: a number is never cut.
     The step and what decides have a second column for the steps of a ``fault``, as :func:`of_fault` gives it.
     """
     chosen = [(title, cell) for title, cell in _columns(rows, deciding) if any(cell(row) != UNMEASURED for row in rows)]
@@ -371,7 +371,8 @@ def table(
     deciding = [*deciding, *(title for title, _ in chosen if fault[0] and title.endswith(f" {fault[0]}"))]
     phases = sorted(_telling(rows).items(), key=lambda item: item[1])
     order = [*_FIRST_TO_GO[:2], *(_title(name) for name, _ in phases[:-2]), *_FIRST_TO_GO[2:]]
-    order = [title for title in order if title not in deciding]
+    last = [*(title for title in deciding if fault[0] and title.endswith(f" {fault[0]}")), *deciding]
+    order = [*(title for title in order if title not in deciding), *dict.fromkeys(reversed(last))]
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
         gone = order.pop(0)
         chosen = [(title, cell) for title, cell in chosen if title != gone]

@@ -381,6 +381,8 @@ def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
     table = []
     for found in one.traffic:
         row = found._asdict()
+        if found.operation == communication.WAIT:
+            row["operation"] = f"wait for {'messages' if found.communicator is None else 'collectives'}"
         if not found.total and "barrier" not in found.operation:
             row |= {"least": None, "bytes": None, "total": None}
         table.append(row)
