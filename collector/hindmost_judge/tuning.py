@@ -119,10 +119,22 @@ class Facts:
 
     def gpu(self, metric: str, how: str) -> Floats:
         """[G] of the job's GPUs that have it."""
-        ours = {str(one) for one in self.run.ranks["gpu_uuid"].tolist()} - {""}
         found = usage.summary(self._of_steps, metric, "gpu_uuid", how)
         found = found or usage.summary(self.metrics, metric, "gpu_uuid", how)
-        return np.array([value for (_, uuid), value in found.items() if not ours or uuid in ours])
+        return np.array([value for (_, uuid), value in found.items() if uuid in self.gpus])
+
+    @cached_property
+    def gpus(self) -> set[str]:
+        """Those of its ranks; where it is not known which these are, those of its nodes that did anything."""
+        ours = {str(one) for one in self.run.ranks["gpu_uuid"].tolist()} - {""}
+        busy = usage.summary(self.metrics, "hindmost_gpu_utilization_ratio", "gpu_uuid", "highest")
+        return ours or {uuid for (_, uuid), most in busy.items() if most > 0}
+
+    @cached_property
+    def waits(self) -> float:
+        """The share of the step that the typical rank waits for others: in collectives, and in messages of hosts."""
+        own = float("nan") if self.seen is None or self.seen.on_gpu else self.share("own")
+        return self.share("wait") if np.isnan(own) else max(1.0 - own, 0.0)
 
     def node(self, metric: str, how: str) -> dict[str, float]:
         """Node to the number, all its series together: in the steps, where there are samples of these."""
@@ -280,7 +292,7 @@ def _too_few_threads(facts: Facts) -> Advice | None:
 
 def _spinning(facts: Facts) -> Advice | None:
     """Threads of OpenMP that spin while their rank waits for others, on CPUs that are all taken."""
-    wait, each = facts.share("wait"), facts.cpus_each
+    wait, each = facts.waits, facts.cpus_each
     used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
     needed = 1.0 + (1.0 - wait) * each  # one thread may poll for messages
     if not each >= 2.0 or not wait >= INPUT or not used >= needed + QUOTA * each or full < FULL:
@@ -291,7 +303,7 @@ def _spinning(facts: Facts) -> Advice | None:
         " step",
         f"waits of {percent(INPUT)} of the step, and more CPUs in use than computing takes, CPUs {percent(FULL)} busy",
         "`export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0`: threads sleep between parallel regions",
-        wait,
+        min((used - needed) / each, wait),
     )
 
 

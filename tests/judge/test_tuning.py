@@ -198,8 +198,8 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
     (
         "threads that spin",
         "each rank uses 3.8 of its 4 CPUs, though it waits for other ranks 50 % of the step",
-        {"run": job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98)), "seen": seen(wait=50.0)},
-        {"run": job(*of_ranks(cpu_seconds_total=2.9), *cpu_time(0.98)), "seen": seen(wait=50.0)},
+        {"run": job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98)), "seen": seen(own=50.0, wait=50.0)},
+        {"run": job(*of_ranks(cpu_seconds_total=2.9), *cpu_time(0.98)), "seen": seen(own=50.0, wait=50.0)},
     ),
     (
         "NUMA-remote memory",

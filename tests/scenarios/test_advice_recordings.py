@@ -5,6 +5,7 @@ Made by bench/advice; folders of commands and metrics of hosts that no rule read
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,3 +47,25 @@ def test_the_first_setting_to_try_is_the_right_one(name: str) -> None:
     rows = judged(name)[1]["advice"]["settings"]
     assert (rows[0]["name"] if rows else None) in CASES[name].settings
     assert all(row["found"] and row["threshold"] and row["set"] for row in rows)
+
+
+#: MPI programs of four ranks with four threads each, of which the last has half as much again of cells, memory and halo.
+UNEVEN = {"spin": ["uneven domains", "threads that spin"], "domains": ["uneven domains"]}
+
+
+@pytest.mark.parametrize("name", UNEVEN)
+def test_an_uneven_domain_comes_before_the_threads_that_spin_meanwhile(name: str) -> None:
+    """No GPU of the node is the job's. Threads spin where OMP_WAIT_POLICY is active, and sleep where it is passive."""
+    found, sections = judged(name)
+    rows = sections["advice"]["settings"]
+    assert [row["name"] for row in rows] == UNEVEN[name]
+    assert "1.4 times the median's memory and 1.5 times the median's bytes sent" in rows[0]["found"]
+    assert found.verdicts[0].ranks == (3,)
+
+
+def test_spreading_work_evenly_saves_less_than_a_delay_that_vanishes() -> None:
+    """Of 1, 1, 1 and 1.5 parts of work each has 1.125: a quarter of the longest is gone, not a third."""
+    found = judged("domains")[1]["advice"]["settings"][0]["found"]
+    even, vanished = (int(share) for share in re.findall(r"(\d+) %", found))
+    assert even == pytest.approx(25, abs=3)
+    assert vanished == pytest.approx(33, abs=3)
