@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Report
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/advice"
-RECORDED = ("reads", "ranks", "threads", "link")
 
 
 @cache
@@ -32,7 +31,7 @@ def judged(name: str) -> tuple[Report, dict[str, Any]]:
     return found, section_rows.of(run, found.to_dict(), found.overview, ("limits", "advice"))
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", CASES)
 def test_a_job_is_bound_by_what_is_wrong_with_it(name: str) -> None:
     """Its first verdict blames no rank for it."""
     found, sections = judged(name)
@@ -41,7 +40,7 @@ def test_a_job_is_bound_by_what_is_wrong_with_it(name: str) -> None:
     assert found.verdicts[0].kind in CASES[name].verdicts
 
 
-@pytest.mark.parametrize("name", RECORDED)
+@pytest.mark.parametrize("name", CASES)
 def test_the_first_setting_to_try_is_the_right_one(name: str) -> None:
     """With what was found, the threshold, and what to type."""
     rows = judged(name)[1]["advice"]["settings"]
@@ -49,7 +48,7 @@ def test_the_first_setting_to_try_is_the_right_one(name: str) -> None:
     assert all(row["found"] and row["threshold"] and row["set"] for row in rows)
 
 
-#: MPI programs of four ranks with four threads each, of which the last has half as much again of cells, memory and halo.
+#: MPI programs of four ranks with four threads each. The last rank has half as much again of cells, memory and halo.
 UNEVEN = {"spin": ["uneven domains", "threads that spin"], "domains": ["uneven domains"]}
 
 

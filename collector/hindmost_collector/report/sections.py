@@ -128,8 +128,8 @@ SECTIONS: dict[str, Section] = {
                 ),
             ),
             "if_free": Table(
-                "The mean step if one thing were free, with the waits for ranks that are late by it; or if all ranks were"
-                " like the median one.",
+                "The mean step if one thing were free, with the waits for ranks that it makes late."
+                " Or if all ranks were like the median one.",
                 (
                     Column("without", "if"),
                     Column("step_ms", "mean step", "ms"),
