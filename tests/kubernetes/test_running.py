@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.kubernetes
 
-#: Seconds until the agent's first look at the node has come to the collector through the relay.
+#: Seconds until the agent's first samples have come to the collector through the relay.
 PATIENCE_S = 60.0
 JOB = "team-a.train"
 #: What the template of a training pod sets: deploy/kubernetes/examples.
