@@ -29,12 +29,14 @@ PACKAGES = {
     "g++": "g++",
     "gfortran": "gfortran",
     "ip": "iproute2",
+    "mariadbd": "mariadb-server",
     "mpirun.openmpi": "openmpi-bin",
     "nm": "binutils",
     "prometheus": "prometheus",
     "prometheus-alertmanager": "prometheus-alertmanager",
     "promtool": "prometheus",
     "slurmd": "slurm-wlm slurm-wlm-basic-plugins",
+    "slurmdbd": "slurmdbd slurm-wlm-mysql-plugin",
     "systemd-analyze": "systemd",
     "unshare": "util-linux",
     "victoria-metrics": "victoria-metrics",
@@ -44,7 +46,9 @@ ALIKE = {
     "cc": ("gcc", "clang", "c99", "c89", "tcc", "x86_64-linux-gnu-gcc", "aarch64-linux-gnu-gcc"),
     "g++": ("c++", "clang++"),
     "gfortran": ("f77", "f95"),
+    "mariadbd": ("mariadb-install-db", "mysqld"),
     "slurmd": ("slurmctld", "srun", "sbatch", "sinfo", "scontrol"),
+    "slurmdbd": ("sacct", "sacctmgr"),
 }
 #: Stops Debian's packages from starting their services, while it is there.
 POLICY = Path("/usr/sbin/policy-rc.d")

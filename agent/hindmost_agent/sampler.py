@@ -164,6 +164,8 @@ class Host:
     psutil: Any = None
     #: Which GPU a rank of this node computes on, by pid and start ticks, as far as the drivers say.
     gpu_of: dict[tuple[int, int], str] = field(default_factory=dict)
+    #: Where a scheduler's prolog writes which jobs each GPU has; ``None``: it does not.
+    gpu_jobs: Path | None = None
 
     def has_driver(self, of: str) -> bool:
         """Whether there is one of ``GPU`` or ``ADAPTER`` that could be asked."""

@@ -26,6 +26,7 @@ COMMANDS = {
     "agent": "sample this node and its training processes",
     "collector": "receive data from agents, judge live, serve the page and metrics",
     "pki": "make certificates and tokens for agents and collectors",
+    "slurm": "write what was found into the accounting of Slurm jobs",
     "native": "build the C libraries now instead of at first use",
     "simulate": "write the recording of a simulated job with known faults",
     "attach": "show where training processes that already run spend their time",

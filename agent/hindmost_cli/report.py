@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hindmost.errors import UsageError
+from hindmost.errors import HindmostError, UsageError
 
 from hindmost_cli import arguments, stdio
 
@@ -31,7 +32,8 @@ examples:
   hindmost report hindmost-runs/JOB
   hindmost report hindmost-runs/JOB --sections all
   hindmost report hindmost-runs/JOB --format html -o report.html
-  hindmost report profiler-traces --ranks 0-7"""
+  hindmost report profiler-traces --ranks 0-7
+  hindmost report --slurm 812345"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -41,6 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "path",
         metavar="PATH",
         type=place,
+        nargs="?",
         help="a run directory, a folder of traces, or clickhouse://USER@HOST:PORT/DATABASE?job=ID",
     )
     parser.add_argument(
@@ -50,6 +53,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         nargs="*",
         default=[],
         help="more run directories of the same job, from other collectors",
+    )
+    parser.add_argument(
+        "--slurm", metavar="JOBID", help="instead of PATH: the summary of a Slurm job in sacct's AdminComment"
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
@@ -78,10 +84,10 @@ def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
     from hindmost_collector.report import brief, csv, html, markdown, section_rows, sections
 
-    if args.brief and args.format != "json":
-        raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
-    if args.flops_per_sample is not None and not 0 < args.flops_per_sample < float("inf"):
-        raise UsageError(f"--flops-per-sample {args.flops_per_sample:g}: expected a number above 0")
+    _check(args)
+    if args.slurm is not None:
+        write(_of_slurm(args), args.output)
+        return 0
     if args.sections == []:
         write(sections.listed(), args.output)
         return 0
@@ -118,6 +124,41 @@ def run(args: argparse.Namespace) -> int:
             pages.append(render(report, args.format, chosen, color, args.explain, again(one, args), wanted))
     write("\n".join(pages), args.output)
     return 0
+
+
+def _check(args: argparse.Namespace) -> None:
+    """Raise UsageError where options do not go together."""
+    if (args.slurm is None) == (args.path is None):
+        raise UsageError("give PATH or --slurm JOBID" + ("" if args.path is None else ", not both"))
+    if args.slurm is not None and args.format not in ("text", "json"):
+        raise UsageError(f"--slurm --format {args.format}: a summary is text or json")
+    if args.brief and args.format != "json":
+        raise UsageError(f"--brief --format {args.format}: only JSON can be brief; give --format json")
+    if args.flops_per_sample is not None and not 0 < args.flops_per_sample < float("inf"):
+        raise UsageError(f"--flops-per-sample {args.flops_per_sample:g}: expected a number above 0")
+
+
+#: What Slurm itself says of a job.
+_OF_SLURM = ("name", "number", "state", "exit_code", "elapsed", "nodes")
+
+
+def _of_slurm(args: argparse.Namespace) -> str:
+    """The summary in a job's accounting, as text or JSON."""
+    from hindmost_collector.report import admin_comment
+
+    from hindmost_cli.slurm import accounting
+
+    job = accounting.job(args.slurm)
+    if not job.comment:
+        raise HindmostError(f"Slurm job {job.name} has no summary: hindmost did not observe it, or it has not ended")
+    try:
+        found = admin_comment.unpacked(job.comment)
+        text = admin_comment.rendered(found, stdio.width(least=80), args.output is None and stdio.colored(sys.stdout))
+    except HindmostError as error:
+        raise HindmostError(f"Slurm job {job.name}: {error}") from None
+    if args.format == "json":
+        return json.dumps({**found, "slurm": {name: getattr(job, name) for name in _OF_SLURM}}, indent=1) + "\n"
+    return f"{text}SLURM  {job.name}: {job.state}, exit code {job.exit_code}, ran {job.elapsed} on {job.nodes}\n"
 
 
 def _needed(kind: str, wanted: list[str]) -> set[str]:

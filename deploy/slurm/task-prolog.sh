@@ -17,10 +17,8 @@ collector=$(sed -n 's/^HINDMOST_COLLECTOR=//p' "$settings" 2>/dev/null)
 [ -n "$collector" ] || exit 0
 
 { read -r inject && read -r fits && read -r prebuilt; } < <("$prefix/bin/python" -c '
-import pathlib, hindmost.inject, hindmost.native.build as build, hindmost.native.build as mpi
-print(pathlib.Path(hindmost.inject.__path__[0]))
-print(mpi.named(mpi.features(None)))
-print(build.PREBUILT)' 2>/dev/null) || exit 0
+import hindmost.inject, hindmost.native.build as build
+print(*hindmost.inject.__path__, build.named(build.features(None)), build.PREBUILT, sep="\n")' 2>/dev/null) || exit 0
 echo "export HINDMOST_JOB_ID=$SLURM_JOB_ID"
 echo "export HINDMOST_RING_DIR=/dev/shm/hindmost-$(id -u)/$SLURM_JOB_ID"
 echo "export HINDMOST_COLLECTOR=$collector"

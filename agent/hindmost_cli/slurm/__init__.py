@@ -1,0 +1,100 @@
+"""``hindmost slurm``: write what hindmost found into the accounting of Slurm jobs."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, UsageError
+
+from hindmost_cli import arguments, stdio
+from hindmost_cli.slurm import accounting
+from hindmost_cli.top.source import Collector
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+EPILOG = """\
+examples:
+  hindmost slurm 812345 --wait 120                 # EpilogSlurmctld, as the Slurm user
+  hindmost slurm --since now-2days                 # a timer: jobs that have ended and have no summary
+  hindmost slurm --since now-2days --collector head-node:9461 --tls-ca ca.pem --token-file token
+
+Read a summary with `hindmost report --slurm JOBID`."""
+#: Where a collector serves its page by default.
+USUAL = "127.0.0.1:9461"
+#: How often the collector is asked whether a job is over, s.
+AGAIN_S = 5.0
+#: A job that the collector does not know so long after its end was not observed.
+UNKNOWN_S = 15.0
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add this subcommand's arguments."""
+    parser.epilog = EPILOG
+    parser.add_argument("jobs", metavar="JOBID", nargs="*", help="jobs, as Slurm numbers them: 123, 123_4")
+    parser.add_argument("--since", metavar="TIME", help="all jobs that ended since, as sacct has it: now-2days")
+    parser.add_argument(
+        "--collector", metavar="ADDRESS", default=USUAL, help=f"HOST:PORT of the collector's page (default: {USUAL})"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=0.0, metavar="SECONDS", help="wait until the collector has the last of a job"
+    )
+    arguments.add_proofs(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write summaries. Exit code 1 where a job that was named got none."""
+    if not args.jobs and not args.since:
+        raise UsageError("give JOBID or --since TIME")
+    collector = Collector(args.collector, arguments.client(args))
+    until = time.monotonic() + args.wait
+    failed = False
+    for name in args.jobs:
+        job = accounting.by_number(name)
+        if job.comment and not job.is_ours:
+            said = "has another AdminComment, which stays"
+        else:
+            said = written(job, report_of(collector, job.number, until))
+        if said:
+            failed = True
+            stdio.say(f"hindmost slurm: job {job.name}: {said}\n")
+    for job in accounting.ended_since(args.since) if args.since else []:
+        if not job.comment:
+            written(job, report_of(collector, job.number, until))
+    return int(failed)
+
+
+def report_of(
+    collector: Collector,
+    number: str,
+    until: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> dict[str, Any] | None:
+    """The report of a job: the last one, unless ``until`` comes before; None where hindmost knows no such job."""
+    unknown = clock() + UNKNOWN_S
+    while True:
+        try:
+            report, known = collector.report(number), True
+        except HindmostError:
+            if number in collector.jobs():
+                raise
+            report, known = None, False
+        final = report is not None and "judged" not in report  # which only a job in memory has
+        if final or clock() >= (until if known else min(until, unknown)):
+            return report
+        sleep(min(AGAIN_S, max(until - clock(), 0.0)))
+
+
+def written(job: accounting.Job, report: dict[str, Any] | None) -> str:
+    """Write a job's summary, unless it has it; what was wrong."""
+    if report is None:
+        return "the collector has no report of it: it was not observed"
+    from hindmost_collector.report.admin_comment import packed
+
+    comment = packed(report)
+    if comment.lower() != job.comment.lower():  # Slurm 22.05 keeps small letters only
+        accounting.comment(job.number, comment)
+    return ""

@@ -1,0 +1,81 @@
+"""The summary of a job in Slurm's accounting: the brief report, packed into the field AdminComment.
+
+``HM1:`` and base32 of gzip of ``hindmost.brief/1``. Most clusters keep accounting for years, and recordings for weeks.
+Not base64: sacctmgr of Slurm 22.05 turns all letters of a comment into small ones.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+from hindmost.errors import HindmostError, printable
+
+from hindmost_collector.report import brief
+from hindmost_collector.report.text import console, labelled, written
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+PREFIX = "HM1:"
+#: Characters of a comment at most, which :data:`brief.MOST` bytes cannot exceed: base32 of what does not shrink.
+MOST = 13_000
+
+
+def packed(report: Mapping[str, Any]) -> str:
+    """The comment on a report of any size; the same report gives the same comment."""
+    data = gzip.compress(brief.render(report).encode(), 9, mtime=0)
+    return PREFIX + base64.b32encode(data).decode()
+
+
+def unpacked(comment: str) -> dict[str, Any]:
+    """The brief report in a comment. Raises HindmostError where it is none of this version's, or torn."""
+    version = comment.partition(":")[0].upper()
+    if f"{version}:" != PREFIX:
+        if version.startswith("HM") and version[2:].isdigit():
+            raise HindmostError(f"its summary is {version}, and this hindmost reads {PREFIX[:-1]}: upgrade hindmost")
+        raise HindmostError("its AdminComment is not hindmost's")
+    try:
+        data = base64.b32decode(comment[len(PREFIX) : MOST], casefold=True)
+        found = json.loads(zlib.decompressobj(wbits=31).decompress(data, brief.MOST))
+        if found["schema"] == brief.SCHEMA and {"title", "verdicts"} <= found.keys():
+            return dict(found)
+    except (binascii.Error, zlib.error, ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise HindmostError("its summary is damaged: the AdminComment was cut off or changed")
+
+
+def rendered(found: Mapping[str, Any], width: int, color: bool = False) -> str:
+    """A brief report as text: what is first in the whole one. Raises HindmostError where parts are missing."""
+    page = console(width, color)
+    try:
+        page.print(printable(str(found["title"])), style="bold")
+        if ended := (found.get("job") or {}).get("ended"):
+            page.print(labelled("ENDED", str(ended), "bold red"))
+        for verdict in found["verdicts"]:
+            head, _, what = str(verdict["says"]).partition(" ")
+            page.print(labelled(head, what, "bold", "bold"))
+            if cost := _cost(verdict, found):
+                page.print(labelled("COST", cost))
+            for label, part in (("WHY", "why"), ("DO", "do")):
+                for text in verdict[part][:1]:
+                    page.print(labelled(label, str(text)))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise HindmostError("its summary is damaged: parts are missing") from None
+    if pace := found.get("pace"):
+        page.print(labelled("PACE", str(pace)))
+    return written(page)
+
+
+def _cost(verdict: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    cost, ratio, sure = (verdict.get(name) for name in ("cost_ms_per_step", "cost_ratio", "confidence"))
+    if cost is None or ratio is None:
+        return ""
+    mean = found["job"]["step_ms"].get("mean")
+    whole = f" of {mean:.1f}" if mean is not None else ""
+    aside = f"; {sure * 100:.0f} % sure of the ranks" if sure is not None else ""
+    return f"{cost:.1f}{whole} ms per step ({ratio * 100:.2g} %){aside}"

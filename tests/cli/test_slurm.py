@@ -1,0 +1,181 @@
+"""What `hindmost report --slurm` and `hindmost slurm` say, with programs in place of Slurm's."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hindmost.errors import HindmostError
+from hindmost_cli import main, slurm
+from hindmost_collector.report import admin_comment, brief
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.judge import judge
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def sacct(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What sacct prints; its arguments are in ``asked``."""
+    said = tmp_path / "said"
+    program = tmp_path / "sacct"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/asked\ncat {said}\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return said
+
+
+def row(comment: str, name: str = "12", number: str = "12") -> str:
+    return f"{name}|{number}|COMPLETED|0:0|00:01:00|n[1-2]|{comment}\n"
+
+
+def of(data: bytes) -> str:
+    return "HM1:" + base64.b32encode(gzip.compress(data, mtime=0)).decode()
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    """A rank of eight that computes longer."""
+    return dict(judge(simulate(Scenario(8, 60, faults=(Fault("compute", (3,), 0.06),))).run).to_dict())
+
+
+def test_a_summary_has_verdict_cost_and_how_slurm_saw_the_end(
+    sacct: Path, report: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Slurm 22.05 keeps the letters of a comment as small ones."""
+    sacct.write_text(row(admin_comment.packed(report).lower()))
+    assert main(["report", "--slurm", "12.0"]) == 0
+    said = capsys.readouterr().out
+    assert "SLOW   rank 3" in said
+    assert "COST   " in said
+    assert "SLURM  12: COMPLETED, exit code 0:0, ran 00:01:00 on n[1-2]" in said
+    assert "--jobs 12\n" in (sacct.parent / "asked").read_text()
+    assert main(["report", "--slurm", "12", "--format", "json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["verdicts"][0]["ranks"], found["slurm"]["number"]) == (brief.SCHEMA, [3], "12")
+
+
+def test_a_summary_is_small_and_the_same_for_the_same_report(report: dict[str, Any]) -> None:
+    """A timer that meets it again changes nothing; a long report is cut to the brief one's size."""
+    assert admin_comment.packed(report) == admin_comment.packed(report)
+    noisy = {**report, "notes": [f"{number * 7919:x}" * 60 for number in range(4000)]}
+    assert len(admin_comment.packed(noisy)) <= admin_comment.MOST
+
+
+@pytest.mark.parametrize(
+    ("comment", "said"),
+    [
+        ("", "Slurm job 12 has no summary: hindmost did not observe it, or it has not ended"),
+        ("JS1:H4sI", "Slurm job 12: its AdminComment is not hindmost's"),
+        ("HM7:H4SI", "Slurm job 12: its summary is HM7, and this hindmost reads HM1: upgrade hindmost"),
+        ("HM1:H4SI", "Slurm job 12: its summary is damaged: the AdminComment was cut off or changed"),
+        ("HM1:!", "Slurm job 12: its summary is damaged: the AdminComment was cut off or changed"),
+        (of(b"[]"), "Slurm job 12: its summary is damaged: the AdminComment was cut off or changed"),
+        (of(b"0" * (1 << 24)), "Slurm job 12: its summary is damaged: the AdminComment was cut off or changed"),
+        (
+            of(b'{"schema": "hindmost.brief/1", "title": "x", "verdicts": [{}]}'),
+            "Slurm job 12: its summary is damaged: parts are missing",
+        ),
+    ],
+)
+def test_what_is_no_summary_is_one_line(
+    sacct: Path, capsys: pytest.CaptureFixture[str], comment: str, said: str
+) -> None:
+    """Whatever somebody wrote there: of another tool or version, torn, or a bomb."""
+    sacct.write_text(row(comment))
+    assert main(["report", "--slurm", "12"]) == 1
+    assert capsys.readouterr().err == f"hindmost report: {said}\n"
+
+
+def test_a_summary_does_not_control_the_terminal(sacct: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names in it are the job's."""
+    found = {"schema": brief.SCHEMA, "title": "\x1b[2Jx", "verdicts": [], "pace": "\x1b]0;y\x07"}
+    sacct.write_text(row(of(json.dumps(found).encode())))
+    assert main(["report", "--slurm", "12"]) == 0
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("rows", "job", "said"),
+    [
+        ("", "12", "sacct has no such job, or does not show it to this user"),
+        (
+            row("", "12_1", "13") + row("", "12_2", "12"),
+            "12",
+            "is an array, of which 2 have started: name one of it (12_1, 12_2)",
+        ),
+    ],
+)
+def test_a_job_that_is_not_one_is_one_line(
+    sacct: Path, capsys: pytest.CaptureFixture[str], rows: str, job: str, said: str
+) -> None:
+    """An array's number is that of its last job, too: nobody means that one."""
+    sacct.write_text(rows)
+    assert main(["report", "--slurm", job]) > 0
+    assert said in capsys.readouterr().err
+
+
+def test_a_job_of_an_array_is_found_by_index_and_by_number(sacct: Path) -> None:
+    """Users give the index; Slurm gives its epilog the number."""
+    sacct.write_text(row("a", "12_1", "13") + row("b", "12_2", "12"))
+    assert slurm.accounting.job("12_1").comment == "a"
+    assert slurm.accounting.by_number("12").comment == "b"
+
+
+def test_without_slurm_it_says_where_to_run_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line, and no stack."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(["report", "--slurm", "12"]) == 1
+    assert capsys.readouterr().err == "hindmost report: sacct is not on PATH: run this where Slurm's commands are\n"
+
+
+@pytest.mark.parametrize("argv", [[], ["x", "--slurm", "1"], ["--slurm", "1;id"], ["--slurm", "1", "--format", "csv"]])
+def test_what_does_not_go_together_is_a_mistake(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A path or a job, and a number that is one."""
+    assert main(["report", *argv]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+class Collector:
+    """A collector that says these, one after another; the last again and again."""
+
+    def __init__(self, *said: dict[str, Any] | None) -> None:
+        self.said, self.asked_s = list(said), 0.0
+
+    def report(self, job: str) -> dict[str, Any]:
+        found = self.said.pop(0) if len(self.said) > 1 else self.said[0]
+        if found is None:
+            raise HindmostError("no such job")
+        return found
+
+    def jobs(self) -> list[str]:
+        return []
+
+    def of(self, wait_s: float) -> dict[str, Any] | None:
+        """What the command gets of it."""
+
+        def sleep(seconds: float) -> None:
+            self.asked_s += seconds
+
+        return slurm.report_of(self, "12", wait_s, lambda: self.asked_s, sleep)  # type: ignore[arg-type]
+
+
+def test_it_waits_for_the_last_of_a_job() -> None:
+    """A job in memory is judged once more when it is over; after the wait the newest report has to do."""
+    live, last = {"judged": None}, {"job": {}}
+    ends = Collector(live, live, last)
+    assert (ends.of(60), ends.asked_s) == (last, 10)
+    never = Collector(live)
+    assert (never.of(60), never.asked_s) == (live, 60)
+
+
+def test_a_job_that_was_not_observed_is_soon_given_up() -> None:
+    """Most jobs of a cluster may be such, and each is a process that waits."""
+    unknown = Collector(None)
+    assert (unknown.of(600), unknown.asked_s) == (None, slurm.UNKNOWN_S)
