@@ -129,7 +129,8 @@ def run(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> None:
     """Raise UsageError where options do not go together."""
     if (args.slurm is None) == (args.path is None):
-        raise UsageError("give PATH or --slurm JOBID" + ("" if args.path is None else ", not both"))
+        both = "" if args.path is None else ", not both"
+        raise UsageError(f"give PATH or --slurm JOBID{both}; `hindmost report --help` lists the options")
     if args.slurm is not None and args.format not in ("text", "json"):
         raise UsageError(f"--slurm --format {args.format}: a summary is text or json")
     if args.brief and args.format != "json":
