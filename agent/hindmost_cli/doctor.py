@@ -6,11 +6,13 @@ looks: it starts no job, writes nothing, and needs no privileges. ``CHECKS`` is 
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import os
 import platform
 import re
+import shlex
 import shutil
 import socket
 import subprocess
@@ -25,11 +27,10 @@ from hindmost.native import build
 from hindmost.ring import native
 from hindmost_agent import stacks as attach_stacks
 
-from hindmost_cli import stdio
+from hindmost_cli import launchers, stdio
 from hindmost_cli.launchers import mpirun
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
 
@@ -416,17 +417,89 @@ MARKS = {"yes": "yes ", "part": "part", "no": "no  "}
 COLORS = {"yes": "32", "part": "33", "no": "31"}
 
 
+#: What a line of ``--format line`` begins with: launchers mix it with what else is printed.
+LINE = '{"doctor": '
+
+
+def as_line(findings: dict[str, Finding], node: str) -> str:
+    """What this node lacks, in one line of JSON: short, so that launchers do not cut it."""
+    lacks = {name: dataclasses.asdict(one) for name, one in findings.items() if one.state != "yes"}
+    return json.dumps({"doctor": node, "lacks": lacks}, separators=(", ", ": "))
+
+
+def answers(said: str) -> dict[str, dict[str, Finding]]:
+    """What each node lacks, by the lines of what a launcher printed; srun and mpirun may write a name in front."""
+    found: dict[str, dict[str, Finding]] = {}
+    for line in said.splitlines():
+        _, begins, rest = line.partition(LINE)
+        try:
+            answer = json.loads(LINE + rest) if begins else {}
+            lacks = {name: Finding(**one) for name, one in answer.get("lacks", {}).items()}
+        except (ValueError, TypeError):
+            continue
+        if answer:
+            found[answer["doctor"]] = lacks
+    return found
+
+
+def table(found: dict[str, dict[str, Finding]], silent: list[str], color: bool = False) -> str:
+    """What nodes lack, each finding once with the nodes that have it; then the nodes that did not answer."""
+    alike: dict[tuple[str, str, str], list[str]] = {}
+    for node in sorted(found):
+        for name, one in found[node].items():
+            alike.setdefault((name, one.state, one.remedy), []).append(node)
+    order = list(CHECKS)
+    lines = [f"{len(found)} node{'s' * (len(found) != 1)} answered"]
+    for (name, _, _), nodes in sorted(alike.items(), key=lambda item: order.index(item[0][0])):
+        one = found[nodes[0]][name]
+        where = "all nodes" if len(nodes) == len(found) else f"{_few(nodes)}"
+        lines.append(_lines(name, dataclasses.replace(one, found=f"{where}: {one.found}"), color))
+    if not alike:
+        lines.append("nothing is missing on any of them")
+    if silent:
+        lines.append(f"no answer: {_few(silent)}; is hindmost installed there at the same path?")
+    return "\n".join(lines)
+
+
+def _few(nodes: list[str], most: int = 8) -> str:
+    more = f" and {len(nodes) - most} more" if len(nodes) > most else ""
+    return ", ".join(nodes[:most]) + more
+
+
+def of_cluster(launcher: list[str], python: str) -> str:
+    """Ask each node that a launcher reaches. Raises HindmostError where none answers."""
+    command = [*launcher, sys.executable, "-m", "hindmost", "doctor", "--format", "line", "--python", python]
+    try:
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UsageError(f"--cluster {launcher[0]}: {error.strerror}: give a launcher, such as srun -N 4") from error
+    found = answers(done.stdout)
+    if not found:
+        last = next(iter(reversed((done.stderr or done.stdout).strip().splitlines())), "it printed nothing")
+        raise HindmostError(f"no node answered: {shlex.join(launcher)} ended with {done.returncode}: {last}")
+    asked = launchers.find(launcher).remote_hosts(launcher, os.environ)
+    short = {node.partition(".")[0] for node in found}
+    silent = [host for host in asked if host.partition(".")[0] not in short and not host[:1].isdigit()]
+    return table(found, silent, stdio.colored(sys.stdout))
+
+
 EPILOG = """\
 examples:
   hindmost doctor
-  hindmost doctor --python /opt/conda/envs/train/bin/python"""
+  hindmost doctor --python /opt/conda/envs/train/bin/python
+  hindmost doctor --cluster srun -N 16 --ntasks-per-node=1
+  hindmost doctor --cluster mpirun --hostfile hosts --map-by ppr:1:node"""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the options of ``hindmost doctor``."""
     parser.epilog = EPILOG
-    parser.add_argument("--format", choices=["text", "json"], default="text", help="output format (default: text)")
+    parser.add_argument(
+        "--format", choices=["text", "json", "line"], default="text", help="output format (default: text)"
+    )
     parser.add_argument("--python", metavar="PATH", help="Python of your jobs (default: python3 on PATH)")
+    what = "start the doctor with this launcher, once on each node, and print what each node lacks"
+    parser.add_argument("--cluster", nargs=argparse.REMAINDER, metavar="LAUNCHER ...", help=what)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -435,7 +508,16 @@ def run(args: argparse.Namespace) -> int:
     asked = args.python or machine.which("python3") or sys.executable
     if machine.which(asked) is None:
         raise UsageError(f"--python {asked}: no such program; give the path of an interpreter")
+    if args.cluster is not None:
+        launcher = args.cluster[1:] if args.cluster[:1] == ["--"] else args.cluster
+        if not launcher:
+            raise UsageError("--cluster: give a launcher, such as --cluster srun -N 4 --ntasks-per-node=1")
+        print(of_cluster(launcher, asked))
+        return 0
     findings = examine(dataclasses.replace(machine, python=asked))
+    if args.format == "line":
+        print(as_line(findings, os.uname().nodename))
+        return 0
     if args.format == "json":
         print(json.dumps({name: dataclasses.asdict(finding) for name, finding in findings.items()}, indent=2))
     else:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 HOSTS = ("a", "b")
 V4, V6, OTHER = "10.213.11.{}", "fd00:213:11::{}", "10.213.12.{}"
 #: A clock ahead by an hour, for wall clocks only: as a host whose NTP is wrong.
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 
 
 class Network:
@@ -25,7 +25,7 @@ class Network:
 
     Args:
         kind: ``v4``, ``v6``, ``two`` (b is reached by a's second interface), or ``nat`` (b sits behind a router that
-            masquerades: nobody connects to it).
+            masquerades: no one can connect to it).
         shared: whether both hosts have one disk.
         clock: what the wall clock of b is ahead of others', as ``+1h``.
     """

@@ -150,7 +150,8 @@ class Scene:
         for one in self.daemons:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(one.pid, signal.SIGKILL)
-            one.communicate()
+            if one.stdout and not one.stdout.closed:
+                one.communicate()
 
 
 def _in_words(report: dict[str, Any]) -> dict[str, Any]:
@@ -305,7 +306,7 @@ def time_limit(scene: Scene, grace_s: float = 5.0) -> dict[str, Any]:
                     os.kill(pid, number)
         time.sleep(grace_s if number == signal.SIGTERM else 0)
     found = scene.ended(job)
-    if not found["ranks"]:  # nobody was left to write it
+    if not found["ranks"]:  # no process was left to write it
         sh(f"cd {ROOT} && PYTHONPATH=agent:collector:proto {sys.executable} -m hindmost report {scene.run} "
            f"--format json -o {scene.run}/report.json")  # fmt: skip
         found = {**found, **_in_words(json.loads((scene.run / "report.json").read_text()))}

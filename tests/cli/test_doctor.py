@@ -13,7 +13,7 @@ from hindmost import requirements
 from hindmost.native import build
 from hindmost_agent import stacks
 from hindmost_cli import doctor, main
-from hindmost_cli.doctor import Machine
+from hindmost_cli.doctor import Finding, Machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -236,3 +236,50 @@ def test_an_interpreter_that_is_not_there(capsys: pytest.CaptureFixture[str]) ->
     """--python with a path that does not exist is refused by name."""
     assert main(["doctor", "--python", "/no/such/python"]) == 2
     assert "/no/such/python" in capsys.readouterr().err
+
+
+def launcher(folder: Path, *lines: str) -> list[str]:
+    """A launcher that says this of its nodes, whatever it is asked to start."""
+    program = folder / "srun"
+    program.write_text("#!/bin/sh\ncat <<'END'\n" + "\n".join(lines) + "\nEND\n")
+    program.chmod(0o755)
+    return [str(program), "--nodelist=n[1-4]"]
+
+
+def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each finding once, with its nodes; and who did not answer. Launchers label lines, and print others."""
+    gpu, full = (
+        Finding("no", "no driver", "no clocks", "load it"),
+        Finding("part", "1 MiB free", "no rings", "free some"),
+    )
+    fine = Finding("yes", "all there")
+    said = [
+        doctor.as_line({"gpu": gpu, "shared memory": fine}, "n1"),
+        "1: " + doctor.as_line({"gpu": gpu, "shared memory": full}, "n2.example"),
+        "[n3] " + doctor.as_line({"gpu": fine, "shared memory": fine}, "n3"),
+        'a banner {"doctor": that is none',
+    ]
+    assert main(["doctor", "--cluster", *launcher(tmp_path, *said)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "3 nodes answered"
+    assert "no    gpu            n1, n2.example: no driver" in lines
+    assert "part  shared memory  n2.example: 1 MiB free" in lines
+    assert lines[-1].startswith("no answer: n4;")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["sh", "-c", "echo denied >&2; exit 3"], "ended with 3: denied"),
+        (["no-such-launcher"], "No such file or directory: give a launcher"),
+        ([], "give a launcher"),
+    ],
+)
+def test_a_cluster_that_does_not_answer_is_one_line(
+    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+) -> None:
+    """It has the launcher's own last words."""
+    assert main(["doctor", "--cluster", *words]) != 0
+    said = capsys.readouterr().err
+    assert told in said
+    assert said.count("\n") == 1
