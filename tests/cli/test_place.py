@@ -101,6 +101,14 @@ def test_nothing_of_the_users_environment_is_lost(tmp_path: Path) -> None:
     assert ours({**theirs, **once, "NCCL_PROFILER_PLUGIN": "another"})["HINDMOST_NCCL_NEXT"] == "another"
 
 
+def test_ranks_on_other_hosts_learn_what_all_pods_of_the_job_share(tmp_path: Path) -> None:
+    """The namespace, what made them and the queue; the launcher's own name is not that of the workers."""
+    shared = {"HINDMOST_POD_NAMESPACE": "a", "HINDMOST_WORKLOAD": "MPIJob/train", "HINDMOST_QUEUE": "gold"}
+    environ = {**shared, "HINDMOST_POD_NAME": "train-launcher", "HINDMOST_POD_UID": "u"}
+    ours = environment.variables(environ, job="j", rings=tmp_path, collector="h:1", launcher="mpirun", native={})
+    assert {name: value for name, value in ours.items() if name in environ} == shared
+
+
 @pytest.mark.parametrize(("theirs", "said"), [("none", 1), ("None", 1), ("", 0), ("mine.so", 0)])
 def test_a_user_who_wants_no_profiler_gets_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, theirs: str, said: int
