@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost import ring
 from hindmost.ring import layout
 from hindmost_agent.delivery.batch import Builder
-from hindmost_agent.jobs.calls import COLUMNS, Calls, varint
+from hindmost_agent.jobs.event_rows import COLUMNS, Calls, varint
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from hindmost import ring
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_agent.jobs.calls import SIZE, Calls
-from hindmost_agent.jobs.event_rows import RowBuilder, Rows
+from hindmost_agent.jobs.event_rows import SIZE, Calls, RowBuilder, Rows
 from hindmost_agent.jobs.processes import End, Ends
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.kernel_files import File, read_once

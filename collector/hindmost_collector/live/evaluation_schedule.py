@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 from hindmost_judge.settings import DEFAULT
 
 from hindmost_collector.ingest.session import MOST_S
-from hindmost_collector.live.evaluation_window import LEAST_ROWS, ROWS
+from hindmost_collector.live.window import INCREMENTAL_ROWS, LEAST_INCREMENTAL_ROWS
 from hindmost_collector.page.data import gauges_of
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ class _Turn:
     whole: float = 0.0
     took: float = 0.0
     ranks: int = 0
-    rows: int = ROWS
+    rows: int = INCREMENTAL_ROWS
     look_took: float = 0.0
     last_whole: float = -FULL_MOST_S
     soon: bool = False
@@ -391,7 +391,7 @@ class Judging:
 
     def rows(self, job: str) -> int:
         """How many rows an incremental evaluation of a job reads, at least."""
-        return self._turns[job].rows if job in self._turns else ROWS
+        return self._turns[job].rows if job in self._turns else INCREMENTAL_ROWS
 
     def whole_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
@@ -519,9 +519,9 @@ class Judging:
         turn.look_took = used
         aim = self._aim_s()
         if used > aim:
-            turn.rows = max(int(turn.rows * aim / used), LEAST_ROWS)
+            turn.rows = max(int(turn.rows * aim / used), LEAST_INCREMENTAL_ROWS)
         elif used < SHORT * aim:
-            turn.rows = min(int(turn.rows * LONGER), ROWS)
+            turn.rows = min(int(turn.rows * LONGER), INCREMENTAL_ROWS)
 
     def begun(self, job: str) -> _Turn:
         """A turn that begins now: when the next one does."""

@@ -20,10 +20,8 @@ from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_proto import telemetry_pb2 as wire
 
-from hindmost_collector.live import evaluation_window
-from hindmost_collector.live.evaluation_window import ROWS
 from hindmost_collector.live.totals import RankTotals
-from hindmost_collector.live.window import Window
+from hindmost_collector.live.window import INCREMENTAL_ROWS, Window, reported_by_all
 from hindmost_collector.page.history import StepHistory
 
 if TYPE_CHECKING:
@@ -140,9 +138,9 @@ class LiveJob:
             return made
         step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0
         gone, begun = window.gone, window.begun
-        return lambda: evaluation_window.reported_by_all(made(), step_ms * 1e6, gone, begun)
+        return lambda: reported_by_all(made(), step_ms * 1e6, gone, begun)
 
-    def newest(self, words: Words, least_rows: int = ROWS) -> Callable[[], Run] | None:
+    def newest(self, words: Words, least_rows: int = INCREMENTAL_ROWS) -> Callable[[], Run] | None:
         """The same for the newest steps, and at least so many rows; None while the step time is unknown."""
         step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50")
         return self.window.snapshot(self.id, words, step_ms * 1e6, least_rows) if step_ms else None

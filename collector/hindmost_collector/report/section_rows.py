@@ -11,6 +11,7 @@ from hindmost_judge import communication, efficiency, file_calls, roofline, tuni
 from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
 from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import median
+from hindmost_judge.timeline.collective_calls import WAIT
 from hindmost_judge.verdict.schema import STOPS
 
 from hindmost_collector.report import columns, machine_tables
@@ -381,7 +382,7 @@ def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
     table = []
     for found in one.traffic:
         row = found._asdict()
-        if found.operation == communication.WAIT:
+        if found.operation == WAIT:
             row["operation"] = f"wait for {'messages' if found.communicator is None else 'collectives'}"
         if not found.total and "barrier" not in found.operation:
             row |= {"least": None, "bytes": None, "total": None}

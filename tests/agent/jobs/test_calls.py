@@ -9,8 +9,7 @@ import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost.ring import layout
-from hindmost_agent.jobs.calls import FLAGS, LATEST_NS, LAUNCHES_LIMIT
-from hindmost_agent.jobs.event_rows import LONGEST_NS, MOST, IntervalRow, RowBuilder
+from hindmost_agent.jobs.event_rows import FLAGS, LATEST_NS, LAUNCHES_LIMIT, LONGEST_NS, MOST, IntervalRow, RowBuilder
 from hindmost_agent.jobs.rings import OpenRing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st

@@ -10,7 +10,6 @@ import pytest
 from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows, Words
-from hindmost_collector.live import evaluation_window
 from hindmost_collector.live.evaluation_schedule import (
     Judging,
     Outcome,
@@ -19,8 +18,15 @@ from hindmost_collector.live.evaluation_schedule import (
     new_claims,
     outcome_of,
 )
-from hindmost_collector.live.evaluation_window import Piece, piece
-from hindmost_collector.live.window import Window
+from hindmost_collector.live.window import (
+    INCREMENTAL_ROWS,
+    LEAST_INCREMENTAL_ROWS,
+    Piece,
+    Window,
+    newest_steps,
+    piece,
+    ticks_to_skip,
+)
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import RANKS, Job, Run
@@ -132,15 +138,15 @@ def test_a_slow_incremental_evaluation_reads_fewer_rows_and_more_again_later() -
     """Down to its time limit, which is not the fewest rows; so evaluations come each period on a slow host too."""
     job = Paced(look_s=lambda rows: 0.01 + rows * 1e-5)
     judged = job.until(60.0)
-    assert job.rows[0] == evaluation_window.ROWS
+    assert job.rows[0] == INCREMENTAL_ROWS
     assert 5_000 < job.rows[-1] < 20_000
     assert max(gaps(judged, "newest")) <= 2.0
     job.look_s = lambda rows: 0.02
     job.until(90.0)
-    assert job.rows[-1] == evaluation_window.ROWS
+    assert job.rows[-1] == INCREMENTAL_ROWS
     job.look_s = lambda rows: 0.15
     assert max(gaps(job.until(150.0), "newest")) <= 2.0
-    assert job.rows[-1] == evaluation_window.LEAST_ROWS
+    assert job.rows[-1] == LEAST_INCREMENTAL_ROWS
 
 
 @pytest.mark.parametrize(("ranks", "look_s", "apart_s"), [(1024, 0.1, 1.5), (8192, 0.02, 1.5), (8192, 0.09, 3.0)])
@@ -294,13 +300,11 @@ def test_the_newest_steps_are_a_small_part_of_a_full_window() -> None:
     """Of few ranks those that fill some rows; of many as many as can be judged, of each table by its own clock."""
     of_hosts = [table(at, at + 5, 64, 10**8) for at in range(1000, 2000, 5)]
     of_gpus = [table(at, at + 5, 64, 10**8, 6) for at in range(0, 1000, 5)]
-    kept = evaluation_window.newest_steps({"steps": of_hosts, "collectives": of_gpus}, 1e8, 64)
+    kept = newest_steps({"steps": of_hosts, "collectives": of_gpus}, 1e8, 64)
     assert 130 <= steps_of(kept["collectives"], 10**8) <= 140
     assert 130 <= steps_of(kept["steps"], 10**8) <= 140
     large = [table(at, at + 2, 8192, 10**9) for at in range(0, 44, 2)]
-    kept = evaluation_window.newest_steps(
-        {"steps": large, "collectives": [table(38, 44, 8192, 10**9, 6)], "intervals": []}, 1e9, 8192
-    )
+    kept = newest_steps({"steps": large, "collectives": [table(38, 44, 8192, 10**9, 6)], "intervals": []}, 1e9, 8192)
     assert 12 <= steps_of(kept["steps"], 10**9) <= 14
     assert kept["collectives"] == kept["intervals"] == []
 
@@ -310,10 +314,10 @@ def test_each_rank_is_seen_in_as_many_steps_as_a_judgement_needs_though_agents_s
     turns = [
         rows_of(10 * (second - 3), 10 * (second + 1), np.arange(second % 4, 8192, 4), 10**8) for second in range(4, 16)
     ]
-    kept = evaluation_window.newest_steps({"steps": turns}, 1e8, 8192)["steps"]
+    kept = newest_steps({"steps": turns}, 1e8, 8192)["steps"]
     assert set(np.concatenate([one.table["rank"] for one in kept]).tolist()) == set(range(8192))
     assert len(kept) == 4
-    gone = evaluation_window.newest_steps({"steps": turns}, 1e8, 16_384)["steps"]
+    gone = newest_steps({"steps": turns}, 1e8, 16_384)["steps"]
     assert 4 < len(gone) < len(turns)
 
 
@@ -321,15 +325,15 @@ def test_collectives_of_too_few_steps_are_left_to_the_marks_though_agents_send_i
     """Eight seconds of batches reach back twelve, into steps of which other ranks' rows were dropped."""
     turns = [rows_of(second - 3, second + 1, np.arange(second % 4, 8192, 4), 10**9, 6) for second in range(40, 49)]
     held = {"steps": [table(at, at + 2, 8192, 10**9) for at in range(4, 48, 2)], "collectives": turns}
-    assert evaluation_window.newest_steps(held, 1e9, 8192)["collectives"] == []
-    assert evaluation_window.newest_steps(held, 1e9, 8192, begun={"collectives"})["collectives"] == turns
-    assert evaluation_window.newest_steps({"collectives": turns}, 1e9, 8192)["collectives"] == turns
+    assert newest_steps(held, 1e9, 8192)["collectives"] == []
+    assert newest_steps(held, 1e9, 8192, begun={"collectives"})["collectives"] == turns
+    assert newest_steps({"collectives": turns}, 1e9, 8192)["collectives"] == turns
 
 
 def test_a_few_ticks_of_metrics_are_enough() -> None:
     """The newest, as many as hold enough samples."""
-    assert evaluation_window.of_samples([9000] * 10) == 7
-    assert evaluation_window.of_samples([100, 100]) == 0
+    assert ticks_to_skip([9000] * 10) == 7
+    assert ticks_to_skip([100, 100]) == 0
 
 
 def metrics_of_a_look(ranks: int) -> list[str]:
@@ -353,7 +357,7 @@ def test_an_incremental_evaluation_may_read_fewer_rows_but_never_too_few_steps()
     """Of few ranks those that fill so many rows, then sixteen steps, and at last thirteen."""
     pieces = [table(at, at + 1, 64, 10**8, 6) for at in range(1000)]
     kept = [
-        steps_of(evaluation_window.newest_steps({"collectives": pieces}, 1e8, 64, least)["collectives"], 10**8)
-        for least in (evaluation_window.ROWS, 10_000, 4_000, evaluation_window.LEAST_ROWS)
+        steps_of(newest_steps({"collectives": pieces}, 1e8, 64, least)["collectives"], 10**8)
+        for least in (INCREMENTAL_ROWS, 10_000, 4_000, LEAST_INCREMENTAL_ROWS)
     ]
     assert kept == [131, 27, 17, 14]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-from hindmost_collector.live.evaluation_window import HELD_NS, reported_by_all
+from hindmost_collector.live.window import REPORT_LAG_NS, reported_by_all
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
@@ -81,7 +81,7 @@ def test_ranks_that_are_gone_or_late_for_too_long_are_not_waited_for(job: Run) -
     run = without(job, BEHIND, since=80)
     assert max(until(reported_by_all(run, step_ns(job), set(), EVERYTHING))) <= 80
     assert max(until(reported_by_all(run, step_ns(job), set(BEHIND), EVERYTHING))) == STEPS - 1
-    long_ago = next(step for step in range(STEPS) if began(job, STEPS - 1) - began(job, step) < HELD_NS) - 3
+    long_ago = next(step for step in range(STEPS) if began(job, STEPS - 1) - began(job, step) < REPORT_LAG_NS) - 3
     run = without(job, BEHIND, since=long_ago)
     assert max(until(reported_by_all(run, step_ns(job), set(), EVERYTHING))) == STEPS - 1
 
