@@ -14,7 +14,7 @@ third of the time that kernels waited.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -44,22 +44,15 @@ _SURELY = 0.2
 
 @dataclass(frozen=True)
 class Backward:
-    """Ns a step by which a rank is late for a step's first collective, and longer from there to its last.
-
-    ``turn``: ns for which another process has its GPU at a time, 0 where none does.
-    """
+    """Ns a step by which a rank is late for a step's first collective, and longer from there to its last."""
 
     late: float = 0.0
     longer: float = 0.0
-    turn: float = 0.0
 
     def beyond(self, known: float) -> float:
-        """Ns by which that is more than is known anyway; 0 where it is about as much.
-
-        Forward and optimizer do not tell in which ratio all of a step is longer where others take turns on a GPU.
-        """
+        """Ns by which that is more than is known anyway; 0 where it is about as much."""
         more = self.late + self.longer - known
-        return more if self.longer > 0 and more > (0.0 if self.turn else _SURELY * known) else 0.0
+        return more if self.longer > 0 and more > _SURELY * known else 0.0
 
 
 def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
@@ -122,7 +115,7 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     if where is None:
         return False
     others = np.delete(np.arange(len(grid.ranks)), habit.row)[:SAMPLE]
-    usual, _ = _between_two(*ready_ranks(grid, np.append(habit.row, others), where))
+    usual = _usual(*ready_ranks(grid, np.append(habit.row, others), where))
     return bool(grid.gathers.any() or np.isnan(median(usual[1:], axis=0)).all())
 
 
@@ -140,12 +133,7 @@ def find(blocks: Blocks, row: int, columns: Array, healthy: Array | None = None)
     before = _places(blocks, healthy) if healthy is not None else None
     alike = before is not None and before.shape[1] == where.shape[1]
     own = _usual(*ready_ranks(grid, np.array([row]), before))[0] if before is not None and alike else None
-    usual, took = (block[0] for block in _between_two(*ready_ranks(grid, np.array([row]), where)))
-    turns = find_turns(usual, took)
-    if own is None and turns is not None:
-        own = turns.alone
-    turn = turns.slice if turns is not None else 0.0
-    return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0), turn)
+    return Backward(max(late, 0.0), max(_saved(grid, row, where, own, lost), 0.0))
 
 
 def _lost(blocks: Blocks, row: int) -> float:
@@ -200,28 +188,14 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     return float(_end(took, transfer) - _end(took - less, transfer))
 
 
-def _usual(start: Floats, free: Array) -> Floats:
-    """[R, P - 1] ns that are usual from being ready for a collective to being ready for the next; of the first row with
-    what it waits for turns on its GPU.
-    """
-    usual, took = _between_two(start, free)
-    if find_turns(usual[0], took[0]) is not None:
-        usual[0] = _scaled_to_step(usual[0], took[0])
-    return usual
-
-
 def _at_most(start: Floats, free: Array) -> Floats:
     """[R, P - 1] the same at most: a rank that queues for a collective was ready earlier, at an unknown time."""
     return _often(np.where(free[:, :, :-1], np.diff(start, axis=2), np.nan))
 
 
-def _between_two(start: Floats, free: Array) -> tuple[Floats, Floats]:
-    """[R, P - 1] usual ns from being ready for a collective to being ready for the next, and [R, N, P - 1] in each
-    step.
-
-    Where both are known."""
-    took = np.where(free[:, :, :-1] & free[:, :, 1:], np.diff(start, axis=2), np.nan)
-    return _often(took), took
+def _usual(start: Floats, free: Array) -> Floats:
+    """[R, P - 1] usual ns from being ready for a collective to being ready for the next, where both are known."""
+    return _often(np.where(free[:, :, :-1] & free[:, :, 1:], np.diff(start, axis=2), np.nan))
 
 
 def ready_ranks(grid: Grid, rows: Array, where: Ints) -> tuple[Floats, Array]:
@@ -348,81 +322,3 @@ def _waited(took: Floats) -> Floats:
 
 def _beyond_usual(values: Floats) -> Floats:
     return np.asarray(values - median(values, axis=1)[:, None])
-
-
-#: A place has no time slice of another process in at least the first share of the steps; its scatter shows below the
-#: second.
-_ALONE, _LEAST = 0.2, 0.05
-#: … in standard deviations of a normal distribution.
-_DEVIATIONS = 0.8
-#: A time longer than alone by this share, and by this many standard deviations, waited for a slice.
-_SHARE, _SLICE_BEYOND_CHANCE = 0.1, 6.0
-#: … in nearly all steps, at places with most of the computing time, and at no place always.
-_STEPS, _PLACES_WITH_SLICES = 0.9, 0.75
-#: Least slices per step: a single one may be a pause of its host.
-_SLICES_PER_STEP = 1.5
-#: The middle half of all slices differ by at most this share of one: on H200s by 0.04 to 0.13.
-_ONE_LENGTH = 0.25
-#: The typical step is longer by this share than alone: by 0.14 to 0.28 in recordings of shared GPUs.
-_LONGER = 0.06
-#: Least places of a step that must be known.
-_FEWEST = 5
-
-
-class Turns(NamedTuple):
-    """What a rank computes ``alone`` [P] ns before each collective, and the ns of a ``slice`` that it waits for.
-
-    Two processes that share a GPU each have it for a slice of time, one or two ms, and then wait for as long. Computing
-    between two collectives mostly takes as long as ever, and now and then a slice longer: at another place in each
-    step, several times in each, and at every place in some. All slices are of one length. Slow code is slow at the same
-    places, a stall is rare, and noise is of any size. So the begins of collectives alone show the other process.
-    """
-
-    alone: Floats
-    slice: float
-
-
-def _scaled_to_step(usual: Floats, took: Floats) -> Floats:
-    """[P] what is ``usual`` at each place, as long in all as in the typical step of those that ``took`` [N, P] ns.
-
-    What comes at another place in each step shows in the median of none.
-    """
-    return np.asarray(usual * max(_typical_in_all(usual, took) / max(float(np.nansum(usual)), 1.0), 1.0))
-
-
-def find_turns(usual: Floats, took: Floats) -> Turns | None:
-    """The turns that show in what a rank ``took`` [N, P] ns before each collective; ``None`` where there are none."""
-    known = ~np.isnan(usual)
-    if np.sum(known) < _FEWEST:
-        return None
-    held = took[:, known]
-    least, alone = np.nanquantile(held, [_LEAST, _ALONE], axis=0)
-    more = held - alone
-    waited = more > np.fmax(_SHARE * alone, _SLICE_BEYOND_CHANCE * (alone - least) / _DEVIATIONS)
-    often = waited.mean(axis=0)
-    there = float(alone[(often > 0) & (often <= 1 - _ALONE)].sum())
-    if (
-        there < _PLACES_WITH_SLICES * float(alone.sum())
-        or waited.any(axis=1).mean() < _STEPS
-        or waited.sum(axis=1).mean() < _SLICES_PER_STEP
-    ):
-        return None
-    whole = _typical_in_all(usual, took)
-    few, typical, many = np.quantile(more[waited], [0.25, 0.5, 0.75]).tolist()
-    if whole < (1 + _LONGER) * float(alone.sum()) or many - few > _ONE_LENGTH * typical:
-        return None
-    by_itself: Floats = usual.copy()
-    by_itself[known] = median(np.where(waited, np.nan, held), axis=0)
-    return Turns(by_itself, typical)
-
-
-def others_seen(blocks: Blocks, row: int, columns: Array) -> bool:
-    """Whether memory that other processes hold of a rank's GPU was measured: that says more."""
-    foreign = blocks.gauges(columns).get("foreign_memory")
-    return foreign is not None and not np.isnan(foreign[row])
-
-
-def _typical_in_all(usual: Floats, took: Floats) -> float:
-    """Ns that the typical step takes at the places of which it is known what is usual."""
-    each = np.nansum(np.where(np.isnan(took), usual, took), where=~np.isnan(usual), axis=1)
-    return float(median(each))

@@ -26,7 +26,6 @@ from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
 from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, peers_median, standard_error, with_peers
 from hindmost_judge.timeline.matching import QUEUED_NS
-from hindmost_judge.verdict.wording import ms
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -46,19 +45,11 @@ def cause_of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
         return table.explain(of_phase(blocks, habit.phase), habit.row, habit.steps(), settings)
     seen = backward.of_habit(blocks, habit, settings)
     why = table.explain(_without_outer(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
-    if seen.turn > 0 and "compute" in (why.cause, why.partial if why.remark else None):
-        why = _in_turns(why, seen.turn) if not backward.others_seen(blocks, habit.row, habit.steps()) else why
     if why.cause not in backward.COMPUTED:
         return why
     unseen = seen.beyond(why.beyond * habit.excess) / why.beyond
     still = longer_interrupted(blocks, habit) if why.cause == "unknown" and habit.outer is None else 0.0
     return replace(why, unseen=max(unseen, still))
-
-
-def _in_turns(why: Cause, turn: float) -> Cause:
-    """Another process that shows by its turns on the GPU, each so many ns, in place of what looks like computing."""
-    idle = f"its GPU pauses for {ms(turn)} at changing places in a step, as if another process took turns"
-    return replace(why, cause="gpu_contention", partial=None, remark=idle)
 
 
 def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
