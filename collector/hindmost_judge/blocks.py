@@ -30,7 +30,6 @@ class Blocks:
     cohort of ranks that may be compared.
     ``parts`` are the parts of self time; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its samples
     or tokens. ``took`` and ``ended`` [R, S] are how long its host was in the step and when it left it (job clock),
-    ``node`` [R] is the number of its node, -1 where unknown.
     In a ``pipeline`` whose sends and receives are in order, segments are the intervals between those, ``computing`` [R,
     S] what its GPUs' take, all stages on one level, and ``starved`` [R, S] how long these idled because their hosts
     launched late.
@@ -63,7 +62,6 @@ class Blocks:
     work: Floats | None = None
     took: Floats | None = None
     ended: Floats | None = None
-    node: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     evidence: str = "collectives"
     overlapped: bool = False
     pipeline: Bubbles | None = None
@@ -121,7 +119,7 @@ class Habit:
 
 @dataclass(frozen=True)
 class Stalls:
-    """The stalls of one rank, of a node's ranks in turn, or of several ``together``.
+    """The stalls of one rank, or of several that stall together.
 
     Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
     that the delay against their median says little. ``thick``: outside its stalls the rank is on time, however many
@@ -132,7 +130,6 @@ class Stalls:
     stalled: Ints
     excess: float
     share: float
-    together: bool = False
     most: bool = False
     thick: bool = False
     #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls

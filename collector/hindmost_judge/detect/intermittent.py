@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
-    """Ranks that own most of the job's stalls, by far more than chance would give one of them; else such a node.
+    """Ranks that own most of the job's stalls, by far more than chance would give one of them.
 
     Delay that belongs to ``habits`` is not a stall that could hide another rank's stalls.
     """
@@ -83,7 +83,7 @@ def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
     If the work of two ranks varies, one is usually behind, and the other's extra work is far from its usual.
     """
     row = one.rows[0]
-    if len(one.rows) > 1 or mate[row] < 0:
+    if mate[row] < 0:
         return False
     typical = float(median(late[row, one.stalled]))
     return bool(np.sum(late[mate[row]] >= _AS_LATE * typical) >= _TURNS * len(one.stalled))
@@ -91,11 +91,10 @@ def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     """Those who own most of the stalls, however large; else those with some of one size."""
-    each, picked = np.ones(len(excess), np.int64), slow_input.throughout(blocks)
     stalled = excess >= settings.stall_effect * blocks.step_ns
-    owners = _owners(stalled, each, settings, picked)
+    owners = _owners(stalled, settings, slow_input.throughout(blocks))
     found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
-    found = sorted(found, key=lambda one: -len(one.stalled)) or _of_nodes(blocks, excess, stalled, settings)
+    found.sort(key=lambda one: -len(one.stalled))
     told = {row for one in found for row in one.rows}
     return [*found, *(one for one in _of_one_size(blocks, excess, settings) if told.isdisjoint(one.rows))]
 
@@ -260,51 +259,19 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     return large if most and often and _stands_apart(late, one.excess, len(one.stalled)) else steps
 
 
-def _owners(
-    stalled: Array, members: Ints, settings: Settings, picked: Array | None = None
-) -> Iterator[tuple[int, Ints, float]]:
-    """Row, stalled steps and share of all stalls, of each row of [R, S], of so many ranks, that owns most of them.
+def _owners(stalled: Array, settings: Settings, picked: Array) -> Iterator[tuple[int, Ints, float]]:
+    """Row, stalled steps and share of all stalls, of each row of [R, S] that owns most of them.
 
     Rows ``picked`` [R] by something else than their stalls are not one of all that may have them by chance.
     """
-    ways = len(stalled) if picked is None else np.where(picked, np.sum(picked), len(stalled))
-    fair = members / members.sum()
+    ways = np.where(picked, np.sum(picked), len(stalled))
     episodes = _count_stalls(stalled)
     total = max(int(episodes.sum()), 1)
     for row in np.flatnonzero(episodes >= settings.min_stalls).tolist():
         share = episodes[row] / total
-        accident = by_chance(int(episodes[row]), total, float(fair[row]), int(np.broadcast_to(ways, len(stalled))[row]))
+        accident = by_chance(int(episodes[row]), total, 1 / len(stalled), int(ways[row]))
         if share >= settings.min_stall_share and not accident:
             yield row, np.flatnonzero(stalled[row]), float(share)
-
-
-#: Least stalls of a rank to count it among a node's: one stall may hit any rank.
-_AGAIN = 2
-
-
-def _of_nodes(blocks: Blocks, excess: Floats, stalled: Array, settings: Settings) -> list[Stalls]:
-    """A node on which now one rank stalls and now another: what disturbs them is the node's."""
-    nodes, members = np.unique(blocks.node, return_counts=True)
-    if len(blocks.node) != len(stalled) or len(nodes) < 2 or nodes[0] < 0:
-        return []
-    order = np.argsort(blocks.node, kind="stable")
-    together = np.logical_or.reduceat(stalled[order], np.searchsorted(blocks.node[order], nodes), axis=0)
-    found = []
-    for place, steps, share in _owners(together, members, settings):
-        if not _not_all_along(together, np.array([place])):
-            continue
-        rows = np.flatnonzero(blocks.node == nodes[place])
-        often = _count_stalls(stalled[rows])
-        rows = rows[often >= _AGAIN]
-        if (
-            len(rows) < 2
-            or often.sum() < 2 * settings.min_stalls
-            or often.max() > settings.min_stall_share * often.sum()
-        ):
-            continue  # mostly one rank's, and too few to name it
-        typical = float(np.median(excess[rows][:, steps].max(axis=0)))
-        found.append(Stalls(tuple(rows[np.argsort(-stalled[rows].sum(axis=1))].tolist()), steps, typical, share))
-    return found
 
 
 def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Habit]:

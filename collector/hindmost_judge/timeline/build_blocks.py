@@ -9,7 +9,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
-from hindmost_judge.encoding import codes, columns_that_fill, distinct_integers
+from hindmost_judge.encoding import columns_that_fill, distinct_integers
 from hindmost_judge.model import Job, Run, Table, rows
 from hindmost_judge.stats.robust import SAMPLE, median, peers_median, sums_by_step
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
@@ -42,7 +42,6 @@ def build(run: Run, settings: Settings) -> Blocks | None:
         ended=began + took if began is not None and took is not None else None,
         parts=inside | found.parts,
         samples=Samples(run, found.ranks, steps.step_bounds(found, began)),
-        node=_nodes(run, found.ranks),
     )
 
 
@@ -75,20 +74,6 @@ def _too_short(collectives: Table, table: Table, settings: Settings) -> bool:
         return False
     since = table["start_ns"].max() - np.ptp(collectives["start_ns"])
     return len(distinct_integers(table["step"][table["start_ns"] >= since])) < settings.min_steps
-
-
-def _nodes(run: Run, ranks: Ints) -> Ints:
-    """[R] numbers of the nodes that ranks are on, -1 where unknown."""
-    code, names = codes(run.ranks["node"])
-    number = {name: place for place, name in enumerate(sorted({*names} - {""}))}
-    of_code = np.array([number.get(name, -1) for name in names], np.int64)
-    order = np.argsort(run.ranks["rank"], kind="stable")
-    known = run.ranks["rank"][order]
-    place = np.searchsorted(known, ranks, side="right") - 1
-    said = np.flatnonzero((place >= 0) & np.isin(ranks, known))
-    node = np.full(len(ranks), -1, np.int64)
-    node[said] = of_code[code[order[place[said]]]]
-    return node
 
 
 def _at_pace(found: Blocks | None, pace_ns: float | None) -> Blocks | None:

@@ -54,7 +54,7 @@ class _Group:
             return first
         stalled = np.unique(np.concatenate([one.stalled for one in self.stalls]))
         share = min(sum(one.share for one in self.stalls), 1.0)
-        return replace(first, rows=tuple(self.rows), stalled=stalled, share=share, together=True)
+        return replace(first, rows=tuple(self.rows), stalled=stalled, share=share)
 
     def repaired(self, blocks: Blocks) -> Blocks:
         """The same with none of these late in their stalls."""
@@ -136,7 +136,7 @@ def _ran_meanwhile(blocks: Blocks, one: Stalls, why: Cause, settings: Settings) 
     That much more than any peer's, over the whole run: samples are too few to show single stalls.
     """
     rates, row = blocks.gauge("cpu"), one.rows[0]
-    if why.cause != "unknown" or len(one.rows) > 1 or rates is None:
+    if why.cause != "unknown" or rates is None:
         return why
     more = float(rates[row] - np.max(np.delete(rates, row))) * float(np.nansum(blocks.period))
     stalled = one.excess * len(one.stalled)

@@ -327,10 +327,10 @@ def _slower(ranks: list[int], habit: Habit) -> str:
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:
-    """Evidence for an intermittent rank, or ranks that stall in turn or together: ``cost`` ns of all stalls since
+    """Evidence for an intermittent rank, or ranks that stall together: ``cost`` ns of all stalls since
     the ``first`` step, an index."""
     who = names([int(blocks.ranks[row]) for row in found.rows])
-    verb = "stalls" if len(found.rows) == 1 else "stall, alone or together," if found.together else "stall in turn"
+    verb = "stalls" if len(found.rows) == 1 else "stall, alone or together,"
     count = int(np.count_nonzero(found.stalled >= first))
     pace = _every(blocks, found.stalled)
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
