@@ -347,7 +347,6 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
         inconclusive.exchanging_inside(run, blocks)
         or inconclusive.little_inside(blocks)
         or inconclusive.idle_inside(blocks)
-        or inconclusive.traded_inside(blocks)
     )
     return inside or missing_ranks.backward_may_wait(run, blocks)
 

@@ -9,9 +9,6 @@ rank computes longer only if it is late throughout, or if it is the only late on
 Of a recording of which an excerpt was read, findings are of the steps that were read. Where a verdict's begin or end
 meets unread steps, it lies anywhere among these. A rank that is named in no step that was read is not cleared in the
 others.
-
-A tensor-parallel job's forward, or an optimizer that reduces gradients, holds collectives that a log of the steps does
-not show. There some ranks have more of one phase and as much less of another: they wait for each other in these.
 """
 
 from __future__ import annotations
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
+    from hindmost_judge.types import Array
 
 
 def no_measure(blocks: Blocks) -> Verdict:
@@ -573,49 +570,3 @@ def _first_unread_after(run: Run, blocks: Blocks) -> int | None:
         return None
     end, last = int(run.steps["step"].min()) + run.job.steps - 1, int(blocks.steps[-1])
     return last + 1 if end - last > max(int(np.diff(blocks.steps).max(initial=1)), _NEAR) else None
-
-
-#: Phases taken for work, both timed by one clock.
-_PAIRS = (("gpu_forward", "gpu_optimizer"), ("forward", "optimizer"))
-#: Share of the step by which ranks differ in each of the two phases; healthy ranks of recorded jobs differed by 0.001
-#: to 0.003.
-_APART = 0.03
-#: … and the share of that difference which is left in the sum of both.
-_EVEN = 0.25
-
-
-def traded_inside(blocks: Blocks) -> Verdict | None:
-    """Inconclusive, with the ranks that have more of each phase; ``None`` where no two phases trade."""
-    for first, second in _PAIRS:
-        if first in blocks.parts and second in blocks.parts:
-            told = _told(blocks, first, second)
-            if told is not None:
-                return Verdict(kind="insufficient_data", evidence=(told,), advice=(_ADVICE,))
-    return None
-
-
-_ADVICE = "record waits, too: `hindmost run -- COMMAND`, or NCCL Inspector's logs of the same steps"
-
-
-def _told(blocks: Blocks, first: str, second: str) -> str | None:
-    """The sentence for two phases; ``None`` where they do not trade."""
-    one, two = (_typical(blocks.parts[name]) for name in (first, second))
-    known = ~np.isnan(one + two)
-    if np.count_nonzero(known) < 2:
-        return None
-    apart = min(float(np.ptp(one[known])), float(np.ptp(two[known])))
-    if apart < _APART * blocks.step_ns or float(np.ptp((one + two)[known])) > _EVEN * apart:
-        return None
-    middle = (float(one[known].max()) + float(one[known].min())) / 2
-    longer, shorter = (blocks.ranks[known & side].tolist() for side in (one > middle, one <= middle))
-    phase, other = (name.removeprefix("gpu_") for name in (first, second))
-    more = f"{names(longer)} {_take(longer)} {ms(apart)} longer in {phase} than {names(shorter)}, and less in {other}"
-    return f"{more}: they wait there for each other; a log of steps does not show for which rank"
-
-
-def _take(ranks: list[int]) -> str:
-    return "takes" if len(ranks) == 1 else "take"
-
-
-def _typical(block: Floats) -> Floats:
-    return np.asarray(median(block, axis=1))

@@ -30,13 +30,6 @@ def _judged(folder: Path, forward_ms: list[float], optimizer_ms: list[float]) ->
     return judge(load(folder)).verdicts[0]
 
 
-def test_a_group_that_is_longer_in_one_phase_and_shorter_in_another_is_waited_for(tmp_path: Path) -> None:
-    """Tensor groups of two, of which one has a slow rank: all have steps alike, and it was said to be balanced."""
-    verdict = _judged(tmp_path, [6.0, 6.0, 7.5, 7.5], [2.3, 2.3, 0.8, 0.8])
-    assert (verdict.kind, verdict.ranks) == ("insufficient_data", ())
-    assert verdict.evidence[0].startswith("ranks 2 and 3 take 1.5 ms longer in forward than ranks 0 and 1")
-
-
 @pytest.mark.parametrize(
     ("forward", "kind", "ranks"),
     [([7.0, 7.0, 7.0, 7.0], "insufficient_data", ()), ([7.0, 7.0, 7.9, 7.0], "straggler", (2,))],
