@@ -95,7 +95,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     columns = typical(blocks, row, columns, settings)
     blocks = launch_bound.timed(blocks, row, columns)
     excess = average(blocks.excess[row, columns])
-    shares = _bounded(_shares(blocks, row, columns, between), excess)
+    shares = _shares(blocks, row, columns, between)
     if not shares or not excess > 0:
         return Cause("unknown")
     fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
@@ -155,15 +155,6 @@ def _sampled(blocks: Blocks, row: int, columns: Array) -> Array:
         if name in blocks.parts:
             return np.asarray(~np.isnan(blocks.parts[name][row, columns]))
     return np.ones(len(columns), bool)
-
-
-def _bounded(shares: dict[str, float], excess: float) -> dict[str, float]:
-    """Shares of one clock add up to no more than the delay, though medians of parts do not add up exactly."""
-    exclusive = [name for name in ("compute", "cpu_contention", "blocked", "io") if shares.get(name, 0.0) > 0]
-    total = sum(shares[name] for name in exclusive)
-    if total <= excess or "blocked" not in shares:
-        return shares
-    return {name: ns * excess / total if name in exclusive else ns for name, ns in shares.items()}
 
 
 def _shares(blocks: Blocks, row: int, columns: Array, between: float) -> dict[str, float]:
