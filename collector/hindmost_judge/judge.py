@@ -242,7 +242,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
     slow, notes = _slow(case)
-    found = [*case.found, *slow_input.with_hidden_input(blocks, slow)]
+    found = [*case.found, *slow]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
     return found, [*notes, *(slow_input.hidden_input_notes(blocks, found, settings) if not run.look else [])]

@@ -126,27 +126,6 @@ def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
     return float(stall_saving(blocks, [row], stalled).mean()) >= settings.min_cost * blocks.step_ns
 
 
-def with_hidden_input(blocks: Blocks, found: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts, such as are on stalls in the input with what the other steps' input hides: it is as long there."""
-    longer = _longer_input(blocks)
-    if longer is None:
-        return list(found)
-    return [replace(one, evidence=(*one.evidence, *_always(blocks, one, longer))) for one in found]
-
-
-def _always(blocks: Blocks, one: Verdict, longer: Floats) -> list[str]:
-    """That a rank's input is longer in all steps though it stalls in some, where that is so."""
-    if one.kind != "intermittent" or one.cause != "input" or len(one.ranks) != 1:
-        return []
-    mine = longer[int(np.flatnonzero(blocks.ranks == one.ranks[0])[0])]
-    often = int(np.sum(mine > _HIDDEN_INPUT_RANK * blocks.step_ns))
-    if often < _NEARLY_ALL * len(mine):
-        return []
-    steps = "every step" if often == len(mine) else f"{often} of {len(mine)} steps"
-    longer_by = f"its input takes {ms(float(median(mine)))} longer than the others' in {steps}"
-    return [f"{longer_by}; outside stalls, queued work or a wait for others hides it"]
-
-
 #: From this share of the input on, the covered part is called all.
 _ALL = 0.9
 

@@ -67,15 +67,3 @@ def test_the_hidden_part_of_a_slow_input_is_separate_from_its_cost(run_ahead: in
     covered = [line for line in verdict.evidence if "hide the rest" in line or "hides the rest" in line]
     expected = "input takes 90.0 ms longer per step, 40.6 ms of it costs time"
     assert [line[: len(expected)] for line in covered] == ([expected] if told else [])
-
-
-@pytest.mark.parametrize("ms", [20.0, 0.0])
-def test_stalls_of_an_input_that_is_slow_in_every_step_say_so(ms: float) -> None:
-    """A loader that is always late shows in the few steps in which its GPU has run dry: the remedy is another one than
-    for a loader that stalls now and then."""
-    report = judge(fetching({1: ms}, Fault("input", (1,), 3.0, duty=0.2)))
-    (verdict,) = [one for one in report.verdicts if one.ranks]
-    assert (verdict.kind, verdict.ranks, verdict.cause) == ("intermittent", (1,), "input")
-    always = [line for line in verdict.evidence if "longer than the others' in every step" in line]
-    assert len(always) == (ms > 0)
-    assert all(line.startswith("its input takes 20.") and line.endswith("hides it") for line in always)
