@@ -3,6 +3,7 @@
     python bench/ablation.py collect --out runs.pkl [--corpus DIR]...
     python bench/ablation.py ablate runs.pkl... --out ablation.json [--jobs N] [--minutes M] [--most RUNS]
     python bench/ablation.py table ablation.json
+    python bench/ablation.py together runs.pkl... --out together.json [--minutes M]
 
 ``ablate`` goes on where it stopped, and with a larger ``--most`` it tries more runs where nothing changed so far.
 
@@ -12,6 +13,10 @@ is given as it is; an ``if`` never holds; what a comprehension asks for, or a fu
 conditions, always does. Numbers that a module names are doubled and halved, and so are the settings. A change is tried
 on runs in which it can make a difference: the function was called, the gate was shut, the number was read. ``table``
 says how many decisions each of them changed, and of known truths how many for the better.
+
+``together`` switches all functions and branches of three lines and more off at once. Those that a run's decisions need
+are found by halves and switched on again, until no run is decided otherwise. What stays off decides nothing, also
+where one rule takes the other's place.
 """
 
 from __future__ import annotations
@@ -67,18 +72,21 @@ class Switches:
     def __init__(self) -> None:
         self.places: list[str] = []
         self.off: list[Any] = []
+        self.lines: list[int] = []
         self.changed, self.factor = -1, 1.0
+        self.shut: set[int] = set()
         self.used: set[int] = set()
 
-    def add(self, place: str, off: Any) -> int:
-        """The number of a new switch."""
+    def add(self, place: str, off: Any, lines: int = 1) -> int:
+        """The number of a new switch, and of how many lines it is of."""
         self.places.append(place)
         self.off.append(off)
+        self.lines.append(lines)
         return len(self.places) - 1
 
     def gate(self, number: int, value: Any) -> Any:
         """A condition, or what it is without its gate."""
-        if number == self.changed:
+        if number == self.changed or number in self.shut:
             return self.off[number]
         if number not in self.used and _truth(value) is not self.off[number]:
             self.used.add(number)
@@ -87,7 +95,7 @@ class Switches:
     def function(self, number: int) -> bool:
         """Whether a function finds nothing."""
         self.used.add(number)
-        return number == self.changed
+        return number == self.changed or number in self.shut
 
     def number(self, number: int, value: Any) -> Any:
         """A number, or that times the factor."""
@@ -123,8 +131,8 @@ class Switched(ast.NodeTransformer):
         self.switches: dict[str, int] = {}
         self.inside = False
 
-    def _gate(self, node: ast.expr, text: str, what: str, off: bool) -> ast.expr:
-        number = SWITCHES.add(f"{self.name}:{node.lineno} {what} {text}", off)
+    def _gate(self, node: ast.expr, text: str, what: str, off: bool, lines: int = 1) -> ast.expr:
+        number = SWITCHES.add(f"{self.name}:{node.lineno} {what} {text}", off, lines)
         return _call("_gate_", number, node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
@@ -133,7 +141,8 @@ class Switched(ast.NodeTransformer):
         self.inside = outer
         nothing = _nothing(node)
         if nothing is not None:
-            number = SWITCHES.add(f"{self.name}:{node.lineno} function {node.name}", False)
+            lines = (node.end_lineno or node.lineno) - node.lineno + 1
+            number = SWITCHES.add(f"{self.name}:{node.lineno} function {node.name}", False, lines)
             shut = ast.Call(ast.Name("_function_", ast.Load()), [ast.Constant(number)], [])
             leave = ast.If(shut, [ast.Return(nothing)], [])
             node.body.insert(0, ast.fix_missing_locations(ast.copy_location(leave, node.body[0])))
@@ -144,7 +153,8 @@ class Switched(ast.NodeTransformer):
         self.generic_visit(node)
         if self.inside and not _for_types(node.test):
             leaves = isinstance(node.body[-1], EXITS)
-            node.test = self._gate(node.test, text, "leaves if" if leaves else "if", off=False)
+            lines = (node.body[-1].end_lineno or node.lineno) - node.lineno + 1
+            node.test = self._gate(node.test, text, "leaves if" if leaves else "if", off=False, lines=lines)
         return node
 
     def visit_comprehension(self, node: ast.comprehension) -> ast.AST:
@@ -458,6 +468,72 @@ def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -
     )
 
 
+#: Branches of fewer lines are not switched off together: most of them guard against what is missing.
+FEWEST_LINES = 3
+
+
+def together(paths: list[Path], out: Path, minutes: float) -> None:
+    """The switches that can be off at once without another decision on any run."""
+    begun = time.monotonic()
+    logging.disable()
+    signal.signal(signal.SIGPROF, _no_end)
+    _import_all()
+    for path in paths:
+        with path.open("rb") as stream:
+            RUNS.extend(pickle.load(stream))  # noqa: S301 - our own
+    found: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {"needed": {}, "runs": []}
+    off = [n for n, lines in enumerate(SWITCHES.lines) if SWITCHES.off[n] is False and lines >= FEWEST_LINES]
+    off = [n for n in off if SWITCHES.places[n] not in found["needed"]]
+    late = False
+    while not late:
+        asked = len(off)
+        for index, (name, _, _) in enumerate(RUNS):
+            late = time.monotonic() - begun > 60 * minutes
+            if name in found["runs"] or late:
+                continue
+            SWITCHES.shut = set()
+            SWITCHES.used.clear()
+            before, used = _decided(index)[0], set(SWITCHES.used)
+            while not _alike(index, before, off):
+                needed = _needed(index, before, [n for n in off if n in used]) or [_last_needed(index, before, off)]
+                found["needed"] |= {SWITCHES.places[n]: name for n in needed}
+                off = [n for n in off if n not in needed]
+            found["runs"].append(name)
+        if len(off) == asked or late:
+            break
+        found["runs"] = []  # what was switched on for a later run may need what is off in an earlier one
+    SWITCHES.shut = set()
+    found["off"] = {SWITCHES.places[n]: SWITCHES.lines[n] for n in off}
+    out.write_text(json.dumps(found))
+    print(f"{len(found['runs'])} of {len(RUNS)} runs: {len(off)} switches off, {len(found['needed'])} needed")
+
+
+def _alike(index: int, before: list[dict[str, Any]], off: Sequence[int]) -> bool:
+    """Whether a run is decided as before with these off."""
+    from bench.golden import differences  # noqa: PLC0415
+
+    SWITCHES.shut = set(off)
+    return not differences({"a": before}, {"a": _decided(index)[0]})
+
+
+def _needed(index: int, before: list[dict[str, Any]], off: list[int]) -> list[int]:
+    """Those of these that decide this run, found by halves."""
+    if not off or _alike(index, before, off):
+        return []
+    if len(off) == 1:
+        return off
+    return [n for half in (off[: len(off) // 2], off[len(off) // 2 :]) for n in _needed(index, before, half)]
+
+
+def _last_needed(index: int, before: list[dict[str, Any]], off: list[int]) -> int:
+    """The one that, after all before it are off, decides this run."""
+    alike, otherwise = 0, len(off)
+    while otherwise - alike > 1:
+        middle = (alike + otherwise) // 2
+        alike, otherwise = (middle, otherwise) if _alike(index, before, off[:middle]) else (alike, middle)
+    return off[otherwise - 1]
+
+
 def _until(found: Any, begun: float, minutes: float) -> Iterator[Any]:
     """What workers found, until there is no time left."""
     with contextlib.suppress(StopIteration, multiprocessing.TimeoutError):
@@ -533,6 +609,10 @@ def main() -> None:
     ablating.add_argument("--jobs", type=int, default=1)
     ablating.add_argument("--minutes", type=float, default=60.0)
     ablating.add_argument("--most", type=int, default=20, help="runs that a change is tried on, of those that use it")
+    joint = commands.add_parser("together", help="find what can be off at once")
+    joint.add_argument("runs", type=Path, nargs="+")
+    joint.add_argument("--out", type=Path, required=True)
+    joint.add_argument("--minutes", type=float, default=60.0)
     printing = commands.add_parser("table", help="print the results")
     printing.add_argument("results", type=Path)
     args = parser.parse_args()
@@ -540,6 +620,8 @@ def main() -> None:
         collect(args.corpus, args.out, args.only)
     elif args.command == "ablate":
         ablate(args.runs, args.out, args.jobs, args.minutes, args.most)
+    elif args.command == "together":
+        together(args.runs, args.out, args.minutes)
     else:
         table(args.results)
 

@@ -103,3 +103,20 @@ def test_a_number_is_doubled_or_halved(module: Any, factor: float, found: str) -
 def test_what_is_no_number_has_no_switch(module: Any) -> None:
     """Names of texts are left alone."""
     assert not any("NAMES" in one for one in module[1].places)
+
+
+def test_what_is_shut_together_finds_nothing_at_once(module: Any) -> None:
+    """Functions and branches alike; and how many lines each of them has is known."""
+    defined, switches = module
+    switches.shut = {n for n, one in enumerate(switches.places) if " function late" in one or " leaves if " in one}
+    assert (defined["late"](3), defined["gated"](2), defined["without"]([1, 2], 1)) == (None, "large", [2])
+    assert [switches.lines[n] for n in sorted(switches.shut)] == [2, 2]
+
+
+def test_those_that_decide_a_run_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each by itself; and of two that stand in for each other the later one."""
+    monkeypatch.setattr(ablation, "_alike", lambda _run, _before, off: not {3, 7} & set(off))
+    assert ablation._needed(0, [], list(range(10))) == [3, 7]
+    monkeypatch.setattr(ablation, "_alike", lambda _run, _before, off: not {3, 7} <= set(off))
+    assert ablation._needed(0, [], list(range(10))) == []
+    assert ablation._last_needed(0, [], list(range(10))) == 7
