@@ -201,23 +201,6 @@ def test_all_ranks_of_a_node_are_reported_as_the_node() -> None:
     assert "these are all ranks of node0001: suspect the node" in verdict.evidence
 
 
-def test_a_node_whose_ranks_stall_in_turn_is_named() -> None:
-    """No rank has most of the stalls, but one node has."""
-    run = make(Load(ranks=8, steps=240))
-    late = np.zeros((8, 240))
-    for step in range(4, 240, 6):
-        late[step // 6 % 4, step] = 5e6
-    start = run.collectives["start_ns"].reshape(8, 240) + late
-    duration = run.collectives["duration_ns"].reshape(8, 240) + late.max(axis=0) - late
-    table = run.collectives | {"start_ns": start.astype(int).ravel(), "duration_ns": duration.astype(int).ravel()}
-    table["self_ns"] = (run.collectives["self_ns"].reshape(8, 240) + late).astype(int).ravel()
-    nodes = run.ranks | {"node": np.repeat(["quiet", "noisy"], 4)[::-1]}
-    verdict = the(replace(run, collectives=table, ranks=nodes))
-    assert (verdict.kind, verdict.ranks) == ("intermittent", (0, 1, 2, 3))
-    assert "these are all ranks of noisy: suspect the node" in verdict.evidence
-    assert the(replace(run, collectives=table)).kind == "balanced"  # the nodes are unknown
-
-
 @pytest.mark.parametrize(("life", "kind"), [(RUNNING, "straggler"), (FINISHED, "balanced")])
 def test_a_finished_rank_holds_no_rank_up_any_more(life: int, kind: str) -> None:
     """Live, a rank that left a job whose others run on is no straggler of now."""
