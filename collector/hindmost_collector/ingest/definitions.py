@@ -316,7 +316,7 @@ class Definitions:
                 self.schemas[schema.ref] = learned(schema)
                 self._series += len(schema.series)
         for rank in sent.ranks:
-            if rank.ref not in self.ranks:
+            if _says_more(rank, self.ranks.get(rank.ref)):
                 self._learn_rank(rank, rows, clock)
         for communicator in sent.communicators:
             owner = self.ranks.get(communicator.rank)
@@ -334,7 +334,7 @@ class Definitions:
         longest = max(map(len, (sent.job_id, sent.node, sent.gpu_uuid, sent.framework)))
         if longest > IDENTITY_LIMIT:  # cut, it would be another's
             raise Malformed(f"rank {sent.rank} says who it is in {longest} characters: at most {IDENTITY_LIMIT}")
-        if len(self.ranks) >= RANKS_LIMIT:
+        if len(self.ranks) >= RANKS_LIMIT and sent.ref not in self.ranks:
             raise Malformed(f"more than {RANKS_LIMIT} processes of ranks are defined")
         rank = RankRef(
             sent.job_id,
@@ -367,3 +367,11 @@ class Definitions:
                 start_ns,
             )
         )
+
+
+def _says_more(sent: wire.Rank, known: RankRef | None) -> bool:
+    """Whether a process is new, or names its GPU or what trains in it only now: a probe may come after its ring."""
+    if known is None:
+        return True
+    named = ((sent.framework, known.framework), (sent.gpu_uuid, known.gpu_uuid))
+    return any(now and now != before for now, before in named)

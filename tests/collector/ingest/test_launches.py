@@ -1,4 +1,4 @@
-"""When hosts enqueued the GPU's operations: a time of the host's clock, next to starts of the GPU's."""
+"""What a rank says of itself, and when hosts enqueued the GPU's operations, next to starts of the GPU's."""
 
 from __future__ import annotations
 
@@ -40,3 +40,15 @@ def test_calls_of_the_host_have_no_launch() -> None:
     """An agent that sends no such column, as earlier ones do, measured none."""
     found = decoded(start_ns=[900, 910, 920], flags=[0] * 3)
     assert found == {"start_ns": [AHEAD + 900, AHEAD + 910, AHEAD + 920], "enqueue_ns": [-1] * 3}
+
+
+def test_a_rank_may_name_its_framework_and_its_gpu_later() -> None:
+    """A probe comes after the ring of its process; what says less, or nothing new, is no row."""
+    definitions = Definitions()
+    decoder, clock = Decoder(definitions), NodeClock(0, 0)
+    for more in ({"framework": "python"}, {}, {"framework": "torch"}, {"framework": "torch", "gpu_uuid": "GPU-1"}, {}):
+        sent = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n", **more)
+        definitions.learn(wire.Definitions(ranks=[sent]), decoder.job, clock)
+    rows = decoder.job("j").ranks
+    assert [(row[6], row[5]) for row in rows] == [("python", ""), ("torch", ""), ("torch", "GPU-1")]
+    assert definitions.ranks[7].framework == "torch"
