@@ -546,7 +546,7 @@ def _small_reads(facts: Facts) -> Advice | None:
     return Advice(
         "small reads",
         f"the typical rank makes {rate:,.0f} reads a second of {size / 1024:.1f} KiB, and waits for input"
-        f" {percent(facts.share('input'))} of the step",
+        f" {percent(facts.share('input'))} of the step: many small files, or large ones in small pieces",
         f"{READS:,.0f} reads a second of at most {SMALL_READ >> 10} KiB",
         "pack samples into shards (WebDataset, TFRecord, Parquet), or read whole files at once",
         facts.input,
