@@ -27,7 +27,7 @@ def test_compose_publishes_on_loopback_only() -> None:
 def test_a_unit_listens_on_loopback_unless_it_is_told_otherwise(unit: Path) -> None:
     """Without its file under /etc/default, no network reaches it."""
     addresses = re.findall(r"(HINDMOST_LISTEN|HINDMOST_HTTP)=(\S+)", unit.read_text())
-    assert addresses or "Type=oneshot" in unit.read_text().splitlines(), "only what ends by itself opens no port"
+    assert addresses or "Type=oneshot" in unit.read_text().splitlines(), "a oneshot ends, and opens no port"
     for name, text in addresses:
         found = parse(text)
         assert found is not None

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from typing import Any
+import shutil
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from hindmost_cli import agent, collector
 
 from tests.kubernetes.charts import CHART, ROOT, VALUES, Object, helm, of_kind, pods, render
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 pytestmark = pytest.mark.kubernetes
 
@@ -172,10 +176,18 @@ def test_values_that_make_no_sense_are_refused(values: dict[str, Any]) -> None:
         chart.validate_schema(chart.merge_values(values))
 
 
-def test_a_package_has_the_boards(tmp_path: Any) -> None:
+def test_a_package_has_the_boards(tmp_path: Path) -> None:
     """`helm package` follows the link to them, and leaves their sources out."""
     archive = helm.package(str(CHART), destination=str(tmp_path))
     with helm.Chart.load(str(archive)) as chart:
         files = {one["name"] for one in chart.files}
     assert {f"dashboards/{path.name}" for path in (ROOT / "dashboards").glob("*.json")} < files
     assert not [name for name in files if name.endswith(".py")]
+
+
+@pytest.mark.parametrize("wanted", ["monitoring", "dashboards"])
+def test_a_copy_without_the_boards_says_so(tmp_path: Path, wanted: str) -> None:
+    """An archive may leave links out; an operator who asks for boards or rules must not get none in silence."""
+    copy = shutil.copytree(CHART, tmp_path / "hindmost", symlinks=True, ignore=shutil.ignore_patterns("dashboards"))
+    with helm.Chart.load(str(copy)) as chart, pytest.raises(helm.HelmError, match="lacks dashboards"):
+        chart.render({wanted: {"enabled": True}}, name="hindmost", namespace="hindmost")

@@ -15,6 +15,19 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: {{ $root.Chart.Name }}-{{ $root.Chart.Version }}
 {{- end }}
 
+{{/* Boards or rules, as JSON; nothing would be said if a copy of the chart left its link to them out. */}}
+{{- define "hindmost.dashboards" -}}
+{{- $root := index . 0 -}}
+{{- $found := list -}}
+{{- range $path, $_ := $root.Files.Glob (printf "dashboards/*.%s" (index . 1)) -}}
+{{- $found = append $found $path -}}
+{{- end -}}
+{{- if not $found -}}
+{{- fail "this copy of the chart lacks dashboards, a link to the folder of that name: copy it with cp -RL" -}}
+{{- end -}}
+{{ toJson $found }}
+{{- end }}
+
 {{- define "hindmost.image" -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end }}
