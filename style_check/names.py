@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 FOLDERS = ("agent/", "collector/hindmost_collector/", "style_check/")
 #: What is no name: the field has a noun for what it stands for.
 FORBIDDEN = frozenset({"told", "untold", "few", "some", "even", "given"})
+#: What says too little of a function or class; a variable that lives for a few lines may have it.
+OF_DEFINITIONS = FORBIDDEN | {"known", "held", "found", "one", "seen", "unseen", "before", "kept", "fed"}
 
 
 def findings(path: str, source: str) -> Iterator[tuple[int, str]]:
@@ -19,7 +21,8 @@ def findings(path: str, source: str) -> Iterator[tuple[int, str]]:
     if path.endswith(".py") and path.startswith(FOLDERS):
         for node in ast.walk(ast.parse(source)):
             name = _defined(node)
-            if name.strip("_").lower() in FORBIDDEN:
+            forbidden = OF_DEFINITIONS if isinstance(node, ast.FunctionDef | ast.ClassDef) else FORBIDDEN
+            if name.strip("_").lower() in forbidden:
                 yield node.lineno, f"{name!r}: name it by the field's noun (names)"  # type: ignore[attr-defined]
 
 

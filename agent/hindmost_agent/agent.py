@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hindmost_agent.delivery.spool import Spool
     from hindmost_agent.jobs.discovery import Jobs
     from hindmost_agent.jobs.ranks import RankProcess
-    from hindmost_agent.jobs.rings import Producer, Rings, Seen
+    from hindmost_agent.jobs.rings import Producer, RasStall, Rings
     from hindmost_agent.runner import Runner
     from hindmost_agent.sampler import Host
 
@@ -68,7 +68,7 @@ class Agent:
         self.rings = rings
         self.spool = spool
         self.held_back, self.batch_ns = False, 0
-        self._seen_by_ras: Mapping[int, Seen] = {}
+        self._seen_by_ras: Mapping[int, RasStall] = {}
         self._said: set[str] = set()
         self.seen_ns: int | None = None
         self._runner = runner
@@ -172,7 +172,7 @@ class Agent:
         ref = self._builder.rank(process)
         self._builder.attach(wire.Attachment(rank=ref, time_ns=now_ns, name=name, content=content))
 
-    def witness(self, seen: Mapping[int, Seen], now_ns: int) -> bool:
+    def witness(self, seen: Mapping[int, RasStall], now_ns: int) -> bool:
         """Take over what NCCL's RAS says, by pid, of ranks that stand still; true of news: the next tick sends it."""
         if seen == self._seen_by_ras:
             return False
@@ -248,7 +248,7 @@ class Agent:
             self._states.forget(ref)
             self._builder.forget(ref)
 
-    def _unobserved(self) -> list[tuple[RankProcess, Seen]]:
+    def _unobserved(self) -> list[tuple[RankProcess, RasStall]]:
         """The ranks that no probe observes, with what RAS says of them."""
         if not self._seen_by_ras:
             return []

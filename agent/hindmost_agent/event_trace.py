@@ -37,7 +37,7 @@ def trace(paths: Iterable[Path], rank: int, first: int, last: int) -> bytes:
     Where the rings do not hold these steps any more, or the job marks none: the latest events that they hold. The field
     ``window`` says which it is.
     """
-    held = [item for path in paths for item in _held(path)]
+    held = [item for path in paths for item in _events_in_ring(path)]
     chosen = _within(held, first, last)
     window = {"first_step": first, "last_step": last} if chosen else {"latest_events": min(len(held), MOST)}
     chosen = sorted(chosen or held, key=lambda item: item[1].start_ns)[-MOST:]
@@ -45,7 +45,7 @@ def trace(paths: Iterable[Path], rank: int, first: int, last: int) -> bytes:
     return json.dumps({"traceEvents": events, "window": window}, separators=(",", ":")).encode()
 
 
-def _held(path: Path) -> Held:
+def _events_in_ring(path: Path) -> Held:
     """All that a ring still holds, by the name of its producer and on the host's clock."""
     try:
         reader = ring.Reader(path)

@@ -452,16 +452,16 @@ def table(found: dict[str, dict[str, Finding]], silent: list[str], color: bool =
     lines = [f"{len(found)} node{'s' * (len(found) != 1)} answered"]
     for (name, _, _), nodes in sorted(alike.items(), key=lambda item: order.index(item[0][0])):
         one = found[nodes[0]][name]
-        where = "all nodes" if len(nodes) == len(found) else f"{_few(nodes)}"
+        where = "all nodes" if len(nodes) == len(found) else f"{_shortened(nodes)}"
         lines.append(_lines(name, dataclasses.replace(one, found=f"{where}: {one.found}"), color))
     if not alike:
         lines.append("nothing is missing on any of them")
     if silent:
-        lines.append(f"no answer: {_few(silent)}; is hindmost installed there at the same path?")
+        lines.append(f"no answer: {_shortened(silent)}; is hindmost installed there at the same path?")
     return "\n".join(lines)
 
 
-def _few(nodes: list[str], most: int = 8) -> str:
+def _shortened(nodes: list[str], most: int = 8) -> str:
     more = f" and {len(nodes) - most} more" if len(nodes) > most else ""
     return ", ".join(nodes[:most]) + more
 

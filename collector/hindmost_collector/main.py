@@ -212,7 +212,7 @@ def open_store(options: Options) -> Store | None:
     Raises HindmostError when it cannot be had, UsageError where ``out`` has the recording of another job.
     """
     if options.out:
-        job = meta.known(Path(options.out)).get("job_id")
+        job = meta.facts(Path(options.out)).get("job_id")
         if job and options.job_id and job != options.job_id:
             raise UsageError(
                 f"--out {options.out}: it contains job {job}, not {options.job_id}; name another directory"

@@ -77,7 +77,7 @@ class Recording(Tables):
     @property
     def meta(self) -> dict[str, Any]:
         """What ``meta.json`` says of the run; of a store's first job where there are several."""
-        return meta.known(self._jobs[0])
+        return meta.facts(self._jobs[0])
 
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
@@ -242,7 +242,7 @@ def _read_by(query: str) -> list[str]:
 
 
 def _job_id(job: Path) -> str:
-    return str(meta.known(job).get("job_id") or job.name)
+    return str(meta.facts(job).get("job_id") or job.name)
 
 
 def _nothing(table: str) -> str:

@@ -14,7 +14,7 @@ from hindmost_agent.agent import BUSY_NS, FLUSH_NS, Agent
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.delivery.spool import Spool
 from hindmost_agent.jobs.ranks import RankProcess
-from hindmost_agent.jobs.rings import BUSY_SHARE, Rings, Seen
+from hindmost_agent.jobs.rings import BUSY_SHARE, RasStall, Rings
 from hindmost_agent.kernel_files import PIECE, File, read_once
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
@@ -198,8 +198,8 @@ def test_who_waits_without_a_probe_is_said_to_wait_still(tmp_path: Path) -> None
     mine.host.ranks.put(RankProcess("job", 0, 2, 0, 546, 1))
     mine.tick(0)
     waits = ("collective", "all_reduce", 7, 20, 0, 0, NS)
-    assert mine.witness({546: Seen([], [waits])}, NS)
-    assert not mine.witness({546: Seen([], [waits])}, NS)
+    assert mine.witness({546: RasStall([], [waits])}, NS)
+    assert not mine.witness({546: RasStall([], [waits])}, NS)
     due, made = NS, []
     while due < 2 * NS:
         due = mine.tick(due)

@@ -125,9 +125,23 @@ def test_masked_text_has_the_length_of_its_source() -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["told = 1", "def f(_few): ...", "class Given: ...", "self.untold = 1", "for some in (): ..."]
+    "code",
+    [
+        "def _held(): ...",
+        "class Known: ...",
+        "told = 1",
+        "def f(_few): ...",
+        "class Given: ...",
+        "self.untold = 1",
+        "for some in (): ...",
+    ],
 )
 def test_a_name_that_says_nothing_is_a_finding_in_the_packages(tree: Path, code: str) -> None:
     """Whatever it names; what is only read is named elsewhere."""
     assert len(findings(tree, "agent/a.py", f"x = {code!r}\n{code}\nprint(told)\n")) == 1
     assert findings(tree, "bench/a.py", f"{code}\n") == []
+
+
+def test_a_variable_of_a_few_lines_may_say_what_was_found(tree: Path) -> None:
+    """As ``found`` of a search; only a function or class of that name says too little."""
+    assert findings(tree, "agent/a.py", "found = one = known = 1\n") == []

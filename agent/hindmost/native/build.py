@@ -175,7 +175,7 @@ def library(kind: str, environ: Mapping[str, str] = os.environ, launcher: Path |
     key = _key(kind, [*command, platform.machine(), *platform.libc_ver()])
     target = cache_directory(environ) / f"{_stem(kind, flags)}-{key}.so"
     if not target.exists():
-        with _kept(target) as made:
+        with _atomic_write(target) as made:
             compile_library(kind, command, made, environ)
     return target
 
@@ -230,13 +230,13 @@ def _preloadable(shipped: Path, environ: Mapping[str, str]) -> Path:
         return shipped
     target = cache_directory(environ) / shipped.name
     if not target.exists():
-        with _kept(target) as made:
+        with _atomic_write(target) as made:
             shutil.copyfile(shipped, made)
     return target
 
 
 @contextmanager
-def _kept(target: Path) -> Iterator[Path]:
+def _atomic_write(target: Path) -> Iterator[Path]:
     """A path to write a library to, which then appears as ``target`` in the cache, whole."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

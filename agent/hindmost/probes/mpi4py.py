@@ -86,7 +86,7 @@ def mix(x: int) -> int:
     return x ^ x >> 31
 
 
-class Known(NamedTuple):
+class RingCommunicator(NamedTuple):
     """A communicator in the ring: its place there, and its id alike on all members."""
 
     place: int
@@ -109,7 +109,7 @@ class Calls:
         self._sequences: dict[int, int] = {}
         self._ordinals: dict[tuple[int, int], int] = {}
 
-    def know(self, comm: Any) -> Known:
+    def know(self, comm: Any) -> RingCommunicator:
         """Register a communicator: a hash of its members' world ranks and its ordinal among those of this set."""
         group = comm.Get_group()
         world = self._mpi.COMM_WORLD.Get_group()
@@ -120,13 +120,13 @@ class Calls:
         index = self._ring.communicator(found, comm.rank, comm.size, comm.name)
         group.Free()
         world.Free()
-        return Known(index, found)
+        return RingCommunicator(index, found)
 
     def collective(self, comm: Any, op: str, flags: int, root: int, size: int, call: Callable[[], Any]) -> Any:
         """Make the call and write it, with the gap since the last one before it."""
         if self._busy or not self._recorder.training_thread():
             return call()
-        known = comm.known(self)
+        known = comm.in_ring(self)
         sequence = self._sequences.get(known.id, 0)
         self._sequences[known.id] = sequence + 1
         name, before = self._ring.name(op), self._recorder.usage()
@@ -148,7 +148,7 @@ class Calls:
         """Make the call and write it; its time is not the rank's own."""
         if self._busy or not self._recorder.training_thread():
             return call()
-        known, name, start = comm.known(self), self._ring.name(op), self._clock()
+        known, name, start = comm.in_ring(self), self._ring.name(op), self._clock()
         waits_for = ANY16 if peer == self.any_source else peer if peer >= 0 else NONE16
         self._ring.enter(SLOT, P2P, name, start, 0, known.place, waits_for, SENDS if op == "send" else 0)
         result, failed = self._guard(call)
@@ -206,8 +206,8 @@ def observed_class(mpi: Any, calls: Calls) -> Any:
     """``MPI.Intracomm`` with its collectives and blocking point-to-point calls written to the ring."""
 
     class Intracomm(mpi.Intracomm):  # type: ignore[misc]
-        def known(self, seen_by: Calls) -> Known:
-            found: Known | None = self.__dict__.get("_hindmost")
+        def in_ring(self, seen_by: Calls) -> RingCommunicator:
+            found: RingCommunicator | None = self.__dict__.get("_hindmost")
             if found is None:
                 found = self.__dict__["_hindmost"] = seen_by.know(self)
             return found

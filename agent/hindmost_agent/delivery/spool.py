@@ -462,7 +462,7 @@ class Spool:
             self._start_segment(segment)
             self._take_over(segment)
         ledger.skip_sent()
-        damaged = ledger.hold(sum(self._held(segment) for segment in self._segments))
+        damaged = ledger.hold(sum(self._undelivered_samples(segment) for segment in self._segments))
         if damaged > 0:
             log.warning(
                 "spool %s: %d samples were in damaged or missing segments: counted as dropped (damaged)",
@@ -471,7 +471,7 @@ class Spool:
         if self._folder is not None:
             ledger.save()
 
-    def _held(self, segment: Segment) -> int:
+    def _undelivered_samples(self, segment: Segment) -> int:
         """Samples of a segment that are not acknowledged."""
         records = segment.records()
         return sum(one.samples for one in records if one.kind == BATCH and one.number > self.ledger.acked)

@@ -280,12 +280,12 @@ def _gap_columns(gaps: _Records) -> list[bytes]:
     queued = (1000 * _number(us)).to_bytes(len(us), "little")  # of four bytes each: nothing carries
     return [
         gaps.word(_DURATION),
-        _known(gaps.word(_VALUE), flags.translate(_CPU)),
-        _known(queued, flags.translate(_QUEUE)),
+        _masked(gaps.word(_VALUE), flags.translate(_CPU)),
+        _masked(queued, flags.translate(_QUEUE)),
     ]
 
 
-def _known(column: bytes, known: bytes) -> bytes:
+def _masked(column: bytes, known: bytes) -> bytes:
     """A column, with nothing measured where ``known`` is 0."""
     if 0 not in known:
         return column

@@ -20,7 +20,7 @@ from hindmost.ring import Communicator
 from hindmost_proto.address import Address, parse
 from hindmost_proto.ras import NAMES, Member, RasCommunicator, parse_answer
 
-from hindmost_agent.jobs.rings import Seen
+from hindmost_agent.jobs.rings import RasStall
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,7 +73,7 @@ TRIES, TIMEOUT_S = 3, 4.0
 
 def standing(
     found: Iterable[RasCommunicator], ranks: Iterable[RankProcess], since: Mapping[tuple[object, ...], int]
-) -> dict[int, Seen]:
+) -> dict[int, RasStall]:
     """By pid of this node's ranks: what they are in. ``since``, by ``state``: since when each communicator may be so,
     ns; one that was not moves. One that lacks ranks says nothing: these may have launched fewest."""
     here = list(ranks)
@@ -93,7 +93,7 @@ def standing(
                 name = _ahead(member, laggard)
                 wait = ("collective", name, comm.hash, launched[behind], 0, 0, since[comm.state])
                 waits.setdefault(process.pid, []).append(wait)
-    return {pid: Seen(inside, waits.get(pid, ())) for pid, inside in members.items()}
+    return {pid: RasStall(inside, waits.get(pid, ())) for pid, inside in members.items()}
 
 
 def _ahead(member: Member, laggard: Member) -> str:
@@ -129,7 +129,7 @@ class Witness:
         self._since: dict[tuple[object, ...], int] = {}
         self._due_ns = 0
         self._answered_ns: int | None = None  # when RAS was last asked and answered, in this stop
-        self.seen: dict[int, Seen] = {}
+        self.seen: dict[int, RasStall] = {}
 
     def due(self, now_ns: int) -> bool:
         """Whether it is time to ask: the ranks of some job have stood for long enough."""

@@ -486,14 +486,14 @@ KINDS = {ring.STEP: "step", ring.PHASE: "phase", ring.COLLECTIVE: "collective", 
 Entered = tuple[str, str, int, int, int, int, int]
 
 
-class Seen(NamedTuple):
+class RasStall(NamedTuple):
     """What NCCL's RAS says of a rank that stands still: its communicators, and the collectives that it waits in."""
 
     communicators: Sequence[ring.Communicator] = ()
     waits: Sequence[Entered] = ()
 
 
-NOTHING = Seen()
+NOTHING = RasStall()
 
 
 class RankStates:
@@ -506,7 +506,7 @@ class RankStates:
         #: By rank and start of its tests, how many there were, and when there was last one more.
         self._tests: dict[int, dict[int, tuple[int, int]]] = {}
 
-    def look(self, producer: Producer, rank: int, now_ns: int, seen: Seen = NOTHING) -> wire.RankState | None:
+    def look(self, producer: Producer, rank: int, now_ns: int, seen: RasStall = NOTHING) -> wire.RankState | None:
         """The rank's state if it is news. ``rank`` is its reference; ``seen``: what NCCL's RAS says of it."""
         life = _life(producer)
         entered = [] if life == wire.RankState.FINISHED else [*self._entered(producer, rank, now_ns), *seen.waits]
@@ -518,7 +518,7 @@ class RankStates:
         )
         return self._news(state, rank, now_ns, life, entered, seen)
 
-    def unobserved(self, rank: int, now_ns: int, seen: Seen) -> wire.RankState | None:
+    def unobserved(self, rank: int, now_ns: int, seen: RasStall) -> wire.RankState | None:
         """The state, if it is news, of a rank that no probe observes."""
         return self._news(wire.RankState(), rank, now_ns, wire.RankState.RUNNING, seen.waits, seen)
 
@@ -529,7 +529,7 @@ class RankStates:
         now_ns: int,
         life: wire.RankState.Life,
         entered: Sequence[Entered],
-        seen: Seen,
+        seen: RasStall,
     ) -> wire.RankState | None:
         """The state with these added, unless that was said already. That a rank is in a communicator is news, too: it
         may be what others wait for in it."""

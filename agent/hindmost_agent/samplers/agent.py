@@ -78,20 +78,20 @@ class AgentSampler(Sampler):
         return [
             usage.ru_utime + usage.ru_stime,
             NAN if self._statm is None else int(self._statm.read().split()[1]) * PAGE,
-            _known(own.produced),
-            _known(own.delivered),
-            _known(own.pending),
-            _known(own.spool_bytes),
-            _known(own.spool_limit_bytes),
-            _known(own.connected),
-            _known(own.connects),
-            _known(own.clock_offset_s),
-            _known(own.clock_round_trip_s),
+            _or_nan(own.produced),
+            _or_nan(own.delivered),
+            _or_nan(own.pending),
+            _or_nan(own.spool_bytes),
+            _or_nan(own.spool_limit_bytes),
+            _or_nan(own.connected),
+            _or_nan(own.connects),
+            _or_nan(own.clock_offset_s),
+            _or_nan(own.clock_round_trip_s),
             own.rings,
             own.ring_events,
             own.ring_lost,
         ]
 
 
-def _known(value: float | None) -> float:
+def _or_nan(value: float | None) -> float:
     return NAN if value is None else value

@@ -36,7 +36,7 @@ class Pressure(Sampler):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         folder = host.proc / "pressure"
-        self._files = {name: file for name in RESOURCES if (file := _kept(folder / name))}
+        self._files = {name: file for name in RESOURCES if (file := _accounted_file(folder / name))}
         if not self._files:
             raise Absent("pressure is not kept; boot with psi=1" if folder.exists() else "no /proc/pressure")
 
@@ -54,7 +54,7 @@ class Pressure(Sampler):
         return values
 
 
-def _kept(path: Path) -> File | None:
+def _accounted_file(path: Path) -> File | None:
     """The file, if the kernel keeps what it is for. RHEL 8 and 9 have the files and, without ``psi=1``, refuse to read
     them; newer kernels so refuse ``irq`` where they do not account for interrupts."""
     try:

@@ -308,11 +308,11 @@ def _bytes(entry: dict[str, Any]) -> int:
     sizes, kinds = entry.get("input_sizes"), entry.get("input_dtypes")
     if not isinstance(sizes, list) or not isinstance(kinds, list) or len(sizes) != len(kinds):
         return -1
-    known = [_held(size, ITEM_BYTES.get(text(kind))) for size, kind in zip(sizes, kinds, strict=True)]
+    known = [_tensor_bytes(size, ITEM_BYTES.get(text(kind))) for size, kind in zip(sizes, kinds, strict=True)]
     return sum(known) if min(known, default=-1) >= 0 and sum(known) < 1 << 62 else -1
 
 
-def _held(size: Any, item: int | None) -> int:
+def _tensor_bytes(size: Any, item: int | None) -> int:
     """Bytes of a tensor of this shape; -1 for what is no shape, or of an unknown type."""
     plain = isinstance(size, list | tuple) and len(size) <= _MOST_DIMENSIONS and item is not None
     known = plain and all(isinstance(one, int) and 0 <= one < 1 << 48 for one in size)

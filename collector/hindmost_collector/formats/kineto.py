@@ -330,11 +330,11 @@ def _collectives(rank: int, trace: _Trace) -> Table:
         bytes=size[order],
         flags=GPU_TIME if trace.kernels else 0,
         step=step[order] if trace.steps else UNMEASURED,
-        enqueue_ns=_known(trace, launched[order]),
+        enqueue_ns=_launch_ns(trace, launched[order]),
     )
 
 
-def _known(trace: _Trace, launched: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _launch_ns(trace: _Trace, launched: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """ns at which these were launched, -1 where that was before the profiler began."""
     seen = np.isfinite(launched)
     return np.where(seen, trace.nanoseconds(np.where(seen, launched, 0.0)), UNMEASURED)

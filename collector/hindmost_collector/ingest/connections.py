@@ -146,7 +146,7 @@ class RejectedCalls(grpc.GenericRpcHandler):
         self._reported: dict[str, tuple[float, int]] = {}
         self.counts: Counter[str] = Counter()
 
-    def seen(self, reason: str, context: Any, what: str) -> None:
+    def count(self, reason: str, context: Any, what: str) -> None:
         """Count one, and say so if nothing was said of its kind for a minute."""
         self.counts[reason] += 1
         when, count = self._reported.get(reason, (-QUIET_S, 0))
@@ -159,7 +159,7 @@ class RejectedCalls(grpc.GenericRpcHandler):
 
     async def refuse(self, reason: str, context: Any, code: grpc.StatusCode, what: str) -> None:
         """Count a stream, and end it with the reason."""
-        self.seen(reason, context, what)
+        self.count(reason, context, what)
         await context.abort(code, what)
 
     def guarded(self, stream: Stream) -> Stream:

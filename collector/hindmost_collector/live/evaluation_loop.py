@@ -98,7 +98,7 @@ class Watch:
             if done:
                 self.wholes.pop(name).result()
             return
-        seen = self._seen(job)
+        seen = self._evaluated_until(job)
         news = await asyncio.to_thread(judging.look, name, newest, show=job.history)
         if news is False:
             job.judged = seen
@@ -107,7 +107,7 @@ class Watch:
         if not self.wholes and judging.whole_due(name):
             self.wholes[name] = asyncio.create_task(self._judge(job, beside=True))
 
-    def _seen(self, job: LiveJob) -> dict[str, Any]:
+    def _evaluated_until(self, job: LiveJob) -> dict[str, Any]:
         """When, and up to which step, a job is looked at now; ``None`` where its steps are not known by number."""
         job.judged_revision = job.revision
         job.infer_steps()
@@ -116,7 +116,7 @@ class Watch:
 
     async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
         """Run a full evaluation of a job, and report what is new."""
-        components, seen = self._components, self._seen(job)
+        components, seen = self._components, self._evaluated_until(job)
         snapshot = job.reported_snapshot(components.decoder.words)
         report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside, show=job.history)
         if report is None or job.sealed:

@@ -68,7 +68,7 @@ def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
         return report
     whole = _with_sections(report, run, found.overview)
     try:
-        store.write_file(job.id, "report.json", json.dumps(_kept(whole), indent=1).encode() + b"\n")
+        store.write_file(job.id, "report.json", json.dumps(_with_short_sections(whole), indent=1).encode() + b"\n")
         store.write_file(job.id, "report.html", _page(whole, run, found.overview).encode())
     except OSError as error:
         log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
@@ -89,7 +89,7 @@ def _with_sections(report: dict[str, Any], run: Run, seen: Overview | None) -> d
         return report
 
 
-def _kept(report: dict[str, Any]) -> dict[str, Any]:
+def _with_short_sections(report: dict[str, Any]) -> dict[str, Any]:
     if "sections" not in report:
         return report
     return {**report, "sections": {name: report["sections"][name] for name in _SECTIONS}}

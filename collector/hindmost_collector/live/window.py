@@ -266,11 +266,11 @@ class Window:
         self._samples = 0
         self._causal: dict[Origin, _Causal] = {}
         self._places: dict[Head, tuple[_Places, _Places]] = {}
-        self._ranks = Known("ranks", ("rank",))
-        self._stated = Known("ranks", ("rank", "world_size"))  # the last of each size that the job had
-        self._communicators = Known("communicators", ("comm", "rank"))
+        self._ranks = LastRows("ranks", ("rank",))
+        self._stated = LastRows("ranks", ("rank", "world_size"))  # the last of each size that the job had
+        self._communicators = LastRows("communicators", ("comm", "rank"))
         self._in_flight: dict[int, list[tuple[Any, ...]]] = {}
-        self._states = Known("rank_states", ("rank",))
+        self._states = LastRows("rank_states", ("rank",))
         self._stacks: dict[int, tuple[Any, ...]] = {}
         self._heard: dict[str, int] = {}
         self._node_of: tuple[Table, dict[int, str], int] = {}, {}, 0
@@ -611,7 +611,7 @@ def _joined(parts: list[Table]) -> Table:
 MOST = 1 << 19
 
 
-class Known:
+class LastRows:
     """The last row of each key of a small table, in the order of the keys."""
 
     def __init__(self, table: str, keys: tuple[str, ...], most: int = MOST) -> None:

@@ -253,7 +253,7 @@ class StepHistory:
         with self._lock:
             if not self:
                 return None
-            shares = {name: _held(block.astype(np.float64)).ravel() for name, block in self._planes.items()}
+            shares = {name: _forward_filled(block.astype(np.float64)).ravel() for name, block in self._planes.items()}
             steps, ns = int(self._count.sum()), float(self._ns.sum())
             found = Means(int(self._first[0]), self._last, steps, ns / steps / 1e6, shares, self.on_gpu, self.gathers)
             return self._ns.copy(), found
@@ -284,7 +284,7 @@ class StepHistory:
         return Heat(np.fmax.reduceat(ms, np.arange(0, len(order), per_row), axis=0), ranks, per_row)
 
 
-def _held(block: Floats) -> Floats:
+def _forward_filled(block: Floats) -> Floats:
     """[R, C] with the last known value of its row, or before it the first, in place of each that is missing."""
     known = ~np.isnan(block)
     if known.all():

@@ -105,7 +105,7 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     seen = set(run.collectives["rank"].tolist())
     unseen = (world - seen) | {one.rank for one in cut if one.thin}
     most = (world - seen) | {one.rank for one in cut if one.share < _BETTER_LOGGED}
-    apart = _apart(run, seen - most)
+    apart = _meet_separately(run, seen - most)
     by_steps = bool(most) and not apart and world <= logged
     unseen = most if by_steps else unseen
     run = _noted(run, [_cut(source["collectives"], one, aside=one.rank in unseen) for one in cut])
@@ -149,7 +149,7 @@ def _within(number: np.ndarray[Any, Any], cut: Iterable[Extent]) -> np.ndarray[A
     return np.asarray((number < 0) | ((number >= low + first * count) & (number < low + last * count)))
 
 
-def _apart(run: Run, seen: set[int]) -> bool:
+def _meet_separately(run: Run, seen: set[int]) -> bool:
     """Whether the ranks that were seen do not all meet in the same collectives."""
     table = run.collectives
     kept = np.isin(table["rank"], sorted(seen)) & (table["peer"] < 0)

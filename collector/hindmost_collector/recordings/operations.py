@@ -226,14 +226,14 @@ def _steps(table: Table) -> Numbers | None:
     if count >= 4 * len(number):
         return None
     tokens = _tokens(table, number, count)
-    length = _period(tokens) if _SEEN <= _seen(tokens) < 1 else None
+    length = _period(tokens) if _SEEN <= _recorded_share(tokens) < 1 else None
     if length is None:
         return None
-    of_number = _repetitions(tokens, length, _before(table, number, count))
+    of_number = _repetitions(tokens, length, _time_before(table, number, count))
     return np.asarray(of_number[number])
 
 
-def _seen(tokens: Numbers) -> float:
+def _recorded_share(tokens: Numbers) -> float:
     """Share of the numbers that were recorded, of those in windows that were read."""
     known = np.flatnonzero(tokens != _UNKNOWN)
     apart = np.diff(known) - 1
@@ -259,7 +259,7 @@ def _period(tokens: Numbers) -> int | None:
     return None
 
 
-def _before(table: Table, number: Numbers, count: int) -> Floats:
+def _time_before(table: Table, number: Numbers, count: int) -> Floats:
     """How long ranks computed before each number, or, where no start is known, how far apart they came; or NaN."""
     ranks, row = np.unique(table["rank"], return_inverse=True)
     start, took = (np.full((len(ranks), count), np.nan) for _ in range(2))

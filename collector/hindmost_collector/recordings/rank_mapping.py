@@ -103,8 +103,8 @@ def positions(
     for one in np.unique(comm):
         rows = np.flatnonzero(comm == one)
         keys, which = np.unique(code[rows].astype(np.int64) << _NUMBER_BITS | number[rows], return_inverse=True)
-        seen = _seen(which, time[rows] - time[rows].min(), process[rows])
-        out[rows] = _order(keys, seen)[which] + before(keys)
+        seen = _mean_time(which, time[rows] - time[rows].min(), process[rows])
+        out[rows] = _order(keys, seen)[which] + _preceding(keys)
     return out
 
 
@@ -124,7 +124,7 @@ def in_one_order(members: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any
         every = np.unique(np.concatenate([keys, *lacking]))
         place = _order(every, _between(every, keys, order))
         keys = every
-    earlier = before(keys)
+    earlier = _preceding(keys)
     at_once = [whole and np.array_equal(one, reference) for one in members]
     return [
         np.arange(len(one)) + earlier if same else place[np.searchsorted(keys, one)] + earlier
@@ -151,7 +151,7 @@ def _between(
     return found
 
 
-def _seen(
+def _mean_time(
     which: np.ndarray[Any, Any], time: np.ndarray[Any, Any], process: np.ndarray[Any, Any]
 ) -> np.ndarray[Any, Any]:
     """The mean time at which each operation was seen, by the clock of the process that saw most of them."""
@@ -166,7 +166,7 @@ def _seen(
     return np.asarray(np.bincount(which, on_one) / np.bincount(which))
 
 
-def before(keys: np.ndarray[Any, Any]) -> int:
+def _preceding(keys: np.ndarray[Any, Any]) -> int:
     """How many operations ran in a communicator before those with these keys, sorted: function's code and number.
 
     Functions that had all run before are unknown.

@@ -497,7 +497,7 @@ def _in_part(mean: Mapping[str, Any]) -> tuple[str, str] | None:
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"]]
     gone = [("GONE", _BETTER, _sentence(one)) for one in verdicts["gone"]]
-    kept = [("STILL", "", f"{_sentence(one['b'])}{_before(one)}") for one in verdicts["kept"]]
+    kept = [("STILL", "", f"{_sentence(one['b'])}{_in_a(one)}") for one in verdicts["kept"]]
     return new + gone + kept
 
 
@@ -506,7 +506,7 @@ def _sentence(one: Mapping[str, Any]) -> str:
     return f"{shown.sentence}; {shown.cost.partition(';')[0]}" if shown.cost else shown.sentence
 
 
-def _before(one: Mapping[str, Any]) -> str:
+def _in_a(one: Mapping[str, Any]) -> str:
     """What differs in A of a verdict that both runs have."""
     cost = one["a"].get("cost_ms_per_step")
     differs = [f"{duration(cost)} per step"] if cost is not None else []

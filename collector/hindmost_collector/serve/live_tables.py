@@ -94,7 +94,7 @@ def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
-class _Held(NamedTuple):
+class _NewestRow(NamedTuple):
     """The newest row of one schema of one node, and its rates since the row before."""
 
     last_ns: int
@@ -107,7 +107,7 @@ class LiveTables:
 
     def __init__(self, parts: Components) -> None:
         self._parts = parts
-        self._held: dict[Origin, _Held] = {}
+        self._held: dict[Origin, _NewestRow] = {}
         self._plans: dict[tuple[str, int], tuple[Schema, list[tuple[int, Cell, str, bool]]]] = {}
         self._one_at_a_time = threading.Lock()
 
@@ -150,7 +150,7 @@ class LiveTables:
                     found[origin.node, where, series] = float(value)
         return [(where, value) for (_, where, _), value in found.items()]
 
-    def _updated(self, origin: Origin, block: MetricRows) -> _Held:
+    def _updated(self, origin: Origin, block: MetricRows) -> _NewestRow:
         before = self._held.get(origin)
         if before is not None and before.last_ns == block.last_ns:
             return before
@@ -162,7 +162,7 @@ class LiveTables:
             earlier, seconds = values[0], (int(times[-1]) - int(times[0])) / 1e9
         rates = (values[-1] - earlier) / seconds if seconds > 0 else np.full(len(values[-1]), np.nan)
         rates[rates < 0] = np.nan  # a counter began anew
-        made = self._held[origin] = _Held(block.last_ns, values[-1].copy(), rates)
+        made = self._held[origin] = _NewestRow(block.last_ns, values[-1].copy(), rates)
         return made
 
     def _plan(self, node: str, ref: int, schema: Schema) -> list[tuple[int, Cell, str, bool]]:

@@ -112,7 +112,7 @@ class NodeMetrics:
             known = self._counts[ref] = tuple(counts.tolist())
         return known
 
-    def _held(self, gone: Collection[str]) -> dict[str, dict[int, _Newest]]:
+    def _newest_rows(self, gone: Collection[str]) -> dict[str, dict[int, _Newest]]:
         """Node and schema to the newest row."""
         nodes: dict[str, dict[int, _Newest]] = defaultdict(dict)
         for one, block in list(self._newest.items()):
@@ -126,7 +126,7 @@ class NodeMetrics:
 
         A series that two schemas of a node have is shown once, as it was last.
         """
-        nodes = self._held(gone)
+        nodes = self._newest_rows(gone)
         if level != self._level:
             self._lines, self._level = {}, level
         alike: dict[frozenset[int], list[str]] = defaultdict(list)

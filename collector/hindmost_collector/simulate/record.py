@@ -231,14 +231,14 @@ def steps_of(scenario: Scenario, draws: Draws, timing: Timing, last: int, first:
         "optimizer_ns": 0.1 * issue,
         "cpu_ns": issue + timing.host["input"][cut],
         "runqueue_ns": runqueue + 0.001 * issue,
-        **{f"{name}_ns": _seen(timing.host[name])[cut] for name in ("checkpoint", "gc")},
+        **{f"{name}_ns": _measured_since_first(timing.host[name])[cut] for name in ("checkpoint", "gc")},
         **{f"gpu_{phase}_ns": timing.gpu[phase][cut] for phase in ("forward", "backward", "optimizer")},
     }
     flat = {name: np.rint(values.T).astype(np.int64).ravel() for name, values in columns.items()}
     return table("steps", kind="train", **flat)
 
 
-def _seen(values: Array) -> Array:
+def _measured_since_first(values: Array) -> Array:
     """A phase is measured from its first sight on; a rank that never had it does not know of it."""
     return np.where(values.any(axis=0, keepdims=True), values, UNMEASURED)
 

@@ -40,7 +40,7 @@ def read(folder: Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [MISSING]
 
 
-def known(folder: Path) -> dict[str, Any]:
+def facts(folder: Path) -> dict[str, Any]:
     """The same for callers that need no more: empty where it is gone, damaged or newer. Raises nothing."""
     try:
         return read(folder)[0]

@@ -154,7 +154,7 @@ def test_rejected_calls_are_logged_once_a_minute(caplog):
     calls = RejectedCalls(lambda: now[0])
     peer = types.SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
     for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
-        calls.seen("garbage", peer, "noise")
+        calls.count("garbage", peer, "noise")
     told = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
     assert [one.message for one in caplog.records] == [told, f"{told} (2 more like it since the last such line)"]
     assert calls.counts["garbage"] == 5

@@ -9,7 +9,7 @@ from hindmost_collector.ingest.chunk import Chunk, from_rows
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live import totals, window
-from hindmost_collector.live.window import Known
+from hindmost_collector.live.window import LastRows
 from hindmost_judge.model import COMMUNICATORS
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def lives() -> Iterator[list[dict[str, object]]]:
 
 def test_of_communicators_those_that_were_stated_last_are_known() -> None:
     """However often a job started again; one that is stated again is as new as any."""
-    known = Known("communicators", ("comm", "rank"), most=80)
+    known = LastRows("communicators", ("comm", "rank"), most=80)
     first = next(lives())
     for life in lives():
         known.add(from_rows("communicators", [tuple(row[name] for name in COMMUNICATORS) for row in life]))

@@ -82,7 +82,7 @@ def _extent(server: Server, table: str, job: str, column: str) -> tuple[int, ...
     return (found["rows"], found["low"], found["high"]) if found["told"] else (found["rows"],)
 
 
-def _kept(table: str, part: partial_read.PartialRead | None) -> str:
+def _in_part(table: str, part: partial_read.PartialRead | None) -> str:
     """The SQL condition for the rows of a table that belong to the part."""
     column = partial_read.TIME.get(table)
     if part is None or column is None:
@@ -98,7 +98,7 @@ def _rows(server: Server, table: str, job: str, part: partial_read.PartialRead |
     names = ", ".join(ddl.quoted(name) for name in schema.STORED[table])
     order = ", ".join(("flush", *ddl.ORDER.get(table, ())) if table not in schema.ORDER else ddl.ORDER[table])
     query = (
-        f"SELECT {names} FROM {_view(server, table)} WHERE job = {{job:String}}{_kept(table, part)} ORDER BY {order}"
+        f"SELECT {names} FROM {_view(server, table)} WHERE job = {{job:String}}{_in_part(table, part)} ORDER BY {order}"
     )
     return server.rows(query, {"job": job})
 

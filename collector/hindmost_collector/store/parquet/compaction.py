@@ -171,7 +171,7 @@ def _above(data: pa.Table, names: Sequence[str], key: Key) -> Array:
     above = np.zeros(len(data), dtype=bool)
     tied = np.arange(len(data))
     for name, limit in zip(names, key, strict=True):
-        column = _one([data.column(name)])
+        column = _combined([data.column(name)])
         if pa.types.is_dictionary(column.type):
             signs = [(word > limit) - (word < limit) for word in column.dictionary.to_pylist()]
             sign = np.array(signs, np.int8)[column.indices.to_numpy(zero_copy_only=False)[tied]]
@@ -225,16 +225,16 @@ def _sorted(table: str, parts: list[pa.Table], order: Sequence[str]) -> pa.Table
         return target.empty_table()
     columns = dict(zip(target.names, zip(*(_fitted(table, part).columns for part in held), strict=True), strict=True))
     held.clear()
-    ordered = {name: _ranked(_one(columns.pop(name))) for name in order}
+    ordered = {name: _ranked(_combined(columns.pop(name))) for name in order}
     index = _argsort([_numbers(column) for column in ordered.values()])
     made = []
     for name in target.names:
-        column = ordered.pop(name) if name in ordered else _one(columns.pop(name))
+        column = ordered.pop(name) if name in ordered else _combined(columns.pop(name))
         made.append(column if index is None else column.take(pa.array(index)))
     return pa.Table.from_arrays(made, schema=target)
 
 
-def _one(pieces: Sequence[pa.ChunkedArray]) -> pa.Array:
+def _combined(pieces: Sequence[pa.ChunkedArray]) -> pa.Array:
     """Pieces of a column as one; there is one at least."""
     whole = pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks])
     joined = whole.unify_dictionaries().combine_chunks()

@@ -397,7 +397,7 @@ class Journal:
             OSError: nothing has changed.
         """
         self.finish()
-        known, moved = self._known(sequences or {})
+        known, moved = self._recent_sequences(sequences or {})
         state = State(self.state.flush + 1, known, renames, deletions or [], clock or self.state.clock, moved)
         replace_files(self._path, json.dumps(state.__dict__, separators=(",", ":")).encode())
         self.state, self._synced = state, False  # from here on a crash finds the new journal
@@ -406,7 +406,7 @@ class Journal:
         except OSError as error:
             raise UnsettledError(error.errno, error.strerror) from error
 
-    def _known(self, sequences: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    def _recent_sequences(self, sequences: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
         """``(sequences, when each last moved)`` with the new ones, without agents that were not heard of for long."""
         now = int(self._now())
         known = {**self.state.sequences, **sequences}
