@@ -89,7 +89,7 @@ def python_of_all() -> str:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    """As docs/how-to/slurm.md sets it up. Its folder is one that other users may enter."""
+    """As docs/how-to/slurm.md sets it up, with TLS. Its folder is one that other users may enter."""
     need("slurmd", "slurmdbd", "mariadbd", "root")
     python = python_of_all()
     folder = Path(mkdtemp(prefix="hindmost-slurm-"))
@@ -100,18 +100,23 @@ def cluster() -> Iterator[Cluster]:
         (programs / name).write_text(f'#!/bin/bash\n{python} {what} "$@"\n')
         (programs / name).chmod(0o755)
     (folder / "train.py").write_text(TRAIN)
-    secret, where = folder / "secret", folder / "collector.log"
-    subprocess.run([*HINDMOST, "pki", "secret", str(secret)], env=environ(), check=True, capture_output=True)
+    secret = folder / "secret"
+    authority = folder / "pki"
+    for words in (["secret", secret], ["init", authority], ["issue", authority, "collector,127.0.0.1"]):
+        subprocess.run([*HINDMOST, "pki", *map(str, words)], env=environ(), check=True, capture_output=True)
+    authority.chmod(0o755)
     shutil.chown(secret, group="slurm")
     secret.chmod(0o640)
     collector = [*HINDMOST, "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0"]
     collector += ["--store", str(folder / "store"), "--token-file", str(secret)]
-    log = where.open("wb")
+    collector += ["--tls-cert", f"{authority}/collector.pem", "--tls-key", f"{authority}/collector.key"]
+    log = (folder / "collector.log").open("wb")
     with log, subprocess.Popen(collector, env=environ(), stdout=subprocess.PIPE, stderr=log) as service:
         try:
             assert service.stdout is not None
             address = json.loads(service.stdout.readline())
-            (folder / "agent").write_text(f"HINDMOST_COLLECTOR={address['grpc']}\n")
+            where = f"HINDMOST_COLLECTOR={address['grpc']}\nHINDMOST_TLS_CA={authority}/ca.pem\n"
+            (folder / "agent").write_text(where)
             (folder / "page").write_text(f"HINDMOST_PAGE={address['http']}\nHINDMOST_TOKEN_FILE={secret}\n")
             settings = {name: str(script(folder, stem)) for name, stem in SCRIPTS.items()}
             with slurm(folder / "slurm", settings) as made:
