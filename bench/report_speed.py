@@ -2,6 +2,7 @@
 
     python bench/report_speed.py run --rows 10000000                   # a run directory of so many rows
     python bench/report_speed.py traces inspector kineto --gib 5       # folders of foreign files of so many GiB
+    python bench/report_speed.py job                                   # 512 ranks x 10,000 steps: report, compare
 
 Recordings are simulated: a data-parallel job of 64 ranks with one rank 5 % slow, its steps repeated further on in time
 until the recording is large enough. They are deleted afterwards. Prints wall time, the highest resident memory of the
@@ -61,9 +62,9 @@ def repeated(run: Run, times: int) -> Iterator[dict[str, Table]]:
         }  # fmt: skip
 
 
-def make_run(folder: Path, wanted: int) -> int:
+def make_run(folder: Path, wanted: int, ranks: int = RANKS) -> int:
     """A run directory; how many rows it has."""
-    base = simulated()
+    base = simulated(ranks)
     each = rows(base.steps) + rows(base.collectives) + rows(base.metrics)
     store, count = ParquetStore(folder, single=True), 0
     for tables in repeated(base, max(1, round(wanted / each))):
@@ -73,7 +74,7 @@ def make_run(folder: Path, wanted: int) -> int:
             columns = {field.name: pa.array(table[field.name]).cast(field.type) for field in form}
             arrow["bench", name] = [pa.table(columns, schema=form)]
         count += store.write(arrow, {})[0]
-    store.write_meta("bench", {"job_id": "bench", "command": "simulated", "world_size": RANKS})
+    store.write_meta("bench", {"job_id": "bench", "command": "simulated", "world_size": ranks})
     store.close()
     return count
 
@@ -182,9 +183,9 @@ def make_kineto(folder: Path, size: int) -> int:
     return sum(path.stat().st_size for path in folder.iterdir())
 
 
-def report(folder: Path) -> dict[str, Any]:
-    """Run ``hindmost report`` on it: seconds, memory, and what it says."""
-    line = [sys.executable, "-m", "hindmost", "report", str(folder), "--format", "json"]
+def measured(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Run hindmost, whose answer is JSON: seconds and memory, and that answer; none where it failed."""
+    line = [sys.executable, "-m", "hindmost", *words, "--format", "json"]
     began = time.perf_counter()
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         process = subprocess.Popen(line, stdout=out, stderr=err)
@@ -194,19 +195,38 @@ def report(folder: Path) -> dict[str, Any]:
         said, complaint = out.read(), err.read().decode().strip()[-300:]
     found: dict[str, Any] = {"seconds": round(took, 2), "cpu_seconds": round(usage.ru_utime + usage.ru_stime, 2)}
     found |= {"max_rss_mib": usage.ru_maxrss >> 10, "exit_code": os.waitstatus_to_exitcode(status)}
-    if status:
-        return found | {"said": complaint}
-    verdict = json.loads(said)["verdicts"][0]
-    return found | {key: verdict[key] for key in ("kind", "ranks", "cause")} | {"notes": json.loads(said)["notes"]}
+    return (found | {"said": complaint}, {}) if status else (found, json.loads(said))
 
 
+def report(folder: Path) -> dict[str, Any]:
+    """Run ``hindmost report`` on it: seconds, memory, and what it says."""
+    found, said = measured("report", str(folder), "--sections", "wall_clock,throughput,advice,phases")
+    if said:
+        found |= {key: said["verdicts"][0][key] for key in ("kind", "ranks", "cause")} | {"notes": said["notes"]}
+    return found
+
+
+def job(folder: Path) -> Iterator[dict[str, Any]]:
+    """Of two recordings of 512 ranks and 10,000 steps the report, and their comparison, each five times."""
+    both = [folder / name for name in "ab"]
+    for one in both:
+        count = make_run(one, JOB_ROWS, 512)
+    for _ in range(5):
+        yield {"rows": count, **report(both[0])}
+    for _ in range(5):
+        found, said = measured("compare", *map(str, both))
+        yield {"what": "compare", "rows": 2 * count, **found, "measures": len(said.get("measures", ()))}
+
+
+#: What 512 ranks record in 10,000 steps of :func:`simulated`.
+JOB_ROWS = 40_487_424
 MADE = {"traces": make_traces, "inspector": make_inspector, "kineto": make_kineto}
 
 
 def main() -> None:
     """Make, report, print, delete; one recording at a time."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=("run", *MADE))
+    parser.add_argument("what", nargs="+", choices=("run", "job", *MADE))
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the run directory")
     parser.add_argument("--gib", type=float, default=5.0, help="size of a folder of foreign files")
     parser.add_argument("--write", type=Path, metavar="FILE")
@@ -215,6 +235,11 @@ def main() -> None:
     for what in args.what:
         with tempfile.TemporaryDirectory(prefix="hindmost-bench-", dir=os.environ.get("TMPDIR")) as name:
             folder = Path(name)
+            if what == "job":
+                for found in job(folder):
+                    results.append({"what": what, **found})
+                    print(json.dumps(results[-1]), flush=True)
+                continue
             made = make_run(folder, args.rows) if what == "run" else MADE[what](folder, int(args.gib * GIB))
             size = {"rows": made} if what == "run" else {"gib": round(made / GIB, 2)}
             results.append({"what": what, **size, **report(folder)})
