@@ -290,11 +290,6 @@ def node_lost(scene: Scene) -> dict[str, Any]:
     return found
 
 
-def clock_off(scene: Scene) -> dict[str, Any]:
-    """Of all programs of host b."""
-    return _names_the_slow(scene.ended(scene.start(*open_mpi(scene, 300))))
-
-
 def time_limit(scene: Scene, grace_s: float = 5.0) -> dict[str, Any]:
     """As Slurm: SIGTERM to all processes of the job on each host, after a grace SIGKILL."""
     job = scene.start(*open_mpi(scene, 3000))
@@ -354,6 +349,9 @@ def _served(scene: Scene, address: str, break_it: Callable[[], subprocess.Popen[
     said, _ = agent.communicate(timeout=PATIENCE_S)
     last.send_signal(signal.SIGTERM)
     last.communicate(timeout=PATIENCE_S)
+    for one in scene.daemons:  # a relay serves until it is stopped
+        one.terminate()
+        one.wait(PATIENCE_S)
     account = json.loads(said.splitlines()[-1])["samples"]
     found = {"exit": agent.returncode, **scene.stored(), "account": account}
     steps = found["steps"]
@@ -424,7 +422,7 @@ def cases(settings: Settings) -> dict[str, Case]:
         "cut": Case("network cut for 60 s", cut, needs=("mpirun",)),
         "slow": Case("link of 2 Mbit/s", slow_link, needs=("mpirun", "tc")),
         "lost": Case("host lost", node_lost, needs=("mpirun",)),
-        "clock": Case("clock an hour ahead", clock_off, clock="+1h", needs=("mpirun", FAKETIME)),
+        "clock": Case("clock an hour ahead", run_script, clock="+1h", needs=(FAKETIME,)),
         "limit": Case("SIGTERM, after 5 s SIGKILL", time_limit, needs=("mpirun",)),
         "moved": Case("collector killed, moved to another address", collector_moved),
         "relay": Case("relay killed, started again", relay_killed),
