@@ -114,7 +114,7 @@ def test_what_is_shut_together_finds_nothing_at_once(module: Any) -> None:
 
 
 def test_those_that_decide_a_run_are_found_by_halves(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each by itself; and of two that stand in for each other the later one."""
+    """Each alone; and of two that stand in for each other the later one."""
     monkeypatch.setattr(ablation, "_alike", lambda _run, _before, off: not {3, 7} & set(off))
     assert ablation._needed(0, [], list(range(10))) == [3, 7]
     monkeypatch.setattr(ablation, "_alike", lambda _run, _before, off: not {3, 7} <= set(off))
