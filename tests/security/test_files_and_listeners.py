@@ -34,6 +34,7 @@ from hindmost_proto.address import Address
 
 from tests.needs import need
 from tests.security.conftest import SECRET, collecting
+from tests.security.listeners import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -326,21 +327,6 @@ def test_default_ports_are_on_loopback_only(tmp_path: Path) -> None:
         assert {address for address, _ in found} <= {"0100007F", "0000000000000000FFFF00000100007F"}  # 127.0.0.1
     assert resolve({}, {}).listen.startswith("127.0.0.1:")
     assert resolve({}, {}).http_address == ("127.0.0.1", 9461)
-
-
-def listening(pid: int) -> list[tuple[str, str]]:
-    """Addresses and ports on which a process listens, as the kernel writes them."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(descriptor.readlink().name)
-    found = []
-    for family in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{family}").read_text().splitlines()[1:]:
-            words = line.split()
-            if words[3] == "0A" and f"socket:[{words[9]}]" in inodes:
-                found.append(tuple(words[1].split(":")))
-    return found  # type: ignore[return-value]
 
 
 def web_config(folder: Path, text: str) -> WebConfig:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.security.test_files_and_listeners import listening
+from tests.security.listeners import listening
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
