@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -38,6 +37,7 @@ from tests.security.listeners import listening
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 bcrypt = pytest.importorskip("bcrypt")
 
