@@ -6,11 +6,12 @@ import contextlib
 import gzip
 import json
 import secrets
+import selectors
+import socket
 import threading
 import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from socket import AF_INET, AF_INET6, SHUT_RDWR
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -22,7 +23,6 @@ from hindmost_collector.page import document
 from hindmost_collector.serve.credentials import ANONYMOUS, EVERYONE
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
 
     from hindmost_collector.serve.credentials import Door, Visitor
@@ -90,6 +90,8 @@ STREAMS = 64
 STATE_S, GOODBYE_S = 1.0, 1.0
 #: Connections at one time, each a thread, and how long a request may take to arrive, s.
 CONNECTIONS, ARRIVAL_S = 256, 15.0
+#: While requests are expected, s between two looks for those whose time is over.
+ARRIVAL_LOOK_S = 0.5
 
 
 class Answer(NamedTuple):
@@ -397,28 +399,64 @@ OPEN = ("/healthz", "/readyz")
 
 
 class _Server(ThreadingHTTPServer):
+    """Sleeps while nobody asks: on full cores each wake-up takes a core from a rank."""
+
     daemon_threads = True
     allow_reuse_address = True
+    timeout = 0
 
     def __init__(self, address: tuple[str, int], handler: Any) -> None:
         #: Connections whose request has not arrived, and when it must have.
         self.arriving: dict[socket.socket, float] = {}
         self._room = threading.Semaphore(CONNECTIONS)
-        self.address_family = AF_INET6 if ":" in address[0] else AF_INET
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         super().__init__(address, handler)
+        self._wakes, self._woken = socket.socketpair()
+        self._over, self._ended = False, threading.Event()
+
+    def serve_forever(self, poll_interval: float = ARRIVAL_LOOK_S) -> None:
+        """Serve until ``shutdown``; look at this interval for requests that do not arrive, while any is expected."""
+        with selectors.DefaultSelector() as selector:
+            for one in (self, self._woken):
+                selector.register(one, selectors.EVENT_READ)
+            while not self._over:
+                for ready, _ in selector.select(poll_interval if self.arriving else None):
+                    if ready.fileobj is self:
+                        self.handle_request()
+                    else:
+                        self._woken.recv(64)
+                self.service_actions()
+        self._ended.set()
+
+    def shutdown(self) -> None:
+        """Have ``serve_forever`` return, and wait until it has."""
+        self._over = True
+        self._wake()
+        self._ended.wait()
+
+    def server_close(self) -> None:
+        """Give the port back."""
+        super().server_close()
+        self._wakes.close()
+        self._woken.close()
 
     def expect(self, connection: socket.socket) -> None:
         """A request must arrive on it in time."""
         self.arriving[connection] = time.monotonic() + ARRIVAL_S
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # closed meanwhile; or full, then it wakes anyway
+            self._wakes.send(b"\0", socket.MSG_DONTWAIT)
 
     def service_actions(self) -> None:
-        """Break off requests that do not arrive; called a few times a second."""
+        """Break off requests that do not arrive."""
         now = time.monotonic()
         for connection, deadline in list(self.arriving.items()):
             if now > deadline:
                 self.arriving.pop(connection, None)
                 with contextlib.suppress(OSError):
-                    connection.shutdown(SHUT_RDWR)
+                    connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """A thread for each connection, as long as there are not too many."""
@@ -454,7 +492,7 @@ class Page:
             ) from error
         host, port = self._server.server_address[:2]
         self.address = str(Address(str(host), port))
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True, name="http")
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True, name="http")
         self._thread.start()
 
     def show(self, endpoints: Endpoints) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import selectors
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -92,6 +93,21 @@ def test_open_pages_are_sent_the_state_and_the_end(monkeypatch: pytest.MonkeyPat
     page.close()
     rest = response.read().decode().split("\n\n")
     assert rest[-2].strip().startswith("event: bye\ndata: ")
+
+
+def test_a_server_that_is_not_asked_sleeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each time that it looked whether it is to end it would take a core from a rank, where cores are full."""
+    waits: list[float | None] = []
+
+    class Selector(selectors.SelectSelector):
+        def select(self, timeout: float | None = None) -> Any:
+            waits.append(timeout)
+            return super().select(timeout)
+
+    monkeypatch.setattr(selectors, "DefaultSelector", Selector)
+    page = served.Page(("127.0.0.1", 0), cast("Any", Nothing()))
+    page.close()
+    assert set(waits) <= {None}
 
 
 def test_pages_beyond_the_limit_are_refused_a_stream(page: served.Page, monkeypatch: pytest.MonkeyPatch) -> None:
