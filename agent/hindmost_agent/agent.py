@@ -28,12 +28,18 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 #: A batch is made this often, however often is sampled: a message costs the same for one tick or twenty.
 FLUSH_NS = 2 * NS
-#: What a collector of many agents may ask for instead, and what full cores do: a job that trains is judged within
-#: seconds.
+#: What a collector of many agents may ask for instead: a job that trains is judged within seconds.
 FLUSH_MOST_NS = 4 * NS
+#: On full cores, where it is judged less often and each batch takes a core from a rank. A collector takes a node that is
+#: silent for 15 s for lost.
+FULL_FLUSH_NS = 8 * NS
+#: Samples are so much further apart there.
+FULL_SAMPLING = 2
+#: A batch is made of so many events, however soon: as rows they are some 10 MiB, and a collector takes 16.
+BATCH_EVENTS = 1 << 17
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
 #: seconds, and there is little to send. The more nodes a job has, the less often each needs to report: any one of them
-#: shows the collector that nothing moves.
+#: shows the collector that nothing moves. On full cores, where ranks may be computing for long, it is the longer time.
 AGAIN_NS, AGAIN_MOST_NS = NS // 4, NS
 #: How long that is, as a multiple of it, and at most.
 STILL, STILL_MOST_NS = 4, 2 * NS
@@ -78,7 +84,7 @@ class Agent:
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
-        self._cores_are_full = cores_are_full
+        self._cores_are_full, self._full = cores_are_full, False
         self._flush_ns = self._flushed_ns = LONG_AGO_NS
         self._folders_ns = LONG_AGO_NS
         if spool is not None:
@@ -90,30 +96,35 @@ class Agent:
         Rings are read when a batch is made of them: before, only those that fill.
         """
         due = now_ns >= self._flush_ns
+        if due or now_ns >= self._sample_ns:
+            self._full = self._cores_are_full()
         busy = again = False
         try:
             busy, again = self._read_rings(now_ns, due=due)
         except Exception as error:  # noqa: BLE001 - who can write to a ring must not blind the node
             self._say(error)
         if now_ns >= self._sample_ns:
-            self._sample_ns = following(self._sample_ns, self._interval_ns, now_ns)
+            apart_ns = self._interval_ns * (FULL_SAMPLING if self._full else 1)
+            self._sample_ns = following(self._sample_ns, apart_ns, now_ns)
             self._sample(now_ns)
         if due:
-            asked_ns = FLUSH_MOST_NS if self._cores_are_full() else min(self.batch_ns, FLUSH_MOST_NS)
+            asked_ns = FULL_FLUSH_NS if self._full else min(self.batch_ns, FLUSH_MOST_NS)
             period_ns = max(self._flush_period_ns, asked_ns)
             self._flush_ns = following(self._flush_ns, period_ns, now_ns)
         if due or again:
             self.flush(now_ns)
         soon_ns = now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS)
         look_ns = self.rings.look_ns(now_ns)
-        return min(self._sample_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
+        next_ns = min(self._sample_ns, now_ns + self._interval_ns)
+        return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
 
     def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:
-        """Whether a ring fills, and whether a batch is made though none was due: nothing moves."""
+        """Whether a ring fills, and whether a batch is made though none was due: nothing moves, or much came."""
         if due:
             self._discover(now_ns)
         busy = self.rings.poll(now_ns, everything=due)
-        again = not due and now_ns >= self._again_ns(now_ns)
+        much = self.rings.new_events >= BATCH_EVENTS
+        again = not due and (much or now_ns >= self._again_ns(now_ns))
         if again:
             self.rings.poll(now_ns)
         if due or again:
@@ -134,7 +145,7 @@ class Agent:
         if not here:
             return NEVER_NS
         every = min(max(one.world_size for one in here) * AGAIN_NS // len(here), AGAIN_MOST_NS)
-        every = max(every, AGAIN_NS)
+        every = max(every, AGAIN_MOST_NS if self._full else AGAIN_NS)
         since = max((producer.progress_ns for producer in running), default=now_ns - STILL_MOST_NS)
         return self._flushed_ns + every if now_ns - since >= min(STILL * every, STILL_MOST_NS) else NEVER_NS
 

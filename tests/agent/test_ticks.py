@@ -20,7 +20,7 @@ from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
     from hindmost_agent.sampler import Sampler
@@ -37,9 +37,15 @@ def writer(tmp_path: Path) -> Iterator[ring.Writer]:
     made.close()
 
 
-def agent(folder: Path, spool: Spool | None, kinds: Mapping[str, type[Sampler]] | None = None) -> Agent:
+def agent(
+    folder: Path,
+    spool: Spool | None,
+    kinds: Mapping[str, type[Sampler]] | None = None,
+    cores_are_full: Callable[[], bool] = lambda: False,
+) -> Agent:
     host = Host()
-    return Agent("n", NS, host, Runner(kinds or {}, host, NS), Rings(host, [folder / "rings"]), spool)
+    runner, rings = Runner(kinds or {}, host, NS), Rings(host, [folder / "rings"])
+    return Agent("n", NS, host, runner, rings, spool, cores_are_full=cores_are_full)
 
 
 def steps(writer: ring.Writer, count: int) -> None:
@@ -70,6 +76,46 @@ def test_a_collector_of_many_agents_gets_fewer_batches(tmp_path: Path, asked_s: 
         if mine.host.own.batches != before:
             made.append(second)
     assert made == list(range(0, 13, every_s))
+
+
+def test_batches_are_rare_while_cores_are_full(tmp_path: Path, writer: ring.Writer) -> None:
+    """Each one takes a core from a rank, here and in the collector."""
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
+    made = []
+    for second in range(20):
+        steps(writer, 1)
+        before = mine.host.own.batches
+        mine.tick(second * NS)
+        made += [second] * (mine.host.own.batches - before)
+    assert made == [0, 8, 16]
+
+
+def test_samples_are_half_as_many_while_cores_are_full(tmp_path: Path) -> None:
+    """And as many as ever once a core is free."""
+    full = [True]
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), {"cpu": samplers.load()["cpu"]}, lambda: full[0])
+    sampled = []
+    for second in range(9):
+        full[0] = second < 4
+        mine.host.own.success.clear()
+        mine.tick(second * NS)
+        sampled += [second] * len(mine.host.own.success)
+    assert sampled == [0, 2, 4, 5, 6, 7, 8]
+
+
+def test_a_batch_is_made_sooner_where_much_is_written(
+    tmp_path: Path, writer: ring.Writer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A collector refuses a message of more than 16 MiB, and no event may be lost for that."""
+    monkeypatch.setattr("hindmost_agent.agent.BATCH_EVENTS", 10)
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
+    mine.tick(0)
+    read = []
+    for second in range(1, 7):
+        steps(writer, 4)
+        mine.tick(second * NS)
+        read.append(mine.host.own.ring_events)
+    assert read == [0, 0, 12, 12, 12, 24]
 
 
 def test_what_is_no_ring_keeps_no_agent_from_sampling(tmp_path: Path, writer: ring.Writer) -> None:
@@ -156,16 +202,21 @@ def test_a_rank_that_died_right_after_a_batch_is_in_the_next(tmp_path: Path, wri
 
 
 @pytest.mark.parametrize(
-    ("world", "batches"),
-    [(1, [0, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 4, 4.25, 4.5, 4.75, 5]), (16, [0, 2, 4, 5])],
+    ("world", "full", "batches"),
+    [
+        (1, False, [0, 1, 1.25, 1.5, 1.75, 2, 2.25, 2.5, 4, 4.25, 4.5, 4.75, 5]),
+        (16, False, [0, 2, 4, 5]),
+        (1, True, [0, 2, 5]),
+    ],
 )
-def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, batches: list[float]) -> None:
-    """Whether that is a hang is a matter of seconds; in a job on many nodes each node reports it less often.
+def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, full: bool, batches: list[float]) -> None:
+    """Whether that is a hang is a matter of seconds; in a job on many nodes each node reports it less often, and on
+    full cores, where each report takes a core from a rank.
 
     As soon as any rank goes on, batches are as rare as before."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, world, 0, "n", "torch", "t.py"), "py", CAPACITY)
     rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, world, "world"))
-    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20))
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: full)
     made, now = [], 0
     while now <= 5 * NS:
         if now > 2.5 * NS and not any(one.written for one in mine.rings):

@@ -10,6 +10,7 @@ records at a time. Where they must be computed with, a whole column is one long 
 from __future__ import annotations
 
 import re
+from array import array
 from functools import lru_cache, partial
 from itertools import compress
 from operator import mul
@@ -289,8 +290,11 @@ def _masked(column: bytes, known: bytes) -> bytes:
     """A column, with nothing measured where ``known`` is 0."""
     if 0 not in known:
         return column
-    values = compress((column[at : at + 8] for at in range(0, len(column), 8)), known)
-    return _put(MISSING * len(known), known, b"".join(values))
+    missing = MISSING * len(known)
+    if 1 not in known:
+        return missing
+    values = array("Q", compress(memoryview(column).cast("Q"), known))
+    return _put(missing, known, values.tobytes())
 
 
 def _put(column: bytes, places: bytes, values: bytes) -> bytes:

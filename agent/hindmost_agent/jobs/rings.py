@@ -318,6 +318,8 @@ class Rings:
         self._failed: dict[Path, int] = {}
         self._stamps: dict[Path, int] = {}
         self._lost_before = 0
+        #: Events written since all rings were read.
+        self.new_events = 0
 
     def __iter__(self) -> Iterator[Producer]:
         return iter(tuple(self._producers.values()))
@@ -352,16 +354,18 @@ class Rings:
 
         How far each has been written is one word of it; reading what was written is dear, and dearer in small portions.
         """
-        busy = False
+        busy, new = False, 0
         before_ns, self._polled_ns = self._polled_ns or now_ns, now_ns
         for producer in self._producers.values():
             for item in producer.rings.values():
-                if item.grown():
+                if grown := item.grown():
                     producer.progress_ns, producer.progress_after_ns = now_ns, before_ns
+                    new += grown
                 fills = item.full > BUSY_SHARE
                 busy = busy or fills
                 if fills or everything:
                     self._host.own.ring_events += item.read()
+        self.new_events = 0 if everything else self.new_events + new
         return busy
 
     def look_ns(self, now_ns: int) -> int | None:
