@@ -216,11 +216,12 @@ SHORT, LONGER = 0.5, 1.25
 WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank, and so from all that wait for it, however many cores
 #: there are. Full evaluations may take this share of one core, and incremental ones, each kind at least and at most so
-#: many seconds apart. What is new or open waits for the least, then for twice as long, and so on. A job that stands
-#: still is judged after the least, and again whenever that has lasted twice as long.
-FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.005, 10.0, 100.0
-#: CPU time (s) of loading the judge and judging for the first time.
-FIRST_TAKES_S = 1.0
+#: many seconds apart. What is new or open is judged for ten times the share, and for half as much after each time, so
+#: often at most. A job that stands still is judged after the least, and again whenever that has lasted twice as long.
+FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
+NEWS_SHARE, MOST_HURRIED = 10 * FULL_SHARE, 5
+#: After which the first judgement comes, of a job that fills its cores from its start on.
+FULL_FIRST_S = 100.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
 STARTING_S = 2.0
 
@@ -231,9 +232,9 @@ def load_judge(settings: Settings = DEFAULT) -> Judge:
     return lambda run: judge(run, settings)
 
 
-def _apart_s(took: float) -> float:
+def _apart_s(took: float, share: float = FULL_SHARE) -> float:
     """Seconds between evaluations that take so much CPU time, while cores are full."""
-    return min(max(took / FULL_SHARE, FULL_LEAST_S), FULL_MOST_S)
+    return min(max(took / share, FULL_LEAST_S), FULL_MOST_S)
 
 
 def share_of(cores: int) -> float:
@@ -246,8 +247,8 @@ class _Turn:
     """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took and of how
     many ``ranks``, and the ``rows`` of an incremental one.
 
-    ``last_whole`` is when that was, ``soon`` whether it left something open, ``hurried`` how many in a row were made
-    for something new or open, ``look_took`` what the last incremental one took.
+    ``last_whole`` is when that was, ``soon`` whether it left something open, ``hurried`` how many more were made for
+    something new or open than for nothing, ``look_took`` what the last incremental one took.
     ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
     now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
     confirm; ``past`` and ``counted`` are what a window passes to the next one.
@@ -277,7 +278,9 @@ class _Turn:
     def between_wholes_s(self) -> float:
         """Seconds between full evaluations while cores are full."""
         apart_s = _apart_s(self.took)
-        return min(FULL_LEAST_S * 2**self.hurried, apart_s) if self.soon or self.asked else apart_s
+        if not (self.soon or self.asked):
+            return apart_s
+        return min(_apart_s(self.took, NEWS_SHARE) * 2**self.hurried, apart_s)
 
     def after_others(self, run: Run) -> Run:
         """A window, with what those before it tell of it."""
@@ -349,7 +352,7 @@ class Judging:
         now, full = self._clock(), self._full()
         last, turn = self._last.setdefault(job, now), self._turns.get(job)
         if full:
-            apart_s = _apart_s(FIRST_TAKES_S) if turn is None else self._between_turns_s(job, turn)
+            apart_s = FULL_FIRST_S if turn is None else self._between_turns_s(job, turn)
         else:
             apart_s = STARTING_S if turn is None else 0.0
         if still_s >= FULL_LEAST_S:
@@ -432,7 +435,7 @@ class Judging:
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before, newest = turn.asked, turn.held, turn.seen
-            turn.hurried = turn.hurried + 1 if turn.soon or asked else 0
+            turn.hurried = min(max(turn.hurried + (1 if turn.soon or asked else -1), 0), MOST_HURRIED)
             turn.last_whole, turn.soon = self._clock(), False
             found = judge(turn.after_others(run()))
             report: dict[str, Any] = found.to_dict()
