@@ -12,16 +12,22 @@ that of the job's own mpirun: what hindmost does before and after it is no time 
 as the seconds that the whole command takes longer. The ratio is the geometric mean over pairs with its 95 % bootstrap
 interval. The ranks poll while they wait, so they want their cores all the time: the share of these that they did not
 get shows what others took, whatever the cores' clock does meanwhile. Of observed runs: events that were lost, of how
-many; and what agent and collector used, in cores, while the job ran.
+many; and of collector, agent and ``hindmost run`` itself what they used, in cores, and how often a second they were
+put on one, while the job ran.
 
 Runs differ by more than what is measured where other machines share the cores. ``--within`` compares seconds of one
 run, in which agent and collector go on, with the seconds next to them, in which they are stopped (SIGSTOP); what was
-left undone then is done in the seconds that count for them. Start-up and the probes are in both.
+left undone then is done in the seconds that count for them. So the CPU time of both is counted, in these seconds and,
+before, in ``USUAL_S`` of which none is stopped: ``percent_as_usual`` is what was measured times the ratio of the two.
+Start-up and the probes are in both.
+
+Results are written after each pair, and each half minute of ``--within``: a time limit loses nothing.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import itertools
 import json
@@ -38,7 +44,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import duckdb
 import numpy as np
@@ -52,13 +58,18 @@ HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")
 #: Order of HPL's matrix, and steps of the other job: about seven seconds on two cores.
 SIZES = {"hpl": 2400, "numpy": 2400}
 DRAWS = 4000
-#: Of one run that is compared with itself: when it is under way (s), and for how long agent and collector are stopped.
-SETTLED_S, SLICE_S = 8.0, 1.0
-#: Stands in for mpirun: notes the times of its start and end, and what our parent's other children have used by then.
+#: Of one run that is compared with itself: when it is under way (s), for how long it then goes on as usual, for how
+#: long agent and collector are stopped, and after how many such slices results are written.
+SETTLED_S, USUAL_S, SLICE_S, WRITTEN = 8.0, 32.0, 1.0, 32
+#: Stands in for mpirun: notes the times of its start and end, and what our parent and its children have used by then.
 TIMED = """#!/bin/sh
 note() {
     echo "$1 $(date +%s.%N)"
-    for child in $(cat /proc/$PPID/task/$PPID/children); do cat /proc/$child/stat 2>/dev/null; done
+    for process in $PPID $(cat /proc/$PPID/task/$PPID/children); do
+        for task in /proc/$process/task/*/schedstat; do
+            read used waited times <"$task" && echo "$process $used $times"
+        done 2>/dev/null
+    done
 }
 note begin >"$BENCH_TIMES"
 "$BENCH_MPIRUN" "$@"
@@ -90,7 +101,7 @@ class Bench:
             (folder / "hpccinf.txt").write_text(text)
             program = ["hpcc"]
         else:
-            file = str(self.folder / "steps.npy")
+            file = str(self.folder / "steps")
             program = [sys.executable, str(Path(__file__).with_name("all_reduce.py")), str(size), file]
         self.line = [str(timed), "-np", str(ranks), *program]
         self.observed = [sys.executable, "-m", "hindmost", "run", "--out", str(folder / "run"), "--", *self.line]
@@ -110,7 +121,16 @@ class Bench:
         if observed:
             found |= events(out)
             shutil.rmtree(out)
+        else:
+            del found["cores"], found["wakes_a_second"]
         return found
+
+    def summaries(self, most: int, seconds: float, before: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        """What pairs of runs say together, after each one."""
+        known = list(before)
+        for pair in self.pairs(most, seconds):
+            known.append(pair)
+            yield summary(known)
 
     def pairs(self, most: int, seconds: float) -> Iterator[dict[str, Any]]:
         """Pairs of runs; none begins later than that."""
@@ -125,37 +145,66 @@ class Bench:
             print(f"{wall['with']:.2f} s with, {wall['without']:.2f} s without; {pair['with']}", flush=True)
             yield pair
 
-    def within(self) -> dict[str, Any]:
+    def within(self, seconds: float) -> Iterator[dict[str, Any]]:
         """How much slower steps were while agent and collector went on, by pairs of slices of one run."""
+        switched: list[float] = []
+        used: list[float] = []
         with subprocess.Popen(self.observed, cwd=self.folder, env=self.environ, stderr=subprocess.DEVNULL) as run:
             time.sleep(SETTLED_S)
-            switched = [time.monotonic()]
+            guests = [pid for pid in children(run.pid) if is_guest(pid)]
+            usual = [(time.monotonic(), used_by(guests)), *self._slice(USUAL_S, guests)]
+            end = time.monotonic() + seconds
             for stopped in itertools.cycle((False, True, True, False)):
-                guests = [pid for pid in children(run.pid) if is_guest(pid)]
+                switched.append(time.monotonic())
+                used.append(used_by(guests).cpu_s)
+                if run.poll() is not None or not ranks_run(run.pid) or time.monotonic() > end:
+                    break
                 for pid in guests:
                     os.kill(pid, signal.SIGSTOP if stopped else signal.SIGCONT)
                 time.sleep(SLICE_S)
-                switched.append(time.monotonic())
-                if run.poll() is not None or len(guests) < 2 or not ranks_run(run.pid):
-                    break
-            for pid in (pid for pid in children(run.pid) if is_guest(pid)):
+                if len(switched) % WRITTEN == 0:
+                    yield self._compared(usual, switched, used)
+            for pid in guests:
                 os.kill(pid, signal.SIGCONT)
-        ended = np.load(self.folder / "steps.npy")
-        shutil.rmtree(self.folder / "run")
+            run.terminate()
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        yield self._compared(usual, switched, used)
+
+    @staticmethod
+    def _slice(seconds: float, guests: list[int]) -> list[tuple[float, Used]]:
+        time.sleep(seconds)
+        return [(time.monotonic(), used_by(guests))]
+
+    def _compared(self, usual: list[tuple[float, Used]], switched: list[float], used: list[float]) -> dict[str, Any]:
+        ended = np.fromfile(self.folder / "steps")
         ended_by = np.interp(switched, ended, np.arange(len(ended)))  # how many steps, and parts of one
         whole = [
             at for at in range(0, len(switched) - 4, 4) if ended[0] < switched[at] and switched[at + 4] < ended[-1]
         ]
-        rates = np.diff(ended_by) / np.diff(switched)
+        rates, cores = np.diff(ended_by) / np.diff(switched), np.diff(used) / np.diff(switched)
         logs = [math.log(rates[at + 1 + two] / rates[at + 3 * two]) for at in whole for two in (0, 1)]
-        found = {"pairs": len(logs), "slice_s": SLICE_S, "percent": percent(statistics.fmean(logs))}
-        return found | {"percent_95": [percent(one) for one in interval(logs, statistics.fmean)]}
+        (began, before), (until, after) = usual
+        as_usual = (after.cpu_s - before.cpu_s) / (until - began)
+        in_slices = statistics.fmean(cores[at + 3 * two] for at in whole for two in (0, 1))
+        low, high = interval(logs, statistics.fmean)
+        mean, ratio = statistics.fmean(logs), as_usual / in_slices
+        return {
+            "pairs": len(logs),
+            "slice_s": SLICE_S,
+            "percent": percent(mean),
+            "percent_95": [percent(low), percent(high)],
+            "cores": {"in_slices": round(in_slices, 4), "as_usual": round(as_usual, 4)},
+            "wakes_a_second": round((after.times - before.times) / (until - began), 1),
+            "percent_as_usual": percent(ratio * mean),
+            "percent_as_usual_95": [percent(ratio * low), percent(ratio * high)],
+        }
 
     def _noted(self) -> dict[str, Any]:
-        """Wall time, and cores that the other children than mpirun used: first the collector, then the agent."""
+        """Wall time, and of ``hindmost run`` and its other children, first the collector, then the agent, what each
+        used while it passed."""
         at: dict[str, float] = {}
         cpu = math.nan
-        used: dict[str, dict[int, float]] = {"begin": {}, "end": {}}
+        used: dict[str, dict[int, Used]] = {"begin": {}, "end": {}}
         for text in self.times.read_text().splitlines():
             word, *rest = text.split()
             if word in used:
@@ -163,14 +212,37 @@ class Bench:
             elif word.endswith("s"):  # 0m1.5s, user and system: the shell's own, then its children's
                 cpu = sum(60 * float(m) + float(s) for m, _, s in (one[:-1].partition("m") for one in (word, *rest)))
             else:
-                fields = text.rpartition(")")[2].split()
-                used[when][int(word)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+                before = used[when].get(int(word), Used())
+                used[when][int(word)] = Used(before.cpu_s + int(rest[0]) / 1e9, before.times + int(rest[1]))
         wall = at["end"] - at["begin"]
-        both = sorted(used["begin"].keys() & used["end"].keys())
-        cores = [(used["end"][child] - used["begin"][child]) / wall for child in both]
+        first, *others = used["begin"]
+        both = [first, *(pid for pid in sorted(others) if pid in used["end"])]
+        taken = [Used(*(b - a for a, b in zip(used["begin"][pid], used["end"][pid], strict=True))) for pid in both]
         without_cpu = 100 * (1 - cpu / wall / self.ranks)
-        of_guests = dict(zip(("collector", "agent"), cores, strict=False))
-        return {"wall_s": wall, "ranks_without_cpu_percent": without_cpu, "cores": of_guests}
+        of_guests = dict(zip(("run", "collector", "agent"), taken, strict=False))
+        return {
+            "wall_s": wall,
+            "ranks_without_cpu_percent": without_cpu,
+            "cores": {name: one.cpu_s / wall for name, one in of_guests.items()},
+            "wakes_a_second": {name: one.times / wall for name, one in of_guests.items()},
+        }
+
+
+class Used(NamedTuple):
+    """CPU time, and how often it was put on a core, of all threads of a process."""
+
+    cpu_s: float = 0.0
+    times: int = 0
+
+
+def used_by(pids: list[int]) -> Used:
+    """What processes have used so far, but for threads that have ended."""
+    ns = times = 0
+    for task in [task for pid in pids for task in Path(f"/proc/{pid}/task").glob("*/schedstat")]:
+        with contextlib.suppress(OSError):
+            used, _, count = task.read_text().split()
+            ns, times = ns + int(used), times + int(count)
+    return Used(ns / 1e9, times)
 
 
 def children(pid: int) -> list[int]:
@@ -230,10 +302,12 @@ def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     found["command_longer_s_95"] = [round(one, 2) for one in interval(longer, statistics.fmean)]
     found["events"] = sum(one["events"] for one in observed)
     found["lost"] = sum(one["lost"] for one in observed)
-    found["cores"] = {
-        name: round(statistics.fmean(one["cores"].get(name, math.nan) for one in observed), 4)
-        for name in ("collector", "agent")
-    }
+    for what, digits in (("cores", 4), ("wakes_a_second", 1)):
+        known = [one[what] for one in observed if what in one]
+        found[what] = {
+            name: round(statistics.fmean(one.get(name, math.nan) for one in known), digits)
+            for name in ("run", "collector", "agent")
+        }
     return found
 
 
@@ -253,7 +327,9 @@ def main() -> int:
     parser.add_argument("--job", choices=SIZES, required=True)
     parser.add_argument("--size", type=int, help="order of HPL's matrix, or steps of the other job; default: 2400")
     parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no pair later than this")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin no pair later than this; end --within then"
+    )
     parser.add_argument("--add", action="store_true", help="to the pairs that are in the results file")
     parser.add_argument("--within", action="store_true", help="stop agent and collector every other second of one run")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -264,14 +340,17 @@ def main() -> int:
     name += " within" if args.within else ""
     before: list[dict[str, Any]] = result.get(name, {}).get("runs", []) if args.add else []
     ranks = len(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
-        bench = Bench(args.job, size, Path(folder), ranks)
-        found = bench.within() if args.within else summary([*before, *bench.pairs(args.pairs, args.seconds)])
     made_by = f"bench/guest --job {args.job} --size {size}{' --within' if args.within else ''}"
     machine = {"machine_cores": ranks, "kernel": platform.release(), "python": platform.python_version()}
     when = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
-    result[name] = {"made_by": made_by, "when": when, **machine, **found}
-    args.out.write_text(json.dumps(result, indent=1) + "\n")
+    with tempfile.TemporaryDirectory(prefix="hindmost-bench-") as folder:
+        bench = Bench(args.job, size, Path(folder), ranks)
+        pairs = itertools.accumulate(
+            bench.pairs(args.pairs, args.seconds), lambda all_, one: [*all_, one], initial=before
+        )
+        for found in bench.within(args.seconds) if args.within else (summary(all_) for all_ in pairs if all_):
+            result[name] = {"made_by": made_by, "when": when, **machine, **found}
+            args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({one: value for one, value in result[name].items() if one != "runs"}, indent=1))
     return 0
 
