@@ -30,8 +30,8 @@ NS = 1_000_000_000
 FLUSH_NS = 2 * NS
 #: What a collector of many agents may ask for instead: a job that trains is judged within seconds.
 FLUSH_MOST_NS = 4 * NS
-#: On full cores, where it is judged less often and each batch takes a core from a rank. A collector takes a node that is
-#: silent for 15 s for lost.
+#: On full cores, where it is judged less often and each batch takes a core from a rank. A collector takes a node for
+#: lost that is silent for 15 s.
 FULL_FLUSH_NS = 8 * NS
 #: Samples are so much further apart there.
 FULL_SAMPLING = 2
