@@ -16,7 +16,7 @@ from hindmost_collector.live.evaluation_schedule import Judging, share_of
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.live.kubernetes import NOTHING, Kubernetes
 from hindmost_collector.live.notification import Destination, Lines, Outlet, destination
-from hindmost_collector.runtime import Lag, ShieldedTasks
+from hindmost_collector.runtime import NEXT_TO_RANKS_S, PERIOD_S, Lag, ShieldedTasks
 from hindmost_collector.serve.credentials import Gate
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.store.recorder import StoreRecorder
@@ -68,7 +68,7 @@ class Components:
         share = share_of(len(os.sched_getaffinity(0)))
         full = self.cores_are_full if options.exit_when_stdin_closes else None
         self.judging: Judging = Judging(options.judge_seconds, share, settings=settings, cores_are_full=full)
-        self.lag = Lag(self.cores_are_full)
+        self.lag = Lag(NEXT_TO_RANKS_S if options.exit_when_stdin_closes else PERIOD_S)
         self.shielded = ShieldedTasks()
         targets: list[Destination] = [destination(options.on_verdict)] if options.on_verdict else []
         targets += [Kubernetes(options.kubernetes)] if options.kubernetes != NOTHING else []

@@ -15,27 +15,26 @@ from prometheus_client import Histogram
 from hindmost_collector.serve.exposition import Metric
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Sequence
+    from collections.abc import Coroutine, Sequence
 
-#: Between two measurements; and while cores are full, where each wake-up takes a core from a rank.
-PERIOD_S, FULL_CORES_PERIOD_S = 0.05, 1.0
+#: Between two measurements; and next to a job's ranks, where each wake-up may take a core from one.
+PERIOD_S, NEXT_TO_RANKS_S = 0.05, 1.0
 BUCKETS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 LOOP_LAG = Metric("hindmost_collector_loop_lag_seconds", "histogram", "Delay of the ticks of the event loop.")
 
 
 class Lag:
-    """Wakes twenty times a second, once where cores are full, and notes how late."""
+    """Wakes each ``period_s`` and notes how late."""
 
-    def __init__(self, cores_are_full: Callable[[], bool] = lambda: False) -> None:
-        self._cores_are_full = cores_are_full
+    def __init__(self, period_s: float = PERIOD_S) -> None:
+        self._period_s = period_s
         self.histogram = Histogram(LOOP_LAG.name, LOOP_LAG.help, buckets=BUCKETS, registry=None)
 
     async def watch(self) -> None:
         """Measure until cancelled."""
         while True:
-            period_s = FULL_CORES_PERIOD_S if self._cores_are_full() else PERIOD_S
-            due = time.monotonic() + period_s
-            await asyncio.sleep(period_s)
+            due = time.monotonic() + self._period_s
+            await asyncio.sleep(self._period_s)
             self.histogram.observe(max(time.monotonic() - due, 0.0))
 
 
