@@ -216,10 +216,11 @@ SHORT, LONGER = 0.5, 1.25
 WRITE_S = 0.25
 #: While cores are full every judgement takes time from a rank, and so from all that wait for it, however many cores
 #: there are. Full evaluations may take this share of one core, and incremental ones, each kind at least and at most so
-#: many seconds apart. What is new or open is judged for ten times the share, and for half as much after each time, so
-#: often at most. A job that stands still is judged after the least, and again whenever that has lasted twice as long.
+#: many seconds apart. What is new or open is judged for five times the share, which is halved each time, and doubled by
+#: each evaluation without news. A job that stands still is judged after the least, and again whenever that has lasted
+#: twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
-NEWS_SHARE, MOST_HURRIED = 10 * FULL_SHARE, 5
+NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
 #: After which the first judgement comes, of a job that fills its cores from its start on.
 FULL_FIRST_S = 100.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.

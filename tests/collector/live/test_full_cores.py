@@ -73,8 +73,8 @@ def test_what_stays_open_is_judged_less_and_less_often() -> None:
         if found:
             paced.judging.again("j", 2.0)
     gaps = [after - before for before, after in itertools.pairwise(judged)]
-    assert gaps[:3] == pytest.approx([10, 20, 40], abs=2.0)
-    assert gaps[3] > 60.0
+    assert gaps[:3] == pytest.approx([20, 40, 80], abs=2.0)
+    assert gaps[3] > 95.0
 
 
 def test_a_job_that_stands_still_is_judged_soon() -> None:
