@@ -217,7 +217,7 @@ class Bench:
         wall = at["end"] - at["begin"]
         first, *others = used["begin"]
         both = [first, *(pid for pid in sorted(others) if pid in used["end"])]
-        taken = [Used(*(b - a for a, b in zip(used["begin"][pid], used["end"][pid], strict=True))) for pid in both]
+        taken = [used["end"][pid].since(used["begin"][pid]) for pid in both]
         without_cpu = 100 * (1 - cpu / wall / self.ranks)
         of_guests = dict(zip(("run", "collector", "agent"), taken, strict=False))
         return {
@@ -233,6 +233,10 @@ class Used(NamedTuple):
 
     cpu_s: float = 0.0
     times: int = 0
+
+    def since(self, before: Used) -> Used:
+        """What was used since then."""
+        return Used(self.cpu_s - before.cpu_s, self.times - before.times)
 
 
 def used_by(pids: list[int]) -> Used:

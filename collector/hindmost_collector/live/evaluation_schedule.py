@@ -281,7 +281,7 @@ class _Turn:
         apart_s = _apart_s(self.took)
         if not (self.soon or self.asked):
             return apart_s
-        return min(_apart_s(self.took, NEWS_SHARE) * 2**self.hurried, apart_s)
+        return min(_apart_s(self.took, NEWS_SHARE) * 2.0**self.hurried, apart_s)
 
     def after_others(self, run: Run) -> Run:
         """A window, with what those before it tell of it."""

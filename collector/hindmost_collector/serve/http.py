@@ -399,7 +399,7 @@ OPEN = ("/healthz", "/readyz")
 
 
 class _Server(ThreadingHTTPServer):
-    """Sleeps while nobody asks: on full cores each wake-up takes a core from a rank."""
+    """Sleeps while no client asks: on full cores each wake-up takes a core from a rank."""
 
     daemon_threads = True
     allow_reuse_address = True
