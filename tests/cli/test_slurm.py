@@ -85,7 +85,7 @@ def test_a_summary_is_small_and_the_same_for_the_same_report(report: dict[str, A
 def test_what_is_no_summary_is_one_line(
     sacct: Path, capsys: pytest.CaptureFixture[str], comment: str, said: str
 ) -> None:
-    """Whatever somebody wrote there: of another tool or version, torn, or a bomb."""
+    """Whatever stands there: of another tool or version, torn, or a bomb."""
     sacct.write_text(row(comment))
     assert main(["report", "--slurm", "12"]) == 1
     assert capsys.readouterr().err == f"hindmost report: {said}\n"
@@ -113,7 +113,7 @@ def test_a_summary_does_not_control_the_terminal(sacct: Path, capsys: pytest.Cap
 def test_a_job_that_is_not_one_is_one_line(
     sacct: Path, capsys: pytest.CaptureFixture[str], rows: str, job: str, said: str
 ) -> None:
-    """An array's number is that of its last job, too: nobody means that one."""
+    """An array's number is that of its last job, too: no user means that one."""
     sacct.write_text(rows)
     assert main(["report", "--slurm", job]) > 0
     assert said in capsys.readouterr().err

@@ -46,7 +46,7 @@ class Cluster:
         self.folder, self.slurm = folder, made
 
     def submit(self, line: str, *options: str) -> str:
-        """The number of a batch job of user nobody."""
+        """The number of a batch job of another user."""
         argv = [
             *NOBODY,
             "sbatch",

@@ -29,7 +29,7 @@ class GpuJobs(Sampler):
     name = "gpu_jobs"
     period = 5.0
     asks_driver = GPU
-    source = f"the files in `{VARIABLE}`"
+    source = f"NVML, and the files in `{VARIABLE}`"
     metrics = (JOB,)
 
     def __init__(self, host: Host) -> None:

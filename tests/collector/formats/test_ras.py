@@ -53,7 +53,7 @@ def test_what_moves_or_lacks_a_rank_names_nobody(tmp_path: Path, names: tuple[st
 
 
 def test_one_answer_is_a_moment_and_a_copy_of_it_is_the_same(tmp_path: Path) -> None:
-    """The report says what is lacking."""
+    """The report says what is missing."""
     report = keep(tmp_path, "hang_json")
     assert {one.kind for one in report.verdicts} == {"insufficient_data"}
     assert any("keep a second one" in note for note in report.notes)
