@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 #: Each host's place in the networks below.
 HOSTS = ("a", "b")
 V4, V6, OTHER = "10.213.11.{}", "fd00:213:11::{}", "10.213.12.{}"
-#: A clock ahead by an hour, for wall clocks only: as a host whose NTP is wrong.
-FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
 
 
 class Network:
@@ -27,11 +25,10 @@ class Network:
         kind: ``v4``, ``v6``, ``two`` (b is reached by a's second interface), or ``nat`` (b sits behind a router that
             masquerades: no one can connect to it).
         shared: whether both hosts have one disk.
-        clock: what the wall clock of b is ahead of others', as ``+1h``.
     """
 
-    def __init__(self, folder: Path, kind: str = "v4", *, shared: bool = False, clock: str = "") -> None:
-        self.kind, self._shared, self._clock = kind, shared, clock
+    def __init__(self, folder: Path, kind: str = "v4", *, shared: bool = False) -> None:
+        self.kind, self._shared = kind, shared
         #: Everybody sees ``folder``; ``disk`` is each host's own, unless it is ``shared``.
         self.folder, self.disk = folder, folder / "disk"
         self.disk.mkdir()
@@ -39,6 +36,8 @@ class Network:
         for name in self._names.values():
             sh(f"ip netns add {name}")
         self._wire()
+        #: A process in each host, which holds its namespaces: all who come by ssh share one /dev/shm.
+        self._holders: list[subprocess.Popen[bytes]] = []
         for host in HOSTS:
             self._program(host)
         self.agent = str(self._rsh())
@@ -79,7 +78,8 @@ class Network:
         for host in HOSTS:
             for pid in self.processes(host):
                 _kill(pid)
-        time.sleep(0.2)
+        for one in self._holders:
+            one.wait()
         for name in self._names.values():
             sh(f"ip netns del {name}", check=False)
 
@@ -122,26 +122,25 @@ class Network:
         sh(f"ip -n {name} link set {interface} up && ip -n {name} link set lo up")
 
     def _program(self, host: str) -> None:
-        """What enters a host: its name, its hosts file, its shared memory, its disk, and its clock."""
+        """What enters a host: its name, its hosts file, its shared memory and its disk."""
         known = "".join(f"{self.address(one)} node-{one}\n" for one in HOSTS)
         (self.folder / f"hosts-{host}").write_text(f"127.0.0.1 localhost\n::1 localhost\n{known}")
         mounts = [f"hostname node-{host}", "mount -t tmpfs none /dev/shm"]
         if host == "b" and not self._shared:
             mounts += [f"mount -t tmpfs none {self.disk}"]
-        environ = f"HOME={self.disk}"
-        if host == "b" and self._clock:
-            etc = self.folder / "etc"
-            shutil.copytree("/etc", etc, symlinks=True, ignore_dangling_symlinks=True)
-            (etc / "ld.so.preload").write_text(FAKETIME + "\n")  # its ranks' own LD_PRELOAD is hindmost's
-            mounts += [f"mount --bind {etc} /etc"]
-            environ += f" FAKETIME={self._clock} DONT_FAKE_MONOTONIC=1"
         mounts += [f"mount --bind {self.folder}/hosts-{host} /etc/hosts"]
-        inside = f'{"; ".join(mounts)}; exec env {environ} "$@"'
+        ready = self.folder / f"ready-{host}"
+        setup = "; ".join([*mounts, f"touch {ready}", "exec sleep 100000"])
+        enter = ["nsenter", f"--net=/run/netns/{self._names[host]}", "unshare", "--uts", "--mount", "sh", "-ec", setup]
+        holder = subprocess.Popen(enter, stdin=subprocess.DEVNULL)
+        self._holders.append(holder)
+        while not ready.exists():
+            if holder.poll() is not None:
+                raise RuntimeError(f"no host {host}: {setup}")
+            time.sleep(0.01)
         program = self.folder / f"on-{host}"
-        program.write_text(
-            f"#!/bin/sh\nexec nsenter --net=/run/netns/{self._names[host]} unshare --uts --mount "
-            f"sh -c '{inside}' sh \"$@\"\n"
-        )
+        enter = ["nsenter", "-t", str(holder.pid), "--net", "--uts", "--mount", "env", f"HOME={self.disk}"]
+        program.write_text(f'#!/bin/sh\nexec {" ".join(enter)} "$@"\n')
         program.chmod(0o755)
 
     def _rsh(self) -> Path:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.credentials import write_private
 from hindmost_collector.store.parquet import segments
 
-from bench.hosts.network import FAKETIME, HOSTS, Network, missing, sh
+from bench.hosts.network import HOSTS, Network, missing, sh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -50,13 +50,12 @@ class Scene:
     settings: Settings
     kind: str = "v4"
     shared: bool = False
-    clock: str = ""
     daemons: list[subprocess.Popen[str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.marks, self.run = self.folder / "marks", self.folder / "disk" / "run"
         self.marks.mkdir()
-        self.net = Network(self.folder, self.kind, shared=self.shared, clock=self.clock)
+        self.net = Network(self.folder, self.kind, shared=self.shared)
 
     def rank(self, how: str, steps: int) -> list[str]:
         """The command line of a rank."""
@@ -403,7 +402,6 @@ class Case:
     play: Callable[[Scene], dict[str, Any]]
     kind: str = "v4"
     shared: bool = False
-    clock: str = ""
     needs: tuple[str, ...] = ()
 
 
@@ -422,7 +420,6 @@ def cases(settings: Settings) -> dict[str, Case]:
         "cut": Case("network cut for 60 s", cut, needs=("mpirun",)),
         "slow": Case("link of 2 Mbit/s", slow_link, needs=("mpirun", "tc")),
         "lost": Case("host lost", node_lost, needs=("mpirun",)),
-        "clock": Case("clock an hour ahead", run_script, clock="+1h", needs=(FAKETIME,)),
         "limit": Case("SIGTERM, after 5 s SIGKILL", time_limit, needs=("mpirun",)),
         "moved": Case("collector killed, moved to another address", collector_moved),
         "relay": Case("relay killed, started again", relay_killed),
@@ -433,7 +430,7 @@ def play(case: Case, folder: Path, settings: Settings) -> dict[str, Any]:
     """What a scenario ended in; ``why`` says what is wrong with it, or what it lacks."""
     if lacks := missing(case.needs):
         return {"passed": None, "why": f"needs {', '.join(lacks)}"}
-    scene = Scene(folder, settings, case.kind, case.shared, case.clock)
+    scene = Scene(folder, settings, case.kind, case.shared)
     try:
         return {"passed": True, **case.play(scene)}
     except AssertionError as error:
