@@ -16,7 +16,7 @@ DEMO = $(PATHS) $(DEMO_MPI) hindmost run -- \
 # Many tests wait for processes: JOBS of them run at a time, and where there are more cores more may.
 JOBS ?= 4
 PYTEST = $(PATHS) $(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
-BARE := not torch and not clickhouse and not kubernetes and not wheel and not torture
+BARE := not torch and not clickhouse and not kubernetes and not slurm and not wheel and not torture
 HIDDEN := .cache/hidden
 
 # Tests start hundreds of processes, which need not compile all of hindmost each, whatever this shell says: empty is unset.
@@ -107,6 +107,9 @@ test-clickhouse: $(VENV)/.clickhouse ## the ClickHouse store against the real en
 
 test-kubernetes: $(VENV)/.kubernetes api-server ## the Helm chart and kustomize with their own engines, and a real API server
 	$(PYTEST) tests/kubernetes
+
+test-slurm: $(VENV)/.dev ## jobs of a real Slurm of three virtual nodes with accounting, as root
+	$(PYTEST) -m slurm tests/cluster
 
 test-torture: $(VENV)/.dev ## delivery, the store and readers, killed, cut off, filled up and fed garbage
 	$(PYTEST) -m torture tests/cluster tests/collector
