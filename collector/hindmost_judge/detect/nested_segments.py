@@ -37,6 +37,8 @@ _PENALTY = 2.0
 _APART = 3.0
 #: A pause is brief up to this share of the segments on either side of it.
 _BRIEF = 0.2
+#: Segments that are not noise may be this many times as many, as turns of ranks that are slow in turn.
+_IN_TURN = 4
 #: A segment at an end of the series, up to this share of it, is one of many alike; noise may raise any one of them.
 _PICKED = 0.25
 
@@ -57,18 +59,23 @@ class Layer:
     outer: Layer | None = None
 
 
-def find(series: Floats, smallest: float, settings: Settings, *, shared: bool = False) -> list[Layer]:
+def find(
+    series: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
+) -> list[Layer]:
     """All segments higher by at least ``smallest``, outer ones first; their ends are at least a few steps apart.
 
     A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
-    hide it for longer.
+    hide it for longer. A segment higher by ``large`` is not noise. It does not count when segments that come and go too
+    often are taken as one.
     """
     edges = _without_pauses(series, segment_edges(series, smallest), settings.recovered_steps)
     while True:
         layers = _layered(series, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
-        sure = [_stands_out(series, layer, layers, smallest) for layer in layers]
+        calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
+        sure = [_stands_out(series, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
         if min(sure, default=1.0) >= 1:
-            few = sum(layer.outer is None for layer in layers) <= settings.max_segments
+            told = sum(layer.outer is None and layer.level < large for layer in layers)
+            few = told <= settings.max_segments and len(layers) <= _IN_TURN * settings.max_segments
             return layers if few else [_all(series, layers)]
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
@@ -81,11 +88,21 @@ def _all(series: Floats, layers: list[Layer]) -> Layer:
     return Layer(first, stop, max(layer.end for layer in layers), float(np.median(series[first:stop])))
 
 
-def _stands_out(series: Floats, layer: Layer, layers: list[Layer], smallest: float) -> float:
+def _without(series: Floats, layers: list[Layer]) -> Floats:
+    """The series without these."""
+    left = series.copy() if layers else series
+    for layer in layers:
+        left[layer.first : layer.stop] -= layer.level
+    return left
+
+
+def _stands_out(
+    series: Floats, calm: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float
+) -> float:
     """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
     Its base is those steps, not zero: a rank that is always a little late has higher chance segments. The segment
-    must exceed them by an effect, and by many times the scatter of as many of them. A segment at either end of
+    must exceed them by an effect, and by ``least`` times the scatter of as many of them. A segment at either end of
     the series that takes much of it was not picked from many: a fault began there, or ended.
     """
     outer, size = layer.outer, len(series)
@@ -95,11 +112,11 @@ def _stands_out(series: Floats, layer: Layer, layers: list[Layer], smallest: flo
     if layer.stop - layer.first < SHORTEST:
         return 0.0
     first, stop = (0, size) if outer is None else (outer.first, outer.stop)
-    around = np.concatenate([series[first : layer.first], series[layer.stop : stop]])
+    around = np.concatenate([calm[first : layer.first], calm[layer.stop : stop]])
     inside = series[layer.first : layer.stop]
     differ = max(standard_error(inside) + standard_error(around), _scatter(around, len(inside)))
     above = _above(series, layer, layers)
-    return min(above / smallest, above / max(_MIN_ABOVE_AROUND * differ, np.finfo(float).tiny))
+    return min(above / smallest, above / max(least * differ, np.finfo(float).tiny))
 
 
 def _scatter(series: Floats, length: int) -> float:

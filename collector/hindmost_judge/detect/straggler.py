@@ -7,6 +7,7 @@ pace changes, and for chance.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from math import exp, lgamma, log
 from statistics import NormalDist
@@ -73,7 +74,8 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     if len(blocks.ranks) < 2 or len(blocks.steps) < settings.min_steps_when_large:
         return []
     smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
-    candidates = screened_candidates(blocks.excess, smallest)[: max(8, len(blocks.ranks) // 2)]
+    turn = _no_noise(blocks, settings) if len(blocks.ranks) < FEW_RANKS and not shared else np.inf
+    candidates = screened_candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
     mate = cohorts.mates(blocks.role)
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
@@ -136,16 +138,47 @@ def _series(ranks: _Ranks, row: int) -> _Series:
     series = ranks.excess[row]
     known = None if ranks.whole else np.flatnonzero(~np.isnan(series))
     late = series.copy() if known is None else series[known]
+    if len(late) and _in_turn(ranks, row):
+        _at_its_peers_pace(ranks, late)
     return _Series(late, known, len(series))
+
+
+#: Where collectives overlap with backward, a slow GPU shows this share of its delay.
+_SHOWN = 0.5
+
+
+def _no_noise(blocks: Blocks, settings: Settings) -> float:
+    """Ns a step that a rank of a healthy job is not late by."""
+    return settings.large_effect * blocks.step_ns * (_SHOWN if blocks.overlapped else 1.0)
+
+
+def _in_turn(ranks: _Ranks, row: int) -> bool:
+    """Whether a rank is one of two in the job that may each be slow; on shared CPUs neither is."""
+    return len(ranks.excess) < FEW_RANKS and ranks.mate[row] >= 0 and not ranks.shared
+
+
+def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
+    """Where one of two is behind by what is no noise, the other is not ahead: it does as it did, and waits.
+
+    Else of two that are slow in turn each would only seem to be now ahead and now behind.
+    """
+    least = _no_noise(ranks.blocks, ranks.settings)
+    if not float(np.min(late)) <= -least:
+        return
+    for first, stop in itertools.pairwise(nested_segments.segment_edges(late, ranks.smallest)):
+        ahead = -float(median(late[first:stop]))
+        if stop - first >= SHORTEST and ahead >= least:
+            late[first:stop] += ahead
 
 
 def _habits(ranks: _Ranks, row: int) -> list[Habit]:
     """The persistent slowdowns of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
+    turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
     known = len(series.late) > 0
     layers = []
     if known:
-        layers = nested_segments.find(series.late, ranks.smallest, ranks.settings, shared=ranks.shared)
+        layers = nested_segments.find(series.late, ranks.smallest, ranks.settings, turn, shared=ranks.shared)
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Habit] = {}
@@ -228,10 +261,12 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     """How many segments of so many steps, half of them at this level, unsuspected ranks have by chance.
 
     Each of their steps reaches the level as often as all steps do: with work of uneven size that may be often. The
-    segment was picked as the highest among all ranks and all ranges of steps.
+    segment was picked as the highest among all ranks and all ranges of steps. Two ranks that are slow in turn are both
+    not healthy.
     """
     steps = ranks.excess.shape[1]
-    if 2 * length >= steps:
+    in_turn = _in_turn(ranks, row) and level >= _no_noise(ranks.blocks, ranks.settings)
+    if 2 * length >= steps or in_turn:
         return 0.0
     healthy = ranks.excess[_healthy_peers(ranks, row, ranks.excess)]
     often = float(np.mean(np.nan_to_num(healthy) >= level))
@@ -341,8 +376,11 @@ _STANDS_OUT = 3.5
 _MOST_BY_CHANCE = 8
 
 
-def screened_candidates(excess: Floats, smallest: float) -> Ints:
-    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise."""
+def screened_candidates(excess: Floats, smallest: float, large: float) -> Ints:
+    """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise.
+
+    What is ``large`` in one is that, though turns of being slow be most of what seems noise.
+    """
     levels = np.nan_to_num(_block_levels(excess))
     highest = levels.max(axis=1)
     found = np.flatnonzero(highest >= smallest)
@@ -350,7 +388,7 @@ def screened_candidates(excess: Floats, smallest: float) -> Ints:
     usual = median(part, axis=1)
     noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
     beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(excess.shape[1] / levels.shape[1])
-    found = found[(usual >= smallest) | beyond]
+    found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
 

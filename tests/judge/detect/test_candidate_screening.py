@@ -14,7 +14,7 @@ def _excess(ranks: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
 
 def test_chance_picks_few_out_of_a_large_job() -> None:
     """Of 16,384 healthy ranks 28 have a block of steps that stands out by 3.5 standard errors."""
-    assert len(straggler.screened_candidates(_excess(16_384), SMALLEST)) < 12
+    assert len(straggler.screened_candidates(_excess(16_384), SMALLEST, np.inf)) < 12
 
 
 def test_ranks_late_for_a_while_are_examined_first() -> None:
@@ -22,4 +22,4 @@ def test_ranks_late_for_a_while_are_examined_first() -> None:
     for ranks in (8, 8192):
         excess = _excess(ranks)
         excess[5, 40:64] += 3 * MS
-        assert straggler.screened_candidates(excess, SMALLEST)[0] == 5
+        assert straggler.screened_candidates(excess, SMALLEST, np.inf)[0] == 5
