@@ -88,6 +88,9 @@ def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Float
 
 #: If a fix alone saves less than this share of what it saves after the others are fixed, the report gives the latter.
 BY_ITSELF = 0.9
+#: Stalls that do the same: each far exceeds the usual differences of steps, and of five the median and its error hold
+#: even if two have another cause.
+_STALLS = 5
 
 
 @dataclass(frozen=True)
