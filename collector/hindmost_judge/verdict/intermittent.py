@@ -15,7 +15,7 @@ from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import since
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.hidden_delay import as_seen
+from hindmost_judge.whatif.hidden_delay import as_seen, stalls_in_full
 from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stall_saving, waste, without_stalls
 
 if TYPE_CHECKING:
@@ -182,7 +182,9 @@ def _verdict(
     what is left then. ``None`` where that is too little.
     """
     one, cause = group.in_one(), group.cause
-    saved = seen * cause.beyond
+    saved = seen * stalls_in_full(rest, one.stalled, seen, cause.beyond)
+    if one.most and rest.overlapped:
+        saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
     without_owner = settings.min_share_of_waste * (shown + waste(as_seen(rest)))
     if worth < settings.min_effect * average(rest.period) or shown < without_owner:
@@ -212,6 +214,14 @@ def _verdict(
         ),
         causes=(ON_HOST,) if rest.lanes is not None and cause.cause == "compute" else (),
     )
+
+
+def _as_steps_grew(blocks: Blocks, stalled: Ints, saved: Floats) -> Floats:
+    """[S] ns saved, as much as stalled steps are longer: during backward, most of the ranks' delay does not show."""
+    grew, total = savings.longer_when(blocks, stalled), float(saved.sum())
+    if grew is None or total <= 0:
+        return saved
+    return saved * max(grew[0] * len(stalled) / total, 1.0)
 
 
 def _began(stalled: Ints) -> int:

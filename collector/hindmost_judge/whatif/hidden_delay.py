@@ -19,6 +19,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Due
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
+from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import repaired
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks, Habit
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats
+    from hindmost_judge.types import Floats, Ints
 
 #: Slopes tried, from the visible one to a whole step for one more step's work.
 _SLOPES = 40
@@ -153,3 +154,25 @@ def transients_scaled(blocks: Blocks, habits: Sequence[Habit], segments: Floats,
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     in_full = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
     return np.asarray(segments - passes + in_full / scale)
+
+
+#: At a step's end the others' noise hides up to about this share of a stall, as a share of the longer computing.
+_HIDES = 0.05
+
+
+def stalls_in_full(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
+    """How many times their visible delay, ``seen`` [S] ns, stalls cost if their computing is ``beyond`` times that
+    delay.
+
+    Where steps grew by less than the computing did, both estimates are weighted by their certainty: other delays in a
+    stalled step hide some of the stall, and with few stalls it is unknown how much.
+    """
+    shown = float(median(seen[stalled]))
+    if not (beyond > 1 and shown > 0):
+        return beyond
+    grew = savings.longer_when(blocks, stalled)
+    if grew is None or grew[0] >= beyond * shown:
+        return beyond
+    longer, noise = grew
+    unsure = _HIDES * beyond * shown
+    return max(float((beyond * noise**2 + longer / shown * unsure**2) / (noise**2 + unsure**2)), 1.0)

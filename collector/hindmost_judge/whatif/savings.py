@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median
+from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.whatif import replay
 
@@ -210,6 +210,25 @@ def _take_ends(fixed: Floats, blocks: Blocks, rows: Sequence[int], stalled: Ints
     for row in rows:
         usual = max(float(median(blocks.segments[row, first])), 0.0)
         fixed[row, after] = np.minimum(fixed[row, after], usual)
+
+
+def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
+    """Ns by which the typical stall makes its step longer, and the next, in which its end may show, and the standard
+    error; ``None`` where too few are known.
+    """
+    inside = np.isin(np.arange(len(blocks.steps)), stalled)
+    after = np.append(False, inside[:-1]) & ~inside
+    calm, during, next_ = (_known(blocks.period[held]) for held in (~inside & ~after, inside, after))
+    if len(calm) < ENOUGH_STEPS or len(during) < _STALLS:
+        return None
+    usual, often = float(median(calm)), len(next_) / len(during)
+    spilled = often * (float(median(next_)) - usual) if len(next_) else 0.0
+    error = float(np.hypot(median_error(during), often * median_error(next_) if len(next_) > 1 else 0.0))
+    return float(median(during)) - usual + spilled, error
+
+
+def _known(values: Floats) -> Floats:
+    return values[~np.isnan(values)]
 
 
 def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:

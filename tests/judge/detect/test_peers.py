@@ -11,6 +11,7 @@ from hindmost_judge.blocks import Habit
 from hindmost_judge.causes import backward
 from hindmost_judge.detect import intermittent, straggler
 from hindmost_judge.verdict.whole_job import since
+from hindmost_judge.whatif import savings
 
 STEPS = 4_000
 
@@ -55,3 +56,15 @@ def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside:
     )
     blocks.excess[2, habit.first : habit.stop] = 9.0
     assert (backward.healthy_steps(blocks, habit) is not None) == known
+
+
+@pytest.mark.parametrize(("stalls", "longer"), [(5, 40.0), (4, None)])
+def test_what_stalls_cost_is_seen_in_the_steps_of_five(stalls: int, longer: float | None) -> None:
+    """Two of them may be something else; with fewer it is unknown which."""
+    period = np.full(100, 10.0)
+    stalled = np.arange(stalls) * 9 + 5
+    period[stalled] += 40.0
+    period[stalled[:2]] += 500.0
+    blocks: Any = SimpleNamespace(steps=np.arange(100), period=period)
+    found = savings.longer_when(blocks, stalled)
+    assert (found and found[0]) == longer
