@@ -266,6 +266,8 @@ _SURELY = 3.0
 #: A host ahead of its GPU is held up if it typically takes this many times its minimum, and more than that by this
 #: share of a step; with less, launching may have become slower.
 _HELD, _HELD_LEAST = 2.0, 0.1
+#: If GPUs wait for their hosts in this share of the steps, so does a GPU whose launch times are unknown.
+_OFTEN = 0.1
 #: Hosts compared with: enough for a typical value, whatever the size of the job.
 _HOSTS_SAMPLE = 16
 
@@ -277,6 +279,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
         return blocks
     if blocks.joined is not None and waits_for_each(blocks.joined):
         return blocks  # no host is ahead
+    fed = _with_blind(fed, blocks)
     if not _marked(blocks):
         return _late_by_unmarked_hosts(blocks, run.collectives, fed)
     without = _without_marks(blocks)[:, None]
@@ -369,6 +372,16 @@ def _blind(blocks: Blocks) -> Array:
     """[R] ranks of which no operation says when it was enqueued."""
     assert blocks.joined is not None  # noqa: S101 - waits_for_host() has looked
     return np.asarray(~(blocks.joined.enqueue > 0).any(axis=1))
+
+
+def _with_blind(fed: Array, blocks: Blocks) -> Array:
+    """With ranks of unknown launch times, where hosts set the pace: in steps where no other host does."""
+    found, each = fed.copy(), fed.sum(axis=0)
+    for row in np.flatnonzero(_blind(blocks)).tolist():
+        others = each > fed[row]
+        if others.mean() >= _OFTEN:
+            found[row] = ~others
+    return np.asarray(found)
 
 
 class LaunchingHosts:
