@@ -370,9 +370,9 @@ def table(
     chosen = [one for title, cell in chosen for one in _with_fault(title, cell, deciding, *fault)]
     deciding = [*deciding, *(title for title, _ in chosen if fault[0] and title.endswith(f" {fault[0]}"))]
     phases = sorted(_telling(rows).items(), key=lambda item: item[1])
-    order = [*_FIRST_TO_GO[:2], *(_title(name) for name, _ in phases[:-2]), *_FIRST_TO_GO[2:]]
-    last = [*(title for title in deciding if fault[0] and title.endswith(f" {fault[0]}")), *deciding]
-    order = [*(title for title in order if title not in deciding), *dict.fromkeys(reversed(last))]
+    least, most = ([_title(name) for name, _ in part] for part in (phases[:-2], phases[-2:]))
+    order = [*_FIRST_TO_GO[:2], *least, *_FIRST_TO_GO[2:], *most]
+    order = [*(title for title in order if title not in deciding), *reversed(deciding)]
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
         gone = order.pop(0)
         chosen = [(title, cell) for title, cell in chosen if title != gone]
