@@ -135,6 +135,30 @@ def test_without_slurm_it_says_where_to_run_it(
     assert capsys.readouterr().err == "hindmost report: sacct is not on PATH: run this where Slurm's commands are\n"
 
 
+def test_without_a_configuration_it_says_what_is_fatal(sacct: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Slurm's first lines are of how it looked for one; each has the program's name."""
+    said = ["sacct: error: fetch_config: DNS SRV lookup failed", "sacct: fatal: Could not establish a source"]
+    (sacct.parent / "sacct").write_text("#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in said) + "exit 1\n")
+    assert main(["report", "--slurm", "12"]) == 1
+    assert capsys.readouterr().err == "hindmost report: sacct: fatal: Could not establish a source\n"
+
+
+def test_a_job_that_cannot_be_written_keeps_no_other_from_it(
+    sacct: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The timer meets it again and again, and the jobs behind it too."""
+    sacct.write_text(row("") + row("", "13", "13"))
+    manager = sacct.parent / "sacctmgr"
+    manager.write_text(
+        f'#!/bin/sh\necho "$@" >> {sacct.parent}/set\ncase "$*" in *jobid=12*) echo no >&2; exit 1;; esac\n'
+    )
+    manager.chmod(0o755)
+    monkeypatch.setattr(slurm, "Collector", lambda *_: Collector(report))
+    assert main(["slurm", "--since", "now-2days"]) == 1
+    assert capsys.readouterr().err == "hindmost slurm: job 12: sacctmgr: no\n"
+    assert "jobid=13 set admincomment=HM1:" in (sacct.parent / "set").read_text()
+
+
 @pytest.mark.parametrize("argv", [[], ["x", "--slurm", "1"], ["--slurm", "1;id"], ["--slurm", "1", "--format", "csv"]])
 def test_what_does_not_go_together_is_a_mistake(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """A path or a job, and a number that is one."""

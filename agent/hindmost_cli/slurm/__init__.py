@@ -45,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Write summaries. Exit code 1 where a job that was named got none."""
+    """Write summaries. Exit code 1 where a job that was named got none, or where one could not be written."""
     if not args.jobs and not args.since:
         raise UsageError("give JOBID or --since TIME")
     collector = Collector(args.collector, arguments.client(args))
@@ -60,9 +60,16 @@ def run(args: argparse.Namespace) -> int:
         if said:
             failed = True
             stdio.say(f"hindmost slurm: job {job.name}: {said}\n")
-    for job in accounting.ended_since(args.since) if args.since else []:
-        if not job.comment:
-            written(job, report_of(collector, job.number, until))
+    if args.since:
+        ended = accounting.ended_since(args.since)
+        collector.jobs()  # raises once where it is away, not for each job
+        for job in ended:
+            try:
+                if not job.comment:
+                    written(job, report_of(collector, job.number, until))
+            except HindmostError as error:  # noqa: PERF203 - the jobs after it get theirs
+                failed = True
+                stdio.say(f"hindmost slurm: job {job.name}: {error}\n")
     return int(failed)
 
 

@@ -83,7 +83,7 @@ def _jobs(*options: str) -> list[Job]:
 
 
 def _said(program: str, *options: str) -> str:
-    """What a program of Slurm prints. Raises HindmostError with the first line of what it says is wrong."""
+    """What a program of Slurm prints. Raises HindmostError with what it calls fatal, else with its first line."""
     try:
         done = subprocess.run(
             [program, *options], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
@@ -93,6 +93,7 @@ def _said(program: str, *options: str) -> str:
     except subprocess.TimeoutExpired:
         raise HindmostError(f"{program} gave no answer in {_TIMEOUT_S:.0f} s: is slurmdbd running?") from None
     if done.returncode or (done.stderr and not done.stdout):
-        said = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()[0]
-        raise HindmostError(one_line(f"{program}: {said}"))
+        lines = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}").splitlines()
+        said = next((line for line in lines if "fatal: " in line), lines[0])
+        raise HindmostError(one_line(f"{program}: {said.removeprefix(f'{program}: ')}"))
     return done.stdout
