@@ -416,17 +416,19 @@ class _Server(ThreadingHTTPServer):
 
     def serve_forever(self, poll_interval: float = ARRIVAL_LOOK_S) -> None:
         """Serve until ``shutdown``; look at this interval for requests that do not arrive, while any is expected."""
-        with selectors.DefaultSelector() as selector:
-            for one in (self, self._woken):
-                selector.register(one, selectors.EVENT_READ)
-            while not self._over:
-                for ready, _ in selector.select(poll_interval if self.arriving else None):
-                    if ready.fileobj is self:
-                        self.handle_request()
-                    else:
-                        self._woken.recv(64)
-                self.service_actions()
-        self._ended.set()
+        try:
+            with selectors.DefaultSelector() as selector:
+                for one in (self, self._woken):
+                    selector.register(one, selectors.EVENT_READ)
+                while not self._over:
+                    for ready, _ in selector.select(poll_interval if self.arriving else None):
+                        if ready.fileobj is self:
+                            self.handle_request()
+                        else:
+                            self._woken.recv(64)
+                    self.service_actions()
+        finally:
+            self._ended.set()
 
     def shutdown(self) -> None:
         """Have ``serve_forever`` return, and wait until it has."""
