@@ -54,7 +54,7 @@ def add_thresholds(parser: argparse.ArgumentParser, config: bool = True) -> None
     parser.add_argument("--set", metavar="NAME=VALUE", action="append", help=meaning)
     if config:
         parser.add_argument(
-            "--config", type=Path, metavar="FILE", help="read thresholds from this TOML file, table [judge]"
+            "--config", type=path("--config"), metavar="FILE", help="read thresholds from this TOML file, table [judge]"
         )
 
 

@@ -510,7 +510,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--python {asked}: no such program; give the path of an interpreter")
     if args.cluster is not None:
         launcher = args.cluster[1:] if args.cluster[:1] == ["--"] else args.cluster
-        if not launcher:
+        if not any(launcher[:1]):
             raise UsageError("--cluster: give a launcher, such as --cluster srun -N 4 --ntasks-per-node=1")
         print(of_cluster(launcher, asked))
         return 0

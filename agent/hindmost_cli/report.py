@@ -58,7 +58,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--slurm", metavar="JOBID", help="instead of PATH: the summary of a Slurm job in sacct's AdminComment"
     )
     parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
-    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="write to FILE instead of stdout")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", type=arguments.path("--output"), help="write to FILE instead of stdout"
+    )
     parser.add_argument("--explain", action="store_true", help="show all evidence and notes of the text report")
     parser.add_argument(
         "--sections",
@@ -91,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
     if args.sections == []:
         write(sections.listed(), args.output)
         return 0
-    chosen = _ranks(args.ranks) if args.ranks else None
+    chosen = _ranks(arguments.filled("--ranks", args.ranks)) if args.ranks is not None else None
     wanted = args.sections or (["limits"] if args.flops_per_sample and args.format == "text" else [])
     color = args.output is None and stdio.colored(sys.stdout)
     thresholds = arguments.given_thresholds(args.set, args.config)

@@ -124,7 +124,7 @@ class ConnectionLog:
 #: Seconds between two log lines about the same kind of rejected call.
 QUIET_S = 60.0
 HELLO_FIRST = "the first message of a stream must be Hello"
-UNKNOWN = "no valid token: give the agent --token-file, with the collector's secret or a token of its job"
+UNKNOWN = "no valid token: give --token-file FILE, with the collector's secret or a token of its job"
 NO_RELAY = "only a relay may send for other agents: with the collector's secret, or a certificate named in its relays"
 #: A call of a method that is not served; bytes that are no message; a stream that does not begin with Hello; one that
 #: is refused for what its Hello says; one without proof of what it says.
