@@ -6,6 +6,7 @@ Those of tests/fixtures/ras are of NCCL 2.28.9 in a job of two ranks on an H200.
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,7 @@ def keep(folder: Path, *names: str) -> Report:
     """The report on these answers, 2 s apart."""
     for place, name in enumerate(names):
         path = folder / f"{place}.txt"
-        path.write_bytes((ANSWERS / name).read_bytes().replace(WHEN, b"23:42:%d" % (47 + 2 * place)) + b"\n" * place)
+        path.write_bytes((ANSWERS / name).read_bytes().replace(WHEN, b"23:42:%d" % (47 + 2 * place)))
         os.utime(path, (1000 + 2 * place, 1000 + 2 * place))
     return judge(load(folder))
 
@@ -58,4 +59,11 @@ def test_one_answer_is_a_moment_and_a_copy_of_it_is_the_same(tmp_path: Path) -> 
     assert {one.kind for one in report.verdicts} == {"insufficient_data"}
     assert any("keep a second one" in note for note in report.notes)
     (tmp_path / "copy.txt").write_bytes((tmp_path / "0.txt").read_bytes())
+    assert {one.kind for one in judge(load(tmp_path)).verdicts} == {"insufficient_data"}
+
+
+def test_a_copy_of_a_text_has_its_time(tmp_path: Path) -> None:
+    """A text does not say when it was made: two answers of a hang are the same bytes."""
+    keep(tmp_path, "hang_text")
+    shutil.copy2(tmp_path / "0.txt", tmp_path / "copy.txt")
     assert {one.kind for one in judge(load(tmp_path)).verdicts} == {"insufficient_data"}
