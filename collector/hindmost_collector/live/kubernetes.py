@@ -15,7 +15,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hindmost.errors import UsageError
+from hindmost.errors import UsageError, one_line
 
 from hindmost_collector.http_client import Answer, Receiver
 
@@ -124,7 +124,7 @@ def event_of(one: Notification, pod: Pod) -> dict[str, Any]:
         },
         "involvedObject": {"namespace": pod.namespace, **about},
         "reason": "VerdictClosed" if over else _reason(one.verdict["kind"]),
-        "message": f"job {one.job}: {one.text}"[:LONGEST],
+        "message": f"job {one_line(one.job)}: {one.text}"[:LONGEST],
         "type": "Normal" if over else "Warning",
         "source": {"component": "hindmost"},
         "firstTimestamp": at,

@@ -155,6 +155,12 @@ def test_of_a_thousand_pods_a_few_are_told(server: Server) -> None:
     assert len(server.requests) == PODS
 
 
+def test_a_jobs_name_does_not_control_a_terminal() -> None:
+    """`kubectl get events` prints it, and a user chose it."""
+    one = Notification(**{**vars(notification()), "job": "a\x1b[2Jb\nc"})
+    assert event_of(one, Pod("team-a", "train-0"))["message"].startswith("job a\\x1b[2Jb\\nc: ")
+
+
 def test_without_a_pods_name_it_is_an_event_of_what_made_the_pod() -> None:
     """mpirun's ranks start by ssh, which does not pass on the variables of their own pod."""
     made = event_of(notification(), Pod("team-a", "", "", "MPIJob/train"))
