@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import overview
-from hindmost_judge.stats.robust import median, or_zero
+from hindmost_judge.stats.robust import mean, median, or_zero
 
 if TYPE_CHECKING:
     from hindmost_judge.overview import Overview
@@ -66,13 +66,13 @@ def _transfer(seen: Overview) -> float | None:
 
 def _split(lane: str, useful: Floats, transfer: float | None, step: float, whole: float | None = None) -> Efficiency:
     """``useful`` [R] ns of a mean ``step``, of which GPUs have work for ``whole`` ns (hosts: all of it)."""
-    longest, mean = float(useful.max()), float(useful.mean())
+    longest, typical = float(useful.max()), float(useful.mean())
     busy = step if whole is None else whole
     free = busy - transfer if transfer is not None else None
     return Efficiency(
         lane,
-        parallel=mean / step,
-        load_balance=mean / longest if longest > 0 else None,
+        parallel=typical / step,
+        load_balance=typical / longest if longest > 0 else None,
         communication=longest / busy,
         serialisation=longest / free if free else None,
         transfer=free / busy if free is not None else None,
@@ -88,7 +88,7 @@ def _of_gpus(seen: Overview, step: float, ideal: float | None) -> list[Efficienc
     if not phases:
         return []
     known = np.isfinite(seen.period)
-    means = {name: np.nanmean(block[:, known], axis=1) for name, block in seen.planes.items() if not _empty(block)}
+    means = {name: mean(block[:, known]) for name, block in seen.planes.items() if not _empty(block)}
     lane = overview.lanes(means, np.full(len(seen.ranks), step), on_gpu=seen.on_gpu, gathers=seen.gathers).get("gpu")
     if lane is None:
         return []
