@@ -89,7 +89,7 @@ def hide(folder: Path) -> None:
             compiler = name.startswith(("gcc", "g++", "clang", "cpp", "x86_64-linux-gnu-g", "aarch64-linux-gnu-g"))
             if name not in hidden and not compiler:
                 with suppress(FileExistsError):
-                    (folder / name).symlink_to(program.resolve())
+                    (folder / name).symlink_to(os.path.realpath(program))  # unlike resolve(), minds no loop of links
 
 
 def _end(code: int, line: str) -> int:

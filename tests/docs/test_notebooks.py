@@ -35,8 +35,8 @@ def test_a_notebook_finds_what_it_says(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_runs_in_a_kernel(path: Path) -> None:
     """Where Jupyter is installed."""
-    client = pytest.importorskip("nbclient")
-    pytest.importorskip("ipykernel")
+    client = pytest.importorskip("nbclient", reason="needs nbclient and ipykernel")
+    pytest.importorskip("ipykernel", reason="needs ipykernel")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
     client.NotebookClient(notebook, timeout=120).execute()
