@@ -410,9 +410,9 @@ class _Server(ThreadingHTTPServer):
         self.arriving: dict[socket.socket, float] = {}
         self._room = threading.Semaphore(CONNECTIONS)
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
         self._wakes, self._woken = socket.socketpair()
         self._over, self._ended = False, threading.Event()
+        super().__init__(address, handler)  # closes the server if the port is taken
 
     def serve_forever(self, poll_interval: float = ARRIVAL_LOOK_S) -> None:
         """Serve until ``shutdown``; look at this interval for requests that do not arrive, while any is expected."""
