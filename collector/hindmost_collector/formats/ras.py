@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost_judge.model import RUNNING, UNMEASURED, Job, Run
+from hindmost_judge.verdict.wording import ONE_ANSWER
 from hindmost_proto.ras import NAMES, Member, RasCommunicator, parse_answer
 
 from hindmost_collector.recordings.tables import table
@@ -50,7 +51,7 @@ def load(files: Sequence[Path]) -> Run:
     waits = [(rank, comm, *_waits_in(comm, member)) for comm, member, rank in members if comm in standing]
     waits = [one for one in waits if one[2]]
     known = sorted(ranks.values())
-    notes = () if len(answers) > 1 else ("one answer of NCCL's RAS shows no hang: keep a second one, taken 2 s later",)
+    notes = () if len(answers) > 1 else (ONE_ANSWER,)
     return Run(
         job=Job(id="", world_size=world.size or None, source=NAME),
         ranks=table("ranks", rank=known, world_size=world.size),

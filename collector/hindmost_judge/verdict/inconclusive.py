@@ -29,7 +29,7 @@ from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import in_python
 from hindmost_judge.verdict.schema import STOPS, Verdict
-from hindmost_judge.verdict.wording import OLDER, ms, names, percent
+from hindmost_judge.verdict.wording import OLDER, ONE_ANSWER, ms, names, percent
 from hindmost_judge.whatif import savings
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict
     count = len(blocks.steps) if blocks is not None else 0
     evidence, advice = _missing_for_a_verdict(ranks, blocks, settings, run)
     if blocks is None and ranks > 1:
-        evidence, advice = polled(run) or _of_dumps(run) or (evidence, advice)
+        evidence, advice = polled(run) or _of_dumps(run) or _of_ras(run) or (evidence, advice)
     told = _patternless(run, settings) if blocks is None else None
     if told is not None and not run.job.exit_code:
         return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
@@ -205,7 +205,7 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
     if blocks is None or len(blocks.steps) == 0:
         return (
             f"{ranks} ranks, but no step and no collective that repeats on two of them",
-            _mark(run) if own else f"{job.source} did not record enough: record the job with `hindmost run -- COMMAND`",
+            _mark(run) if own else "record the job with `hindmost run -- COMMAND`",
         )
     of_which = "after warm-up" if blocks.warmup else "with start-up"
     few = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
@@ -313,7 +313,7 @@ def _of_dumps(run: Run) -> tuple[str, str] | None:
     """What dumps of the operations that were open show of a job that had not stopped; ``None`` without any."""
     if "Flight Recorder" not in (run.job.source or "") or rows(run.ranks) < 2:
         return None
-    slow = "to find a slow rank, record the job with `hindmost run -- COMMAND`"
+    slow = _FOR_A_SLOW_RANK
     seen = f"the dumps of {rows(run.ranks)} ranks"
     if not rows(run.in_flight):
         return f"{seen} have no open operation: no rank waited in one then", slow
@@ -325,6 +325,21 @@ def _of_dumps(run: Run) -> tuple[str, str] | None:
         f"{who}, {names(moment.ranks)} not yet: the dumps came too soon after to call it a hang",
         f"write the dumps again half a minute later: what is still open hangs; {slow}",
     )
+
+
+#: What a recording of open operations or of counts does not have.
+_FOR_A_SLOW_RANK = "to find a slow rank, record the job with `hindmost run -- COMMAND`"
+
+
+def _of_ras(run: Run) -> tuple[str, str] | None:
+    """What counts of collectives show where no rank was seen to wait; ``None`` without answers of NCCL's RAS."""
+    if "NCCL RAS" not in (run.job.source or ""):
+        return None
+    if ONE_ANSWER in run.notes:
+        seen = f"NCCL RAS counted the collectives of {rows(run.ranks)} ranks at one moment"
+        return seen, f"keep a second answer 2 s later: it shows whether the job hangs; {_FOR_A_SLOW_RANK}"
+    seen = f"NCCL RAS counted the collectives of {rows(run.ranks)} ranks: no rank waited from one answer to the next"
+    return seen, _FOR_A_SLOW_RANK
 
 
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.

@@ -587,7 +587,15 @@ def _hang_advice(stop: Hang, run: Run) -> list[str]:
             command = f"`hindmost attach --stacks --pid {at.pids[0]}`{at.on}"
         return [*look, f"before you cancel the job: {command}"]
     found = look or [f"see what {who} printed last{gone if stop.unproven else ''}"]
-    return [*found, "write the dumps again: what is still open hangs"] if stop.waited_ns < 0 else found
+    return [*found, *_confirmation(run)] if stop.waited_ns < 0 else found
+
+
+def _confirmation(run: Run) -> list[str]:
+    """How to confirm a wait of unknown length, in the words of what recorded it."""
+    source = run.job.source or ""
+    if "Flight Recorder" in source:
+        return ["write the dumps again: what is still open hangs"]
+    return ["ask RAS again (`ncclras`): a job whose counts stay the same hangs"] if "NCCL RAS" in source else []
 
 
 def _break(stop: Hang) -> str:

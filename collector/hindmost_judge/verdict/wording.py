@@ -26,6 +26,8 @@ UNMEASURED = "\N{EN DASH}"
 
 #: How a note on a stall begins.
 STALL = "stall "
+#: The note on a single answer of NCCL's RAS.
+ONE_ANSWER = "one answer of NCCL's RAS shows no hang"
 
 
 def duration(ms: float | None) -> str:

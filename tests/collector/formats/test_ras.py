@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.wording import ONE_ANSWER
 
 if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Report
@@ -33,10 +34,11 @@ def keep(folder: Path, *names: str) -> Report:
 
 @pytest.mark.parametrize("kind", ["json", "text"])
 def test_two_answers_alike_name_who_is_waited_for(tmp_path: Path, kind: str) -> None:
-    """By rank and communicator, in both formats."""
+    """By rank and communicator, in both formats; the advice is to ask RAS again."""
     verdict = keep(tmp_path, f"hang_{kind}", f"hang_{kind}").verdicts[0]
     assert (verdict.kind, verdict.ranks, verdict.victims) == ("hang", (1,), (0,))
     assert "that all_reduce is number 20 of communicator 0xabe8b168ccb1ed8" in "\n".join(verdict.evidence)
+    assert verdict.advice[-1].startswith("ask RAS again")
 
 
 @pytest.mark.parametrize(
@@ -54,12 +56,19 @@ def test_what_moves_or_lacks_a_rank_names_nobody(tmp_path: Path, names: tuple[st
 
 
 def test_one_answer_is_a_moment_and_a_copy_of_it_is_the_same(tmp_path: Path) -> None:
-    """The report says what is missing."""
+    """The advice is what is missing: a second answer."""
     report = keep(tmp_path, "hang_json")
     assert {one.kind for one in report.verdicts} == {"insufficient_data"}
-    assert any("keep a second one" in note for note in report.notes)
+    assert report.verdicts[0].advice[0].startswith("keep a second answer")
+    assert ONE_ANSWER in report.notes
     (tmp_path / "copy.txt").write_bytes((tmp_path / "0.txt").read_bytes())
     assert {one.kind for one in judge(load(tmp_path)).verdicts} == {"insufficient_data"}
+
+
+def test_two_answers_of_a_job_at_work_ask_for_a_recording(tmp_path: Path) -> None:
+    """A third answer would not find a slow rank."""
+    (verdict,) = keep(tmp_path, "healthy_json", "hang_json").verdicts
+    assert verdict.advice == ("to find a slow rank, record the job with `hindmost run -- COMMAND`",)
 
 
 def test_a_copy_of_a_text_has_its_time(tmp_path: Path) -> None:
