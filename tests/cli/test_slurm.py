@@ -33,6 +33,13 @@ def row(comment: str, name: str = "12", number: str = "12") -> str:
     return f"{name}|{number}|COMPLETED|0:0|00:01:00|n[1-2]|{comment}\n"
 
 
+def sacctmgr(folder: Path, line: str = "") -> None:
+    """A sacctmgr whose arguments are in ``set``, with another line of its script."""
+    program = folder / "sacctmgr"
+    program.write_text(f'#!/bin/sh\necho "$@" >> {folder}/set\n{line}\n')
+    program.chmod(0o755)
+
+
 def of(data: bytes) -> str:
     return "HM1:" + base64.b32encode(gzip.compress(data, mtime=0)).decode()
 
@@ -148,15 +155,25 @@ def test_a_job_that_cannot_be_written_keeps_no_other_from_it(
 ) -> None:
     """The timer meets it again and again, and the jobs behind it too."""
     sacct.write_text(row("") + row("", "13", "13"))
-    manager = sacct.parent / "sacctmgr"
-    manager.write_text(
-        f'#!/bin/sh\necho "$@" >> {sacct.parent}/set\ncase "$*" in *jobid=12*) echo no >&2; exit 1;; esac\n'
-    )
-    manager.chmod(0o755)
+    sacctmgr(sacct.parent, 'case "$*" in *jobid=12*) echo no >&2; exit 1;; esac')
     monkeypatch.setattr(slurm, "Collector", lambda *_: Collector(report))
     assert main(["slurm", "--since", "now-2days"]) == 1
     assert capsys.readouterr().err == "hindmost slurm: job 12: sacctmgr: no\n"
     assert "jobid=13 set admincomment=HM1:" in (sacct.parent / "set").read_text()
+
+
+def test_the_timer_leaves_a_job_that_is_still_judged_to_its_next_run(
+    sacct: Path, report: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A comment is written once: what it says is of the whole job."""
+    sacct.write_text(row(""))
+    sacctmgr(sacct.parent)
+    live = {**report, "judged": 1, "recording": None}
+    for found, jobs in ((live, 0), (report, 1)):
+        monkeypatch.setattr(slurm, "Collector", lambda *_, found=found: Collector(found))
+        assert main(["slurm", "--since", "now-2days"]) == 0
+        written = sacct.parent / "set"
+        assert len(written.read_text().splitlines() if written.exists() else []) == jobs
 
 
 @pytest.mark.parametrize("argv", [[], ["x", "--slurm", "1"], ["--slurm", "1;id"], ["--slurm", "1", "--format", "csv"]])

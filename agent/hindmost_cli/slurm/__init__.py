@@ -65,8 +65,9 @@ def run(args: argparse.Namespace) -> int:
         collector.jobs()  # raises once where it is away, not for each job
         for job in ended:
             try:
-                if not job.comment:
-                    written(job, report_of(collector, job.number, until))
+                report = None if job.comment else report_of(collector, job.number, until)
+                if report is not None and is_final(report):  # else a later run of the timer writes it
+                    written(job, report)
             except HindmostError as error:  # noqa: PERF203 - the jobs after it get theirs
                 failed = True
                 stdio.say(f"hindmost slurm: job {job.name}: {error}\n")
@@ -89,10 +90,15 @@ def report_of(
             if number in collector.jobs():
                 raise
             report, known = None, False
-        final = report is not None and "judged" not in report  # which only a job in memory has
+        final = report is not None and is_final(report)
         if final or clock() >= (until if known else min(until, unknown)):
             return report
         sleep(min(AGAIN_S, max(until - clock(), 0.0)))
+
+
+def is_final(report: dict[str, Any]) -> bool:
+    """Whether the job is over for the collector: only a job in memory has the time of the last judgement."""
+    return "judged" not in report
 
 
 def written(job: accounting.Job, report: dict[str, Any] | None) -> str:
