@@ -183,6 +183,13 @@ def test_what_does_not_go_together_is_a_mistake(argv: list[str], capsys: pytest.
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
+@pytest.mark.parametrize("wait", ["nan", "inf", "-1"])
+def test_a_wait_has_an_end(wait: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """No time is past one that is no number."""
+    assert main(["slurm", "12", "--wait", wait]) == 2
+    assert capsys.readouterr().err == f"hindmost slurm: --wait {wait}: use a number of seconds, 0 or more\n"
+
+
 class Collector:
     """A collector that says these, one after another; the last again and again."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
     """Write summaries. Exit code 1 where a job that was named got none, or where one could not be written."""
     if not args.jobs and not args.since:
         raise UsageError("give JOBID or --since TIME")
+    if not 0 <= args.wait < math.inf:
+        raise UsageError(f"--wait {args.wait:g}: use a number of seconds, 0 or more")
     collector = Collector(args.collector, arguments.client(args))
     until = time.monotonic() + args.wait
     failed = False
