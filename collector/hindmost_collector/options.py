@@ -99,6 +99,16 @@ class Options:
         return self.http_address is not None and not is_loopback(self.http_address[0])
 
     @property
+    def page_needs_proof(self) -> bool:
+        """Whether the page asks who reads it: on a network, and of a service that has a secret also on loopback.
+
+        The user of ``hindmost run``, whose collector ends with it, opens the page of one job without; with
+        ``user_header`` the proxy has asked.
+        """
+        is_service = not (self.exit_when_stdin_closes or self.user_header)
+        return self.http_is_open or (bool(self.token_file) and is_service)
+
+    @property
     def open_ports(self) -> dict[str, str]:
         """The ports that the network reaches and nothing protects, and their addresses: refused unless ``insecure``.
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost import ring
-from hindmost.credentials import Client, private_directory, secrets_of
+from hindmost.credentials import Client, job_token, private_directory, secrets_of
 from hindmost.errors import HindmostError, UsageError
 from hindmost.web_config import WebConfig
 from hindmost_agent.delivery.spool import Spool
@@ -288,6 +288,63 @@ def test_tls_alone_is_logged_and_headers_leave_the_token(
     assert caplog.text.count(line) == 1
 
 
+SERVICE = {"http": "127.0.0.1:9461"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "asks"),
+    [
+        (SERVICE, True),
+        ({**SERVICE, "out": "run", "job_id": "j"}, True),
+        ({**SERVICE, "relay_to": "collector:9460"}, True),
+        ({**SERVICE, "user_header": "X-User"}, False),
+        ({**SERVICE, "out": "run", "job_id": "j", "exit_when_stdin_closes": True}, False),
+        ({"http": ":9461", "exit_when_stdin_closes": True}, True),
+    ],
+)
+def test_a_service_with_a_secret_asks_for_a_token_on_loopback(secret: Path, flags: dict[str, Any], asks: bool) -> None:
+    """All users of its host reach it. That of `hindmost run` opens without, and one behind a proxy that has asked."""
+    from hindmost_collector.serve.credentials import Door, Gate
+
+    options = resolve({**flags, "token_file": str(secret)}, {})
+    door = Door(Gate(options), options)
+    found = door.admits({}, ""), door.admits({}, "not-the-secret-of-it"), door.admits({}, SECRET)
+    assert [one is None for one in found] == [asks, True, False]
+
+
+def test_a_service_without_a_secret_asks_for_nothing_on_loopback() -> None:
+    """Nor for a token that it could not know."""
+    from hindmost_collector.serve.credentials import EVERYONE, Door, Gate
+
+    options = resolve(SERVICE, {})
+    assert Door(Gate(options), options).admits({}, "") == EVERYONE
+
+
+def test_a_service_on_loopback_takes_the_token_of_an_address_and_is_ready_without(secret: Path) -> None:
+    """A job's token shows its job; a service manager asks for readiness without one."""
+    from hindmost_collector.serve.credentials import Door, Gate
+
+    options = resolve({"http": "127.0.0.1:0", "token_file": str(secret)}, {})
+    served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
+    port = int(served.address.rpartition(":")[2])
+    token = job_token(SECRET, "j", writes=False)
+    tries = (
+        ("/metrics", 401),
+        (f"/metrics?token={SECRET}", 200),
+        ("/", 401),
+        (f"/?token={token}", 303),
+        ("/healthz", 200),
+    )
+    try:
+        for path, status in tries:
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection.request("GET", path)
+            assert (path, connection.getresponse().status) == (path, status)
+            connection.close()
+    finally:
+        served.close()
+
+
 def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     """Who permits an open port can alert on it."""
 
@@ -430,7 +487,7 @@ def test_the_cookie_of_an_earlier_job_locks_nobody_out(secret: Path) -> None:
     """On a page that asks for nothing it counts as none; a wrong token in a header or an address is refused."""
     from hindmost_collector.serve.credentials import Door, Gate
 
-    options = resolve({"http": "127.0.0.1:0", "token_file": str(secret)}, {})
+    options = resolve({"http": "127.0.0.1:0", "token_file": str(secret), "exit_when_stdin_closes": True}, {})
     served = page.Page(("127.0.0.1", 0), Nothing(), Door(Gate(options), options))  # type: ignore[arg-type]
     port = int(served.address.rpartition(":")[2])
     stale = {"Cookie": f"hindmost-{port}=j.old"}

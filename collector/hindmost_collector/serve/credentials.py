@@ -139,7 +139,7 @@ class Door:
         self._gate, self._header = gate, options.user_header
         #: With ``out`` there is nothing here but this job.
         self._only_job = options.job_id or None if options.out else None
-        self._needs_proof = options.http_is_open and "http" not in gate.insecure
+        self._needs_proof = options.page_needs_proof and "http" not in gate.insecure
 
     def admits(self, headers: Headers, token: str, cookie: str = "") -> Visitor | None:
         """Who asks, by the headers and the ``token`` of its address or ``cookie``; None where it may not.
