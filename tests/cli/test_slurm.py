@@ -5,6 +5,10 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
+import subprocess
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -14,8 +18,12 @@ from hindmost_collector.report import admin_comment, brief
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
+from tests.needs import need
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
+
+SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 
 
 @pytest.fixture
@@ -227,3 +235,41 @@ def test_a_job_that_was_not_observed_is_soon_given_up() -> None:
     """Most jobs of a cluster may be such, and each is a process that waits."""
     unknown = Collector(None)
     assert (unknown.of(600), unknown.asked_s) == (None, slurm.UNKNOWN_S)
+
+
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """A folder of all users, as /dev/shm is."""
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        Path(folder).chmod(0o1777)
+        yield Path(folder)
+
+
+@pytest.mark.parametrize("link", [False, True])
+def test_the_epilog_removes_rings_and_follows_no_link(memory: Path, link: bool) -> None:
+    """It runs as root, and the user may make the rings' folder a link to one of root's or of another user."""
+    user = os.getuid() or 65534
+    folder, target = memory / f"hindmost-{user}", memory / "target"
+    job = (target if link else folder) / "77"
+    job.mkdir(parents=True)
+    (job / "0.ring").touch()
+    for path in (job, job.parent, job / "0.ring"):
+        os.chown(path, user, -1)
+    if link:
+        folder.symlink_to(target)
+    environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_UID": str(user), "HINDMOST_SHM": str(memory)}
+    environ["HINDMOST_TOKENS"] = str(memory)
+    subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ, timeout=30)
+    assert job.exists() == link
+    assert job.parent.exists()
+
+
+def test_the_epilog_has_the_rights_of_the_user(memory: Path) -> None:
+    """What the user may not remove stays."""
+    need("root")
+    job = memory / "hindmost-65534" / "77"
+    job.mkdir(parents=True)
+    environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_UID": "65534", "HINDMOST_SHM": str(memory)}
+    environ["HINDMOST_TOKENS"] = str(memory)
+    subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ, timeout=30)
+    assert job.exists()
