@@ -61,6 +61,15 @@ def test_modules_of_a_package_import_each_other_in_one_direction(package: str) -
     graphlib.TopologicalSorter(graph).prepare()
 
 
+def test_a_report_needs_no_running_job() -> None:
+    """Modules of ``report`` import none of ``live``."""
+    nodes = [node for path in (ROOT / "collector/hindmost_collector/report").rglob("*.py") for node in imports(path)]
+    named = {node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)}
+    named |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    assert "hindmost_collector.report" in named
+    assert not {name for name in named if name.startswith("hindmost_collector.live")}
+
+
 def test_the_page_on_architecture_says_so_too() -> None:
     """Each package's row names those that it may import; the command line may import all."""
     page = (ROOT / "docs/explanation/architecture.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from hindmost_judge.settings import DEFAULT
+from hindmost_judge.verdict.schema import QUIET
 
 from hindmost_collector.ingest.session import MOST_S
 from hindmost_collector.live.window import INCREMENTAL_ROWS, LEAST_INCREMENTAL_ROWS
@@ -37,8 +38,6 @@ if TYPE_CHECKING:
 #: Possible claims: the kind and the ranks of a verdict, a changed cost, or the length of steps.
 Claim: TypeAlias = "tuple[Any, ...]"
 _COST, _LENGTH = "cost", ("length",)
-#: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
-QUIET = frozenset({"balanced", "insufficient_data"})
 #: A cost is new if it moved by more than this share of the larger: few steps measure it less well than a full
 #: evaluation.
 _MOVED = 0.4

@@ -13,11 +13,9 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import QUIET, STOPS, identity
 from hindmost_judge.verdict.wording import OLDER
 from hindmost_proto import telemetry_pb2 as wire
-
-from hindmost_collector.live.evaluation_schedule import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -262,11 +260,6 @@ _SHARED = 0.5
 #: ranks.
 _LATER = 20
 _ALWAYS = float("inf")
-
-
-def identity(verdict: Verdict) -> tuple[Any, ...]:
-    """What makes two verdicts the same trouble in any case; its cause may only be known later."""
-    return verdict["kind"], tuple(verdict.get("ranks") or ())
 
 
 def trouble(verdict: Verdict) -> tuple[Any, ...]:

@@ -17,14 +17,12 @@ from hindmost_judge import efficiency
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
-from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.schema import QUIET, STOPS, identity
 from hindmost_judge.verdict.wording import UNMEASURED, duration
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from hindmost_collector.live.evaluation_schedule import QUIET
-from hindmost_collector.live.verdicts import identity
 from hindmost_collector.report import columns, sections
 from hindmost_collector.report.columns import number, ratio, title_of
 from hindmost_collector.report.text import console, labelled, written

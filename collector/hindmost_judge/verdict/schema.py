@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +31,8 @@ KINDS = (
 UNSURE = 0.5
 #: Kinds of a job that stopped, or whose ranks went apart.
 STOPS = ("hang", "desync")
+#: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
+QUIET = frozenset({"balanced", "insufficient_data"})
 CAUSES = (
     "compute",
     "input",
@@ -73,6 +75,11 @@ class Verdict:
     causes: tuple[str, ...] = ()  # several that act together, to advise on; no part of a report
     past: Past | None = None  # for the judge's next evaluation of a running job; no part of a report
     shown_ms: float | None = None  # the visible part of the cost; None: all of it. No part of a report either
+
+
+def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What makes two verdicts of reports the same trouble in any case; its cause may only be known later."""
+    return verdict["kind"], tuple(verdict.get("ranks") or ())
 
 
 @dataclass(frozen=True)
