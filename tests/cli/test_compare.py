@@ -120,6 +120,33 @@ def test_the_page_says_first_what_changed() -> None:
     assert max(map(len, lines)) <= 80
 
 
+@pytest.mark.parametrize(
+    ("a", "b", "told"),
+    [
+        ("--image-size 64", "--image-size 128", "only A has `--image-size 64`; only B has `--image-size 128`"),
+        (
+            "--lr 1 --epochs 2",
+            "--rate 1 --epochs 3",
+            "only A has `--lr 1`, `--epochs 2`; only B has `--rate 1`, `--epochs 3`",
+        ),
+        ("--lr=1 x", "--lr=2 x", "only A has `--lr=1`; only B has `--lr=2`"),
+        ("-b 8", "-b 8 --slow --steps 9 out", "only B has `--slow`, `--steps 9`, `out`"),
+    ],
+)
+def test_commands_differ_by_whole_arguments(a: str, b: str, told: str) -> None:
+    """An option has its value, and words that are apart in the command are apart in the note."""
+    found = compare(job(command=f"train.py {a}"), job(command=f"train.py {b}"))
+    assert found["notes"] == [f"the command differs: {told}"]
+
+
+def test_a_long_list_of_arguments_breaks_between_them() -> None:
+    """No line ends inside an option."""
+    options = [f"--option-{place} {place}" for place in range(12)]
+    lines = text.render(compare(job(), job(command=f"train.py {' '.join(options)}")), width=80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(sum(f"`{one}`" in line for line in lines) == 1 for one in options)
+
+
 def test_a_simulation_is_titled_by_its_job() -> None:
     """The program that made it is ours: its name says nothing."""
     found = {"job": {"id": "slow-rank-3", "command": "hindmost simulate --ranks 8"}}

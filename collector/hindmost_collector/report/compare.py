@@ -323,13 +323,39 @@ _OTHER_WORK = 0.01
 
 
 def _unlike(a: list[str], b: list[str]) -> str:
-    """The words that only one of two command lines has."""
+    """The words that only one of two command lines has, each option with its value."""
     only: dict[str, list[str]] = {"A": [], "B": []}
-    for _, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
-        if a[i:j] != b[k:m]:
-            only["A"] += a[i:j]
-            only["B"] += b[k:m]
-    return "; ".join(f"only {label} has `{' '.join(words)}`" for label, words in only.items() if words)
+    for tag, i, j, k, m in SequenceMatcher(None, a, b, autojunk=False).get_opcodes():
+        if tag != "equal":
+            only["A"] += _arguments(a, i, j, renamed=tag == "replace")
+            only["B"] += _arguments(b, k, m, renamed=tag == "replace")
+    return "; ".join(
+        f"only {label} has {', '.join(f'`{one}`' for one in shown)}" for label, shown in only.items() if shown
+    )
+
+
+def _arguments(words: list[str], first: int, last: int, *, renamed: bool) -> list[str]:
+    """The arguments of a command that words ``first`` to ``last`` belong to; each stands in the command as it is here.
+
+    An option takes the word after it. Where an option was ``renamed``, its value is that of the other command, too.
+    """
+    if first == last:
+        return []
+    if first and _takes_value(words[first - 1]) and not words[first].startswith("-"):
+        first -= 1
+    if renamed and last < len(words) and _takes_value(words[last - 1]) and not words[last].startswith("-"):
+        last += 1
+    found: list[list[str]] = []
+    for word in words[first:last]:
+        if found and len(found[-1]) == 1 and _takes_value(found[-1][0]) and not word.startswith("-"):
+            found[-1].append(word)
+        else:
+            found.append([word])
+    return [" ".join(one) for one in found]
+
+
+def _takes_value(word: str) -> bool:
+    return word.startswith("-") and "=" not in word and word != "--"
 
 
 _WORSE, _BETTER = "red", "green"
