@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     if args.since:
         ended = accounting.ended_since(args.since)
         collector.jobs()  # raises once where it is away, not for each job
-        for job in ended:
+        for job in sorted(ended, key=lambda job: job.end, reverse=True):  # the timer may not come to the last of them
             try:
                 report = None if job.comment else report_of(collector, job.number, until)
                 if report is not None and is_final(report):  # else a later run of the timer writes it
@@ -85,17 +85,13 @@ def report_of(
     sleep: Callable[[float], None] = time.sleep,
 ) -> dict[str, Any] | None:
     """The report of a job: the last one, unless ``until`` comes before; None where hindmost knows no such job."""
-    unknown = clock() + UNKNOWN_S
+    given_up = clock() + UNKNOWN_S
     while True:
-        try:
-            report, known = collector.report(number), True
-        except HindmostError:
-            if number in collector.jobs():
-                raise
-            report, known = None, False
-        final = report is not None and is_final(report)
-        if final or clock() >= (until if known else min(until, unknown)):
+        report = collector.report_if_any(number)
+        if (report is not None and is_final(report)) or clock() >= until:
             return report
+        if report is None and clock() >= given_up and number not in collector.jobs():
+            return None
         sleep(min(AGAIN_S, max(until - clock(), 0.0)))
 
 

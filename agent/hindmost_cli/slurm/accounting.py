@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 from typing import NamedTuple
@@ -13,18 +14,22 @@ _NUMBER = re.compile(r"(\d+(?:_\d+|\+\d+)?)(?:\.\w+)?")
 _TIME = re.compile(r"[\w:+\-/.]+")
 _PREFIX = re.compile(r"HM\d+:", re.IGNORECASE)
 _STATES = "CD,F,TO,CA,NF,OOM,PR,DL,BF"
-_FIELDS = "JobID,JobIDRaw,State,ExitCode,Elapsed,NodeList,AdminComment"
+_FIELDS = "JobID,JobIDRaw,State,ExitCode,Elapsed,End,NodeList,AdminComment"
 _TIMEOUT_S = 60.0
 
 
 class Job(NamedTuple):
-    """A job as Slurm shows it (``123_4``), by its own number; its state, exit code, run time, nodes and comment."""
+    """A job as Slurm shows it (``123_4``), by its own number; its state, exit code, run time, end, nodes and comment.
+
+    Ends are in the order of their texts, such as 2026-01-31T23:59:59.
+    """
 
     name: str
     number: str
     state: str
     exit_code: str
     elapsed: str
+    end: str
     nodes: str
     comment: str
 
@@ -86,7 +91,13 @@ def _said(program: str, *options: str) -> str:
     """What a program of Slurm prints. Raises HindmostError with what it calls fatal, else with its first line."""
     try:
         done = subprocess.run(
-            [program, *options], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+            [program, *options],
+            env={**os.environ, "SLURM_TIME_FORMAT": "standard"},
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=False,
         )
     except FileNotFoundError:
         raise HindmostError(f"{program} is not on PATH: run this where Slurm's commands are") from None

@@ -79,11 +79,15 @@ class Collector:
         return known
 
     def report(self, job: str | None) -> dict[str, Any] | None:
-        found = self._fetch("/api/report", {"job": job} if job else {})
+        found = self.report_if_any(job)
         if found is None:
             self._refuse_unknown(job)
-        known: dict[str, Any] | None = found
-        return known
+        return found
+
+    def report_if_any(self, job: str | None) -> dict[str, Any] | None:
+        """A report in one request; None where there is none, of an unknown job too."""
+        found: dict[str, Any] | None = self._fetch("/api/report", {"job": job} if job else {})
+        return found
 
     def jobs(self) -> list[str]:
         """The ids of the jobs that it knows."""
