@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import gzip
 import json
 import os
@@ -280,3 +281,52 @@ def test_the_epilog_has_the_rights_of_the_user(memory: Path) -> None:
     environ["HINDMOST_TOKENS"] = str(memory)
     subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ, timeout=30)
     assert job.exists()
+
+
+def test_the_controllers_epilog_waits_for_eight_jobs_at_once(tmp_path: Path) -> None:
+    """A thousand short jobs are no thousand processes. The timer writes the others; a slot is free again later."""
+    programs, slots, starts, ends = (tmp_path / name for name in ("bin", "slots", "starts", "ends"))
+    programs.mkdir()
+    lines = {
+        "hindmost": f'echo "$2" > {starts}\nexec flock --shared {ends} true',
+        "logger": f'[ $# -gt 2 ] || exec cat\necho "$3" >> {tmp_path}/log',
+    }
+    for name, line in lines.items():
+        (programs / name).write_text(f"#!/bin/sh\n{line}\n")
+        (programs / name).chmod(0o755)
+    environ = {"PATH": f"{programs}:/usr/bin:/bin", "HINDMOST_VENV": str(tmp_path)}
+    environ |= {"HINDMOST_SLURM_SLOTS": str(slots), "HINDMOST_SLURM_SETTINGS": "/dev/null"}
+
+    def end(job: int) -> None:
+        script = ["/bin/bash", SCRIPTS / "epilog-slurmctld.sh"]
+        subprocess.run(script, check=True, env={**environ, "SLURM_JOB_ID": str(job)}, timeout=30)
+
+    os.mkfifo(starts)
+    with starts.open("rb+", buffering=0) as pipe:
+        with ends.open("w") as running:
+            fcntl.flock(running, fcntl.LOCK_EX)
+            for job in range(9):
+                end(job)
+            assert {pipe.readline() for _ in range(8)} == {f"{job}\n".encode() for job in range(8)}
+            said = "job 8: no slot is free: its summary is left to hindmost-slurm.timer\n"
+            assert (tmp_path / "log").read_text() == said
+        with (slots / "8").open() as slot:
+            fcntl.flock(slot, fcntl.LOCK_EX)  # once its job's processes have ended
+        end(9)
+        assert pipe.readline() == b"9\n"
+    assert slots.stat().st_mode & 0o777 == 0o700
+
+
+def test_the_controllers_epilog_takes_no_folder_of_another(tmp_path: Path) -> None:
+    """In /tmp another user may have made one before, or a link."""
+    (tmp_path / "bin").mkdir()
+    for name, line in (("hindmost", f"touch {tmp_path}/ran"), ("logger", f'echo "$3" >> {tmp_path}/log')):
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{line}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "target").mkdir()
+    (tmp_path / "slots").symlink_to("target")
+    environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HINDMOST_VENV": str(tmp_path), "SLURM_JOB_ID": "77"}
+    environ |= {"HINDMOST_SLURM_SLOTS": f"{tmp_path}/slots", "HINDMOST_SLURM_SETTINGS": "/dev/null"}
+    subprocess.run(["/bin/bash", SCRIPTS / "epilog-slurmctld.sh"], check=True, env=environ, timeout=30)
+    assert f"job 77: {tmp_path}/slots is no folder of this user" in (tmp_path / "log").read_text()
+    assert list((tmp_path / "target").iterdir()) == []
