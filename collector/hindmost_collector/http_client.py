@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import http.client
+import math
 import re
 import socket
 import ssl
@@ -93,15 +94,26 @@ class Receiver:
         """Send to the path of the URL, with more ``headers``; never raises."""
         return self.request("POST", self._path, body, headers)
 
-    def request(self, method: str, path: str, body: bytes, headers: Mapping[str, str] | None = None) -> Answer:
-        """Send one request, with more ``headers``; never raises."""
+    def request(
+        self,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: Mapping[str, str] | None = None,
+        within_s: float = math.inf,
+    ) -> Answer:
+        """Send one request, with more ``headers``; ``within_s`` bounds an answer below ``timeout_s``. Never raises."""
+        timeout_s = min(self._timeout_s, within_s)
         try:
             connection = self._connection or self._connect()
         except OSError as error:  # the file of the authority
             return Answer(0, str(error))
         try:
+            connection.timeout = timeout_s  # of one that has to be made
+            if connection.sock:
+                connection.sock.settimeout(timeout_s)
             connection.request(method, path, body, {**self._headers, **(headers or {})})
-            bound = threading.Timer(self._timeout_s, _hang_up, (connection.sock,))
+            bound = threading.Timer(timeout_s, _hang_up, (connection.sock,))
             bound.start()
             try:
                 response = connection.getresponse()

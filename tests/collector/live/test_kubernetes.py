@@ -17,8 +17,9 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_cli.pki import initialise, issue
 from hindmost_collector import components
+from hindmost_collector.http_client import Answer
 from hindmost_collector.ingest.definitions import Pod
-from hindmost_collector.live.kubernetes import ANNOTATION, PODS, Kubernetes, event_of
+from hindmost_collector.live.kubernetes import ANNOTATION, PODS, SEND_S, Kubernetes, event_of
 from hindmost_collector.live.notification import Notification
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -144,7 +145,8 @@ def test_a_pod_that_has_ended_is_no_failure(server: Server) -> None:
 def test_a_job_that_claims_a_path_is_not_written_for(server: Server) -> None:
     """Names become parts of a path, and a job can set them to anything."""
     outside = Pod("../../../apis", "x", "u"), Pod("team-a", "../../secrets/x", "u"), Pod("team-a", "", "", "Job/../x")
-    assert server.written().send(notification("opened", "1", *outside, Pod("team-a"))).taken
+    kinds = Pod("team-a", "", "", "J\x1b[2J/x"), Pod("team-a", "", "", "A B/x"), Pod("team-a", "", "", "/x")
+    assert server.written().send(notification("opened", "1", *outside, *kinds, Pod("team-a"))).taken
     assert server.requests == []
 
 
@@ -153,6 +155,43 @@ def test_of_a_thousand_pods_a_few_are_told(server: Server) -> None:
     writer = server.written("events")
     writer.send(notification("opened", "1", *(Pod("team-a", f"train-{at}", f"u{at}") for at in range(1000))))
     assert len(server.requests) == PODS
+
+
+def test_one_verdict_takes_no_longer_than_its_deadline(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that answers slowly is asked again later; it does not hold up the verdicts that follow."""
+    now, bounds = [100.0], []
+    environ = {"KUBERNETES_SERVICE_HOST": "127.0.0.1"}
+    writer = Kubernetes("events", environ, server.account, pause=lambda _: None, clock=lambda: now[0])
+
+    def slow(*words: Any) -> Answer:
+        bounds.append(words[-1])
+        now[0] += 9.0
+        return Answer(201, "")
+
+    monkeypatch.setattr(writer._server, "request", slow)
+    eight = [Pod("team-a", f"train-{at}", f"u{at}") for at in range(PODS)]
+    for _ in range(2):
+        answer = writer.send(notification("opened", "1", *eight))
+        assert (answer.taken, answer.temporary) == (False, True)
+    assert bounds == [SEND_S, SEND_S - 9, SEND_S - 18] * 2
+
+
+def test_what_is_known_of_a_job_goes_with_the_job(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a verdict may never come here; nor may the end of its job, so pods are bounded too."""
+    writer = server.written()
+    for which in ("1", "2"):
+        writer.send(notification("opened", which))
+    writer.send(notification("opened", "1", Pod("team-a", "train-3", "u-3")))
+    writer.send(Notification(**{**vars(notification("closed", "2")), "ended": True}))
+    assert server.annotations[-1] is None
+    assert writer._open == {}
+    monkeypatch.setattr("hindmost_collector.live.kubernetes.MOST_PODS", 3)
+    for at in range(5):
+        writer.send(notification("opened", "1", Pod("team-a", f"train-{at}", f"u-{at}")))
+    assert [pod.uid for pod in writer._open] == ["u-2", "u-3", "u-4"]
+    server.answers = [200, 404]
+    writer.send(notification("opened", "2", Pod("team-a", "train-4", "u-4")))
+    assert [pod.uid for pod in writer._open] == ["u-2", "u-3"]
 
 
 def test_a_jobs_name_does_not_control_a_terminal() -> None:
