@@ -157,6 +157,18 @@ def test_every_table_and_column_of_a_run_is_documented() -> None:
         assert {name for name in columns if name not in rows[table]} <= phases, table
 
 
+def test_every_message_of_an_agent_on_its_credentials_is_in_the_code() -> None:
+    """What a user finds in the agent's log is found on the page, word for word."""
+    page = (DOCS / "how-to/secure.md").read_text(encoding="utf-8").partition("## When it does not work")[2]
+    messages = re.findall(r"^\| `([^`]+)` \|", page, re.MULTILINE)
+    sources = [
+        path.read_text(encoding="utf-8") for top in ("agent", "collector") for path in (ROOT / top).rglob("*.py")
+    ]
+    beginnings = [re.split("'?…", message)[0] for message in messages]
+    assert beginnings
+    assert not [one for one in beginnings if not any(one in source for source in sources)]
+
+
 def test_every_message_of_the_protocol_is_explained() -> None:
     """Wire: each message of telemetry.proto is named."""
     text = (DOCS / "reference/wire.md").read_text(encoding="utf-8")

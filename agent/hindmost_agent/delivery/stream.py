@@ -126,12 +126,12 @@ async def connect(host: str, port: int, within_s: float, client: Client = Client
 
 
 def _unanswered(client: Client) -> str:
-    """What may be wrong where a server ends the connection before it says a word: of TLS it gives no reason."""
+    """What may be wrong where a server ends the connection without an answer. With TLS it gives no reason."""
     if client.encrypts:
         return (
             "it ended the connection: this agent's certificate is missing, expired or of another authority (--tls-cert)"
         )
-    return "it ended the connection before it said a word: if it speaks TLS, give --tls-ca"
+    return "it ended the connection without an answer: if it speaks TLS, give --tls-ca"
 
 
 def _error_text(error: Exception) -> str:

@@ -119,7 +119,7 @@ class Relay:
             await self.rejected_calls.refuse("credentials", context, grpc.StatusCode.UNAUTHENTICATED, UNKNOWN)
             return
         first = await anext(aiter(requests), None)
-        if first is None:  # it broke off before it said a word
+        if first is None:  # it broke off before its first message
             return
         hello = wire.AgentMessage.FromString(first)
         if hello.WhichOneof("body") != "hello":
