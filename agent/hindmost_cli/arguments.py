@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,10 +61,13 @@ def add_thresholds(parser: argparse.ArgumentParser, config: bool = True) -> None
 
 def add_proofs(parser: argparse.ArgumentParser) -> None:
     """Add how a client of a collector proves itself: see ``hindmost.credentials.Client``."""
-    parser.add_argument("--tls-ca", metavar="FILE", help="the authority that signed the collector's certificate")
-    parser.add_argument("--tls-cert", metavar="FILE", help="this node's own certificate")
-    parser.add_argument("--tls-key", metavar="FILE", help="the key of --tls-cert")
-    parser.add_argument("--token-file", metavar="FILE", help="a file with the token for the collector, mode 0600")
+    for name, meaning in (
+        ("--tls-ca", "the authority that signed the collector's certificate"),
+        ("--tls-cert", "this node's own certificate"),
+        ("--tls-key", "the key of --tls-cert"),
+        ("--token-file", "a file with the token for the collector, mode 0600"),
+    ):
+        parser.add_argument(name, type=partial(filled, name), metavar="FILE", help=meaning)
 
 
 def client(args: argparse.Namespace) -> Client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import os
+from functools import partial
 from pathlib import Path
 
 from hindmost_cli import arguments
@@ -35,7 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
                 hidden = argparse.SUPPRESS
                 parser.add_argument(flag(former), dest=one.name, action=argparse.BooleanOptionalAction, help=hidden)
         else:
-            parser.add_argument(flag(one.name), metavar=form or None, choices=choices or None, help=text)
+            kind = partial(arguments.filled, flag(one.name)) if form == "FILE" else str
+            parser.add_argument(flag(one.name), type=kind, metavar=form or None, choices=choices or None, help=text)
     parser.add_argument(
         "--config",
         type=Path,

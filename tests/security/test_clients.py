@@ -88,6 +88,7 @@ def test_a_job_is_simulated_and_watched_with_tls_and_a_token(
         (SIMULATE, [], "if it speaks TLS, give --tls-ca"),
         (SIMULATE, ["--tls-ca", "{other}", "--token-file", "{secret}"], "has to be the authority of its certificate"),
         (["top", "--once"], ["--tls-ca", "{ca}"], "a valid token or password is needed: give --token-file FILE"),
+        (["top", "--once"], ["--tls-ca", "{ca}", "--token-file", "{wrong}"], "wrong: it is not one of this collector"),
         (["top", "--once"], ["--tls-ca", "{other}"], "certificate not accepted: unable to get local issuer"),
         (["top", "--once"], [], "no answer from http://"),
     ],
@@ -105,6 +106,8 @@ def test_without_proof_each_says_what_to_give(
     """One line, without a token in it."""
     monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 2.0)
     paths = {"ca": f"{authority}/ca.pem", "other": f"{authority}/other/ca.pem", "secret": str(secret)}
+    paths["wrong"] = str(tmp_path / "wrong")
+    write_private(tmp_path / "wrong", "another-secret-altogether\n")
     with served(token_file=str(secret), http="0.0.0.0:0", **page(authority, tmp_path)) as collector:
         grpc, http = ports(collector)
         where = grpc if command is SIMULATE else http

@@ -143,6 +143,9 @@ def fetch(base: str, path: str, query: dict[str, str], client: Client) -> Any:
         if error.code == http.client.NOT_FOUND:
             return None
         if error.code in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
+            if client.bearer() and error.code == http.client.UNAUTHORIZED:
+                proof = f"--token-file {client.token_file}" if client.token_file else "the token"
+                raise HindmostError(f"{base} refuses {proof}: it is not one of this collector") from error
             said = error.read(200).decode("utf-8", "replace").strip().partition("\n")[0]
             raise HindmostError(f"{base} refuses: {said or error.reason}: give --token-file FILE") from error
         raise HindmostError(f"{url} answers {error.code} {error.reason}: is this a hindmost collector?") from error
