@@ -34,16 +34,16 @@ def tree(pid: int) -> Iterator[tuple[int, str]]:
 def opened(tmp_path: Path, *options: str, **more: str) -> dict[tuple[str, str], str]:
     """Address and port of each listener of a live run, and which of its processes has it."""
     words = ["run", "--out", str(tmp_path / "run"), "--job-id", f"scan-{os.getpid()}", *options, "--", *JOB]
-    with subprocess.Popen(
+    log = tmp_path / "stderr"  # a pipe that no one reads would stop the run when it is full
+    with log.open("w") as stderr, subprocess.Popen(
         [sys.executable, "-m", "hindmost", *words],
-        env={**os.environ, **more}, stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, **more}, stdin=subprocess.PIPE, stderr=stderr, text=True,
     ) as process:  # fmt: skip
-        assert process.stderr
         deadline = time.monotonic() + 60
         job = " ".join(JOB)
         while not any(command.startswith(job) for _, command in tree(process.pid)):
             assert time.monotonic() < deadline
-            assert process.poll() is None, process.stderr.read()
+            assert process.poll() is None, log.read_text()
             time.sleep(0.05)
         found = {one: command for pid, command in list(tree(process.pid)) for one in listening(pid)}
         process.communicate()
