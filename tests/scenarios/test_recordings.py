@@ -231,6 +231,14 @@ def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> 
         assert one.until_step is None or abs(one.until_step - (one.since_step or 0) - 80) <= 3
 
 
+def test_all_ranks_alike_removes_more_than_one_fault() -> None:
+    """Delays that no verdict names are in the replay of like ranks, and in no cost."""
+    report = judged(recording("ddp-observed-slow-compute-rank1"))
+    (verdict,), step, ideal = report.verdicts, report.what_if.step_ms, report.what_if.ideal_step_ms
+    assert (step, ideal) == (pytest.approx(21.0, abs=0.1), pytest.approx(20.1, abs=0.1))
+    assert ideal < step - verdict.cost_ms_per_step
+
+
 def test_rank_numbers_are_those_of_the_job_s_own_records() -> None:
     """The steps of a rank and the operations of its process go together: both show the slow one."""
     run = load(OURS / "ddp-slow-compute-rank1.tar.xz")
