@@ -98,6 +98,26 @@ def test_waiting_for_gradients_has_the_bytes_of_all(horovod: Any, tmp_path: Path
     assert sizes(tmp_path) == [("all_reduce", 105 * each)] * 2
 
 
+def test_a_new_optimizer_has_bytes_of_its_own(horovod: Any, tmp_path: Path) -> None:
+    """Python may give it the place in memory, and so the id, of one that is gone."""
+    for each in (4, 8, 2, 4):
+        optimizer = horovod.optimizer._DistributedOptimizer()
+        optimizer._requires_update = [Tensor(count=100, each=each)]
+        optimizer.synchronize()
+        del optimizer
+    assert [size for _, size in sizes(tmp_path)] == [400, 800, 200, 400]
+
+
+@pytest.mark.parametrize("names", [{"__hash__": None}, {"__slots__": ("_requires_update",)}])
+def test_an_optimizer_that_cannot_be_remembered_has_bytes_too(names: dict[str, Any]) -> None:
+    """Without a hash, or without a weak reference."""
+    optimizer: Any = type("_DistributedOptimizer", (), names)()
+    calls = probe.Calls(FakeHorovod(), Recorder.__new__(Recorder))
+    for each in (4, 8):
+        optimizer._requires_update = [Tensor(count=100, each=each)]
+        assert calls._size_of(optimizer) == 100 * each
+
+
 def events(directory: Path, rank: int) -> list[tuple[str, int]]:
     (path,) = directory.glob(f"{rank}.py.*.ring")
     reader = ring.Reader(path)

@@ -14,9 +14,11 @@ shim only calls by hand are seen.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 from collections import Counter
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from hindmost.probes import horovod_cycles, on_import
 from hindmost.probes.guard import around
@@ -84,7 +86,8 @@ class Calls:
         self._communicators: dict[tuple[int, ...], int] = {}
         self._sequences: Counter[int] = Counter()
         self._handles: dict[Any, tuple[str, Any, int]] = {}
-        self._gradients: dict[int, tuple[int, int]] = {}  # optimizer to how many parameters it has, and their bytes
+        #: Optimizer to how many parameters it has, and their bytes.
+        self._gradients: WeakKeyDictionary[Any, tuple[int, int]] = WeakKeyDictionary()
         self._depth = 0  # a blocking call may be made of others
         self.cycles = horovod_cycles.watch(horovod)
 
@@ -192,16 +195,18 @@ class Calls:
     def _size_of(self, optimizer: Any) -> int:
         """Bytes of all gradients that it reduces, as they are sent; 0 for an optimizer that does not name them."""
         parameters = getattr(optimizer, "_requires_update", ())
-        known = self._gradients.get(id(optimizer))
+        try:
+            known = self._gradients.get(optimizer)
+        except TypeError:  # it has no hash, or nothing may refer to it weakly: added up each time
+            known = None
         if known is None or known[0] != len(parameters):
             halved = getattr(getattr(optimizer, "_compression", None), "__name__", "") == "FP16Compressor"
             sizes = (
                 one.numel() * (2 if halved and one.is_floating_point() else one.element_size()) for one in parameters
             )
             known = len(parameters), sum(sizes)
-            if len(self._gradients) >= MOST_HANDLES:
-                self._gradients.clear()
-            self._gradients[id(optimizer)] = known
+            with contextlib.suppress(TypeError):
+                self._gradients[optimizer] = known
         return known[1]
 
     def watch_handles(self) -> None:
