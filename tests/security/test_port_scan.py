@@ -64,8 +64,7 @@ def test_a_run_without_a_page_has_one_port(tmp_path: Path) -> None:
     assert where[0] in LOOPBACK
 
 
-@pytest.mark.needs("root")
-@pytest.mark.uses("ip")
+@pytest.mark.needs("root", "ip")
 def test_a_run_with_ranks_elsewhere_opens_the_agents_port_alone(tmp_path: Path) -> None:
     """On one address, the one on the way to them, and it speaks TLS; the page stays on loopback."""
     hosts = tmp_path / "hosts"
