@@ -1,14 +1,12 @@
 """What holds for every test: what it needs of the machine, and the closing line."""
 
-from __future__ import annotations
-
 import gc
 import re
 import sys
 import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import daemon_process
@@ -17,9 +15,6 @@ from hypothesis import HealthCheck, settings
 from tests import recordings
 from tests.needs import CONDITIONS, FETCHED_PYTHON, need
 from tests.programs import PACKAGES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 #: What marks may name; mpirun comes with the virtual environment.

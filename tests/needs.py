@@ -4,21 +4,16 @@
 need("the right to mount")             in a fixture
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests import programs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Where `make python-newer` unpacks one.
 FETCHED_PYTHON = Path(__file__).parents[1] / ".cache/python3.14/bin/python3.14"

@@ -1,7 +1,5 @@
 """What a page that is one file holds inside."""
 
-from __future__ import annotations
-
 import json
 import re
 from typing import Any

@@ -3,25 +3,19 @@
 The whole set is sought in ``HINDMOST_CORPUS``, the published traces in ``HINDMOST_STRAGGLER_ANALYSIS``.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import pickle
 import tarfile
+from collections.abc import Callable
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
 OURS = Path(__file__).resolve().parent / "fixtures/recordings"
 _NEXT_TO_THE_TREE = Path(__file__).resolve().parents[2] / "shared"

@@ -1,19 +1,13 @@
 """Records as a ring has them, of events that tests make; and rows of calls, which the agent has by column."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
 from hindmost import ring
 from hindmost.ring import layout
 from hindmost_agent.delivery.batch import Builder
-from hindmost_agent.jobs.event_rows import COLUMNS, Calls, varint
+from hindmost_agent.jobs.event_rows import COLUMNS, Calls, RowBuilder, varint
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_agent.jobs.event_rows import RowBuilder
 
 _MISSING = {"flags": 0, "peer": -1, "cpu_ns": -1, "runqueue_ns": -1, "enqueue_ns": -1}
 

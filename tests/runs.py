@@ -1,20 +1,14 @@
 """Runs that tests make of arrays, and the blocks that the judge builds of a run."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from hindmost_collector.recordings.tables import concatenate, table
-from hindmost_judge.model import GPU_TIME, Job, Run
+from hindmost_judge.blocks import Blocks
+from hindmost_judge.model import GPU_TIME, Job, Run, Table
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline.build_blocks import build
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Table
 
 MS = 1_000_000
 

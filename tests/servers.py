@@ -1,16 +1,11 @@
 """Servers that tests start: handed out once they answer, never before."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
+import subprocess
 import time
 import urllib.request
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    import subprocess
-    from pathlib import Path
+from pathlib import Path
 
 #: Generous: the machine may be busy with much else.
 START_S = 60.0

@@ -1,7 +1,5 @@
 """Packages import downwards only; imports for types and inside functions count."""
 
-from __future__ import annotations
-
 import ast
 import graphlib
 import re

@@ -1,16 +1,11 @@
 """`make test-deps`: what it installs starts no service."""
 
-from __future__ import annotations
-
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests import programs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("root", [[], ["env"]], ids=["as root", "behind sudo"])

@@ -1,7 +1,5 @@
 """Recorded files without the names in them: hosts, mounts, groups, addresses, GPUs. One name has one stand-in."""
 
-from __future__ import annotations
-
 import re
 
 UUID = re.compile(r"[0-9a-f]{8}([-_])[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{4}\1[0-9a-f]{12}", re.IGNORECASE)

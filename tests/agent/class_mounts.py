@@ -1,7 +1,5 @@
 """What kernels say of network file systems, as captures that others keep have it; see ``class_nodes``."""
 
-from __future__ import annotations
-
 LUSTRE_2_15 = """snapshot_time             1710759783.271040288 secs.nsecs
 start_time                1710700000.000000000 secs.nsecs
 elapsed_time              59783.271040288 secs.nsecs

@@ -9,15 +9,10 @@ names /proc/vmstat has in which kernel, Slurm's groups and files of 3.10 are as 
 (pressure on RHEL 8) cannot be put into a file and is left out.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 from tests.agent.class_mounts import LUSTRE_2_15, NFS_V3, NFS_V4_RDMA
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 PID, START = 31415, 91827
 SLURM_V1 = "/slurm/uid_1000/job_77/step_0/task_0"

@@ -1,15 +1,14 @@
 # ruff: noqa: N802, N815 - the stand-in is called as the real library is
 """Stand-ins for what a test machine has not: NVIDIA's management library, with GPUs that behave as set."""
 
-from __future__ import annotations
-
 import gc
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_agent.jobs.ranks import RankProcess
@@ -17,9 +16,6 @@ from hindmost_agent.sampler import Host
 
 from tests.agent import fake_node
 from tests.agent.nvml_recording import PlayedNvml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class NVMLError(Exception):

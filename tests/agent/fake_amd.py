@@ -3,17 +3,13 @@
 ``libamd_smi.so`` is stood in for by functions that fill the structures it is handed, as the library would.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import sys
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 from unittest import mock
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NOT_SUPPORTED, NOT_FOUND, BUSY = 2, 31, 30
 HOTSPOT, VRAM, GFX, MEM = 1, 2, 0, 4

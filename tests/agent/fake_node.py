@@ -6,12 +6,7 @@ lines of each file, round numbers, and no copy of a machine. Nodes closer to rea
 ones in ``tests/fixtures/nodes``.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 CORES, ADAPTERS, PID = 192, 8, 4242
 

@@ -1,11 +1,6 @@
 """Folders of /proc and /sys that a test writes itself, and lets go."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
 
 
 def write(folder: Path, files: dict[str, str]) -> None:

@@ -1,8 +1,6 @@
 # ruff: noqa: N802 - the stand-in is called as the real library is
 """What NVIDIA's management library answered on a real machine, written down, and played back without one."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 from types import SimpleNamespace

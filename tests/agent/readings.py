@@ -1,11 +1,6 @@
 """What a sampler reads, by name and labels, as tests ask for it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from hindmost_agent.sampler import Sampler
+from hindmost_agent.sampler import Sampler
 
 
 def read(sampler: Sampler, prefix: str = "") -> dict[tuple[str, ...], float]:

@@ -11,8 +11,6 @@ Names of hosts, containers, mounts and GPUs are replaced; numbers stay as they a
 few are kept, each with all that is read of it. Still look the result over before it is committed.
 """
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json

@@ -1,8 +1,6 @@
 """The agent's account of itself: what it does not do has no value, what it has not done yet is 0."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost_agent.agent import Agent
 from hindmost_agent.delivery.spool import Spool
@@ -14,9 +12,6 @@ from hindmost_agent.sampler import NS, Host
 from hindmost_agent.samplers import agent as account
 from hindmost_agent.settings import Address
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 DELIVERY = {
     "produced_samples_total", "delivered_samples_total", "pending_samples", "spool_bytes", "connected",

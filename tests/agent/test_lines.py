@@ -1,15 +1,10 @@
 """Chosen lines of a kernel file: what is missing or torn is missing, and takes nothing else with it."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_agent.kernel_files import File, Lines
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize("torn", ["pgfault 1x2\npgmajfault 7\n", "pgfault -\npgmajfault 7\n"])

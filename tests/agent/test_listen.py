@@ -1,7 +1,5 @@
 """Who asks the agent's port gets an answer, whatever it asks; what cannot be bound is said in one plain line."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 

@@ -1,7 +1,5 @@
 """Recording a machine: the result can stand in its place, is small, and does not show whose it was."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import shutil

@@ -1,11 +1,9 @@
 """The runner owns when samplers run, how long they took, and what becomes of their errors."""
 
-from __future__ import annotations
-
 import gc
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent import samplers
@@ -16,9 +14,6 @@ from hindmost_agent.kernel_files import File
 from hindmost_agent.runner import ABSENT_RETRY_NS, Runner
 from hindmost_agent.sampler import NS, Absent, Host, Sampler, counter, gauge, series
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 VALUE = gauge("hindmost_node_test_value_bytes", "A value.")
 

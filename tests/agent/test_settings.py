@@ -1,7 +1,5 @@
 """An agent's settings are checked before it starts; a wrong one is named in one line with the remedy."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,9 +1,8 @@
 """When rings are read and what becomes of it: rarely, in time, and never without bound."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -17,13 +16,7 @@ from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.rings import BUSY_SHARE, RasStall, Rings
 from hindmost_agent.kernel_files import PIECE, File, read_once
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS, Host
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
-
-    from hindmost_agent.sampler import Sampler
+from hindmost_agent.sampler import NS, Host, Sampler
 
 CAPACITY = 64
 

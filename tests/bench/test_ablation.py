@@ -1,7 +1,5 @@
 """bench/ablation.py: a module with switches does what it did, until one of them is thrown."""
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The tables of bench/accuracy: how sure its figures are, and which seeds they are of."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

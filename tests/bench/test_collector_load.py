@@ -1,7 +1,5 @@
 """The agents that load the collector in bench/collector_load send what the real agent sends."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost_agent.delivery import batch as packing
 from hindmost_agent.jobs.event_rows import StepRow

@@ -1,13 +1,8 @@
 """bench/equal_reports.py: two trees' reports are the same only where every byte is."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.equal_reports import different, drawn, keep
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_byte_or_a_missing_report_is_a_difference(tmp_path: Path) -> None:

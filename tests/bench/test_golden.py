@@ -1,7 +1,5 @@
 """bench/golden.py: which differences between two judges are differences of a decision."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Faults that are put into real recordings cost what they must, and nothing else in these changes."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """How bench/gpu/live_faults.py grades what a running job's verdicts said of a fault that was put into it."""
 
-from __future__ import annotations
-
 import importlib
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The bench of public programs: what is graded right, and the table in the page."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The second simulator's physics: which lane sets the pace, who waits where, and what a fault costs."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from pathlib import Path

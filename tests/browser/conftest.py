@@ -1,26 +1,21 @@
 """A headless Chromium, driven by the WebDriver protocol, and the collector's own page server with a report to show."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile
 import time
 import urllib.request
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.serve import http
 from hindmost_collector.serve.http import Page
 from hindmost_collector.serve.live_page import Condition, LivePage
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from hindmost_collector.store.parquet.store import ParquetStore
-    from hindmost_judge.overview import Overview
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_judge.overview import Overview
 
 #: Without the background-networking flags Chromium calls home at every start.
 FLAGS = (

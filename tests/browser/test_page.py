@@ -1,11 +1,10 @@
 """The live page, in a real browser."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +16,6 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_judge.judge import judge
 from hindmost_judge.overview import Overview
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 pytestmark = pytest.mark.needs("chromium", "chromedriver")
 

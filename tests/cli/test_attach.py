@@ -1,7 +1,5 @@
 """Looking into running processes: whom, by what, and how sure. test_attach_live.py looks into real ones."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Looking into processes that really run: py-spy from outside, a Python 3.14 from inside, by its own door."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -9,16 +7,13 @@ import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hindmost_cli
 import pytest
 from hindmost_agent import stacks
 from hindmost_cli.attach import injected
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: A loop that spends its time in two functions, for so many seconds each; waking up late must not change the shares.
 LOOP = """

@@ -1,11 +1,10 @@
 """Comparison of two runs."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,14 +15,9 @@ from hindmost_collector.report import compare as text
 from hindmost_collector.report.compare import compare, condition, measured, scaling
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-from hindmost_judge.model import COLLECTIVES, empty
+from hindmost_judge.model import COLLECTIVES, Run, empty
 
 from tests.scenarios import loads
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_judge.model import Run
 
 SLOW = {"rank": 2, "compute": 3.0}
 

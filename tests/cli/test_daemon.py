@@ -1,17 +1,12 @@
 """Daemons of ``hindmost run``: what they print before they serve, and what is made of it."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_cli.run.session import Daemon, from_here
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def daemon(folder: Path, program: str, sitecustomize: str = "") -> Daemon:

@@ -1,12 +1,10 @@
 """``hindmost doctor`` tells what is seen, what is not, and never fails."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import requirements
@@ -14,9 +12,6 @@ from hindmost.native import build
 from hindmost_agent import stacks
 from hindmost_cli import doctor, main
 from hindmost_cli.doctor import Finding, Machine
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 STATES = {"yes", "part", "no"}
 KFD = "sys/class/kfd/kfd/topology/nodes"

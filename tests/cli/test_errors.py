@@ -1,17 +1,13 @@
 """What goes wrong in a subcommand ends in one line."""
 
-from __future__ import annotations
-
 import sys
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import hindmost_cli
 import pytest
 from hindmost import requirements
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) -> None:

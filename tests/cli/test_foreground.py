@@ -1,7 +1,5 @@
 """A command under ``hindmost run`` behaves as it does alone: exit codes, signals, what is left running."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

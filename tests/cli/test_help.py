@@ -1,19 +1,14 @@
 """``--help`` explains every option in short sentences, fits a screen, and its examples work."""
 
-from __future__ import annotations
-
 import argparse
 import re
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hindmost_cli
 import pytest
 
 from style_check import rules
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONGEST_SENTENCE = 25
 SCREEN_LINES, SCREEN_COLUMNS = 50, 120

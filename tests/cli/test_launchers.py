@@ -1,18 +1,13 @@
 """How each launcher is recognised, and how it is made to carry variables to other hosts."""
 
-from __future__ import annotations
-
 import socket
 import stat
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_cli import launchers
 from hindmost_cli.launchers import mpirun, srun
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMES = ["HINDMOST_JOB_ID", "PYTHONPATH"]
 VERSIONS = {

@@ -1,7 +1,5 @@
 """What `hindmost run` says of verdicts while the job writes to the same terminal."""
 
-from __future__ import annotations
-
 import os
 
 import pyte

@@ -1,17 +1,13 @@
 """Where a run is kept and what it is called."""
 
-from __future__ import annotations
-
 import shlex
 import socket
-from typing import TYPE_CHECKING, Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from hindmost.errors import HindmostError, UsageError
 from hindmost_cli.run import environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

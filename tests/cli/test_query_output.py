@@ -1,15 +1,10 @@
 """The output of `hindmost query`: plain and parseable in a pipe, folded on a terminal."""
 
-from __future__ import annotations
-
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_cli import main
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 LONG = "select rank, repeat('word ', 40) as text, 1.5 as ratio, null as nothing from ranks order by rank limit 2"
 

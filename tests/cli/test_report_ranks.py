@@ -1,9 +1,7 @@
 """``hindmost report``: which ranks and sections it shows, and the command for all evidence."""
 
-from __future__ import annotations
-
 import shlex
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_cli import main
@@ -11,9 +9,6 @@ from hindmost_collector.report.columns import deciding
 from hindmost_collector.report.sections import SECTIONS
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,15 @@
 """What `hindmost report --slurm` and `hindmost slurm` say, with programs in place of Slurm's."""
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import gzip
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_cli import main, slurm
@@ -20,9 +19,6 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 
 from tests.needs import need
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 SCRIPTS = Path(__file__).parents[2] / "deploy" / "slurm"
 

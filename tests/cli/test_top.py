@@ -1,14 +1,14 @@
 """Watching a running job in the terminal."""
 
-from __future__ import annotations
-
 import json
 import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -17,10 +17,6 @@ from hindmost_cli.top import source
 from hindmost_judge.judge import judge
 
 from tests.scenarios import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 REPORT = judge(loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))).to_dict()
 

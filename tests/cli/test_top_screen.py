@@ -1,12 +1,11 @@
 """The screen of `hindmost top`, rendered as text: which rank stands where, and that nothing is cut."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pytest
 from hindmost.errors import HindmostError
@@ -18,9 +17,6 @@ from hindmost_judge.judge import judge
 from textual import events
 
 from tests.scenarios import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 #: A report with a verdict on rank 2.
 REPORT = judge(loads.make(loads.Load(faults=[{"rank": 2, "compute": 3.0}]))).to_dict()

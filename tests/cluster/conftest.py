@@ -1,18 +1,13 @@
 """What the end-to-end tests share."""
 
-from __future__ import annotations
-
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.needs import need
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 NETWORK = """
 ip netns add {0} && ip netns add {1}

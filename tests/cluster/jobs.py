@@ -1,22 +1,18 @@
 """Real jobs under a real ``hindmost run``: what the tests here start them with, and how they look for leftovers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.needs import need
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 TRAIN_MPI = str(ROOT / "examples" / "train_mpi.py")

@@ -4,8 +4,6 @@ ras_waiting.py FOLDER     # each rank writes its process id and how many it has 
                           # and when rank 1 stopped
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

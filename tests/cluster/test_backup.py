@@ -1,16 +1,11 @@
 """Back-up and restore of a store as docs/how-to/run-a-service.md has it, while agents and ranks go on."""
 
-from __future__ import annotations
-
 import shutil
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench.delivery_ledger.scene import RANKS, Scene
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Steps a second a rank.
 RATE = 20.0

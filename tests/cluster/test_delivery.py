@@ -4,16 +4,11 @@ cut.
 ``python -m bench.delivery_ledger`` runs this scene at full length, and each trouble separately.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from bench.delivery_ledger import scenarios
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = pytest.mark.torture
 

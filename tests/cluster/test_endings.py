@@ -1,7 +1,5 @@
 """However a job ends, its exit code is its own, what was recorded is reported, and nothing is left running."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,23 +1,19 @@
 """A job is examined while it hangs: by the collector on its own, and on request."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import signal
 import subprocess
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cluster.jobs import HINDMOST, MPIRUN, SOON, environ, job_of, wait_until_gone
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(500)]
 

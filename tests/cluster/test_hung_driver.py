@@ -1,17 +1,12 @@
 """An agent whose GPU driver never answers: it serves what there is, and it ends when asked to."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
 import urllib.request
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import pytest
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 PATIENCE_S = 30
 #: Every call of this driver stays in the C library for ever, as one of NVML does that waits for a GPU's firmware. Its

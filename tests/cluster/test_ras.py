@@ -1,7 +1,5 @@
 """NCCL's RAS names the rank of a hang where neither plugin nor probe sees collectives."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -10,16 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cluster.jobs import HINDMOST, OF_TWO, SOON, environ, job_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.timeout(300)]
 

@@ -1,7 +1,5 @@
 """A job of a real Slurm on two hosts: its controller, a daemon on each, and nothing installed but its programs."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

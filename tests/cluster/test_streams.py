@@ -1,7 +1,5 @@
 """Standard streams that are closed, full or poor in characters cost an output at most, never a traceback."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

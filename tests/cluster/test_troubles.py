@@ -1,11 +1,9 @@
 """What is wrong around a job costs one clear line, never the job."""
 
-from __future__ import annotations
-
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hindmost_cli
 import pytest
@@ -23,9 +21,6 @@ from tests.cluster.jobs import (
     observe,
     wait_until_gone,
 )
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.uses("cc", "unshare"), pytest.mark.timeout(300)]
 

@@ -1,18 +1,13 @@
 """A job on two hosts: network namespaces with names and shared memory of their own, and a stand-in for ssh."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 
 from tests.cluster.jobs import HINDMOST, PATIENCE_S, TRAIN_MPI, environ, job_of, wait_until_gone
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.uses("ip"), pytest.mark.timeout(300)]
 

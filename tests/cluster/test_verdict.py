@@ -3,8 +3,6 @@
 Which verdict small faults get is shown by recordings of them (tests/scenarios), how often by bench/verdict_repeat.py.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cluster.jobs import MPIRUN, TRAIN_MPI, Observed, observe

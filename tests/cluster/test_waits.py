@@ -1,21 +1,17 @@
 """A job that stops in messages has a verdict on the rank that the others wait for, while it stands."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 
 from tests.cluster.jobs import HINDMOST, MPIRUN, SOON, environ, job_of, wait_until_gone
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(500)]
 

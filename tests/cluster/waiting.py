@@ -4,8 +4,6 @@ Open MPI waits by asking again and again. From that step on the ranks give way t
 in their session, and where the kernel shares the CPU among sessions (autogroup), their session to the others.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

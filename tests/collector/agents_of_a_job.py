@@ -1,7 +1,5 @@
 """Several simulated agents of one job."""
 
-from __future__ import annotations
-
 
 class Four:
     """Makes agents of two ranks each, of one job of four."""

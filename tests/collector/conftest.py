@@ -1,15 +1,15 @@
 """A simulated agent that speaks the real protocol, and a real collector process to speak it to."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
 import subprocess
 import sys
 import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -18,10 +18,6 @@ from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.simulate.stream import open_stream
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterator
-    from pathlib import Path
 
 WORLD = 2**63 + 5
 SCHEMA = 9

@@ -1,7 +1,5 @@
 """What a collector's log says of its life, and of its agents."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 import itertools

@@ -1,7 +1,5 @@
 """Settings of the collector: four layers, checked before anything starts, each mistake in one line."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import dataclasses

@@ -1,7 +1,5 @@
 """A collector that starts with a job imports no pandas while the ranks start."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """Large jobs, jobs that grow and shrink, many jobs, and a long life: simulated, in memory unless said otherwise."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

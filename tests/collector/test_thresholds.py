@@ -1,7 +1,5 @@
 """Thresholds: one table, four layers, each mistake in one line; and no number of the judge without a reason."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from types import SimpleNamespace

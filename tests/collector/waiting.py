@@ -1,13 +1,8 @@
 """Waiting for what happens in the background."""
 
-from __future__ import annotations
-
 import asyncio
 import time
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from collections.abc import Callable
 
 
 async def until(condition: Callable[[], object], seconds: float = 60.0) -> None:

@@ -1,17 +1,13 @@
 """Boards and rules over given series, as promtool evaluates them: no server, and time is a number."""
 
-from __future__ import annotations
-
 import json
 import subprocess
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 ROOT = Path(__file__).parents[2]
 RULES = [ROOT / "dashboards" / name for name in ("recording.yml", "alerts.yml")]

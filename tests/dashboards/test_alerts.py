@@ -1,19 +1,15 @@
 """The alert rules, as Prometheus itself reads and evaluates them: each fires, and is quiet before and after."""
 
-from __future__ import annotations
-
 import re
 import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
 from tests.dashboards.conftest import INTERVAL_S, RULES, Case
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 ROOT = Path(__file__).parents[2]
 #: For how many ticks a series is well, ill and well again in what follows.

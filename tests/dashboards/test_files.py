@@ -1,7 +1,5 @@
 """The checked-in boards: fresh, understood by Grafana's own types, and by the rules of its dashboard-linter."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

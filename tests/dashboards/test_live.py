@@ -1,7 +1,5 @@
 """The boards over a real job: mpirun under ``hindmost run``, two scrapes of its collector, and real nodes with GPUs."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -9,17 +7,15 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.dashboards.conftest import INTERVAL_S, TICKS, Case, targets
 from tests.servers import free_port, until_it_answers
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
 
 pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.timeout(120)]
 

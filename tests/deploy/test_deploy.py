@@ -1,7 +1,5 @@
 """What is in ``deploy/``, as the programs that will read it judge it."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Which ports each set-up of deploy/ opens as it comes: on loopback, inside of the cluster, or behind a secret."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

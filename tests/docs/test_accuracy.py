@@ -1,7 +1,5 @@
 """docs/explanation/accuracy.md shows what was measured."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

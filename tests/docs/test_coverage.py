@@ -1,7 +1,5 @@
 """The table of what is measured: each filled cell says what shows it."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

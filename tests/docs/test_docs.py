@@ -1,13 +1,12 @@
 """What the documentation names exists, and what exists is documented."""
 
-from __future__ import annotations
-
 import argparse
 import dataclasses
 import importlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 import yaml
@@ -19,10 +18,6 @@ from hindmost_judge.model import OTHER, PHASES, TABLES
 from hindmost_judge.settings import Settings
 from hindmost_judge.verdict.schema import CAUSES, KINDS
 from hindmost_proto import telemetry_pb2
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

@@ -1,7 +1,5 @@
 """The queries that docs/reference/run-directory.md shows, run as they stand over a small run directory."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

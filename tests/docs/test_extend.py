@@ -1,7 +1,5 @@
 """The guide's examples are followed to the letter: new files, a panel's lines, and everything knows them."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

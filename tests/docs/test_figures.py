@@ -1,7 +1,5 @@
 """The figures of the pages are those that were measured."""
 
-from __future__ import annotations
-
 import pytest
 
 from bench import figures

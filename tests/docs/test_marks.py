@@ -1,7 +1,5 @@
 """``make`` looks for some marks in their folders only: a test that bears one elsewhere would never run."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

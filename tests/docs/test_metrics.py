@@ -1,18 +1,12 @@
 """Metrics in pages, dashboards and alerts, against those that agents and collectors have."""
 
-from __future__ import annotations
-
 import importlib
 import pkgutil
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hindmost_agent import samplers
-from hindmost_agent.sampler import REGISTRY
-
-if TYPE_CHECKING:
-    from hindmost_agent.sampler import Metric
+from hindmost_agent.sampler import REGISTRY, Metric
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

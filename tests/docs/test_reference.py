@@ -1,7 +1,5 @@
 """The generated pages of the reference say what the code says."""
 
-from __future__ import annotations
-
 import pytest
 
 from docs.generate.__main__ import PAGES, written

@@ -1,7 +1,5 @@
 """Results that the benches left can be read again."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

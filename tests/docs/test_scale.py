@@ -1,7 +1,5 @@
 """The arithmetic of docs/explanation/scale.md, worked out again from what was measured."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

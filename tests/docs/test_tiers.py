@@ -1,7 +1,5 @@
 """The suites that .ci/run runs only where their files have changed."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """One file has the version; what cannot read it says the same."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,17 +1,12 @@
 """A job that reduces its gradients during backward, bucket by bucket, with delays anywhere in it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_collector.recordings.tables import table
-from hindmost_judge.model import GPU_TIME
+from hindmost_judge.model import GPU_TIME, Run, Table
 
 from tests.runs import MS, made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
 
 RANKS, STEPS, BUCKETS = 4, 120, 12
 FORWARD, BUCKET, TRANSFER = 10e6, 1e6, 0.2e6

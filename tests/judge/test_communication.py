@@ -1,7 +1,5 @@
 """Calls, bytes, wait and transfer of each operation, size and group."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows

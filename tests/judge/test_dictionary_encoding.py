@@ -1,7 +1,5 @@
 """Values as numbers, by what is dear to import."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

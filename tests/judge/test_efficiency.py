@@ -1,7 +1,5 @@
 """POP's efficiencies of runs made by hand, and steps with one thing made free."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

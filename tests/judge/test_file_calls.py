@@ -1,7 +1,5 @@
 """Calls on files by operation and size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge import file_calls

@@ -1,7 +1,5 @@
 """The judge stands alone: numpy and the standard library, and nothing of the collector."""
 
-from __future__ import annotations
-
 import ast
 import sys
 from pathlib import Path

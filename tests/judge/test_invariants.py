@@ -1,19 +1,14 @@
 """What must hold of every judgement, whatever the job: tried on made jobs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Verdict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Verdict
 
 quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 excesses = st.sampled_from([0.0, 0.3, 1.0, 4.0])

@@ -1,19 +1,13 @@
 """What must hold of every judgement, whatever the waits: tried on jobs of every layout."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.moved import renamed, shifted
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 STEP_MS = 100.0
 

@@ -1,17 +1,12 @@
 """Who is named in jobs whose ranks talk in several groups, on simulated runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
+from hindmost_judge.model import Run
 
 TENSOR = Scenario(seed=5, ranks=16, layout="tp_dp", tensor=4)
 

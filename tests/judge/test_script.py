@@ -1,7 +1,5 @@
 """The word of a command line that a job is called after."""
 
-from __future__ import annotations
-
 import shlex
 
 import pytest

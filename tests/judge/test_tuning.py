@@ -1,22 +1,18 @@
 """Each setting is advised from its threshold on, with its evidence and what to type, and not below it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_judge import tuning
 from hindmost_judge.communication import Traffic
+from hindmost_judge.model import Run
 from hindmost_judge.overview import Overview
 
 from tests.runs import made
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 MS = 1e6
 RANKS, CPUS = 4, 16

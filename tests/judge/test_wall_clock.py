@@ -1,7 +1,5 @@
 """Where the wall-clock time of a job went, and how fast it trained."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,19 +1,14 @@
 """What tests of the training process's side share."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import errors, ring, stepping
 from hindmost.native import build
 
 from tests.probe.torch_loop import Loop
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(params=["python", pytest.param("c", marks=pytest.mark.needs("cc"))])

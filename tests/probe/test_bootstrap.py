@@ -1,7 +1,5 @@
 """How the probe gets into a training process, and how it stays out of everything else: real processes, no framework."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 import subprocess

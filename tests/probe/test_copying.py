@@ -1,7 +1,5 @@
 """How long a copy to the GPU kept a rank: measured on a host and a GPU that take known times."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost.probes.torch_cuda import Call, copied_ms
 

@@ -1,14 +1,9 @@
 """Whether the cores that a process may use are all busy, from the idle time of each."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost.daemon_process import FullCores
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 class Machine:

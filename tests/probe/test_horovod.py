@@ -1,10 +1,10 @@
 """The Horovod probe where no Horovod is needed: an elastic rank that moves, and calls made of calls."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import bootstrap, ring, stepping
@@ -12,10 +12,6 @@ from hindmost.identity import Identity
 from hindmost.probes import guard
 from hindmost.probes import horovod as probe
 from hindmost.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class FakeHorovod(SimpleNamespace):

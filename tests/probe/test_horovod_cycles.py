@@ -1,7 +1,5 @@
 """What the probe makes of the cycles of Horovod's thread: words as the shim writes them."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost.probes import horovod_cycles as probe
 

@@ -1,19 +1,15 @@
 """The probe of Horovod's front end for TensorFlow where there is neither: a step's wait, made of what the shim saw."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
 from hindmost.probes import guard, horovod, horovod_cycles, keras
 from hindmost.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Front(SimpleNamespace):

@@ -1,7 +1,5 @@
 """Which processes are ranks, and which place the launchers' variables give them."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost import identity
 from hindmost_judge.job_command import START_PYTHON

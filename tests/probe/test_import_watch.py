@@ -1,19 +1,15 @@
 """Probes wait for their frameworks: each is imported with its package, and called with the modules that it names."""
 
-from __future__ import annotations
-
 import importlib
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.probes import ImportWatch
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Which interpreters the probe gets into, by which way: the table of docs/reference/coverage.md, cell by cell."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,17 +1,12 @@
 """The exception that ends a rank is its last word in the ring."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost import ring
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.mark.parametrize(

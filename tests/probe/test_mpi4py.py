@@ -1,7 +1,5 @@
 """mpi4py's collectives without a PMPI shim: two real ranks, seen through their rings."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

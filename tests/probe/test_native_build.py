@@ -1,18 +1,13 @@
 """Building the C libraries: at first use, once, and with one clear line when it cannot be done."""
 
-from __future__ import annotations
-
 import platform
 import threading
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.native import build
 from hindmost_cli import main
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What hooks do only in a Python newer than this is tried there."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

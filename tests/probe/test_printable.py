@@ -1,10 +1,8 @@
 """What a file holds reaches no terminal as it is: neither as an error's words nor as a name in a report."""
 
-from __future__ import annotations
-
 import io
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost.errors import MOST, UsageError, one_line, printable
@@ -12,9 +10,6 @@ from hindmost_cli import main
 from hindmost_collector.report import csv, text
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 CLEAR = "\x1b[2J\x1b]0;owned\x07\u202e\x9b31m"
 

@@ -1,16 +1,11 @@
 """Agent and collector run below the ranks of their node, as far as the system lets them."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: Runs in a session of its own, as a daemon of ``hindmost run`` does, with a second thread.
 LOWERED = """

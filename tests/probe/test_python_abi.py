@@ -1,7 +1,5 @@
 """One build of the extension serves every CPython that has the GIL, and needs no header of Python's."""
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """The ring: what a writer puts in, a reader gets out, whole, in order, and with every loss counted."""
 
-from __future__ import annotations
-
 import os
 import re
 import struct

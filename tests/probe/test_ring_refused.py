@@ -1,20 +1,15 @@
 """What is no ring, or is one no more, is refused in one line that names it."""
 
-from __future__ import annotations
-
 import errno
 import os
 import socket
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
 from hindmost import ring
 from hindmost.ring import layout
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 
 @pytest.fixture(autouse=True)

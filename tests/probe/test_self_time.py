@@ -1,7 +1,5 @@
 """What a training thread did between two of its collectives, as the torch probe measures it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hindmost.probes.self_time import CPU_KNOWN, RUNQUEUE_KNOWN, SELF, SelfTime

@@ -1,7 +1,5 @@
 """What is measured on some steps only, and how often: by what it costs."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost.step_sampling import StepSampling, Usage, every
 

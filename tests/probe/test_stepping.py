@@ -1,10 +1,9 @@
 """hindmost.step() and hindmost.phase(): what a hand-written loop may say of itself."""
 
-from __future__ import annotations
-
 import itertools
 import threading
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import hindmost
 import pytest
@@ -12,10 +11,6 @@ from hindmost import ring, stepping
 from hindmost.identity import Identity
 from hindmost.recorder import Recorder
 from hindmost.step_sampling import StepSampling
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 IDENTITY = Identity("job", 0, 1, 0, "node", "python", "train.py")
 

@@ -1,17 +1,13 @@
 """Which calls between a fetch and the model are taken for copies of the batch, where sys.monitoring tells of calls."""
 
-from __future__ import annotations
-
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost.probes import guard, torch_copies
 from hindmost.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = pytest.mark.skipif(not hasattr(sys, "monitoring"), reason="needs Python 3.12: sys.monitoring is new there")
 

@@ -1,8 +1,7 @@
 """GPU phases from CUDA events that are read late: with a GPU made of numbers."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hindmost import ring
@@ -11,10 +10,6 @@ from hindmost.probes.torch_cuda import OUTSTANDING, GpuPhases
 from hindmost.recorder import Recorder
 
 from tests.probe.fake_cuda import FakeCuda
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 
 class Device:

@@ -1,22 +1,17 @@
 """A hooked function is the same as before for all other code."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import pickle
 import sys
 import weakref
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.probes.guard import around, remove_all, undo
 
 from tests.probe.torch_loop import Loop
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def test_what_is_hooked_is_as_it_was(loop: Loop) -> None:

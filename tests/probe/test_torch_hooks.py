@@ -1,21 +1,15 @@
 """What the hooks of a torch loop record of its steps."""
 
-from __future__ import annotations
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
 
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
-
+import pytest
 from hindmost import ring, stepping
 from hindmost.probes import torch_copies
 
 from tests.probe.fake_cuda import FakeCuda
 from tests.probe.torch_loop import Loop, steps
-
-if TYPE_CHECKING:
-    from pathlib import Path
-    from types import FrameType
-
-    import pytest
 
 
 def test_steps_are_written_in_order_with_their_work(loop: Loop) -> None:

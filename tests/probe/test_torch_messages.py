@@ -1,9 +1,9 @@
 """Whom a rank waits for in ``torch.distributed``'s own send and receive."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import ring
@@ -11,10 +11,6 @@ from hindmost.identity import Identity
 from hindmost.probes.self_time import SelfTime
 from hindmost.probes.torch_collectives import Calls, hook_call
 from hindmost.recorder import Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 #: Ranks of the job in a group that is not all of it.
 MEMBERS = [2, 5, 7]

@@ -1,7 +1,5 @@
 """What hooks of a torch loop leave for later, what they take, and what they do where that is too much."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost import ring
 from hindmost.recorder import FLUSH_NS

@@ -1,9 +1,9 @@
 """Where steps begin and end, for loops of any shape: given as times, read from the ring."""
 
-from __future__ import annotations
-
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import ring
@@ -11,10 +11,6 @@ from hindmost.identity import Identity
 from hindmost.probes.torch_native import native_hooks
 from hindmost.probes.torch_steps import SOURCES, StepDetector
 from hindmost.recorder import PHASE, STEP, Recorder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 
 class Loop:

@@ -1,19 +1,14 @@
 """Which thread of a torch loop is recorded, where several fetch or train."""
 
-from __future__ import annotations
-
 import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost import ring, stepping
 
 from tests.probe.torch_loop import Loop, steps
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def in_another_thread(function: Callable[..., object], *arguments: object) -> None:

@@ -1,21 +1,17 @@
 """Waits for the GPU, seen in C functions that may wait: here, of the interpreter's own."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import ring
 from hindmost.native import build
 from hindmost.probes.torch_native import ANY, COPIES, OF_TENSOR
 from hindmost.ring import native
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 pytestmark = pytest.mark.needs("cc")
 

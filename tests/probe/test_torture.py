@@ -1,18 +1,13 @@
 """The job comes first: however a training process ends or is mistreated, it ends as it would have without hindmost."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost.native import build
 from hindmost_cli.run import environment
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: A loop that marks its steps where hindmost is there, and trains all the same where it is not.
 LOOP = """

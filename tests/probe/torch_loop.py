@@ -1,9 +1,8 @@
 """A training loop that is hooked as torch's are, without torch and with a controlled clock."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost import ring
 from hindmost.identity import Identity
@@ -12,10 +11,7 @@ from hindmost.probes.torch_hooks import Hooks
 from hindmost.probes.torch_native import native_hooks
 from hindmost.recorder import Recorder
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from tests.probe.fake_cuda import FakeCuda
+from tests.probe.fake_cuda import FakeCuda
 
 
 class Loop:

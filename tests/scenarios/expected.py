@@ -1,7 +1,5 @@
 """What each recording of a known fault must be judged as."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

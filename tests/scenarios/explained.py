@@ -1,13 +1,7 @@
 """The invariant that users see: a verdict or a sentence explains who comes last in the table."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 from hindmost_collector.report import columns
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Report
+from hindmost_judge.verdict.schema import Report
 
 #: A rank is seen to come last in this share of the collectives, with the others waiting for this share of a step.
 _MOSTLY, _MUCH = 0.5, 0.05

@@ -1,17 +1,13 @@
 """Small made runs for scenarios: arrays straight into a ``Run``, one random generator, no clock, no files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_collector.recordings.tables import select, table
+from hindmost_judge.model import Run, Table
 
 from tests.runs import made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
 
 
 @dataclass

@@ -1,16 +1,10 @@
 """The same run in another form: ranks renamed, clocks shifted."""
 
-from __future__ import annotations
-
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from hindmost_judge.model import Run, Table
+from hindmost_judge.model import Run, Table
 
 TIMES = ("start_ns", "time_ns", "observed_ns")
 

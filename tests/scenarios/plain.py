@@ -1,18 +1,14 @@
 """What a reader may expect of any report: its sentences are short, and its words are those of styles/."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.verdict_lines import rendered
 
 from style_check import rules
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 ROOT = Path(__file__).parents[2]
 

@@ -1,20 +1,14 @@
 """What a ``*.scenario`` in this folder says, as a run; ``test_scenarios.py`` describes its lines."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, Truth, simulate
+from hindmost_judge.model import Run
 
 from . import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_collector.simulate import Truth
-    from hindmost_judge.model import Run
 
 
 def scenarios(*, alternatives: bool = True) -> Iterator[Any]:

@@ -3,22 +3,18 @@
 Made by bench/advice; folders of commands and metrics of hosts that no rule reads were cut.
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import section_rows
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Report
 
 from bench.advice.__main__ import CASES
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Report
 
 FOLDER = Path(__file__).resolve().parents[1] / "fixtures/advice"
 

@@ -1,10 +1,8 @@
 """Recordings of real training without some files are judged rightly by the rest, or reported as not enough."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,9 +11,6 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED
 
 from tests.recordings import unpacked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _no_steps(name: str) -> bool:

@@ -1,21 +1,21 @@
 """Every report, of whatever job: short sentences in the field's words, whole at any width, with its deciding column."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import json
 import re
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_collector.report import columns, html, text
 from hindmost_collector.report.verdict_lines import rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 
 from tests.pages import inside
 from tests.recordings import judged, recording
@@ -24,11 +24,6 @@ from .expected import RECORDINGS
 from .loads import Load, hang, make
 from .plain import findings
 from .scenario_files import run_of, scenarios
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from hindmost_judge.model import Run
 
 ALL = tuple(range(4))
 #: Jobs that neither a scenario nor a recording is of.

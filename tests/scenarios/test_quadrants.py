@@ -3,8 +3,6 @@
 Made by bench/gpu/quadrants.py, whose loops count their own operations and bytes.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

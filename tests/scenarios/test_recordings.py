@@ -5,8 +5,6 @@ on two shared cores: in each a rank was once named or cleared falsely, or at a f
 the demo's. So it was in the slow backward and in those whose hosts launch for all of each step.
 """
 
-from __future__ import annotations
-
 import warnings
 from dataclasses import replace
 

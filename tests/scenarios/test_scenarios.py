@@ -15,19 +15,13 @@ A scenario is a title line ``# …`` and lines of words:
 ``name=A|B`` is a scenario with A and one with B; all alternatives in it change together.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
+from hindmost_collector.simulate import Truth
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Verdict
 
 from .scenario_files import job_of, scenarios, words
-
-if TYPE_CHECKING:
-    from hindmost_collector.simulate import Truth
-    from hindmost_judge.verdict.schema import Verdict
 
 
 def assert_saves(verdict: Verdict, said: str, truth: Truth, steps: int) -> None:

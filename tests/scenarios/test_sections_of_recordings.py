@@ -1,17 +1,13 @@
 """What the sections of a report say of real recordings can be: parts add up, and shares are shares."""
 
-from __future__ import annotations
-
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost_collector.report import section_rows, sections, text
 
 from tests import recordings
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 ALL = sorted(recordings.OURS.glob("*.tar.xz"))
 #: Every second: all kinds of sources are among them.

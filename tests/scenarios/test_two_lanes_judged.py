@@ -1,7 +1,5 @@
 """Jobs of the second simulator, whose hosts and GPUs are lanes of their own, are judged as what they are."""
 
-from __future__ import annotations
-
 import importlib
 from dataclasses import replace
 from pathlib import Path

@@ -1,11 +1,11 @@
 """Certificates of several authorities, made once, and a collector that asks for them or for tokens."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost import credentials
@@ -17,10 +17,6 @@ from hindmost_collector.main import open_store
 from hindmost_collector.options import resolve
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
-    from pathlib import Path
 
 SECRET = "0123456789abcdef-the-secret"  # noqa: S105 - of these tests
 #: For one answer: the machine may be busy with much else.

@@ -1,7 +1,5 @@
 """Ports on which a process listens."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

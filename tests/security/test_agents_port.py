@@ -1,7 +1,5 @@
 """Who may send to a collector, and as whom."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import hashlib
@@ -9,7 +7,7 @@ import json
 import ssl
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost.credentials import Client, job_token
@@ -18,9 +16,6 @@ from hindmost_collector.ingest.relay import Relay
 from hindmost_collector.options import resolve
 
 from tests.security.conftest import SECRET, client_of, collecting, greeted, hello_of, tls_of
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NOT_ACCEPTED = "this agent's certificate is missing, expired or of another authority"
 

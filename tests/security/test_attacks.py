@@ -3,8 +3,6 @@
 Each is refused with one clear line; what another job has is not shown and not changed, and the collector goes on.
 """
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json
@@ -15,8 +13,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -28,10 +28,6 @@ from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
 
 from tests.security.conftest import PATIENCE_S, SECRET, greeted, hello_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 bcrypt = pytest.importorskip("bcrypt")
 #: Stands in the victim's command line: who else is shown it has read another's job.

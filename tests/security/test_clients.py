@@ -1,24 +1,19 @@
 """`hindmost top` and `hindmost simulate --collector` prove themselves as agents do."""
 
-from __future__ import annotations
-
 import asyncio
 import datetime
 import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.credentials import job_token, write_private
 from hindmost_cli import main, pki
+from hindmost_collector.collector import Collector
 
 from tests.security.conftest import SECRET, collecting, tls_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hindmost_collector.collector import Collector
 
 
 @contextmanager

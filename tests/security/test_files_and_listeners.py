@@ -1,7 +1,5 @@
 """What the local machine is trusted with: files of secrets, directories, and ports that open."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import datetime
@@ -14,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost import ring
@@ -34,10 +34,6 @@ from hindmost_proto.address import Address
 from tests.needs import need
 from tests.security.conftest import SECRET, collecting
 from tests.security.listeners import listening
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 bcrypt = pytest.importorskip("bcrypt")
 

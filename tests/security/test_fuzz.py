@@ -3,8 +3,6 @@
 A fixed number of examples, the same in each run: seconds. HINDMOST_FUZZ_EXAMPLES=5000 looks further.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import io
@@ -12,9 +10,10 @@ import os
 import shutil
 import tempfile
 import tracemalloc
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -35,9 +34,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.security.conftest import hello_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytest.importorskip("yaml")
 EXAMPLES = int(os.environ.get("HINDMOST_FUZZ_EXAMPLES", "150"))

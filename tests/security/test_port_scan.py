@@ -1,21 +1,16 @@
 """Which ports a live ``hindmost run`` opens, in all of its processes and those of its job."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 
 from tests.security.listeners import listening
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 #: A job whose ranks are here, and one whose batch system has given it a second host, which this one reaches.

@@ -1,7 +1,5 @@
 """The word check finds what the styles forbid, at its line, and reads no code."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from textwrap import dedent
 

@@ -1,7 +1,5 @@
 """Steps become columns, whatever phases each of them has; readings become blocks, whatever series they come with."""
 
-from __future__ import annotations
-
 import gc
 
 import pytest

@@ -1,18 +1,14 @@
 """The stream's client against grpcio's server, and against peers that are no collector."""
 
-from __future__ import annotations
-
 import asyncio
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any
 
 import grpc.aio
 import pytest
 from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_proto import SERVICE
 from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
-
-if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

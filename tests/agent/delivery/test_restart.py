@@ -1,9 +1,8 @@
 """An agent that is killed, and the next one on the same spool and rings: every event arrives exactly once."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hindmost import ring
@@ -14,10 +13,6 @@ from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 CAPACITY = 64
 

@@ -1,7 +1,5 @@
 """When the collector's clock is asked for, and with which message."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import pytest

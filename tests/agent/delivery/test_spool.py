@@ -1,18 +1,13 @@
 """What was produced is delivered, dropped and counted, or still held: after every kind of restart."""
 
-from __future__ import annotations
-
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.errors import UsageError
 from hindmost_agent.delivery.spool import Spool
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 LIMIT = 1 << 20
 

@@ -1,18 +1,12 @@
 """What is left undelivered at an agent's end, and how long it waits for the next one."""
 
-from __future__ import annotations
-
 import os
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
+import pytest
 from hindmost_agent.delivery.spool import Spool, closed, expire
 from hindmost_agent.settings import Settings, settings
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    import pytest
 
 
 def spool_with(folder: Path, batches: int) -> Spool:

@@ -1,9 +1,8 @@
 """Rows of calls, made column by column, are those that one record after the other makes."""
 
-from __future__ import annotations
-
 import itertools
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import pytest
 from hindmost import ring
@@ -15,10 +14,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.ring_records import Call, calls, feed, rows
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
 CALLS = (ring.P2P, ring.COLLECTIVE)
 

@@ -1,7 +1,5 @@
 """An agent that serves a node finds jobs automatically: by their rings, and by their launchers' variables."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

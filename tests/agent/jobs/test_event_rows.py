@@ -1,7 +1,5 @@
 """Events of a ring become steps with exclusive phases, collectives with their gaps, and intervals."""
 
-from __future__ import annotations
-
 from hindmost import ring
 from hindmost.ring import Event
 from hindmost_agent.jobs.event_rows import UNMEASURED, RowBuilder

@@ -1,17 +1,13 @@
 """Event-trace requests: the events of a few steps, fetched from the rings."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent import event_trace
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WHO = Identity("job", 3, 4, 3, "node", "python", "train.py")
 

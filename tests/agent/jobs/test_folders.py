@@ -1,15 +1,10 @@
 """Folders of jobs that are over."""
 
-from __future__ import annotations
-
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost.bootstrap import ENTERED
 from hindmost_agent.jobs import discovery
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_what_the_probe_left_keeps_no_folder_and_what_others_left_does(tmp_path: Path) -> None:

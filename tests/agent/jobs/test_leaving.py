@@ -1,15 +1,14 @@
 """A job's agent that leaves while the job starts again under the same id: no rank stays without an agent."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import fcntl
 import itertools
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import ring
@@ -19,9 +18,6 @@ from hindmost_agent.agent import Agent
 from hindmost_agent.delivery.stream import Shipper
 from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.settings import Settings, settings
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NOWHERE = "127.0.0.1:1"
 #: Much less than an agent waits for its last acknowledgement, s.

@@ -1,16 +1,11 @@
 """A process of an elastic job that goes on as another rank: its steps are each rank's own."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost import ring
 from hindmost.identity import Identity
 from hindmost_agent.jobs.rings import Rings
 from hindmost_agent.sampler import Host
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def write(directory: Path, rank: int, steps: int) -> None:

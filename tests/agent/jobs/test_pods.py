@@ -1,16 +1,11 @@
 """What an agent learns of a rank's pod from the rank's own environment."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost_agent.delivery.batch import Builder
 from hindmost_agent.jobs.pods import LONGEST, pod_of
 from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 NAMED = {
     "HINDMOST_POD_NAMESPACE": "team-a",

@@ -1,21 +1,14 @@
 """The kernel tells when processes end, in which order and how."""
 
-from __future__ import annotations
-
 import os
 import select
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
-from hindmost_agent.jobs.processes import Ends
+from hindmost_agent.jobs.processes import End, Ends
 from hindmost_agent.jobs.rings import start_ticks, started
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_agent.jobs.processes import End
 
 PROC = Path("/proc")
 

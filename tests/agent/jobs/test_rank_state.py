@@ -1,24 +1,17 @@
 """What is said of a rank's life: what it is in while it runs, and what it was in when it died."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hindmost import ring
 from hindmost.identity import Identity
-from hindmost_agent.jobs.rings import GPU_NS, NS, OPEN_NS, RankStates, Rings
+from hindmost_agent.jobs.rings import GPU_NS, NS, OPEN_NS, Producer, RankStates, Rings
 from hindmost_agent.sampler import Host
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-    from hindmost_agent.jobs.rings import Producer
 
 ENTERED_NS = 1_000
 

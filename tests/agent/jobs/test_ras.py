@@ -4,15 +4,13 @@ The files of tests/fixtures/ras are answers of NCCL 2.28.9 in a job of two ranks
 did not come to an all-reduce, while rank 1 was stopped, and after it was killed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost.ring import Communicator
@@ -21,9 +19,6 @@ from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.jobs.ras import TRIES, Witness, address, standing
 from hindmost_agent.jobs.rings import Producer
 from hindmost_proto.address import Address
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ANSWERS = Path(__file__).parents[2] / "fixtures" / "ras"
 WORLD, PAIR = 0xABE8B168CCB1ED8, 0xEB9E1E5C5B3B4C19

@@ -1,11 +1,10 @@
 """AMD's GPUs through AMD's own Python package: the same names as NVIDIA's where the meaning is the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost_agent.jobs.ranks import RankProcess
@@ -15,10 +14,6 @@ from hindmost_agent.samplers.amd import Amd, AmdHealth, AmdProcesses, AmdState, 
 
 from tests.agent.fake_amd import BUSY, NOT_FOUND, NOT_SUPPORTED, Driver, package
 from tests.agent.readings import read_gpu
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("amdsmi") is None, reason="amdsmi is not installed")
 ALL = (Amd, AmdState, AmdHealth, AmdTable, AmdProcesses)

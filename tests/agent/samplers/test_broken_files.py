@@ -1,13 +1,12 @@
 """Whatever /proc and /sys hand out, no sampler raises out of the runner. Every sampler is tried, a new one too."""
 
-from __future__ import annotations
-
 import errno
 import itertools
 import os
 import re
 from array import array
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from hindmost_agent import samplers
@@ -15,10 +14,6 @@ from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host, Sampler, gauge, series
 
 from tests.agent.conftest import FakeNvml, fake_node, whole_node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 Damage = "Callable[[bytes], bytes]"
 VALUE = gauge("hindmost_node_test_bystander_bytes", "A value.")

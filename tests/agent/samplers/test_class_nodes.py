@@ -1,9 +1,7 @@
 """Nodes of clusters: what every kind of source says there, in the formats of kernels from 3.10 to 6.8."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_agent import samplers
@@ -13,9 +11,6 @@ from hindmost_agent.sampler import NS, Host
 
 from tests.agent import class_nodes
 from tests.agent.conftest import FakePsutil, local_statvfs
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 EVERYWHERE = {
     "cgroup", "cpu", "cpu_core", "disk", "filesystem", "infiniband", "memory", "network", "network_link", "node_info",

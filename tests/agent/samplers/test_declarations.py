@@ -1,7 +1,5 @@
 """What samplers declare of themselves."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hindmost_agent import samplers

@@ -1,11 +1,10 @@
 """GPU values are read cheaply, each at its own rate; what cannot be read is missing and stops nothing else."""
 
-from __future__ import annotations
-
 import ctypes
 import math
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -24,10 +23,6 @@ from hindmost_agent.samplers.nvidia import (
 from hindmost_agent.samplers.nvidia_link import AT_ONCE, LINKS, NvidiaLinkErrors, NvidiaLinks
 
 from tests.agent.readings import read_gpu
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
 
 ALL = (Nvidia, NvidiaState, NvidiaLinks, NvidiaLinkErrors, NvidiaGpm, NvidiaHealth, NvidiaProcesses, NvidiaCounters)
 

@@ -1,17 +1,10 @@
 """The map files that dcgm-exporter reads say which jobs a GPU has."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
-from hindmost_agent.sampler import Absent
+from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.gpu_jobs import VARIABLE, GpuJobs
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_agent.sampler import Host
 
 
 def jobs(sampler: GpuJobs) -> list[tuple[str, ...]]:

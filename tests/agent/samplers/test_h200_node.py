@@ -1,21 +1,14 @@
 """What a recorded job on four H200s shows: things that no composed node has."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS
+from hindmost_agent.sampler import NS, Host, Reading
 
 from tests.agent.conftest import recorded_node
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_agent.sampler import Host, Reading
 
 UUIDS = [f"GPU-00000000-0000-0000-0000-{number:012x}" for number in range(1, 5)]
 

@@ -1,23 +1,17 @@
 """A driver that never answers stops neither the tick nor the other GPUs, and what it answers late is taken."""
 
-from __future__ import annotations
-
 import threading
 import time
+from collections.abc import Iterator
 from inspect import signature
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS, Host, Sampler, gauge, series
+from hindmost_agent.sampler import NS, Host, Reading, Sampler, gauge, series
 
 from tests.agent.conftest import FakeNvml
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_agent.sampler import Reading
 
 VALUE = gauge("hindmost_node_test_beside_bytes", "A value.")
 FIRST, SECOND = "GPU-00000000", "GPU-00000001"

@@ -1,7 +1,5 @@
 """InfiniBand, RoCE and others' adapters: links, traffic and congestion, whichever names they count under."""
 
-from __future__ import annotations
-
 import errno
 import math
 import os

@@ -1,15 +1,10 @@
 """Kernel messages that name broken hardware are counted by kind and device, as the kernels wrote them."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_agent.sampler import Absent, Host
 from hindmost_agent.samplers.kernel_log import ALL, EVENTS, MOST_DEVICES, PATTERNS, KernelLog
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: One message of each kind; event and device as which it counts.
 MESSAGES = {

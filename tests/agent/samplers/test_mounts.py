@@ -1,9 +1,7 @@
 """Network file systems come and go while an agent runs, and may have any name."""
 
-from __future__ import annotations
-
 import errno
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_agent.kernel_files import mount_text
@@ -13,9 +11,6 @@ from hindmost_agent.samplers.nfs import Nfs
 
 from tests.agent.folders import gone, write
 from tests.agent.readings import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """What single sources say of a node: truths that a page as a whole does not show."""
 
-from __future__ import annotations
-
 import errno
 import math
 import resource

@@ -1,11 +1,9 @@
 """psutil is asked where it knows better, and agrees with what is read without it."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from pathlib import Path
 from unittest.mock import Mock
 
 import psutil
@@ -19,9 +17,6 @@ from hindmost_agent.samplers.node_info import NodeInfo
 from hindmost_agent.samplers.process import Process
 
 from tests.agent.readings import read
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_the_node_says_what_it_is() -> None:

@@ -1,23 +1,17 @@
 """One scrape of a whole node is what it was, and what Prometheus wants. Renew with ``RENEW_GOLDEN=1 pytest``."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_agent import samplers
 from hindmost_agent.exposition import Exposition
 from hindmost_agent.runner import Runner
-from hindmost_agent.sampler import NS
+from hindmost_agent.sampler import NS, Host
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-if TYPE_CHECKING:
-    from hindmost_agent.sampler import Host
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/agent_scrape.txt"
 TESTS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))

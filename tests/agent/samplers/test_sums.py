@@ -1,7 +1,5 @@
 """Counters of threads and workers that come and go: each second is counted once, what is missing stays so."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,12 +1,8 @@
 """Dumps as torch's Flight Recorder writes them, of jobs that tests make up."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from pathlib import Path
+from typing import Any
 
 #: A recording of four ranks of a real job of which rank 1 hung.
 HUNG = "ddp-hang-rank1"

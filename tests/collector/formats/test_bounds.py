@@ -1,11 +1,9 @@
 """Nothing that a recording holds or claims takes more memory or disk than is set aside for it."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 import zipfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,9 +14,6 @@ from hindmost_collector.recordings import rank_mapping, trace_files
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _archive(path: Path, **members: bytes) -> Path:

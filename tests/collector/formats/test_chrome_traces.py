@@ -1,10 +1,9 @@
 """Chrome traces: the PyTorch profiler's, one a rank, and Horovod's timeline."""
 
-from __future__ import annotations
-
 import gzip
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -13,9 +12,6 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.trace_files import MAX_VALUE_CHARACTERS, events
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, PROFILED
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BASE_NS = 1_790_857_026_000_000_000
 KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"

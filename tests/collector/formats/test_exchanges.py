@@ -1,18 +1,13 @@
 """All-to-alls are recognised from sends and receives, and late ranks from when each rank came."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MS = 1_000_000
 BEGIN = 1_795_346_662_000 * MS

@@ -1,10 +1,9 @@
 """Flight Recorder dumps say who had not entered what."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost_collector.recordings.load import load
@@ -13,9 +12,6 @@ from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
 from tests.recordings import unpacked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_unfinished_operations_are_in_flight(tmp_path: Path) -> None:

@@ -1,16 +1,12 @@
 """Flight Recorder dumps of sends and receives that were begun together, as torch's batches of them are."""
 
-from __future__ import annotations
-
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _entry(name: str, number: int, state: str) -> dict[str, Any]:

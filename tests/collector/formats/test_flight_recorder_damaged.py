@@ -1,11 +1,10 @@
 """Flight Recorder dumps that are damaged are set aside, and such as are hostile cannot run anything."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -15,9 +14,6 @@ from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
 from tests.recordings import unpacked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def test_a_torn_dump_among_many_is_set_aside_and_said(tmp_path: Path) -> None:

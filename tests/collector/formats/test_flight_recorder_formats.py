@@ -1,11 +1,10 @@
 """Flight Recorder dumps of other formats than NCCL's newest: gloo's, older ones, those of a status alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -13,9 +12,6 @@ from hindmost_collector.formats import flight_recorder
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import rows
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BEGIN_NS = 1_790_857_026_000_000_000
 RANKS = "[0, 1, 2, 3]"

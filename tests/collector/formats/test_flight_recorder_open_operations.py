@@ -1,19 +1,13 @@
 """How long operations were open in dumps written soon after: as long as logs next to them show no step."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import Verdict
 
 MS = 1_000_000
 STOPPED, STEP = 1_795_000_000 * 10**9, 40 * MS

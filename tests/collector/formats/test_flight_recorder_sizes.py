@@ -1,11 +1,9 @@
 """Flight Recorder dumps of ranks that called one operation with tensors of unlike sizes."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_collector.recordings.load import load
@@ -13,9 +11,6 @@ from hindmost_collector.recordings.tables import operation
 from hindmost_judge.judge import judge
 
 from tests.collector.formats.dumps import dump_of, write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _waiting(folder: Path, name: str, sizes: list[int], *, left: int = 0, twice: bool = False) -> None:

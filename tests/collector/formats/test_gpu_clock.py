@@ -1,7 +1,5 @@
 """A GPU's clock is laid on its host's by the operation that the host heard of soonest."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.formats.profiler_csv import gpu_ahead

@@ -1,10 +1,8 @@
 """A run directory is distinguished from a foreign folder."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +13,6 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _run(folder: Path) -> Path:

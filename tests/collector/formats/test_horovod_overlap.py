@@ -1,16 +1,12 @@
 """Horovod timelines of operations that run while ranks go on, and of such as ranks wait for one by one."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS, TENSORS, STEPS, LATE_US = 4, 6, 40, 900
 

@@ -1,11 +1,10 @@
 """NCCL Inspector's lines, terse and verbose."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -14,9 +13,6 @@ from hindmost_collector.recordings.trace_files import MAX_LINE_BYTES
 from hindmost_collector.report import columns
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WRITTEN_US = 1_795_225_915_000_000
 

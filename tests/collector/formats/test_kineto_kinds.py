@@ -1,7 +1,5 @@
 """What PyTorch profiler traces look like besides DDP on GPUs: CPU collectives, graphs, cycles, large groups, names."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A missing line of an operation keeps its place among the others."""
 
-from __future__ import annotations
-
 import numpy as np
 from hindmost_collector.recordings.rank_mapping import in_one_order
 

@@ -1,12 +1,11 @@
 """A line that cannot be true, and a file that is damaged, cost themselves: it is said, and the rest is judged."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import lzma
 import shutil
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from hindmost.errors import UsageError
@@ -15,10 +14,6 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 from hindmost_judge.model import UNMEASURED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 pytestmark = pytest.mark.torture
 

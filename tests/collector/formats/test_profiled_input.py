@@ -1,7 +1,5 @@
 """How long a batch took its host, by the first copy to the GPU of each profiled step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

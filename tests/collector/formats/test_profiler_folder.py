@@ -1,10 +1,9 @@
 """A folder of profiler CSVs, step times and GPU samples is one run."""
 
-from __future__ import annotations
-
 import json
 import tarfile
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,9 +12,6 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.report import columns
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MS = 1_000_000
 STEP = 30 * MS

@@ -3,20 +3,15 @@
 Those of tests/fixtures/ras are of NCCL 2.28.9 in a job of two ranks on an H200.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
+from hindmost_judge.verdict.schema import Report
 from hindmost_judge.verdict.wording import ONE_ANSWER
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Report
 
 ANSWERS = Path(__file__).parents[2] / "fixtures" / "ras"
 #: The second of the answer "hang_json".

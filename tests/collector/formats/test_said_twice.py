@@ -1,9 +1,7 @@
 """Lines that are in a file twice, and phases that took no time in some steps."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,9 +9,6 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

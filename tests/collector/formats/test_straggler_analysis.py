@@ -1,8 +1,6 @@
 """Parquet traces of pipeline operations become a graph's operations."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -10,9 +8,6 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _trace(folder: Path, name: str = "XY") -> Path:

@@ -5,8 +5,6 @@
 FILE holds each message behind its length (4 bytes, little-endian), gzipped. Two ranks mark steps meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import struct

@@ -1,7 +1,5 @@
 """When an agent gets an acknowledgement: with any other message to it, and alone only when there is none."""
 
-from __future__ import annotations
-
 import asyncio
 
 from hindmost_collector.ingest.clock import JobClock

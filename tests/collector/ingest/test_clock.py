@@ -1,7 +1,5 @@
 """The job clock: simulated nodes whose true offset is known."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

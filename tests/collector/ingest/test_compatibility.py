@@ -3,14 +3,13 @@
 A collector takes what it understands of each. `record_stream.py` makes a recording; each release adds its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import gzip
 import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from google.protobuf.descriptor import FieldDescriptor
@@ -18,9 +17,6 @@ from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_collector.store.parquet import segments
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 RECORDED = sorted((Path(__file__).parents[2] / "fixtures/wire").glob("*.stream.gz"))
 #: What the recording of each version holds.

@@ -1,7 +1,5 @@
 """Columns that hold one value: their memory, and that other code sees no difference."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import Chunk, finish, with_words

@@ -1,7 +1,5 @@
 """Faults, one at a time, under load from clients that replay: afterwards every row is there once."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import os

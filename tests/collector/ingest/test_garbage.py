@@ -1,7 +1,5 @@
 """Whatever arrives, the collector goes on: messages that parse and mean nothing, and bytes that do not even parse."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -1,7 +1,5 @@
 """Greeting agents while the store is slow, or does not answer: no other agent waits, and none is dropped."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 

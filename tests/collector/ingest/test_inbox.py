@@ -1,7 +1,5 @@
 """Batches that wait to be taken apart."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import pytest

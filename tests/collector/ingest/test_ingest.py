@@ -1,7 +1,5 @@
 """Receiving: real gRPC on loopback, simulated agents."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import urllib.request

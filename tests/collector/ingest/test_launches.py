@@ -1,7 +1,5 @@
 """What a rank says of itself, and when hosts enqueued the GPU's operations, next to starts of the GPU's."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock

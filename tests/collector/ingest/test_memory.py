@@ -1,7 +1,5 @@
 """What others send takes about as much memory as it is large, and what waits for something is bounded."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

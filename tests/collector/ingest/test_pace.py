@@ -1,7 +1,5 @@
 """How often agents are asked to make a batch."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

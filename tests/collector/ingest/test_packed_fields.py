@@ -1,7 +1,5 @@
 """Packed columns as bytes: the same numbers as protobuf makes of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.ingest.definitions import Schema, Series, learned

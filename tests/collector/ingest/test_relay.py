@@ -1,7 +1,5 @@
 """Relays: many agents in one stream, acknowledged end to end, with nothing to lose in between."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import contextlib

@@ -1,7 +1,5 @@
 """Columns and waits: what small blocks become."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.ingest.packed_fields import packed

@@ -1,19 +1,15 @@
 """Jobs that are watched on a controlled clock, whose judging takes a set time."""
 
-from __future__ import annotations
-
 import asyncio
+from collections.abc import Callable
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_collector.live.evaluation_loop import LOOK_S, Watch
 from hindmost_collector.live.evaluation_schedule import LEAST_SHARE, Judging
 from hindmost_collector.page.history import StepHistory
 from hindmost_judge.model import Job, Run
 from hindmost_judge.verdict.schema import JobSummary, Report, Verdict
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: When the clock begins, s.
 BEGAN = 100.0

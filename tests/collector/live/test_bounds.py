@@ -1,21 +1,15 @@
 """What is kept of a job that runs for a year, on nodes that come and go, is bounded."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 import numpy as np
+import pytest
 from hindmost_collector.ingest.chunk import Chunk, from_rows
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live import totals, window
 from hindmost_collector.live.window import LastRows
 from hindmost_judge.model import COMMUNICATORS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import pytest
 
 RESTARTS, RANKS = 400, 8
 

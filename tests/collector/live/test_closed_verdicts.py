@@ -1,7 +1,5 @@
 """What a running job's series and its page say once every verdict on it has been closed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

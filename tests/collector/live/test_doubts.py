@@ -1,7 +1,5 @@
 """Claims that full evaluations do not confirm are checked less and less often, until they are no longer made."""
 
-from __future__ import annotations
-
 from hindmost_collector.live.evaluation_schedule import Doubts
 
 KEY, OTHER = ("straggler", (3,)), ("straggler", (4,))

@@ -1,7 +1,5 @@
 """What the collector asks of agents when a verdict opens, of whom, and that the question reaches them."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

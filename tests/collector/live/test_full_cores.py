@@ -1,13 +1,12 @@
 """While ranks use every core, a job is judged less often; one that stands still is judged soon."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import sys
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost import daemon_process
@@ -16,9 +15,6 @@ from hindmost_collector.collector import Collector
 from hindmost_collector.options import Options
 
 from tests.collector.live.pacing import Paced
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def times(paced: Paced, seconds: float, of: str = "whole") -> list[float]:

@@ -1,13 +1,12 @@
 """Verdicts of a job that is watched for longer than the window remembers: open as long as they hold, then closed."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,16 +23,11 @@ from hindmost_collector.live.window import Window
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.stream import Job
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Counted
+from hindmost_judge.model import Counted, Run
 from hindmost_judge.timeline.steps import numbered_as_before
 from hindmost_judge.verdict.wording import OLDER
 
 from tests.collector.live.pacing import collector, never_ends, turn
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_judge.model import Run
 
 ONSET, END, STEPS = 60, 260, 360
 #: A step takes about 0.11 s: the window holds some 70 of them.

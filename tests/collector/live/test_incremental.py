@@ -1,7 +1,5 @@
 """Looks at the newest steps of a window that costs much to judge, and when they have all of it judged."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

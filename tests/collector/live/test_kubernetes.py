@@ -3,15 +3,15 @@
 tests/kubernetes does the same with a real API server.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import ssl
 import threading
+from collections.abc import Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
@@ -22,10 +22,6 @@ from hindmost_collector.ingest.definitions import Pod
 from hindmost_collector.live.kubernetes import ANNOTATION, PODS, SEND_S, Kubernetes, event_of
 from hindmost_collector.live.notification import Notification
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 SLOW = Pod("team-a", "train-2", "u-2", "MPIJob/train")
 TOKEN = "a token of this pod"  # noqa: S105

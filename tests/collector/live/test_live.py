@@ -1,7 +1,5 @@
 """Verdicts of a running job: opened once, reported again when they change, closed with their interval."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

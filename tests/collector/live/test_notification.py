@@ -1,7 +1,5 @@
 """Verdicts reach a webhook or a command once each, whatever the receiver does, and hold up nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -9,18 +7,16 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.live import notification
 from hindmost_collector.live.notification import QUEUE, Command, Notification, Outlet, Webhook, destination
 from hindmost_collector.live.verdicts import VerdictLog
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-    from pathlib import Path
 
 REPORT: Mapping[str, Any] = {"ranks": [{"rank": 2, "node": "n0"}]}
 HOSTILE = "<!channel> $(touch owned) `touch owned`\x1b[2J"

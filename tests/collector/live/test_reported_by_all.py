@@ -1,18 +1,13 @@
 """Jobs on several nodes are judged by the time that all ranks have reported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.live.window import REPORT_LAG_NS, reported_by_all
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
+from hindmost_judge.model import Run
 
 RANKS, ONSET, STEPS = 32, 60, 100
 #: Ranks of the node whose agent sent its last batch a while ago.

@@ -1,7 +1,5 @@
 """Writing and judging wait for each other, and not for long."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

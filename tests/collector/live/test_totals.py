@@ -1,7 +1,5 @@
 """Counters of ranks, for jobs with step marks and without."""
 
-from __future__ import annotations
-
 import numpy as np
 from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions

@@ -1,7 +1,5 @@
 """A job whose recording cannot be read when it ends is judged from memory: its verdict is not lost."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

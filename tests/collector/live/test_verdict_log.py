@@ -1,7 +1,5 @@
 """Events of a running job's verdicts: opened once, reported again when they change, closed with their interval."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Steps of a job, as the judge hands them on."""
 
-from __future__ import annotations
-
 import numpy as np
 from hindmost_judge.overview import Overview
 

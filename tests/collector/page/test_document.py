@@ -1,7 +1,5 @@
 """The page as one document: small, self-contained, legible."""
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import gzip

@@ -1,7 +1,5 @@
 """What each rank did in each step, in bounded memory."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import numpy as np

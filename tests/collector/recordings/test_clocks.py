@@ -1,10 +1,9 @@
 """Hosts' clocks that are far apart change no verdict where something proves that the files are one job's."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from hindmost.errors import UsageError
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.rank_mapping import positions
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 BASE_NS = 1_790_857_026_000_000_123
 MS, HOUR, DAY = 10**6, 3600 * 10**9, 86_400 * 10**9

@@ -1,9 +1,8 @@
 """A folder without a rank's file, or with a part of it, does not clear or accuse any rank for what is missing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost_collector.recordings.load import load
@@ -14,9 +13,6 @@ from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 
 from tests.recordings import unpacked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 STEPS = 60
 PROFILER = "NCCL profiler CSV (prof.PID.csv)"

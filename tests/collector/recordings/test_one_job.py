@@ -1,18 +1,14 @@
 """Files that contradict each other are refused in one line: judged, they would clear or accuse ranks for nothing."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.recordings.load import load
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 BASE_NS = 1_790_857_026_000_000_123
 MS = 1_000_000

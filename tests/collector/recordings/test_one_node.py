@@ -1,15 +1,10 @@
 """Recordings of one node of several: its ranks are those that they are in the whole job."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.rank_mapping import GUESSED, world_ranks
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WORLD, NODE = 0xF0, 0x0A  # the node's group comes first by its number
 BEGIN = 1_790_857_026_000_000_000

@@ -1,9 +1,8 @@
 """NCCL Inspector's logs miss operations: the numbers of those that they have tell the steps all the same."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,6 @@ from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
 from tests.recordings import unpacked
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS, STEPS, PLACES = 4, 60, 12
 STEP_US = 30_000

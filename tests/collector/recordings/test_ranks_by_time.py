@@ -1,15 +1,10 @@
 """Processes of which no communicator has all are joined with ranks by when a Flight Recorder dump saw them enqueue."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.rank_mapping import GUESSED
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MS = 1_000_000
 BEGIN = 1_790_857_026_000_000_000

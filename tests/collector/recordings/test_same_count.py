@@ -1,8 +1,7 @@
 """Two sources of one communicator's operations are joined by what both say of them, not by where each begins."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,13 +9,9 @@ from hindmost_collector.recordings import operations
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Table
 
 from tests.recordings import unpacked
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_judge.model import Table
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,9 @@
 """A folder that holds several recordings: each is reported, or one line says how to name one."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import tarfile
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,9 +11,6 @@ import pytest
 from hindmost_cli import main
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def _work(slow: bool) -> tuple[tuple[str, float], ...]:

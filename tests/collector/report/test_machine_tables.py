@@ -1,7 +1,5 @@
 """Tables of nodes and GPUs."""
 
-from __future__ import annotations
-
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import machine_tables
 

@@ -1,7 +1,5 @@
 """The table of ranks under a verdict says what its numbers are, and nothing where there are none."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hindmost_collector.report import columns, text, verdict_lines

@@ -1,7 +1,5 @@
 """The sections of a report: one model, written alike in every format."""
 
-from __future__ import annotations
-
 import csv as csv_reader
 import io
 import json
@@ -9,7 +7,7 @@ import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jsonschema
 import numpy as np
@@ -19,13 +17,11 @@ from hindmost_collector.page import data
 from hindmost_collector.report import brief, columns, csv, html, markdown, section_rows, sections, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
 from tests.runs import made
 from tests.scenarios import loads
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
 
 ROOT = Path(__file__).resolve().parents[3]
 GOLDEN = ROOT / "tests/golden/sections"

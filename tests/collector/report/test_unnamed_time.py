@@ -1,7 +1,5 @@
 """What a loop does in no phase is shown as that: in the table of ranks and in the counters."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The metrics of nodes and jobs as text."""
 
-from __future__ import annotations
-
 import json
 import tracemalloc
 from types import SimpleNamespace

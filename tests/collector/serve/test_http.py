@@ -1,20 +1,16 @@
 """The HTTP side: requests as clients make them."""
 
-from __future__ import annotations
-
 import http.client
 import json
 import selectors
+from collections.abc import Iterator
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pytest
 from hindmost.errors import HindmostError
 from hindmost_collector.serve import http as served
 from hindmost_collector.serve.live_page import LivePage, range_of
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 class Nothing:

@@ -1,20 +1,16 @@
 """What the page of running and of stored jobs asks for."""
 
-from __future__ import annotations
-
 import gzip
 import json
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.serve.live_page import LivePage, condition_of
 from hindmost_collector.store.parquet.store import ParquetStore
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
 
 S = 10**9
 

@@ -1,11 +1,11 @@
 """The newest state of ranks, nodes and GPUs: rates of counters, sums over devices and workers, nothing made up."""
 
-from __future__ import annotations
-
 import gzip
 import json
+from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,10 +18,6 @@ from hindmost_collector.serve.live_tables import recorded
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.write import simulated
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SECOND = 1_000_000_000
 RANK = '{"job":"j","rank":"2"}'

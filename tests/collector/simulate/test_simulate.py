@@ -1,16 +1,10 @@
 """Simulated jobs obey the arithmetic of waiting for each other, and their recordings do not tell the truth."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
+from hindmost_judge.model import Run
 
 QUIET = Noise(0, 0, 0, 0.8, 0, 0, 0, 0, 0, 0)
 

@@ -1,11 +1,10 @@
 """A simulated job sent to a collector arrives as what it is."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import grpc
 import hindmost_cli
@@ -21,9 +20,6 @@ from hindmost_collector.simulate.scenario import CAUSES, STOPS
 from hindmost_collector.simulate.stream import Job, send
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FAULTY = Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))
 

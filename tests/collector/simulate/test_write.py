@@ -1,7 +1,5 @@
 """``hindmost simulate`` writes recordings that are read back as any other."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What was acknowledged survives: real collector processes, killed."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import subprocess

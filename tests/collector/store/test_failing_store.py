@@ -1,7 +1,5 @@
 """A store that cannot be written: what was acknowledged stays true, and what was not comes again."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

@@ -1,7 +1,5 @@
 """A store that neither writes nor fails: memory stays bounded, readiness says so, every row is stored afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

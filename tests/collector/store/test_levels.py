@@ -1,7 +1,5 @@
 """Coarser levels of samples: made by compaction, whole at any time, and chosen by the length of a range."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections import Counter

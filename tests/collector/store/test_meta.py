@@ -1,7 +1,5 @@
 """What is written of a run as a whole."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

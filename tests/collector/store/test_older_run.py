@@ -1,7 +1,5 @@
 """A run that an older hindmost recorded, before steps had a column for Horovod's negotiation: queried, migrated."""
 
-from __future__ import annotations
-
 import time
 
 import hindmost_collector

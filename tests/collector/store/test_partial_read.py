@@ -1,9 +1,7 @@
 """A recording too large for memory is read in periods, the same on every rank, and judged as the whole would be."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +15,7 @@ from hindmost_collector.store.parquet.run_directory import read_run
 from hindmost_collector.store.schema import arrow_schema, to_numpy
 from hindmost_judge.encoding import memory
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_judge.model import Run
+from hindmost_judge.model import Run
 
 STEPS = 400
 

@@ -1,7 +1,5 @@
 """Reading with Arrow and pandas: in another process while a store writes and compacts, and as documented."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

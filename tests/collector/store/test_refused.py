@@ -1,10 +1,8 @@
 """What of a run may not be read, and a ``meta.json`` that no collector wrote: each ends in one line that names it."""
 
-from __future__ import annotations
-
 import json
 import os
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import hindmost_collector
 import pytest
@@ -14,9 +12,6 @@ from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Remote write: the bytes, what is tried again, what is let go and counted, and what is marked as ended."""
 
-from __future__ import annotations
-
 import asyncio
 import struct
 import time

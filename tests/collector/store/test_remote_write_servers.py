@@ -1,7 +1,5 @@
 """Remote write into real servers: what is read back is what the store holds."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

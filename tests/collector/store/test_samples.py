@@ -1,7 +1,5 @@
 """Blocks of samples become long rows, whatever nodes send, and however many blocks of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 

@@ -1,7 +1,5 @@
 """A store that is away when the collector starts: waited for in the open, and given up only where that helps."""
 
-from __future__ import annotations
-
 import asyncio
 import urllib.error
 import urllib.request

@@ -1,7 +1,5 @@
 """The store between flushes, and reading it: compaction, retention, SQL."""
 
-from __future__ import annotations
-
 import errno
 import time
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Segments with damage inside: each is set aside and named, and nothing else suffers from it."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Agents that move between collectors with a directory each: what is stored twice then, and how it is recognised."""
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import io

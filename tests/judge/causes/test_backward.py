@@ -1,7 +1,5 @@
 """A rank whose backward alone is slow, where gradients are reduced during it and the others queue over most of that."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import numpy as np

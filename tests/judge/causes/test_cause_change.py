@@ -1,10 +1,8 @@
 """One cause of a rank's delay ends as another begins: two verdicts, each with its own steps, cause and cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +10,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.blocks import Habit
 from hindmost_judge.causes import why_late
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import Verdict
 
 
 def _told(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int | None]]:

@@ -1,20 +1,15 @@
 """A rank that runs out of its CPU quota: late in some steps, and in others its threads hold up the transfer itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.whatif.savings import Change
 
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 STEPS, STOPPED_MS = 240, 70.0
 

@@ -1,18 +1,13 @@
 """Why a GPU is slow, on simulated runs whose metrics say so only while it is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Verdict
 
 
 def slow(cause: str, **more: int) -> Run:

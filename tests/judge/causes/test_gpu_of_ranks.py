@@ -1,7 +1,5 @@
 """Which GPU is a rank's, where its probe did not say."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,19 +1,14 @@
 """A slow input that is hidden behind a GPU's queued work costs nothing, and the report says so."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes import slow_input
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
 
 def fetching(ms: dict[int, float], *faults: Fault) -> Run:

@@ -1,18 +1,13 @@
 """A rank whose GPU idles while its peers' work: late by its host, whatever its GPU's phases took."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.causes.table import with_gpu_idle
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
+from hindmost_judge.model import Run
 
 BUSY = "hindmost_gpu_utilization_ratio"
 WRITTEN = "hindmost_process_written_bytes_total"

@@ -1,7 +1,5 @@
 """A rank interrupted between a step's collectives, in each step at another place, while the others queue there."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

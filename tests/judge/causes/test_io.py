@@ -1,18 +1,13 @@
 """Waiting for files: whose it is, and that it explains only what nothing else does."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Verdict
 
 WAITED = "hindmost_node_pressure_waiting_seconds_total"
 WRITTEN = "hindmost_process_written_bytes_total"

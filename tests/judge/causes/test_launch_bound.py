@@ -1,7 +1,5 @@
 """Where hosts launch for all of each step the slowest is late by what it is slower by, not by the others' lead."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What the times of launches show: launch-bound GPUs."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any

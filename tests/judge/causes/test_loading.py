@@ -1,21 +1,16 @@
 """An input that waits for storage, or for a CPU, is no slow loader."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, make, metrics
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 
 def sampled(run: Run, *, workers: int, rank: int, **rates: float) -> Run:

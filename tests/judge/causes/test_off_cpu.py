@@ -1,16 +1,12 @@
 """Time off the CPU of all ranks at once, where only whole steps were measured."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pytest
 from hindmost_judge.causes import cpu_wait
-
-if TYPE_CHECKING:
-    import pytest
-    from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats
 
 STEPS = 40
 

@@ -1,7 +1,5 @@
 """Which ranks lack a CPU of their own follows from where each may run, and from nothing else."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.causes.cpu_wait import (

@@ -1,23 +1,17 @@
 """Samples of all ranks are read together, and say what reading them series by series would."""
 
-from __future__ import annotations
-
 import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
-from hindmost_judge.causes.telemetry import SOURCES, Metrics, Samples
+from hindmost_judge.causes.telemetry import SOURCES, Metrics, Samples, Series
+from hindmost_judge.model import Run
 
 from tests.runs import made
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_judge.causes.telemetry import Series
-    from hindmost_judge.model import Run
 
 RANKS = np.arange(5)
 #: The last two ranks share a GPU.

@@ -1,19 +1,14 @@
 """A slow input of one rank that is hidden in part: what it costs counts the steps in which nothing hides it."""
 
-from __future__ import annotations
-
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
 
 NOTE = "queued work hides it in most steps"
 

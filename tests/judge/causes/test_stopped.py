@@ -1,23 +1,18 @@
 """Ranks that were stopped by a signal or by a debugger: what the report says of them, and of a hang they cause."""
 
-from __future__ import annotations
-
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report.verdict_lines import of_verdict, with_rendered
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, hang, make
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 SECOND = 10**9
 #: When the others begin to wait in ``hang``, s.

@@ -1,7 +1,5 @@
 """A run's metrics are read once for all who ask, and forgotten with the run."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Of hosts that marked no steps their launches tell who is slow; who only launches is neither named nor cleared."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """From which of the first steps on a rank is late that is late from one of them."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.detect import straggler

@@ -1,7 +1,5 @@
 """Ranks that are slow by different amounts, so that none is left to show how much healthy ones differ."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.detect import straggler

@@ -1,7 +1,5 @@
 """Candidate screening: only ranks that may be persistently late are judged one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 from hindmost_judge.detect import straggler
 

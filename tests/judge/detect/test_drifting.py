@@ -1,7 +1,5 @@
 """In a small cohort a segment is persistent if it differs from the drifts of hosts that are ahead or behind."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.detect.straggler import drifts

@@ -1,7 +1,5 @@
 """The end of a slow segment where ranks share CPUs, and other ranks' noise that hides a delay for a while."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.detect import nested_segments

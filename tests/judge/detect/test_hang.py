@@ -1,9 +1,7 @@
 """Jobs that stop: who is named when only one rank finished, when the job was killed, or when it saves."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +10,10 @@ from hindmost_collector.recordings import tables
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.detect.hang import steps_done
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, empty
+from hindmost_judge.model import COLLECTIVES, COMMUNICATORS, VANISHED, Run, empty
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, hang, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 FOUR = Load(ranks=4, steps=40)
 SECOND = 10**9

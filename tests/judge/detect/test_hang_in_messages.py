@@ -1,21 +1,15 @@
 """Jobs that stop in messages: whom the ranks wait for in the end, and ranks that wait for each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
-from hindmost_judge.model import ANY_PEER, SENDS
+from hindmost_judge.model import ANY_PEER, SENDS, Run
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 SECOND = 10**9
 WORLD, PAIR = 7, 9

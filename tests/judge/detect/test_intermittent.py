@@ -1,24 +1,19 @@
 """A rank that stalls now and then: from its first stall on, and however often."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import intermittent
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
+from hindmost_judge.types import Floats
 
 from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.types import Floats
 
 
 def test_ranks_that_scatter_more_than_their_peers_do_not_stall() -> None:

@@ -1,17 +1,12 @@
 """Operations that differ at one place of a communicator, in a job that goes on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 
 def differing(ranks: list[int], first: int, source: str = "hindmost") -> Run:

@@ -1,18 +1,14 @@
 """What keeps noise from being named, each by jobs in which nothing else does."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import Settings
 
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SEEDS = range(16)
 

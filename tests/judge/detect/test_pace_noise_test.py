@@ -1,7 +1,5 @@
 """A rank is not named for a segment of steps if all ranks have similar ones."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How a rank's delay is set against the others', in a job of any size."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,24 +1,20 @@
 """A rank that is rarely last is named where the measurements of its own work say that it is slow."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import straggler
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.types import Floats
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.types import Floats
 
 MS = 1e6
 RANKS, SLOW = 4, 3

@@ -1,10 +1,8 @@
 """A network that becomes slow for all: no rank is late, and only the job's own past shows it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,13 +10,10 @@ from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.blocks import SlowNetwork
 from hindmost_judge.detect import slow_network
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Past
+from hindmost_judge.model import Past, Run
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, make, metrics
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 STEPS, ONSET = 140, 60
 

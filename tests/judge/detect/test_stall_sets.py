@@ -1,9 +1,7 @@
 """Several ranks that stall now and then: all of them are reported, with what fixing them saves."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,11 +11,9 @@ from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import peers_median
 from hindmost_judge.timeline.cohorts import behind_early_ranks
+from hindmost_judge.types import Floats, Ints
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.types import Floats, Ints
 
 
 @pytest.mark.parametrize("count", range(2, 33))

@@ -1,7 +1,5 @@
 """Slow-downs that last a few steps and end."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate

@@ -1,7 +1,5 @@
 """Two ranks that are slow in turn, for 80 steps each."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """A stage of a pipeline that is slow on every replica: no rank is behind its peers, and the job is slower for it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

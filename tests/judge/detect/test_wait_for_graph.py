@@ -1,7 +1,5 @@
 """The walk along who waits for whom ends at the rank that holds the job, or in a circle."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost_judge.detect.wait_for_graph import Edge, Walk, Way, walk
 

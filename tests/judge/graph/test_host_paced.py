@@ -1,7 +1,5 @@
 """The lanes of a recorded job: which jobs have them, and what the report says of ranks that come last in these."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

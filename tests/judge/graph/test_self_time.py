@@ -1,7 +1,5 @@
 """Own work of hosts, and what it costs, from marks that hold waiting."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,14 +1,7 @@
 """Small jobs of two lanes a rank, run step by step: what their marks are, and how long they take."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
-from hindmost_judge.types import Timeline
-
-if TYPE_CHECKING:
-    from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats, Timeline
 
 PHASES = ("input", "forward", "backward", "other", "between")
 MS = 1e6

@@ -1,7 +1,5 @@
 """Few large events of one rank, among the hiccups of healthy hosts."""
 
-from __future__ import annotations
-
 import time
 
 import numpy as np

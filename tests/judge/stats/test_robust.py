@@ -1,7 +1,5 @@
 """Statistics of blocks in which values are missing."""
 
-from __future__ import annotations
-
 import warnings
 
 import numpy as np

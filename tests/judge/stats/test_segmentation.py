@@ -1,7 +1,5 @@
 """Changes of a level are found where they are, and noise is none."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.stats import segmentation

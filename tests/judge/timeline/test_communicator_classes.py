@@ -1,7 +1,5 @@
 """Which communicators are one class: sisters of different spacing and with calls of their own, and no others."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

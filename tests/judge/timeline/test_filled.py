@@ -1,20 +1,15 @@
 """Blocks of [rank x step] take memory for known values only, however late a rank comes."""
 
-from __future__ import annotations
-
 import tracemalloc
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 
 from tests.runs import made
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 RANKS, STEPS_NOW, SLOW, BEHIND = 256, 40, 3, 7
 STEP_NS, MS = 50_000_000, 1_000_000

@@ -1,7 +1,5 @@
 """Gathering to one rank and its broadcast, on made tables: who is late for it is named as for an all-reduce."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

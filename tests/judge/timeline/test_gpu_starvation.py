@@ -1,7 +1,5 @@
 """Which part of a pipeline's interval is work of its GPU, and which is waiting for the host's launches."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,8 +1,6 @@
 """What steps alone tell of jobs whose ranks meet in forward."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +9,6 @@ from hindmost_judge.model import Run
 from hindmost_judge.timeline import phases
 
 from tests.runs import made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 STEPS = 60
 

@@ -1,18 +1,13 @@
 """A job that is restarted with another number of ranks is judged as it is now, and both starts are reported."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run, Table
 from hindmost_judge.timeline.separate_jobs import judged_incarnation
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
 
 _LATER_NS = 600 * 10**9
 

@@ -1,7 +1,5 @@
 """Collectives that one call starts and another waits for, on made tables."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """How late a rank is, from collectives that overlap with its computing, at the places of the step that show it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate

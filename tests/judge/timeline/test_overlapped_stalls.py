@@ -1,17 +1,13 @@
 """Stalls of a GPU anywhere in backward, where gradients are reduced during it and the others queue from there on."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
 
 from tests.judge.buckets import BUCKETS, RANKS, STEPS, run
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 def _anywhere(stalls: Any, step: int) -> None:

@@ -1,9 +1,8 @@
 """Gathers fetched ahead: a rank that is late for one collective is late for the next, and that counts once."""
 
-from __future__ import annotations
-
+from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +11,6 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 from hindmost_judge.timeline.overlap import is_overlapped
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 RANKS, STEPS, PLACES = 4, 60, 8
 MS = 1e6

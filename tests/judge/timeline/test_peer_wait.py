@@ -1,17 +1,11 @@
 """How long a rank waited for its neighbours between two collectives."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
 from hindmost_judge.model import Job, Run
 from hindmost_judge.timeline import matching
-
-if TYPE_CHECKING:
-    from hindmost_judge.types import Floats
+from hindmost_judge.types import Floats
 
 MS = 1_000_000
 

@@ -1,20 +1,16 @@
 """Pipelines whose ranks only send to each other: without replicas there is no collective in which they meet."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, Simulated, simulate
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.timeline import pipelined
 from hindmost_judge.timeline.messages import RECEIVE, SEND, Schedule, order_of_calls
 from hindmost_judge.whatif import pipeline_replay
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 FOUR: dict[str, Any] = {"ranks": 4, "steps": 100, "layout": "pp_dp", "pipeline": 4}
 

@@ -1,7 +1,5 @@
 """Few steps are judged by less where a profiler recorded all of them: there will be no more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,19 +1,15 @@
 """Alike collectives in a row are one step: two dot products, and who is late for the first of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.timeline.steps import steps_of_repeated_calls
 
 from tests.scenarios.loads import Load, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 STEPS = 100
 Gaps = np.ndarray[Any, np.dtype[np.float64]]

@@ -1,7 +1,5 @@
 """Broadcasts in which a job waits for their root show that it is late; others show nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

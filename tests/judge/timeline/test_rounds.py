@@ -1,7 +1,5 @@
 """A rank that is late in each micro-batch's round of gathers and reductions is late by all of it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

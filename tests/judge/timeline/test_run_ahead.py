@@ -1,18 +1,14 @@
 """Steps of GPUs whose hosts run ahead: done with a step before the GPU is, a host waits for it once in a while."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.timeline.phases import busy
 
 from tests.runs import made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 RANKS, STEPS, EVERY = 4, 80, 8
 

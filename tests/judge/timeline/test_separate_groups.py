@@ -1,7 +1,5 @@
 """Ranks of one job that never meet say nothing of each other."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Steps of sharded layers, whose gaps between collectives are about as long anywhere in backward."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,20 +1,14 @@
 """Collectives of so few steps that a job is judged by its marks, as windows of thousands of ranks hold them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
-from hindmost_judge.model import Job
+from hindmost_judge.model import Job, Run
 from hindmost_judge.timeline import matching, phases
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 
 def _of_the_last(run: Run, steps: int) -> Run:

@@ -1,7 +1,5 @@
 """Collectives of communicators that have one member: they are no meetings."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

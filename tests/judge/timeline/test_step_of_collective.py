@@ -1,7 +1,5 @@
 """Collectives are put into marked steps where evaluation breaks their pattern."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """When steps began and ended where some of their marks are not there yet."""
 
-from __future__ import annotations
-
 import numpy as np
 from hindmost_judge.timeline.steps import lacking_alike, without_gaps
 from hypothesis import given

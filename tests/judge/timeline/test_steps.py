@@ -1,7 +1,5 @@
 """Steps from the pattern of collectives, with and without marks of the hosts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,20 +1,15 @@
 """Time in no phase is self time where waiting is recorded elsewhere, and of unknown owner where it may be waiting."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.runs import MS, made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 STEPS_MADE = 120
 OWN_MS = 5.5

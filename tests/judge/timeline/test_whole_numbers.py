@@ -1,7 +1,5 @@
 """Which whole numbers a column holds, close together or far apart."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hindmost_judge.encoding import distinct_integers, numbered

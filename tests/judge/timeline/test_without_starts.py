@@ -1,18 +1,13 @@
 """Operations of which only durations are known: who is short in one of its group came late for it."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_judge.judge import judge
-from hindmost_judge.model import GPU_TIME
+from hindmost_judge.model import GPU_TIME, Run, Table
 
 from tests.runs import made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
 
 RANKS, COUNT = 4, 400
 TRANSFER, WAIT = 0.2, 0.5

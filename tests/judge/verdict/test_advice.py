@@ -1,21 +1,15 @@
 """What to do fits the machine: where ranks run, whether they have GPUs, whether they are Python."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, STEPS, empty
+from hindmost_judge.model import COLLECTIVES, STEPS, Run, empty
 from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.schema import CAUSES, Verdict
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 RUN = simulate(Scenario(ranks=8, steps=4)).run
 

@@ -1,9 +1,6 @@
 """All ranks slow at once, since some step: no rank is named, and yet the report says what happened."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,11 +8,9 @@ from hindmost_collector.report import text
 from hindmost_collector.simulate import Fault, Noise, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict import all_slower
+from hindmost_judge.verdict.schema import Report
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Report
 
 _ALL = tuple(range(8))
 

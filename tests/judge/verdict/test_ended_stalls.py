@@ -1,9 +1,6 @@
 """Stalls of a job that went on after them: what its report says of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -11,13 +8,10 @@ from hindmost_collector.ingest.chunk import from_rows
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_judge.judge import judge
-from hindmost_judge.model import COLLECTIVES, NONBLOCKING, empty
+from hindmost_judge.model import COLLECTIVES, NONBLOCKING, Run, empty
 from hindmost_judge.types import UNREAD
 
 from tests.scenarios.loads import Load, hang, make
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 SECOND = 10**9
 STACK = 'Thread 1 (idle): "MainThread"\n    work (train.py:4)\n'

@@ -1,10 +1,10 @@
 """A job that failed: how, who died first, and what was recorded of it."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +19,6 @@ from hindmost_judge.verdict import endings
 
 from tests.pages import inside
 from tests.scenarios import loads
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
 
 SECOND = 1_000_000_000
 #: What to look at, of a rank that was killed, and of ranks that ended otherwise.

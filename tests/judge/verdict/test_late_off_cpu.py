@@ -1,24 +1,18 @@
 """Ranks that are late on shared CPUs without queueing for one, and sets of ranks that train in parallel."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
-from hindmost_judge.model import FINISHED, METRICS, empty
+from hindmost_judge.model import FINISHED, METRICS, Run, Table, empty
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict import oversubscribed
+from hindmost_judge.verdict.schema import Report
 
 from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make, metrics
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
-    from hindmost_judge.verdict.schema import Report
 
 CPUS = 2
 LATE_MS = 30.0

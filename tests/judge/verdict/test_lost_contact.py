@@ -1,18 +1,13 @@
 """Lost contact with torn or missing dumps: the stop is reported, and no rank is named."""
 
-from __future__ import annotations
-
 import json
 import pickle
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MS = 1_000_000
 _STEPS, _STEP = 40, 20 * MS

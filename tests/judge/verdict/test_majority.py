@@ -1,7 +1,5 @@
 """Most ranks slow at once: the typical rank is slow, and the delays show the few that are not, ahead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

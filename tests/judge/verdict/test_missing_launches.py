@@ -1,7 +1,5 @@
 """Where launches were not recorded, a rank that is late for a while may only have a host that lost its lead."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

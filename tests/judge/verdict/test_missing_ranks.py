@@ -1,7 +1,5 @@
 """Where no rank was seen the report says why, as far as that is known, and what helps."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,21 +1,16 @@
 """Ranks bound to too few CPUs: a verdict with its cost and the command that helps; none of them is slow."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.report import text
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, make, metrics
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Verdict
 
 QUEUE = "hindmost_process_runqueue_seconds_total"
 CPU = "hindmost_process_cpu_seconds_total"

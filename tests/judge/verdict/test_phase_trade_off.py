@@ -1,18 +1,12 @@
 """A log of the steps clears no rank of a job whose ranks wait for each other inside their phases of work."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import pytest
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import Verdict
 
 BEGIN_NS, STEP_NS = 1_795_225_915_000_000_000, 10_000_000
 

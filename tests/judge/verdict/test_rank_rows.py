@@ -1,7 +1,5 @@
 """Rows of ranks, held as columns until they are read."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

@@ -1,11 +1,9 @@
 """The limit of a job: reported where it was measured, and not where it was not."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,15 +12,13 @@ from hindmost_collector.report import columns, html, text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict import whole_job
 from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
 
 from tests.pages import inside
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 ROOT = Path(__file__).parents[3]
 #: What the agent read of one H200 that multiplied matrices, copied memory, or idled.

@@ -1,20 +1,14 @@
 """What a log of the steps alone tells of who is slow: a forward that no other rank's is like."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 
 from tests.runs import made, rows_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-
 
 STEPS_EACH = 60
 

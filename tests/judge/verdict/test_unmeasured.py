@@ -1,11 +1,9 @@
 """Unmeasured values are null in a report, and a job that shows only its steps is reported as that."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 import io
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,9 +16,6 @@ from hindmost_judge.model import COLLECTIVES, GPU_TIME, METRICS, STEPS, Run, emp
 
 from tests.runs import blocks_of, made
 from tests.scenarios import loads
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 
 def phase(run: Run, name: str) -> list[str]:

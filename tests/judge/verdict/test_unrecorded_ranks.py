@@ -1,22 +1,17 @@
 """Ranks without recorded collectives: none is cleared, and no rank is named that may have waited for one of them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.encoding import chosen
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.missing_ranks import Absent
 from hindmost_judge.verdict.schema import Verdict
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 OF_RANKS = ("steps", "collectives", "intervals", "in_flight", "stacks", "rank_states")
 #: What is gone of a rank: all that it did, that and what it was defined as, its plugin's, or every trace.

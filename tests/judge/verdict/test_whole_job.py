@@ -1,9 +1,7 @@
 """Verdicts that name no rank or a whole node: uneven work, hosts that launch too slowly, noisy nodes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,15 +11,12 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import Case
 from hindmost_judge.detect import host_bound as host_bound_of
 from hindmost_judge.judge import judge
-from hindmost_judge.model import FINISHED, RUNNING, VANISHED
+from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Run, Table
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.schema import Verdict
 
 from tests.runs import blocks_of
 from tests.scenarios.loads import Load, make, metrics
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run, Table
 
 
 def found(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:

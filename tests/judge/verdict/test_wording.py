@@ -1,7 +1,5 @@
 """The sentences of a report agree with its numbers, and with each other."""
 
-from __future__ import annotations
-
 import re
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Over which steps a cost is a mean: those from the verdict's first to before its last, struck or not."""
 
-from __future__ import annotations
-
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge

@@ -1,7 +1,5 @@
 """What a slow GPU costs where no collective was recorded: backward hides in its phases, and counts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

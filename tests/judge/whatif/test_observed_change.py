@@ -1,7 +1,5 @@
 """What an onset did to the step itself, compared with what the replay of delays accounts for."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

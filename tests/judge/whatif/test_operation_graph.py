@@ -1,19 +1,13 @@
 """Graphs of operations: what a slow worker costs, and that a heavier stage is no worker's fault."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
 from tests.runs import made, ns
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
 
 TABLES = ("rank", "node", "stage", "cause", "phase")
 

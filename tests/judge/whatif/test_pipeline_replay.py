@@ -1,7 +1,5 @@
 """What a repair saves in a pipeline, where idle time between stages takes up a part of what a rank is late."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,24 +1,19 @@
 """Checkpoints that one rank writes for all are planned: no rank is named for them, nothing hides in them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.whatif.waste import aside
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
-    from hindmost_judge.model import Run
 
 STEPS, STEP_MS = 150, 100.0
 NO_STEPS = table("steps", rank=[])

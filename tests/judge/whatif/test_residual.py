@@ -1,15 +1,9 @@
 """A slowdown of all ranks is reported in addition to a slow rank, and a slow rank alone is no such slowdown."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Report
+from hindmost_judge.verdict.schema import Report
 
 ALL = tuple(range(16))
 STEPS, ONSET = 100, 50

@@ -1,10 +1,8 @@
 """Several faults of one job: each verdict's cost is what its repair saves once those before it are repaired."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +11,10 @@ from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.whole_job import until
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Verdict
 
 
 def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:

@@ -1,7 +1,5 @@
 """What fixing a rank saves among many that stall now and then, where the delay shows a part of a slow GPU."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,22 +1,17 @@
 """The table of waste: one base, tables within it, and what verdicts cost is in it."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.report import columns, html, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
-from hindmost_judge.model import PHASES
+from hindmost_judge.model import PHASES, Run
+from hindmost_judge.verdict.schema import Report, Waste
 from hindmost_judge.whatif.waste import waste_rows
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report, Waste
 
 TABLES = ("by_rank", "by_node", "by_cause", "by_phase")
 COMPUTE, INPUT = Fault("compute", (5,), 0.12), Fault("input", (9,), 0.2)

@@ -1,23 +1,19 @@
 """What a fault costs among ranks whose work differs from step to step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.whatif.hidden_delay import shown, work_due
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 
 def _uncounted(run: Run) -> Run:
