@@ -5,7 +5,7 @@
 
 A real agent (all samplers, rings, spool, page) whose clock and whose /proc, /sys and /dev/shm are handed in, so that
 each job, two ranks that write into their rings, live in a control group of their own and end, takes milliseconds. What
-it spools is acknowledged after each tick, as a collector would.
+it spools is acknowledged after each tick, as a collector would. ``held``: objects and bytes that the agent leads to.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ import json
 import logging
 import os
 import shutil
+import sys
 import tempfile
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 from hindmost import ring
@@ -36,6 +38,10 @@ RANKS, FIRST_PID, PIDS = 2, 1000, 30000
 #: Ticks of a job's life and after it, s.
 LIFE, AFTER = 4, 6
 STEPS = 20
+#: As an agent has it by default.
+SPOOL = 256 << 20
+#: What belongs to the program and not to an agent.
+PROGRAM = (type, ModuleType, FunctionType, BuiltinFunctionType)
 OWN_FILES = (
     "stat", "meminfo", "loadavg", "vmstat", "diskstats", "net/dev", "net/snmp", "net/netstat", "self/mounts",
     "self/mountstats",
@@ -57,7 +63,7 @@ class Node:
         self.groups.mkdir()
         (self.groups / "cgroup.controllers").touch()
         self.host = Host(proc=self.proc, sys=root / "sys", cgroup=self.groups, dev=root / "dev")
-        self.spool = Spool(root / "spool", 8 << 20)
+        self.spool = Spool(root / "spool", SPOOL)
         self.runner = Runner(samplers.load(), self.host, NS)
         jobs = Jobs(self.host, self.shm, unix_s=lambda: 1 << 40)
         self.agent = Agent("node", NS, self.host, self.runner, Rings(self.host), self.spool, jobs)
@@ -131,12 +137,24 @@ class Node:
             "rss_mib": round(
                 int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1
             ),
-            "objects": len(gc.get_objects()),
+            "held": held(self),
             "open_files": len(list(Path("/proc/self/fd").iterdir())),
             "folders_of_jobs": len(list((self.shm / "hindmost-0").iterdir())),
             "spool_files": len(list(self.spool._folder.glob("*.spool"))) if self.spool._folder else 0,
             "series_on_the_page": self.page.render(self.runner.latest.values()).count(b"\nhindmost_"),
         }
+
+
+def held(root: object) -> dict[str, int]:
+    """How many objects ``root`` leads to, itself included, and their bytes."""
+    seen: dict[int, object] = {}
+    todo = [root]
+    while todo:
+        one = todo.pop()
+        if id(one) not in seen and not isinstance(one, PROGRAM):
+            seen[id(one)] = one
+            todo += gc.get_referents(one)
+    return {"objects": len(seen), "bytes": sum(map(sys.getsizeof, seen.values()))}
 
 
 def main() -> None:
@@ -153,7 +171,7 @@ def main() -> None:
             if (number + 1) % max(args.jobs // 10, 1) == 0:
                 states.append(node.state(number + 1))
                 print(json.dumps(states[-1]), flush=True)
-        errors = dict(node.host.own.errors)
+        errors = +node.host.own.errors
         node.spool.close()
     assert not errors, errors
     if args.out:

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import uuid
+import zlib
 from collections import Counter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -167,12 +168,10 @@ class Ledger:
 #: Kept in memory at most while the disk takes nothing.
 MEMORY_LIMIT = 8 << 20
 SEGMENTS = 16
-#: Marks as JSON; made once: ``json.dumps`` makes a new encoder for each call with separators.
-
 LARGEST_SEGMENT = 8 << 20
-#: Definitions of which is remembered that this stream has them; beyond it all are forgotten, and sent once more where
-#: they are met. Jobs come and go, and a stream may last for years.
-MOST_ON_STREAM = 4096
+#: Definitions of which is remembered that this stream, or this segment, has them; beyond it all are forgotten, and sent
+#: or written once more where they are met. Jobs come and go, and a stream may last for years.
+MOST_DEFINITIONS = 4096
 #: Segments in memory are tried to be replaced by files this often (in batches).
 RETRY_DISK = 30
 
@@ -199,7 +198,8 @@ class Spool:
         self._segments: list[Segment] = []
         self._number = 0
         self._since_disk = 0
-        self._in_segment: dict[int, bytes] = {}
+        #: By reference the checksum of each definition that the last segment, and this stream, has.
+        self._in_segment: dict[int, int] = {}
         self._on_stream: dict[int, int] = {}
         self._disk_failed = False
         self._resume_after = 0
@@ -274,10 +274,7 @@ class Spool:
                 self._cursor = following, START
                 continue
             self._cursor = segment, record.end
-            if record.kind == DEFINITION and self._on_stream.get(record.number) != record.crc:
-                if len(self._on_stream) >= MOST_ON_STREAM:
-                    self._on_stream.clear()
-                self._on_stream[record.number] = record.crc
+            if record.kind == DEFINITION and _is_new(self._on_stream, record.number, record.crc):
                 return Outgoing(0, segment.message(record))
             if record.kind == BATCH and record.number > self._resume_after:
                 self.ledger.sending(record.number)
@@ -373,9 +370,8 @@ class Spool:
     def _store(self, sequence: int, batch: bytes, definitions: Mapping[int, bytes]) -> None:
         segment = self._active(len(batch))
         for ref, message in definitions.items():
-            if self._in_segment.get(ref) != message:
+            if _is_new(self._in_segment, ref, zlib.crc32(message)):
                 segment.append(encode(DEFINITION, ref, 0, message))
-                self._in_segment[ref] = message
         segment.append(batch, sequence)
 
     def _active(self, coming: int) -> Segment:
@@ -486,7 +482,17 @@ class Spool:
                         marks = json.loads(segment.marks(record))
                         self.marks = marks if isinstance(marks, dict) else self.marks
             elif segment is self._segments[-1]:
-                self._in_segment[record.number] = segment.message(record)
+                _is_new(self._in_segment, record.number, record.crc)
+
+
+def _is_new(known: dict[int, int], ref: int, crc: int) -> bool:
+    """Whether a definition has not been noted yet, or was another one; it is from now on."""
+    if known.get(ref) == crc:
+        return False
+    if len(known) >= MOST_DEFINITIONS:
+        known.clear()
+    known[ref] = crc
+    return True
 
 
 def _locked(folder: Path) -> int:

@@ -50,7 +50,7 @@ def test_batches_are_sent_once_in_order_after_their_definitions(spool: Spool) ->
 
 def test_a_stream_of_years_remembers_no_job_of_years_ago(spool: Spool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Definitions that the collector has are forgotten now and then, and sent again where a batch needs them."""
-    monkeypatch.setattr("hindmost_agent.delivery.spool.MOST_ON_STREAM", 10)
+    monkeypatch.setattr("hindmost_agent.delivery.spool.MOST_DEFINITIONS", 10)
     spool.connected(0)
     for job in range(100):
         fill(spool, 1, size=1000, definitions={job: b"a job's", 77_000: b"the node's"})

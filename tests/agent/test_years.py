@@ -1,0 +1,34 @@
+"""An agent that runs for years: what it holds is of the jobs that run, not of those that ran."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.agent_years import Node, held
+
+if TYPE_CHECKING:
+    import pytest
+
+WARM, MORE = 12, 24
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_an_agent_holds_nothing_of_jobs_that_are_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three times as many jobs leave no more objects, bytes and open files: what is remembered has a bound."""
+    monkeypatch.setattr("hindmost_agent.delivery.spool.MOST_DEFINITIONS", 32)
+    monkeypatch.setattr("hindmost_agent.jobs.rings.KEPT_ENDS", 4)
+    node = Node(tmp_path)
+    for number in range(WARM):
+        node.job(number)
+    before, files = held(node), open_files()
+    for number in range(WARM, WARM + MORE):
+        node.job(number)
+    after = held(node)
+    assert after["objects"] - before["objects"] < MORE
+    assert after["bytes"] - before["bytes"] < MORE * 100
+    assert open_files() <= files
+    node.spool.close()
