@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
 #: Where a rank is when it hangs; its verdict must quote it.
 HANGS_IN = "wait_for_the_lost_file"
@@ -32,6 +33,8 @@ class Case:
     #: Whether the GPU's queue may hide the fault, which is rightly named as far as it does not.
     hides: bool = False
     ranks: int = 4
+    #: NCCL's other profiler, which the user has set.
+    profiler: str = ""
 
     @property
     def stops(self) -> bool:
@@ -101,6 +104,11 @@ CASES = (
 def placed(case: Case, ranks: int) -> Case:
     """The same in a job of so many ranks."""
     return replace(case, rank=case.rank % ranks, ranks=ranks)
+
+
+def behind(case: Case, profiler: Path) -> Case:
+    """The same with another NCCL profiler behind hindmost's."""
+    return replace(case, name=f"{case.name}-behind", profiler=str(profiler))
 
 
 def named(case: Case, verdict: dict[str, Any]) -> bool:

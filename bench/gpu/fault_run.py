@@ -49,6 +49,8 @@ class Running:
 
     def _start(self, line: list[str]) -> subprocess.Popen[bytes]:
         environ = {**os.environ, "NCCL_NVLS_ENABLE": "0", "OMP_NUM_THREADS": "1"}
+        if self.case.profiler:
+            environ["NCCL_PROFILER_PLUGIN"] = self.case.profiler
         return subprocess.Popen(line, env=environ, stdout=self.log, stderr=self.log, start_new_session=True)
 
     def go(self) -> None:

@@ -83,6 +83,7 @@ ROWS: tuple[tuple[tuple[float, int, int], ...], ...] = (
     ((0.15, 1, 0), (0.30, 0, LATE)),
     ((0.30, 1, 0), (0.06, 1, LATE)),
     ((0.06, 0, 0), (0.15, 0, LATE)),
+    ((0.15, 1, 0), (0.06, 1, LATE)),
 )
 
 
@@ -165,6 +166,7 @@ class Running:
             "name": self.case.name,
             "regime": self.case.regime,
             "delay_asked_ms": self.delay_ms,
+            "unix_less_monotonic_ns": time.time_ns() - time.monotonic_ns(),
         }
         truth |= measured(log, self.case)
         (self.directory / "truth.json").write_text(json.dumps(truth, indent=1) + "\n")
@@ -209,7 +211,7 @@ def run(cases: list[Case], out: Path, limit_s: float, steps: int, ranks: int) ->
     usual: dict[str, float] = {}
     job: Running | None = None
     with ThreadPoolExecutor(2) as pool:
-        for case, upcoming in zip(cases, [*cases[1:], None], strict=True):
+        for number, (case, upcoming) in enumerate(zip(cases, [*cases[1:], None], strict=True)):
             if time.monotonic() - began > limit_s:
                 print(f"{case.name}: not begun, {limit_s:.0f} s are over", flush=True)
                 continue
@@ -221,6 +223,8 @@ def run(cases: list[Case], out: Path, limit_s: float, steps: int, ranks: int) ->
             trained = current.train()
             at = time.monotonic()
             print(f"{at - began:5.0f} s  {case.name} took {at - current.began:.1f} s", flush=True)
+            if not (trained or number):
+                raise SystemExit((current.room / "output").read_text(errors="replace")[-3000:])
             if trained and not case.share:
                 log = json.loads((current.room / "rank0.json").read_text())
                 usual[case.regime] = pace([row[0] for row in log["rows"]][WARM:-2])
@@ -264,7 +268,21 @@ def costs(out: Path) -> list[dict[str, Any]]:
     return truths
 
 
-def grade(truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
+def said_live(directory: Path, truth: dict[str, Any]) -> list[dict[str, Any]]:
+    """Which verdicts with a rank were opened while the job trained, and how many steps it had done by then."""
+    log = json.loads((directory / "host_log.json").read_text())
+    ended = [row[-2] + truth.get("unix_less_monotonic_ns", 0) for row in log["ranks"][0]]
+    path = directory / "verdicts.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    keys = ("kind", "ranks", "cause", "since_step", "cost_ms_per_step")
+    return [
+        {"by_step": sum(ns <= one["time_ns"] for ns in ended)} | {key: one["verdict"].get(key) for key in keys}
+        for one in events
+        if one["event"] != "closed" and one["verdict"]["ranks"] and one["time_ns"] <= ended[-1]
+    ]
+
+
+def grade(truth: dict[str, Any], report: dict[str, Any], live: list[dict[str, Any]]) -> dict[str, Any]:
     """A verdict against the ground truth. Of an undisturbed job: which rank was named, and at what cost."""
     named = [one for one in report["verdicts"] if one["ranks"]]
     keys = ("kind", "ranks", "cause", "since_step", "until_step", "cost_ms_per_step", "confidence", "evidence")
@@ -272,7 +290,7 @@ def grade(truth: dict[str, Any], report: dict[str, Any]) -> dict[str, Any]:
         key: truth.get(key)
         for key in ("name", "share", "rank", "from_step", "delay_ms", "cost_ms", "doubt_ms", "step_ms")
     }
-    said = about | {"verdicts": [{key: one.get(key) for key in keys} for one in named]}
+    said = about | {"verdicts": [{key: one.get(key) for key in keys} for one in named], "live": live}
     if not truth["share"]:
         return said | {"right": all(_works_more(truth, one) for one in named)}
     mine = [one for one in named if one["ranks"] == [truth["rank"]]]
@@ -405,7 +423,9 @@ def main() -> int:
         cases = [case for case in campaign(args.rows) if not args.only or case.regime in args.only]
         run(cases, args.out, args.limit, args.steps, args.ranks)
     graded = [
-        grade(truth, json.loads((args.out / truth["name"] / "report.json").read_text())) for truth in costs(args.out)
+        grade(truth, json.loads((directory / "report.json").read_text()), said_live(directory, truth))
+        for truth in costs(args.out)
+        for directory in (args.out / truth["name"],)
     ]
     result = {"made_by": judged_again(graded) if args.grade else made_by(), **summary(graded), "jobs": graded}
     (args.grade or args.out / "host_paced.json").write_text(json.dumps(result, indent=1) + "\n")

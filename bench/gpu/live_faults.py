@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fault_grade
-from fault_cases import CASES, Case, all_right, placed
+from fault_cases import CASES, Case, all_right, behind, placed
 from fault_run import JobError, Running
 
 if TYPE_CHECKING:
@@ -160,6 +160,7 @@ def main() -> int:
     parser.add_argument("--case", nargs="+", choices=[case.name for case in CASES])
     parser.add_argument("--out", type=Path, default=Path("live_faults.json"))
     parser.add_argument("--save-to", type=Path, metavar="TAR", help="keep the recordings and the jobs' output in here")
+    parser.add_argument("--behind", type=Path, metavar="SO", help="each case again with this NCCL profiler set, too")
     parser.add_argument("--limit", type=float, default=230, help="seconds after which no further case is begun")
     args = parser.parse_args()
     gpu = shutil.which("nvidia-smi") is not None
@@ -169,6 +170,8 @@ def main() -> int:
         )
     wanted = args.case or [case.name for case in CASES if gpu or not case.needs_gpu]
     cases = [placed(case, args.ranks) for case in CASES if case.name in wanted]
+    if args.behind:
+        cases = [one for case in cases for one in (case, behind(case, args.behind.resolve()))]
     found: list[dict[str, Any]] = []
     about = {"made_by": made_by(args.ranks, gpu), "ranks": args.ranks}
     with tempfile.TemporaryDirectory(prefix="hindmost-faults-", ignore_cleanup_errors=True) as folder:

@@ -56,15 +56,26 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("nccl_next.json"))
     parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--rank", choices=["same", "cost"], help=argparse.SUPPRESS)
+    parser.add_argument("--other", type=Path, help=argparse.SUPPRESS)
     request = parser.parse_args()
     if request.rank:
         {"same": run_operations, "cost": run_blocks}[request.rank](request)
         return 0
     others = {"example": request.example.resolve(), "inspector": request.inspector.resolve()}
-    found: dict[str, Any] = {"ranks": RANKS, "gpus": gpus(), "same": same(others), "cost": cost(request, others)}
+    found: dict[str, Any] = {"made_by": made_by(), "ranks": RANKS, "gpus": gpus(), "same": same(others), "cost": {}}
+    for name, other in others.items():
+        request.out.write_text(json.dumps(found, indent=1) + "\n")  # what is known is kept, whatever comes
+        found["cost"][name] = cost(other, request.blocks)
     request.out.write_text(json.dumps(found, indent=1) + "\n")
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     return 0
+
+
+def made_by() -> str:
+    torch = importlib.import_module("torch")
+    nccl = ".".join(map(str, torch.cuda.nccl.version()))
+    on = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name(0)}, NCCL {nccl}"
+    return f"bench/gpu/nccl_next.py on {on}, {time.strftime('%Y-%m-%d', time.gmtime())}"
 
 
 def gpus() -> int:
@@ -210,12 +221,12 @@ def run_blocks(request: argparse.Namespace) -> None:
     """Blocks of small all-reduces, each with another profiler in the slot; prints ns a call by block, in rank 0."""
     torch, dist = importlib.import_module("torch"), importlib.import_module("torch.distributed")
     torch.cuda.set_device(int(os.environ["RANK"]) % torch.cuda.device_count())
-    ours, example = str(build.library("nccl")), str(request.example)
+    ours, other = str(build.library("nccl")), str(request.other)
     slots = {
         "nothing": ("none", "none"),
         "hindmost": (ours, "none"),
-        "example": (example, "none"),
-        "hindmost, example": (ours, example),
+        "other": (other, "none"),
+        "hindmost, other": (ours, other),
     }
     order = random.Random(1)  # noqa: S311
     found: dict[str, list[float]] = {name: [] for name in slots}
@@ -239,17 +250,17 @@ def run_blocks(request: argparse.Namespace) -> None:
         sys.stdout.write(json.dumps(found))
 
 
-def cost(request: argparse.Namespace, others: dict[str, Path]) -> dict[str, Any]:
+def cost(other: Path, blocks: int) -> dict[str, Any]:
     """ns that a call takes longer, with a 95 % interval over blocks."""
     with tempfile.TemporaryDirectory() as base:
         environ = variables(None, Path(base), hindmost=False) | {"NCCL_PROFILE_EVENT_MASK": str(0x46)}
         environ.pop("NCCL_PROFILE_DUMP_FILE")
-        options = ["--example", str(others["example"]), "--inspector", "x", "--blocks", str(request.blocks)]
+        options = ["--example", "x", "--inspector", "x", "--other", str(other), "--blocks", str(blocks)]
         found = json.loads(ranks("cost", environ, *options)[0])
     pairs = {
         "hindmost": ("hindmost", "nothing"),
-        "example": ("example", "nothing"),
-        "hindmost before example": ("hindmost, example", "example"),
+        "other": ("other", "nothing"),
+        "hindmost before other": ("hindmost, other", "other"),
     }
     return {
         "call_ns": {name: round(statistics.median(values)) for name, values in found.items()},
@@ -257,7 +268,7 @@ def cost(request: argparse.Namespace, others: dict[str, Path]) -> dict[str, Any]
             name: interval([a - b for a, b in zip(found[one], found[two], strict=True)])
             for name, (one, two) in pairs.items()
         },
-        "blocks": request.blocks,
+        "blocks": blocks,
         "calls": CALLS,
     }
 

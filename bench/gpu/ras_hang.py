@@ -50,7 +50,7 @@ def main() -> int:
     for _ in range(request.repeat):
         for name, case in (("probe", under_run), ("nothing", as_service)):
             with tempfile.TemporaryDirectory() as folder:
-                found.append({"case": name, **case(Path(folder))})
+                found.append({"case": name, "gpus": min(2, gpus()), **case(Path(folder))})
             request.out.write_text(json.dumps(found, indent=1) + "\n")
             sys.stdout.write(json.dumps(found[-1]) + "\n")
     return 0
@@ -80,7 +80,14 @@ def rank_lines(folder: Path) -> list[str]:
     common = f"WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port} NCCL_PROFILER_PLUGIN=none NCCL_RAS_ENABLE=1"
     common += f" NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT NCCL_DEBUG_FILE={folder}/nccl.%p"
     program = shlex.join([sys.executable, __file__, "--rank", str(folder)])
-    return [f"RANK={rank} LOCAL_RANK={rank} NCCL_HOSTID=host{rank} {common} exec {program}" for rank in range(2)]
+    host = "" if gpus() > 1 else "NCCL_HOSTID=host{rank}"  # of one GPU, NCCL takes two ranks only from two hosts
+    line = f"RANK={{rank}} LOCAL_RANK={{rank}} {host} {common} exec {program}"
+    return [line.format(rank=rank) for rank in range(2)]
+
+
+def gpus() -> int:
+    """How many there are, without a context on any."""
+    return len(subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout.splitlines())
 
 
 @contextmanager
