@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     import pytest
 
 WARM, MORE = 12, 24
+#: Not the writers: they are the ranks'.
+READERS = ("hindmost_agent", "hindmost.ring.reader")
 
 
 def open_files() -> int:
@@ -32,3 +35,22 @@ def test_an_agent_holds_nothing_of_jobs_that_are_over(tmp_path: Path, monkeypatc
     assert after["bytes"] - before["bytes"] < MORE * 100
     assert open_files() <= files
     node.spool.close()
+
+
+def test_what_a_job_leaves_does_not_wait_for_the_garbage_collector(tmp_path: Path) -> None:
+    """That rarely runs in an agent, and until then each job would leave its rings' tables in memory."""
+    node = Node(tmp_path)
+    node.job(0)
+    gc.collect()
+    gc.disable()
+    try:
+        node.job(1)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    left = {type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(READERS)}
+    gc.garbage.clear()
+    node.spool.close()
+    assert not left

@@ -43,10 +43,10 @@ class _Entries(dict[int, Any]):
     def __init__(self, none: Any, load: Callable[[], list[Any]]) -> None:
         super().__init__({layout.NONE16: none})
         self._none = none
-        self._load = load
+        self.load = load
 
     def __missing__(self, index: int) -> Any:
-        self.update(enumerate(self._load()))
+        self.update(enumerate(self.load()))
         return self.setdefault(index, self._none)  # an index is registered before it is used: this one is damaged
 
 
@@ -273,3 +273,4 @@ class Reader:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._names.load = self._comms.load = list  # it need not wait for the garbage collector

@@ -432,7 +432,6 @@ class RowBuilder:
         self._gpu_step = UNMEASURED
         #: Events left out because their times or values are damaged: they would not fit their columns.
         self.damaged = 0
-        self._takers = {ring.PHASE: self._phase, ring.STEP: self._step}
 
     @property
     def collectives(self) -> Calls:
@@ -464,7 +463,8 @@ class RowBuilder:
 
     def _events(self, records: Iterable[tuple[int, ...]], event: Callable[[tuple[int, ...]], Event | None]) -> None:
         """Take records as words, which ``event`` makes events of: phases, mostly all, need none."""
-        known, takers, phases, outermost = self._host_phases, self._takers, self._phases, self._outermost
+        takers = {ring.PHASE: self._phase, ring.STEP: self._step}
+        known, phases, outermost = self._host_phases, self._phases, self._outermost
         for record in records:
             what, start, duration, _, _ = record
             name = known.get(what)
