@@ -127,6 +127,12 @@ class Recorder:
         elif not self.thread:
             self._start_up.append((name, start_ns, end_ns))
 
+    def record_version(self, name: str, version: object) -> None:
+        """Record which version of a library the process uses; nothing where it does not say."""
+        if version is not None:
+            now_ns = self.clock()
+            self.set_up(f"version {name} {version}", now_ns, now_ns)
+
     def trains_here(self) -> bool:
         """Whether the caller, which does what only a thread that trains does, is that thread; the first is for good.
 

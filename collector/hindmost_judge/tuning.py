@@ -147,6 +147,12 @@ class Facts:
         return float(np.median(list(found.values()))) if found else float("nan")
 
     @cached_property
+    def queued(self) -> float:
+        """ns of the step that the typical rank waits for a CPU; 0 where it was not sampled. Collectives may hold it."""
+        waits = self.typical("hindmost_process_runqueue_seconds_total", "rate")
+        return waits * self.step if waits > 0 else 0.0
+
+    @cached_property
     def compiled(self) -> bool:
         """Whether it is a program of MPI calls that no framework of Python makes."""
         return bool(self.frameworks) and self.frameworks <= {"mpi", "mpi4py", "python"}
@@ -365,7 +371,7 @@ def _small_collectives(facts: Facts) -> Advice | None:
         calls, took = sums.get(one.operation, (0.0, 0.0))
         sums[one.operation] = calls + one.calls / turns, took + one.calls * (one.transfer_ms or 0.0) * 1e6 / turns
     for operation, (calls, took) in sorted(sums.items(), key=lambda item: -item[1][1]):
-        if calls >= MANY and took >= SMALL * facts.step:
+        if calls >= MANY and took - facts.queued >= SMALL * facts.step:
             fuse = "send them together: one call with all of the data, or a nonblocking one"
             if "horovod" in facts.frameworks:
                 fuse = "`HOROVOD_FUSION_THRESHOLD=134217728 HOROVOD_CYCLE_TIME=5`"
@@ -389,7 +395,7 @@ def _exposed(facts: Facts) -> Advice | None:
         return None
     most = max(large, key=lambda one: one.calls * (one.transfer_ms or 0.0))
     took = most.calls * (most.transfer_ms or 0.0) * 1e6 / _rank_steps(facts)
-    if took < EXPOSED * facts.step:
+    if took - facts.queued < EXPOSED * facts.step:
         return None
     do = "start it early and wait late: `MPI_I...` and `MPI_Wait` around the computing that does not need it"
     if "horovod" in facts.frameworks:

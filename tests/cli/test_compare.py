@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hindmost.errors import UsageError
 from hindmost_cli import main
+from hindmost_collector.recordings.tables import table
 from hindmost_collector.report import columns
 from hindmost_collector.report import compare as text
 from hindmost_collector.report.compare import compare, condition, measured, scaling
@@ -276,6 +277,18 @@ def test_settings_that_changed_are_listed() -> None:
 def test_no_setting_changed_of_a_run_that_recorded_none() -> None:
     """Other tools' traces do not say what the job was started with."""
     assert compare(job(), started_with(job(2), ("OMP_NUM_THREADS", "4")))["settings"] == []
+
+
+def with_versions(run: Run, *versions: str) -> Run:
+    marks = [f"version {one}" for one in versions]
+    return dataclasses.replace(run, intervals=table("intervals", rank=np.arange(len(marks)), name=marks))
+
+
+def test_a_library_of_another_version_is_listed() -> None:
+    """A version that only one run recorded is unknown in the other, and ranks may differ."""
+    a = with_versions(job(), "torch 2.10.0", "torch 2.11.0", "horovod 0.28.1")
+    b = with_versions(job(), "nccl 2.28.9", "torch 2.11.0")
+    assert compare(a, b)["settings"] == [{"name": "torch", "a": "2.10.0, 2.11.0", "b": "2.11.0"}]
 
 
 def test_two_runs_are_measured_in_the_same_phases_as_their_steps() -> None:

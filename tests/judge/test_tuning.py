@@ -210,6 +210,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"run": job(), "seen": seen(), "traffic": calls(2, 64 << 20, 2.0)},
     ),
     (
+        "collectives not overlapped",
+        "all_reduce of up to 64.0 MiB takes 40.0 ms of the step (40 %)",
+        {"run": job(*of_ranks(runqueue_seconds_total=0.1)), "seen": seen(), "traffic": calls(2, 64 << 20, 20.0)},
+        {"run": job(*of_ranks(runqueue_seconds_total=0.3)), "seen": seen(), "traffic": calls(2, 64 << 20, 20.0)},
+    ),
+    (
         "storage",
         "wait for storage 60 % of the time; vda of n0 gives 20.0 MB/s, at best 20.0, busy 95 %",
         {"run": job(*of_ranks(children_blocked=0.6), *of_disk(busy=0.95, read=2e7)), "seen": seen(input=30.0)},

@@ -63,6 +63,17 @@ def test_start_up_is_recorded_once_a_thread_trains(events: ring.Reader) -> None:
     assert marks == [("import", 3, 6), ("init", 20, 5)]
 
 
+def test_versions_of_libraries_are_recorded(events: ring.Reader) -> None:
+    """A library that does not say its version leaves no mark."""
+    assert stepping.attached is not None
+    with hindmost.step():
+        pass
+    stepping.attached.record_version("torch", "2.11.0+cu130")
+    stepping.attached.record_version("drill", None)
+    marks = [name for name, _, _ in summary(events) if name.startswith("version")]
+    assert marks == ["version torch 2.11.0+cu130"]
+
+
 @pytest.mark.parametrize(
     ("named", "recorded"),
     [

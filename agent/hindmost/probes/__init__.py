@@ -49,8 +49,14 @@ def install(recorder: Recorder) -> None:
 
     def actions_of(package: str) -> dict[str, Action]:
         importlib.import_module(f"{__name__}.{probes[package]}")
-        ours = [module for module in REGISTRY if module.partition(".")[0] == package]
-        return dict.fromkeys(ours, lambda module: REGISTRY[module.__name__](module, recorder))
+        unrecorded = [package]
+
+        def observe(module: ModuleType) -> None:
+            if unrecorded:
+                recorder.record_version(unrecorded.pop(), getattr(sys.modules.get(package), "__version__", None))
+            REGISTRY[module.__name__](module, recorder)
+
+        return dict.fromkeys((name for name in REGISTRY if name.partition(".")[0] == package), observe)
 
     def failed(name: str, error: Exception) -> None:
         warn_once(f"{name} cannot be observed ({error!r})")

@@ -32,6 +32,8 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     gpu = GpuPhases(t.cuda, recorder) if t.version.cuda or getattr(t.version, "hip", None) else None
     hooks = native_hooks(torch, recorder, gpu) or Hooks(torch, recorder, gpu)
     recorder.name_framework("torch")
+    if hasattr(t._C, "_nccl_version"):
+        recorder.record_version("nccl", ".".join(map(str, t.cuda.nccl.version()[:3])))
     hooks.surround(t.utils.data.dataloader._BaseDataLoaderIter, "__next__", "fetch")
     backward = hooks.surround(t.autograd, "backward", "backward")
     as_phase(t, "save", "checkpoint", recorder)

@@ -130,17 +130,16 @@ def _rate(name: str, a: Floats | None, b: Floats | None) -> Rate:
 def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
     """Name and value in both of what the jobs, or their recording, were started with; ``None``: not set.
 
-    Of runs that did not record their environment it is not known, and none of it is listed.
+    Of runs that did not record their environment it is not known, and none of it is listed. A library's version is
+    listed where both runs recorded it.
     """
-    settings_of = [{**dict(run.job.settings), **_recorded_with(run)} for run in (a, b)]
-    known = [
-        name for name in dict.fromkeys([*settings_of[0], *settings_of[1]]) if all(run.job.settings for run in (a, b))
-    ]
-    return [
-        {"name": name, "a": settings_of[0].get(name), "b": settings_of[1].get(name)}
-        for name in known
-        if settings_of[0].get(name) != settings_of[1].get(name)
-    ]
+    runs = (a, b)
+    first, second = ({**dict(run.job.settings), **_recorded_with(run)} for run in runs)
+    versions = tuple(map(_versions, runs))
+    names = [*first, *second] if all(run.job.settings for run in runs) else []
+    listed = [(name, first.get(name), second.get(name)) for name in dict.fromkeys(names)]
+    listed += [(name, versions[0][name], versions[1][name]) for name in versions[0] if name in versions[1]]
+    return [{"name": name, "a": left, "b": right} for name, left, right in listed if left != right]
 
 
 def _recorded_with(run: Run) -> dict[str, str]:
@@ -148,6 +147,16 @@ def _recorded_with(run: Run) -> dict[str, str]:
     frameworks = sorted({str(name) for name in run.ranks["framework"].tolist()} - {""})
     thresholds = {f"--set {name}": f"{value:g}" for name, value in run.job.thresholds}
     return {"framework": ", ".join(frameworks), **thresholds}
+
+
+def _versions(run: Run) -> dict[str, str]:
+    """Library to the version that its ranks recorded; to several where ranks differ."""
+    versions: dict[str, list[str]] = {}
+    for mark in np.unique(run.intervals["name"]).tolist():
+        kind, library, version = [*str(mark).split(" ", 2), "", ""][:3]
+        if kind == "version" and version:
+            versions.setdefault(library, []).append(version)
+    return {library: ", ".join(several) for library, several in versions.items()}
 
 
 _CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
