@@ -3,7 +3,7 @@
 Each client keeps what is not acknowledged, reconnects and sends it again; the collector flushes twenty times a second
 and compacts more often than it would, so that kills fall into commits, renames and merges.
 
-    python -m bench.collector_faults --kills 50 --seed 1 -o bench/results/collector_kills.json
+    python -m bench.collector_faults --kills 50 --seed 1 -o collector_kills.json
 """
 
 from __future__ import annotations

@@ -3,15 +3,14 @@
 
     python bench/gpu/torch_probe.py --out torch_probe.json     # one GPU, about two minutes
     python bench/gpu/torch_probe.py --part h2d                 # some of it
-    python bench/gpu/torch_probe.py --device cpu --part in_situ --hooks python    # without the hooks in C
+    python bench/gpu/torch_probe.py --device cpu --part host --hooks python    # without the hooks in C
 
-Six parts, in one process that is observed as `hindmost run` would have it:
+Five parts, in one process that is observed as `hindmost run` would have it:
 
 phases    gpu_forward, gpu_backward, gpu_optimizer of the same steps from the probe and from the profiler's kernels
 overhead  time of a GPU-bound step of about 30 ms with the hooks in and out by turns, on the GPU's clock: step_cost.py
 us_each   what the hooks are made of, each alone in a loop
 h2d       copies of batches to the GPU from the probe and from the profiler: see h2d.py
-in_situ   what each hook takes of a step of a tiny model, timed around it while the loop runs
 host      what the probe takes of a step of a tiny model, which the host bounds, and of what: host_cost.py
 """
 
@@ -38,7 +37,7 @@ from profile_trace import Trace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-PARTS = ("phases", "overhead", "us_each", "host", "h2d", "in_situ")
+PARTS = ("phases", "overhead", "us_each", "host", "h2d")
 
 
 def observed(hooks: str) -> None:
@@ -241,7 +240,6 @@ def parts(torch: Any, args: argparse.Namespace) -> dict[str, Callable[[], Any]]:
     found["us_each"] = lambda: breakdown(args.device)
     found["host"] = lambda: host_cost.compared(torch, tiny.step, tiny.synchronize, args.seconds)
     found["h2d"] = lambda: importlib.import_module("h2d").measured(args.device)
-    found["in_situ"] = lambda: importlib.import_module("in_situ").in_situ(torch, tiny.steps)
     return found
 
 
