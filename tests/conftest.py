@@ -1,6 +1,8 @@
 """What holds for every test: what it needs of the machine, and the closing line."""
 
+import asyncio
 import gc
+import inspect
 import re
 import sys
 import time
@@ -35,6 +37,15 @@ settings.load_profile("patient")
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs what this machine has not."""
     need(*sorted(names(item, "needs")))
+
+
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run a test that is a coroutine function, in an event loop of its own."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    asyncio.run(test(**{name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}))
+    return True
 
 
 def names(item: pytest.Item, *marks: str) -> set[str]:

@@ -176,7 +176,7 @@ def test_what_one_rank_lacks_is_a_dash_and_no_zero() -> None:
         assert rows[-1][titles.index("GPU %")] == "–"  # noqa: RUF001
 
 
-def test_keys_sort_and_filter() -> None:
+async def test_keys_sort_and_filter() -> None:
     """The first row says what became of each key."""
     steps = [
         ([], "*3"),
@@ -190,33 +190,26 @@ def test_keys_sort_and_filter() -> None:
         (["escape"], "*3"),
     ]
 
-    async def seen() -> list[str]:
-        shown, found = job(20, verdict(3)), []
-        app = Top(Held(shown), shown, None, 3600.0)
-        async with app.run_test(size=LARGE) as pilot:
-            for keys, _ in steps:
-                await pilot.press(*keys)
-                words = table(text(app))[1][0]
-                found.append(words[0] if words[0] != "*" else f"*{words[1]}")
-        return found
-
-    assert asyncio.run(seen()) == [first for _, first in steps]
+    shown, found = job(20, verdict(3)), []
+    app = Top(Held(shown), shown, None, 3600.0)
+    async with app.run_test(size=LARGE) as pilot:
+        for keys, _ in steps:
+            await pilot.press(*keys)
+            words = table(text(app))[1][0]
+            found.append(words[0] if words[0] != "*" else f"*{words[1]}")
+    assert found == [first for _, first in steps]
 
 
-def test_a_filter_may_be_typed_faster_than_the_screen_is_drawn() -> None:
+async def test_a_filter_may_be_typed_faster_than_the_screen_is_drawn() -> None:
     """What follows the slash at once is the filter, as in a pasted line."""
-
-    async def seen() -> list[list[str]]:
-        shown = job(20, verdict(3))
-        app = Top(Held(shown), shown, None, 3600.0)
-        async with app.run_test(size=SMALL) as pilot:
-            for key, character in (("slash", "/"), ("1", "1"), ("minus", "-"), ("2", "2")):
-                app.post_message(events.Key(key, character))
-            await pilot.pause(0.2)
-            await pilot.press("enter")
-            return table(text(app))[1]
-
-    assert [row[0] for row in asyncio.run(seen())] == ["2", "1"]
+    shown = job(20, verdict(3))
+    app = Top(Held(shown), shown, None, 3600.0)
+    async with app.run_test(size=SMALL) as pilot:
+        for key, character in (("slash", "/"), ("1", "1"), ("minus", "-"), ("2", "2")):
+            app.post_message(events.Key(key, character))
+        await pilot.pause(0.2)
+        await pilot.press("enter")
+        assert [row[0] for row in table(text(app))[1]] == ["2", "1"]
 
 
 def test_more_columns_are_a_key_away() -> None:
@@ -302,26 +295,22 @@ def test_a_hostile_name_cannot_write_to_the_terminal() -> None:
     assert any(r"a\x1b[2Jb" in line for line in lines)
 
 
-def test_the_chosen_row_stays_chosen_when_the_order_changes() -> None:
+async def test_the_chosen_row_stays_chosen_when_the_order_changes() -> None:
     """A refresh takes nothing out of the user's hands."""
     before, after = job(40), job(40, verdict(7))
 
-    async def chosen() -> tuple[str, str]:
-        app = Top(Held(before), before, None, 3600.0)
-        async with app.run_test(size=SMALL) as pilot:
-            await pilot.press(*["down"] * 5)
-            first = app.identities[app.query_one(Table).cursor]
-            app.take(after)
-            await pilot.pause()
-            return first, app.identities[app.query_one(Table).cursor]
-
-    first, then = asyncio.run(chosen())
+    app = Top(Held(before), before, None, 3600.0)
+    async with app.run_test(size=SMALL) as pilot:
+        await pilot.press(*["down"] * 5)
+        first = app.identities[app.query_one(Table).cursor]
+        app.take(after)
+        await pilot.pause()
+        then = app.identities[app.query_one(Table).cursor]
     assert first == then
 
 
 def test_trouble_while_reading_is_shown_and_reading_goes_on() -> None:
     """A collector that comes back is seen again."""
-
     come_back = threading.Event()
 
     class Gone(Held):

@@ -76,7 +76,7 @@ def test_comings_and_goings_take_a_line_a_second(caplog):
     assert told(log, caplog) == []
 
 
-def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
+async def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
     """A new stream in place of an older one is no coming and no going; the end of the last one is."""
     caplog.set_level(logging.INFO, "hindmost_collector")
     definitions = Definitions()
@@ -84,14 +84,11 @@ def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
     ingest.connection_log = ConnectionLog(itertools.count(1.0).__next__)
     hello = wire.Hello(protocol=1, agent_id="a", node="n", monotonic_ns=1)
 
-    async def scenario():
-        first, second = [await ingest.greet(hello) for _ in range(2)]
-        ingest.part(*first)
-        said = told(ingest.connection_log, caplog, ingest.connected())
-        ingest.part(*second)
-        return said, told(ingest.connection_log, caplog, ingest.connected())
-
-    joined, left = asyncio.run(scenario())
+    first, second = [await ingest.greet(hello) for _ in range(2)]
+    ingest.part(*first)
+    joined = told(ingest.connection_log, caplog, ingest.connected())
+    ingest.part(*second)
+    left = told(ingest.connection_log, caplog, ingest.connected())
     assert joined == ["1 agent joined (a@n): 1 connected"]
     assert left == ["1 agent broke off (a@n): 0 connected"]
 

@@ -219,7 +219,7 @@ def test_what_kubernetes_says_of_services_is_no_setting():
         resolve({}, {"HINDMOST_COLLECTOR_PORT": "9460"})
 
 
-def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
+async def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
     """Upkeep that fails for whatever reason says so, and comes round again."""
     rounds = threading.Semaphore(0)
 
@@ -230,25 +230,21 @@ def test_a_failing_upkeep_goes_on(collecting, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(Upkeep, "compact", compact)
     monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
 
-    async def scenario():
-        async with collecting(store=str(tmp_path)):
-            return [await asyncio.to_thread(rounds.acquire, timeout=20) for _ in range(2)]
-
-    assert asyncio.run(scenario()) == [True, True]
+    async with collecting(store=str(tmp_path)):
+        assert [await asyncio.to_thread(rounds.acquire, timeout=20) for _ in range(2)] == [True, True]
     assert "maintenance of the store failed and will be retried" in caplog.text
 
 
-def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):
+async def test_what_upkeep_takes_is_counted(collecting, tmp_path, monkeypatch):
     """The CPU time of compaction and retention is on the metrics page, whether it came to an end or not."""
     monkeypatch.setattr(Upkeep, "compact", lambda _: len(sorted(range(100_000), key=lambda one: -one)) // 0)
     monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
 
-    async def scenario():
-        async with collecting(store=str(tmp_path)) as collector:
-            await until(lambda: collector.upkeep_seconds > 0.001)
-            return collector.endpoints.metrics().decode()
-
-    (line,) = re.findall(r"^hindmost_collector_upkeep_seconds_total (\S+)$", asyncio.run(scenario()), re.MULTILINE)
+    async with collecting(store=str(tmp_path)) as collector:
+        await until(lambda: collector.upkeep_seconds > 0.001)
+        (line,) = re.findall(
+            r"^hindmost_collector_upkeep_seconds_total (\S+)$", collector.endpoints.metrics().decode(), re.MULTILINE
+        )
     assert float(line) > 0.001
 
 
@@ -259,15 +255,11 @@ def test_a_collector_may_have_as_many_connections_as_the_host_allows(collector_p
     assert int(allowed) == min(resource.getrlimit(resource.RLIMIT_NOFILE)[1], 65536)
 
 
-def test_a_collector_that_records_nothing_says_so(caplog, capsys):
+async def test_a_collector_that_records_nothing_says_so(caplog, capsys):
     """Without --store or --out everything is acknowledged and nothing kept, which the first warning says."""
-
-    async def scenario():
-        stopped = asyncio.Event()
-        stopped.set()
-        return await main.serve(Options(listen="127.0.0.1:0", http="none"), stopped)
-
-    assert asyncio.run(scenario()) == 0
+    stopped = asyncio.Event()
+    stopped.set()
+    assert (await main.serve(Options(listen="127.0.0.1:0", http="none"), stopped)) == 0
     assert '"grpc"' in capsys.readouterr().out
     ours = [record for record in caplog.records if record.name == main.log.name]
     assert [record.message for record in ours if record.levelname == "WARNING"] == [
@@ -275,24 +267,21 @@ def test_a_collector_that_records_nothing_says_so(caplog, capsys):
     ]
 
 
-def test_terminated_collector_flushes(collector_process, fake_agent, tmp_path, monkeypatch):
+async def test_terminated_collector_flushes(collector_process, fake_agent, tmp_path, monkeypatch):
     """SIGTERM flushes what would have waited for minutes, exits 0, and the log is JSON lines."""
     monkeypatch.setenv("HINDMOST_COLLECTOR_FLUSH_SECONDS", "600")
     process = collector_process("--http", "none", "--store", tmp_path, "--log-format", "json")
 
-    async def scenario():
-        agent = fake_agent(process.addresses["grpc"])
-        await agent.connect(define=False)
-        await agent.send(agent.batch(0))
-        while not (await agent.read()).HasField("need"):
-            pass
-        await agent.define()
-        await agent.round_trip()  # the reply comes after the batch was taken
-        os.kill(process.popen.pid, signal.SIGTERM)
-        await agent.until_acked(1)
-        await agent.close()
-
-    asyncio.run(scenario())
+    agent = fake_agent(process.addresses["grpc"])
+    await agent.connect(define=False)
+    await agent.send(agent.batch(0))
+    while not (await agent.read()).HasField("need"):
+        pass
+    await agent.define()
+    await agent.round_trip()  # the reply comes after the batch was taken
+    os.kill(process.popen.pid, signal.SIGTERM)
+    await agent.until_acked(1)
+    await agent.close()
     _, errors = process.popen.communicate(timeout=60)
     assert process.popen.returncode == 0
     assert read_run(tmp_path / "j").steps["step"].tolist() == [0, 0]

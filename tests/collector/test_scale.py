@@ -71,32 +71,29 @@ def test_sixteen_thousand_ranks():
     assert [(one.kind, tuple(one.ranks)) for one in report.verdicts[:1]] == [("straggler", (12345,))]
 
 
-def test_elastic_job(collecting, fake_agent, tmp_path):
+async def test_elastic_job(collecting, fake_agent, tmp_path):
     """Ranks leave and join: every row of each generation is stored, and the size of the world is the newest one's."""
     sizes = (2, 4, 1)
 
-    async def scenario():
-        seen = []
-        async with collecting(out=str(tmp_path), job_id="j") as collector:
-            for generation, size in enumerate(sizes):
-                agent = fake_agent(collector.addresses["grpc"], agent_id=f"a{generation}", ranks=size)
-                await agent.connect(define=False)
-                sent = agent.definitions()
-                for rank in sent.ranks:
-                    rank.ref += generation << 70 - 17
-                    rank.process_start_ticks = 100 + 6000 * generation  # a minute: no first clock offset is off by that
-                await agent.stream.write(wire.AgentMessage(definitions=sent))
-                for step in range(5):
-                    batch = agent.batch(generation * 5 + step)
-                    for block in (*batch.steps, *batch.collectives):
-                        block.rank += generation << 70 - 17
-                    await agent.send(batch)
-                await agent.until_acked(5)
-                await agent.close()
-                seen.append(collector.jobs["j"].world_size)
-        return seen
-
-    assert asyncio.run(scenario()) == list(sizes)
+    seen = []
+    async with collecting(out=str(tmp_path), job_id="j") as collector:
+        for generation, size in enumerate(sizes):
+            agent = fake_agent(collector.addresses["grpc"], agent_id=f"a{generation}", ranks=size)
+            await agent.connect(define=False)
+            sent = agent.definitions()
+            for rank in sent.ranks:
+                rank.ref += generation << 70 - 17
+                rank.process_start_ticks = 100 + 6000 * generation  # a minute: no first clock offset is off by that
+            await agent.stream.write(wire.AgentMessage(definitions=sent))
+            for step in range(5):
+                batch = agent.batch(generation * 5 + step)
+                for block in (*batch.steps, *batch.collectives):
+                    block.rank += generation << 70 - 17
+                await agent.send(batch)
+            await agent.until_acked(5)
+            await agent.close()
+            seen.append(collector.jobs["j"].world_size)
+    assert seen == list(sizes)
     run = read_run(tmp_path)
     expected = {(rank, g * 5 + step) for g, size in enumerate(sizes) for rank in range(size) for step in range(5)}
     assert sorted(zip(run.steps["rank"].tolist(), run.steps["step"].tolist(), strict=True)) == sorted(expected)
@@ -158,27 +155,23 @@ def test_what_is_over_is_forgotten():
     assert definitions.missing([1, 2]) == [1]
 
 
-def test_agents_are_forgotten_and_known_again(collecting, fake_agent, tmp_path):
+async def test_agents_are_forgotten_and_known_again(collecting, fake_agent, tmp_path):
     """An agent without a stream is forgotten once all it sent is durable; when it comes back its numbers go on."""
-
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await agent.until_acked(1)
-            collector.ingest.prune(2**62)
-            there = len(collector.ingest.agents)
-            await agent.close()
-            while collector.ingest.connected():
-                await asyncio.sleep(0.01)
-            collector.ingest.prune(2**62)
-            gone = len(collector.ingest.agents)
-            durable = await agent.connect()
-            await agent.close()
-            return there, gone, durable
-
-    assert asyncio.run(scenario()) == (1, 0, 1)
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await agent.until_acked(1)
+        collector.ingest.prune(2**62)
+        there = len(collector.ingest.agents)
+        await agent.close()
+        while collector.ingest.connected():
+            await asyncio.sleep(0.01)
+        collector.ingest.prune(2**62)
+        gone = len(collector.ingest.agents)
+        durable = await agent.connect()
+        await agent.close()
+        assert (there, gone, durable) == (1, 0, 1)
 
 
 def test_journal_forgets_old_agents(tmp_path, monkeypatch):

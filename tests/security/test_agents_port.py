@@ -36,16 +36,12 @@ NOT_ACCEPTED = "this agent's certificate is missing, expired or of another autho
         (SECRET[:-1], "j", "no valid token"),
     ],
 )  # fmt: skip
-def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, told: str) -> None:
+async def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, told: str) -> None:
     """The secret lets in every agent, a job's token that job's; anything else gets one sentence."""
-
-    async def scenario() -> str:
-        async with collecting(token_file=str(secret)) as collector:
-            said = await greeted(collector.addresses["grpc"], Client(token=token), hello_of(job))
-            assert collector.ingest.connected() == 0 or told == "welcome"
-            return said
-
-    assert told in asyncio.run(scenario())
+    async with collecting(token_file=str(secret)) as collector:
+        said = await greeted(collector.addresses["grpc"], Client(token=token), hello_of(job))
+        assert collector.ingest.connected() == 0 or told == "welcome"
+        assert told in said
 
 
 @pytest.mark.parametrize(
@@ -59,17 +55,14 @@ def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, told:
         (None, "n0", NOT_ACCEPTED),
     ],
 )
-def test_a_certificate_is_of_its_node(authority: Path, name: str | None, node: str, told: str) -> None:
+async def test_a_certificate_is_of_its_node(authority: Path, name: str | None, node: str, told: str) -> None:
     """An agent is let in with a certificate that our authority signed, is valid, and names the agent's node."""
     client = client_of(authority, name) if name else Client(ca=f"{authority}/ca.pem")
     if name and name.startswith("other"):
         client = Client(f"{authority}/{name}.pem", f"{authority}/{name}.key", f"{authority}/ca.pem")
 
-    async def scenario() -> str:
-        async with collecting(**tls_of(authority)) as collector:
-            return await greeted(collector.addresses["grpc"], client, hello_of(node=node))
-
-    assert told in asyncio.run(scenario())
+    async with collecting(**tls_of(authority)) as collector:
+        assert told in (await greeted(collector.addresses["grpc"], client, hello_of(node=node)))
 
 
 @pytest.mark.parametrize(
@@ -82,7 +75,7 @@ def test_a_certificate_is_of_its_node(authority: Path, name: str | None, node: s
         ({}, "if it speaks TLS, give --tls-ca"),
     ],
 )
-def test_an_agent_knows_its_collector(authority: Path, secret: Path, client: dict[str, str], told: str) -> None:
+async def test_an_agent_knows_its_collector(authority: Path, secret: Path, client: dict[str, str], told: str) -> None:
     """It sends its token to the collector whose authority or fingerprint it was given, and to no other."""
     named = dict(client)
     if "ca" in named:
@@ -92,14 +85,11 @@ def test_an_agent_knows_its_collector(authority: Path, secret: Path, client: dic
         named["fingerprint"] = hashlib.sha256(der).hexdigest()
     tls = {name: value for name, value in tls_of(authority).items() if name != "tls_ca"}
 
-    async def scenario() -> str:
-        async with collecting(token_file=str(secret), **tls) as collector:
-            return await greeted(collector.addresses["grpc"], Client(token=SECRET, **named))
-
-    assert told in asyncio.run(scenario())
+    async with collecting(token_file=str(secret), **tls) as collector:
+        assert told in (await greeted(collector.addresses["grpc"], Client(token=SECRET, **named)))
 
 
-def test_certificates_are_renewed_without_a_restart(authority: Path, tmp_path: Path) -> None:
+async def test_certificates_are_renewed_without_a_restart(authority: Path, tmp_path: Path) -> None:
     """A collector shows its new certificate on the next connection; a file that is half written changes nothing."""
     pki.initialise(tmp_path / "new")
     pki.issue(tmp_path / "new", ["collector", "127.0.0.1"], datetime.timedelta(days=1))
@@ -117,35 +107,28 @@ def test_certificates_are_renewed_without_a_restart(authority: Path, tmp_path: P
     files = ("collector.pem", "collector.key", "ca.pem")
     install(authority, *files)
 
-    async def scenario() -> list[str]:
-        said = []
-        async with collecting(**tls_of(served)) as collector:
-            where = collector.addresses["grpc"]
-            said.append(await greeted(where, client_of(authority, "n0")))
-            (served / "collector.pem").write_text("-----BEGIN")
-            said.append(await greeted(where, client_of(authority, "n0")))
-            install(tmp_path / "new", *files)
-            said += [await greeted(where, client_of(tmp_path / "new", "n0"))]
-            said += [await greeted(where, client_of(authority, "n0"))]
-        return said
-
-    first, half, new, old = asyncio.run(scenario())
+    said = []
+    async with collecting(**tls_of(served)) as collector:
+        where = collector.addresses["grpc"]
+        said.append(await greeted(where, client_of(authority, "n0")))
+        (served / "collector.pem").write_text("-----BEGIN")
+        said.append(await greeted(where, client_of(authority, "n0")))
+        install(tmp_path / "new", *files)
+        said += [await greeted(where, client_of(tmp_path / "new", "n0"))]
+        said += [await greeted(where, client_of(authority, "n0"))]
+    first, half, new, old = said
     assert (first, half, new) == ("welcome", "welcome", "welcome")
     assert "certificate not accepted" in old
 
 
-def test_secrets_are_renewed_without_a_restart(secret: Path) -> None:
+async def test_secrets_are_renewed_without_a_restart(secret: Path) -> None:
     """The first line is new agents', the second still lets in those that have the old one."""
-
-    async def scenario() -> list[str]:
-        async with collecting(token_file=str(secret)) as collector:
-            where = collector.addresses["grpc"]
-            secret.write_text(f"a-newer-secret-than-before\n{SECRET}\n")
-            both = [await greeted(where, Client(token=one)) for one in ("a-newer-secret-than-before", SECRET)]
-            secret.write_text("a-newer-secret-than-before\n")
-            return [*both, await greeted(where, Client(token=SECRET))]
-
-    first, second, third = asyncio.run(scenario())
+    async with collecting(token_file=str(secret)) as collector:
+        where = collector.addresses["grpc"]
+        secret.write_text(f"a-newer-secret-than-before\n{SECRET}\n")
+        both = [await greeted(where, Client(token=one)) for one in ("a-newer-secret-than-before", SECRET)]
+        secret.write_text("a-newer-secret-than-before\n")
+        first, second, third = [*both, await greeted(where, Client(token=SECRET))]
     assert (first, second) == ("welcome", "welcome")
     assert "no valid token" in third
 

@@ -341,14 +341,10 @@ def test_a_service_on_loopback_takes_the_token_of_an_address_and_is_ready_withou
         served.close()
 
 
-def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
+async def test_insecure_is_logged_and_a_metric(caplog: pytest.LogCaptureFixture) -> None:
     """Who permits an open port can alert on it."""
-
-    async def scenario() -> str:
-        async with collecting(listen="0.0.0.0:0", insecure=True) as collector:
-            return collector.endpoints.metrics().decode()
-
-    text = asyncio.run(scenario())
+    async with collecting(listen="0.0.0.0:0", insecure=True) as collector:
+        text = collector.endpoints.metrics().decode()
     assert 'hindmost_collector_insecure{port="listen"} 1.0' in text
     assert 'hindmost_collector_insecure{port="http"} 0.0' in text
     assert "everyone who reaches it is let in (--insecure)" in caplog.text

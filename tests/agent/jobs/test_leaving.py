@@ -133,7 +133,7 @@ def test_an_abandoned_agent_leaves(served: Settings, folder: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("reason", "stays"), [("SIGTERM", True), ("the collector said stop", True), (daemon.CLOSED, False)]
 )
-def test_a_rank_that_runs_keeps_its_ring(
+async def test_a_rank_that_runs_keeps_its_ring(
     served: Settings, rank: Callable[[], Path], monkeypatch: pytest.MonkeyPatch, reason: str, *, stays: bool
 ) -> None:
     """The next agent can go on reading it; once the run itself is over none will."""
@@ -141,16 +141,13 @@ def test_a_rank_that_runs_keeps_its_ring(
     path = rank()
     assert start_ticks(Path("/proc"), os.getpid()) is not None
 
-    async def work() -> None:
-        agent = daemon.Daemon(served)
-        asyncio.get_running_loop().call_later(0.05, agent.leave, reason)
-        await agent.run()
-
-    asyncio.run(work())
+    agent = daemon.Daemon(served)
+    asyncio.get_running_loop().call_later(0.05, agent.leave, reason)
+    await agent.run()
     assert path.exists() == stays
 
 
-def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_the_same() -> None:
+async def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_the_same() -> None:
     """A connection that failed just then had an agent wait for ever for its stream to end."""
 
     async def stream() -> None:
@@ -158,13 +155,10 @@ def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_ends_all_
             await asyncio.sleep(60)
         await asyncio.sleep(60)
 
-    async def work() -> bool:
-        task = asyncio.create_task(stream())
-        await asyncio.sleep(0)
-        await asyncio.wait_for(daemon.cancelled(task), SOON_S)
-        return task.cancelled()
-
-    assert asyncio.run(work())
+    task = asyncio.create_task(stream())
+    await asyncio.sleep(0)
+    await asyncio.wait_for(daemon.cancelled(task), SOON_S)
+    assert task.cancelled()
 
 
 def test_a_lock_that_was_removed_while_it_was_taken_is_none(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -94,7 +94,7 @@ def test_without_a_listener_one_line_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("speed", [0.0, 100.0])
 @pytest.mark.parametrize(("said", "told"), [("", "it gave no reason"), ("the disk is full", "the disk is full")])
-def test_a_collector_that_leaves_is_reported_in_one_line(
+async def test_a_collector_that_leaves_is_reported_in_one_line(
     capsys: pytest.CaptureFixture[str], speed: float, said: str, told: str
 ) -> None:
     """Whatever ends the streams before all is durable, one line names the collector and what it said; nothing else."""
@@ -107,25 +107,20 @@ def test_a_collector_that_leaves_is_reported_in_one_line(
                 await context.abort(grpc.StatusCode.UNAVAILABLE, said) if said else None
                 return
 
-    async def go() -> None:
-        server = grpc.aio.server()
-        types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
-        stream = grpc.stream_stream_rpc_method_handler(leaving, *types)
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})]
-        )
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--speed", str(speed)]
-        assert await asyncio.to_thread(hindmost_cli.main, words) == 1
-        line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
-        await server.stop(None)
-        (err,) = capsys.readouterr().err.splitlines()
-        # One that writes without a pause may meet the end before its message arrives.
-        told_as = {told, "it gave no reason"} if speed == 0 else {told}
-        assert err.removeprefix(line).split("): see")[0] in told_as
-
-    asyncio.run(go())
+    server = grpc.aio.server()
+    types = (wire.AgentMessage.FromString, wire.CollectorMessage.SerializeToString)
+    stream = grpc.stream_stream_rpc_method_handler(leaving, *types)
+    server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler("hindmost.v1.Telemetry", {"Stream": stream})])
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    words = ["simulate", "--collector", f"127.0.0.1:{port}", "--ranks", "16", "--speed", str(speed)]
+    assert await asyncio.to_thread(hindmost_cli.main, words) == 1
+    line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
+    await server.stop(None)
+    (err,) = capsys.readouterr().err.splitlines()
+    # One that writes without a pause may meet the end before its message arrives.
+    told_as = {told, "it gave no reason"} if speed == 0 else {told}
+    assert err.removeprefix(line).split("): see")[0] in told_as
 
 
 @pytest.mark.parametrize("cause", ["hang", "desync"])
@@ -149,19 +144,16 @@ def test_every_fault_is_reported_from_what_a_collector_was_sent(tmp_path: Path, 
     assert (verdict.kind, verdict.ranks, verdict.cause) == (*who, cause)
 
 
-def test_jobs_at_one_collector_stay_apart(tmp_path: Path) -> None:
+async def test_jobs_at_one_collector_stay_apart(tmp_path: Path) -> None:
     """Each job's rows are of its own ranks, though ranks and nodes of both have the same numbers."""
     options = Options("127.0.0.1:0", "none", store=str(tmp_path), flush_seconds=0.2)
     jobs = [Scenario(ranks=ranks, steps=12, seed=seed) for seed, ranks in ((5, 16), (6, 8))]
 
-    async def go() -> None:
-        collector = Collector(options, open_store(options))
-        address = (await collector.start())["grpc"]
-        assert address
-        await asyncio.gather(*(asyncio.to_thread(send, job, address) for job in jobs))
-        await collector.stop("the test is over")
-
-    asyncio.run(go())
+    collector = Collector(options, open_store(options))
+    address = (await collector.start())["grpc"]
+    assert address
+    await asyncio.gather(*(asyncio.to_thread(send, job, address) for job in jobs))
+    await collector.stop("the test is over")
     runs = [load(tmp_path / f"simulated-{job.seed}") for job in jobs]
     assert [len(run.steps["step"]) for run in runs] == [16 * 12, 8 * 12]
     assert [set(run.ranks["rank"].tolist()) for run in runs] == [set(range(16)), set(range(8))]

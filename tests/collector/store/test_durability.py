@@ -14,42 +14,35 @@ from hindmost_collector.store.parquet.store import ParquetStore, read_run
 pytestmark = pytest.mark.torture
 
 
-def test_duckdb_reads_while_writing(collecting, fake_agent, tmp_path):
+async def test_duckdb_reads_while_writing(collecting, fake_agent, tmp_path):
     """Another process counts rows with DuckDB while the collector writes; the counts only grow."""
     script = (
         "import duckdb, sys; print(duckdb.sql(f\"select count(*) from '{sys.argv[1]}/segments/steps/*.parquet'\")"
         ".fetchall()[0][0])"
     )
 
-    async def scenario():
-        counts = []
-        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            for step in range(3):
-                await agent.send(agent.batch(step))
-                await agent.until_acked(step + 1)
-                command = [sys.executable, "-c", script, str(tmp_path)]
-                counts.append(int(await asyncio.to_thread(subprocess.check_output, command)))
-            await agent.close()
-        return counts
-
-    assert asyncio.run(scenario()) == [2, 4, 6]
+    counts = []
+    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        for step in range(3):
+            await agent.send(agent.batch(step))
+            await agent.until_acked(step + 1)
+            command = [sys.executable, "-c", script, str(tmp_path)]
+            counts.append(int(await asyncio.to_thread(subprocess.check_output, command)))
+        await agent.close()
+    assert counts == [2, 4, 6]
 
 
-def test_torn_segment_is_set_aside(collecting, fake_agent, tmp_path):
+async def test_torn_segment_is_set_aside(collecting, fake_agent, tmp_path):
     """A torn segment is named in the notes, and everything else is read."""
-
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            for step in range(2):
-                await agent.send(agent.batch(step))
-                await agent.until_acked(step + 1)
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        for step in range(2):
+            await agent.send(agent.batch(step))
+            await agent.until_acked(step + 1)
+        await agent.close()
     torn = sorted((tmp_path / "segments/steps").glob("*.parquet"))[0]
     torn.write_bytes(torn.read_bytes()[:100])
     run = read_run(tmp_path)
@@ -93,7 +86,7 @@ def test_empty_directory_is_no_run(tmp_path):
         read_run(tmp_path / "absent")
 
 
-def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monkeypatch):
     """While the disk is full nothing is acknowledged and readiness says why; afterwards everything is stored."""
     import errno
 
@@ -102,24 +95,21 @@ def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monke
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            with monkeypatch.context() as patch:
-                patch.setattr(segments, "write", full)
-                await agent.send(agent.batch(0))
-                while not collector.recorder.failing:
-                    await asyncio.sleep(0.05)
-                reason = collector.endpoints.ready()
-                acked = agent.acked
-                await agent.send(agent.batch(1))
-            await agent.until_acked(2)
-            healthy = collector.endpoints.ready()
-            await agent.close()
-            return reason, acked, healthy
-
-    assert asyncio.run(scenario()) == ("recording fails: the disk is full", 0, None)
+    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "write", full)
+            await agent.send(agent.batch(0))
+            while not collector.recorder.failing:
+                await asyncio.sleep(0.05)
+            reason = collector.endpoints.ready()
+            acked = agent.acked
+            await agent.send(agent.batch(1))
+        await agent.until_acked(2)
+        healthy = collector.endpoints.ready()
+        await agent.close()
+        assert (reason, acked, healthy) == ("recording fails: the disk is full", 0, None)
     assert sorted(read_run(tmp_path).steps["step"].tolist()) == [0, 0, 1, 1]
 
 
@@ -171,7 +161,7 @@ def test_bad_input_is_one_line(arguments, said):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_port_in_use_is_one_line(collecting, tmp_path):
+async def test_port_in_use_is_one_line(collecting, tmp_path):
     """A second collector on a taken port says so, for gRPC and HTTP alike."""
 
     async def second(*arguments: str) -> tuple[int, list[str]]:
@@ -179,35 +169,29 @@ def test_port_in_use_is_one_line(collecting, tmp_path):
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60, check=False)
         return done.returncode, done.stderr.splitlines()
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            taken = collector.addresses
-            grpc_taken = second("--listen", taken["grpc"], "--http", "none")
-            return taken, await asyncio.gather(grpc_taken, second("--listen", "127.0.0.1:0", "--http", taken["http"]))
-
-    taken, ended = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        taken = collector.addresses
+        grpc_taken = second("--listen", taken["grpc"], "--http", "none")
+        ended = await asyncio.gather(grpc_taken, second("--listen", "127.0.0.1:0", "--http", taken["http"]))
     for name, (code, said) in zip(("grpc", "http"), ended, strict=True):
         assert (code, len(said)) == (1, 1)
         assert taken[name] in said[0]
 
 
-def test_oversized_message_ends_only_its_stream(collecting, fake_agent, tmp_path):
+async def test_oversized_message_ends_only_its_stream(collecting, fake_agent, tmp_path):
     """A message beyond the limit is refused by its stream's end; the next stream is served."""
     from hindmost_proto import telemetry_pb2 as wire
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            content = bytes(17 << 20)
-            huge = wire.Batch(sequence=1, attachments=[wire.Attachment(rank=agent.rank_ref(0), content=content)])
-            await agent.stream.write(wire.AgentMessage(batch=huge))
-            assert await agent.stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-            await agent.close()
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await agent.until_acked(1)
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        content = bytes(17 << 20)
+        huge = wire.Batch(sequence=1, attachments=[wire.Attachment(rank=agent.rank_ref(0), content=content)])
+        await agent.stream.write(wire.AgentMessage(batch=huge))
+        assert await agent.stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        await agent.close()
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await agent.until_acked(1)
+        await agent.close()
     assert read_run(tmp_path).steps["step"].tolist() == [0, 0]

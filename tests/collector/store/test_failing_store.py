@@ -28,42 +28,38 @@ def steps(directory):
     return stored.fetchall()
 
 
-def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkeypatch):
     """Rows let go while the disk was full are never acknowledged: they come again, and count once, live and stored."""
-
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            collector.recorder.limit = 1  # any row is too much to keep
-            with monkeypatch.context() as patch:
-                patch.setattr(segments, "write", full)
-                for step in range(10):
-                    await agent.send(agent.batch(step))
-                await until(lambda: collector.recorder.detached and collector.recorder.shed_bytes)
-                for step in range(10, 15):
-                    await agent.send(agent.batch(step))
-                await until(lambda: collector.jobs["j"].window.last_step == 14)
-                acked = agent.acked
-            collector.recorder.limit = 1 << 20
-            assert "send it again" in await agent.ended()
-            await agent.close()
-            durable = await agent.connect()
-            await agent.until_acked(15)
-            await agent.send(agent.batch(15))
-            await agent.until_acked(16)
-            await until(lambda: collector.jobs["j"].window.last_step == 15)
-            counted = dict(collector.jobs["j"].counters())["steps_total"].tolist()
-            await agent.close()
-            return acked, durable, counted, collector.endpoints.ready()
-
-    acked, durable, counted, ready = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        collector.recorder.limit = 1  # any row is too much to keep
+        with monkeypatch.context() as patch:
+            patch.setattr(segments, "write", full)
+            for step in range(10):
+                await agent.send(agent.batch(step))
+            await until(lambda: collector.recorder.detached and collector.recorder.shed_bytes)
+            for step in range(10, 15):
+                await agent.send(agent.batch(step))
+            await until(lambda: collector.jobs["j"].window.last_step == 14)
+            acked = agent.acked
+        collector.recorder.limit = 1 << 20
+        assert "send it again" in await agent.ended()
+        await agent.close()
+        durable = await agent.connect()
+        await agent.until_acked(15)
+        await agent.send(agent.batch(15))
+        await agent.until_acked(16)
+        await until(lambda: collector.jobs["j"].window.last_step == 15)
+        counted = dict(collector.jobs["j"].counters())["steps_total"].tolist()
+        await agent.close()
+        ready = collector.endpoints.ready()
     assert (acked, durable, counted, ready) == (0, 0, [16, 16], None)
     assert steps(tmp_path) == [(step, 2) for step in range(16)]
     assert read_run(tmp_path).ranks["rank"].tolist() == [0, 1]
 
 
-def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, monkeypatch):
     """While a full disk keeps all from being written, retention deletes what is too much; then recording goes on."""
     before = ParquetStore(tmp_path, single=False)
     (held := before.job_directory("old") / "segments/steps").mkdir(parents=True)
@@ -83,22 +79,19 @@ def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_path, m
     monkeypatch.setattr(Upkeep, "expire", lambda upkeep: expire(upkeep) if failed.is_set() else 0)
     monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
 
-    async def scenario():
-        # a byte less would be kept: the old segment is all that there is
-        async with collecting(store=str(tmp_path), flush_seconds=0.1, retention_gib=4999 / 2**30) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await agent.until_acked(1)
-            await agent.close()
-            return collector.recorder.failures
-
-    failures = asyncio.run(scenario())
+    # a byte less would be kept: the old segment is all that there is
+    async with collecting(store=str(tmp_path), flush_seconds=0.1, retention_gib=4999 / 2**30) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await agent.until_acked(1)
+        await agent.close()
+        failures = collector.recorder.failures
     assert failures > 0
     assert not held.exists()
 
 
-def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, monkeypatch):
     """A disk that fails between the commit and its renames doubles nothing, and nothing is acknowledged before them."""
     real = segments.sync_directory
     failed = []
@@ -109,21 +102,18 @@ def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_path, 
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         real(directory)
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await agent.until_acked(1)
-            monkeypatch.setattr(segments, "sync_directory", once)
-            await agent.send(agent.batch(1))
-            await until(lambda: len(failed) == 3)
-            acked = agent.acked
-            await agent.until_acked(2)
-            await agent.close()
-            return acked, collector.recorder.failures
-
-    acked, failures = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await agent.until_acked(1)
+        monkeypatch.setattr(segments, "sync_directory", once)
+        await agent.send(agent.batch(1))
+        await until(lambda: len(failed) == 3)
+        acked = agent.acked
+        await agent.until_acked(2)
+        await agent.close()
+        failures = collector.recorder.failures
     assert acked == 1
     assert failures == 3
     assert steps(tmp_path) == [(0, 2), (1, 2)]
@@ -152,22 +142,18 @@ def test_no_job_name_leads_out_of_the_store(tmp_path, job):
     assert [str(path) for path in found] == [f"{folder(job)}/stacks/0.txt"]
 
 
-def test_flush_outlives_who_asked(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_flush_outlives_who_asked(collecting, fake_agent, tmp_path, monkeypatch):
     """A cancelled flush runs to its end and is acknowledged; no second one starts in parallel."""
-
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=600.0) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await until(collector.ingest.received)
-            collector.gather()
-            asked = asyncio.create_task(collector.flush())
-            await asyncio.sleep(0)
-            asked.cancel()
-            await agent.until_acked(1)
-            await agent.close()
-            return asked.cancelled()
-
-    assert asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), flush_seconds=600.0) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await until(collector.ingest.received)
+        collector.gather()
+        asked = asyncio.create_task(collector.flush())
+        await asyncio.sleep(0)
+        asked.cancel()
+        await agent.until_acked(1)
+        await agent.close()
+        assert asked.cancelled()
     assert steps(tmp_path) == [(0, 2)]

@@ -64,65 +64,52 @@ async def writing(recorder):
 
 
 @pytest.mark.parametrize("error", [None, OSError("away")])
-def test_discard_during_a_write_counts_each_byte_once(recorder, error):
+async def test_discard_during_a_write_counts_each_byte_once(recorder, error):
     """What a write has taken stays counted until it is back; a discard meanwhile lets go of the rest only."""
-
-    async def scenario():
-        recorder.add(chunks(), {"a": 1})
-        one = recorder.pending_bytes
-        flush = await writing(recorder)
-        recorder.add(chunks(), {"a": 2})
-        counted = [recorder.pending_bytes]
-        recorder.clock[0] = store_recorder.HANGS_S
-        recorder.discard()
-        counted.append(recorder.pending_bytes)
-        recorder.store.error = error
-        recorder.store.open.set()
-        durable = await flush
-        return one, [*counted, recorder.pending_bytes], recorder.shed_bytes, durable
-
-    one, counted, shed, durable = asyncio.run(scenario())
+    recorder.add(chunks(), {"a": 1})
+    one = recorder.pending_bytes
+    flush = await writing(recorder)
+    recorder.add(chunks(), {"a": 2})
+    counted = [recorder.pending_bytes]
+    recorder.clock[0] = store_recorder.HANGS_S
+    recorder.discard()
+    counted.append(recorder.pending_bytes)
+    recorder.store.error = error
+    recorder.store.open.set()
+    durable = await flush
     assert one > 0
-    assert counted == [2 * one, one, one if error else 0]
-    assert shed == one
+    assert [*counted, recorder.pending_bytes] == [2 * one, one, one if error else 0]
+    assert recorder.shed_bytes == one
     assert durable == ({} if error else {"a": 1})
 
 
-def test_a_write_is_waited_for_a_while(recorder):
+async def test_a_write_is_waited_for_a_while(recorder):
     """It is under way until it is back, or until it takes too long to wait for."""
-
-    async def scenario():
-        recorder.add(chunks(), {"a": 1})
-        found = [recorder.writing]
-        flush = await writing(recorder)
-        found.append(recorder.writing)
-        recorder.clock[0] = store_recorder.WAIT_S
-        found.append(recorder.writing)
-        recorder.clock[0] = 0.0
-        recorder.store.open.set()
-        await flush
-        return [*found, recorder.writing]
-
-    assert asyncio.run(scenario()) == [False, True, False, False]
+    recorder.add(chunks(), {"a": 1})
+    found = [recorder.writing]
+    flush = await writing(recorder)
+    found.append(recorder.writing)
+    recorder.clock[0] = store_recorder.WAIT_S
+    found.append(recorder.writing)
+    recorder.clock[0] = 0.0
+    recorder.store.open.set()
+    await flush
+    assert [*found, recorder.writing] == [False, True, False, False]
 
 
-def test_a_write_that_hangs_is_reported(recorder, caplog):
+async def test_a_write_that_hangs_is_reported(recorder, caplog):
     """A write that does not come back is trouble after a while and no sooner, and one line tells of it."""
-
-    async def scenario():
-        recorder.add(chunks(), {"a": 1})
-        flush = await writing(recorder)
-        recorder.clock[0] = store_recorder.HANGS_S - 1
-        early = recorder.trouble
-        recorder.clock[0] = store_recorder.HANGS_S + 5
-        late = recorder.trouble
-        for _ in range(2):
-            recorder.discard()
-        recorder.store.open.set()
-        await flush
-        return early, late, recorder.trouble
-
-    assert asyncio.run(scenario()) == (None, "a write has not come back for 35 s", None)
+    recorder.add(chunks(), {"a": 1})
+    flush = await writing(recorder)
+    recorder.clock[0] = store_recorder.HANGS_S - 1
+    early = recorder.trouble
+    recorder.clock[0] = store_recorder.HANGS_S + 5
+    late = recorder.trouble
+    for _ in range(2):
+        recorder.discard()
+    recorder.store.open.set()
+    await flush
+    assert (early, late, recorder.trouble) == (None, "a write has not come back for 35 s", None)
     assert [record.message.split(":")[0] for record in caplog.records if record.levelname == "ERROR"] == [
         "recording stopped"
     ]

@@ -102,22 +102,19 @@ def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, ca
     assert pages[0] in capsys.readouterr().out
 
 
-def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
+async def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
     """SIGTERM ends the waiting at once, without an error: nothing is held."""
 
     def opened(_):
         raise Unreachable("away")
 
-    async def scenario():
-        stopped = asyncio.Event()
-        real = main.store_and_page
-        monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
-        served = asyncio.create_task(main.serve(Options(http="127.0.0.1:0"), stopped))
-        await until(lambda: pages)
-        stopped.set()
-        return await served
-
-    assert asyncio.run(scenario()) == 0
+    stopped = asyncio.Event()
+    real = main.store_and_page
+    monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
+    served = asyncio.create_task(main.serve(Options(http="127.0.0.1:0"), stopped))
+    await until(lambda: pages)
+    stopped.set()
+    assert (await served) == 0
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://{pages[0]}/healthz", timeout=5)
 

@@ -217,24 +217,20 @@ def test_full_table_of_descriptors_sets_nothing_aside(store, tmp_path, monkeypat
     assert list(tmp_path.rglob("*.torn")) == []
 
 
-def test_retention_is_kept_whatever_became_of_compaction(collecting, tmp_path, monkeypatch):
+async def test_retention_is_kept_whatever_became_of_compaction(collecting, tmp_path, monkeypatch):
     """Upkeep that cannot compact still deletes what is too old."""
+    loop, expired = asyncio.get_running_loop(), asyncio.Event()
 
-    async def scenario():
-        loop, expired = asyncio.get_running_loop(), asyncio.Event()
+    def expire(_):
+        loop.call_soon_threadsafe(expired.set)
+        return 0
 
-        def expire(_):
-            loop.call_soon_threadsafe(expired.set)
-            return 0
+    def compact(_):
+        raise OSError("Corrupt snappy compressed data")
 
-        def compact(_):
-            raise OSError("Corrupt snappy compressed data")
-
-        monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
-        monkeypatch.setattr(Upkeep, "compact", compact)
-        monkeypatch.setattr(Upkeep, "expire", expire)
-        async with collecting(store=str(tmp_path)):
-            await asyncio.wait_for(expired.wait(), 60)
-        return expired.is_set()
-
-    assert asyncio.run(scenario())
+    monkeypatch.setattr(maintenance, "UPKEEP_S", 0.01)
+    monkeypatch.setattr(Upkeep, "compact", compact)
+    monkeypatch.setattr(Upkeep, "expire", expire)
+    async with collecting(store=str(tmp_path)):
+        await asyncio.wait_for(expired.wait(), 60)
+    assert expired.is_set()

@@ -26,30 +26,26 @@ from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
 
-def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake_agent, tmp_path):
+async def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake_agent, tmp_path):
     """What the first collector took and had not acknowledged is in both directories.
 
     Read together, steps differ by what the agent measured."""
-
-    async def scenario():
-        async with collecting(store=str(tmp_path / "a")) as first, collecting(store=str(tmp_path / "b")) as second:
-            agent = fake_agent(first.addresses["grpc"])
-            await agent.connect()
-            for step in range(3):
-                await agent.send(agent.batch(step))
-            await agent.until_acked(3)
-            first.recorder.last_flush += 600
-            for step in range(3, 5):
-                await agent.send(agent.batch(step))
-            await agent.round_trip()
-            await agent.close()
-            agent.address = second.addresses["grpc"]
-            await agent.connect()
-            await agent.send(agent.batch(5))
-            await agent.until_acked(6)
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(store=str(tmp_path / "a")) as first, collecting(store=str(tmp_path / "b")) as second:
+        agent = fake_agent(first.addresses["grpc"])
+        await agent.connect()
+        for step in range(3):
+            await agent.send(agent.batch(step))
+        await agent.until_acked(3)
+        first.recorder.last_flush += 600
+        for step in range(3, 5):
+            await agent.send(agent.batch(step))
+        await agent.round_trip()
+        await agent.close()
+        agent.address = second.addresses["grpc"]
+        await agent.connect()
+        await agent.send(agent.batch(5))
+        await agent.until_acked(6)
+        await agent.close()
     both = f"read_parquet('{tmp_path}/*/j/segments/steps/*.parquet')"
     counts = duckdb.sql(f"select step, count(*) from {both} group by step order by step").fetchall()  # noqa: S608
     assert counts == [(0, 2), (1, 2), (2, 2), (3, 4), (4, 4), (5, 2)]
