@@ -40,6 +40,8 @@ __all__ = ["ParquetStore", "read_run"]
 NODES = "_nodes"
 #: Bytes that a directory's name may have, with room for what others append.
 LONGEST = 200
+#: Directories of which is remembered that they were made: of jobs that run, not of all that ever ran.
+MOST_DIRECTORIES = 4096
 
 
 def folder(job: str) -> str:
@@ -153,6 +155,8 @@ class ParquetStore:
         directory = self.job_directory(job) / inside
         if directory not in self._known_directories:
             directory.mkdir(parents=True, exist_ok=True)
+            if len(self._known_directories) >= MOST_DIRECTORIES:
+                self._known_directories.clear()
             self._known_directories.add(directory)
         return directory
 

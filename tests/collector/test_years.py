@@ -1,0 +1,30 @@
+"""A collector that runs for years: what it holds is of the jobs that run, not of those that ran."""
+
+import asyncio
+
+import pytest
+
+from bench.agent_years import held
+from bench.collector_years import Service
+
+#: Of 40 minutes each: those of the last hour may still be known.
+WARM, MORE, MINUTES = 3, 5, 40
+
+
+def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly three times as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
+    monkeypatch.setattr("hindmost_collector.store.parquet.store.MOST_DIRECTORIES", 8)
+
+    async def scenario() -> list[dict[str, int]]:
+        service, states = Service(tmp_path), []
+        await service.connect()
+        for number in range(WARM + MORE):
+            await service.job(number, MINUTES)
+            if number in {WARM - 1, WARM + MORE - 1}:
+                states.append(held(service.collector))
+        await service.close()
+        return states
+
+    before, after = asyncio.run(scenario())
+    assert after["objects"] - before["objects"] < MORE
+    assert after["bytes"] - before["bytes"] < 4096
