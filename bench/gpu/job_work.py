@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CUDA = torch.cuda.is_available()
-#: Sequences, their length, width and layers: a step of 25 to 35 ms on an H200, of 20 to 40 ms on a CPU core.
-SIZE = (6, 512, 2048, 12) if CUDA else (4, 32, 128, 2)
+#: Sequences, their length, width and layers: enough for an H200 that a slow host does not set the pace, whose launches
+#: took up to 45 ms a step; of 20 to 40 ms on a CPU core.
+SIZE = (12, 512, 2048, 12) if CUDA else (4, 32, 128, 2)
 
 
 class Batches(Dataset[torch.Tensor]):
