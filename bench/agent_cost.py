@@ -16,8 +16,6 @@ training processes of its own (10 steps a second each, 7 phases and a collective
 CPU time is the scheduler's, in ns, all threads (/proc/PID/task/*/schedstat), so short runs are exact.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -7,8 +7,6 @@ rules and Alertmanager (Debian: prometheus, prometheus-alertmanager), which post
 for a while in the middle of the job. Ranks mostly sleep, so that a small machine does for this.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -21,15 +19,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hindmost.inject
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[1]
 #: When the rank is slow, s after the job's first step, and when the job ends.

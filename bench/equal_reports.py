@@ -9,8 +9,6 @@ a run directory and as traces. Prints the names of reports that differ, and exit
 about half a minute a tree.
 """
 
-from __future__ import annotations
-
 import argparse
 import filecmp
 import json
@@ -20,13 +18,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from hindmost_collector.simulate import Scenario
+from hindmost_collector.simulate import Scenario
 
 ROOT = Path(__file__).resolve().parents[1]
 RECORDINGS = ROOT / "tests/fixtures/recordings"

@@ -7,16 +7,15 @@ values from a custom collector, its fastest way. Each figure is the median of se
 them.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import platform
 import statistics
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from hindmost_collector.ingest.definitions import Definitions, Schema, Series
@@ -24,9 +23,6 @@ from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.serve.node_metrics import NodeMetrics
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 SIZES = (1_000, 10_000, 50_000, 200_000)
 METRICS, DEVICES = 50, 2

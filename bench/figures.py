@@ -8,8 +8,6 @@ rows are of the commits that bench/results/accuracy.json and lanes.json name. A 
 runs that bench/collector_load kept. Figures on GPUs are from bench/gpu.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

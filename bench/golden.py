@@ -8,8 +8,6 @@ directories. ``compare`` pairs the verdicts of each recording: same kind, ranks 
 within 20 %. It prints one difference a line and exits with 1 where there is any. Sentences are not compared.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import subprocess
@@ -17,12 +15,10 @@ import sys
 import time
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from hindmost_judge.verdict.schema import Verdict
+from hindmost_judge.verdict.schema import Verdict
 
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ROOT / "tests/fixtures/recordings"

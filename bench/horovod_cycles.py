@@ -9,8 +9,6 @@ in the same periods by both, and how far the end of each negotiation on rank 0 i
 tensors are negotiated by name): only the two views of one run are compared, nothing is said of the job.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

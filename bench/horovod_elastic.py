@@ -8,8 +8,6 @@ the middle, Horovod goes on with two whose numbers have moved. Printed: the step
 exit code, and the summary. Not a test: how long Horovod takes to notice depends on its own timeouts.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os

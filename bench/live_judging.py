@@ -10,8 +10,6 @@ contains, and how often the collector makes incremental and full evaluations wit
 verdicts' cost is compared with what the same run takes less without the slow rank.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import cProfile

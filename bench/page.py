@@ -7,8 +7,6 @@ table of ranks for some seconds, a new place in each frame. Frames are those tha
 animation clock. Memory is its JavaScript heap after a collection; bytes are those of all answers over that time.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

@@ -8,8 +8,6 @@ Each comparison is of pairs that are measured side by side, in alternating order
 pairs. The figures are of the machine and the moment: they are written with both into bench/results/.
 """
 
-from __future__ import annotations
-
 import argparse
 import datetime
 import json

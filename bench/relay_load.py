@@ -5,8 +5,6 @@ The agents are those of ``bench/collector_load``; CPU is each process's own user
     python bench/relay_load.py --agents 256 --relays 2 --seconds 20 --output bench/results/relay_load.json
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -5,8 +5,6 @@
 Sizes depend on what is in a batch and on no clock: any machine gives the same within a byte or two of a varint.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

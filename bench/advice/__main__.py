@@ -13,8 +13,6 @@ Prints a table: what was wrong, the first verdict, what bounds the job, the firs
 is not what it should be.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json
@@ -23,11 +21,9 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 JOB = Path(__file__).with_name("job.py")
 CPUS = len(os.sched_getaffinity(0))

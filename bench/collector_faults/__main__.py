@@ -6,8 +6,6 @@ and compacts more often than it would, so that kills fall into commits, renames 
     python -m bench.collector_faults --kills 50 --seed 1 -o collector_kills.json
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

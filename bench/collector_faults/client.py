@@ -1,7 +1,5 @@
 """An agent as the wire demands it: keeps what is not acknowledged, comes back, and sends it again."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import time

@@ -1,7 +1,5 @@
 """A real collector killed under load, again and again, and what is on its disk in the end."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -10,14 +8,12 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import duckdb
 
 from bench.collector_faults.client import RANKS, Client
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: The real command, its rounds of compaction often enough to be interrupted too.
 PROGRAM = """

@@ -15,8 +15,6 @@ a sample, nothing stored.
     python -m bench.collector_load --agents 64 256 1024 --bare 64 256 1024 --plain 16 --seconds 40 --runs 3 -o FILE
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

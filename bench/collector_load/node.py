@@ -1,13 +1,8 @@
 """What a node of 8 GPUs has to say: the real agent's samplers, their periods and how many series each has there."""
 
-from __future__ import annotations
+from typing import NamedTuple
 
-from typing import TYPE_CHECKING, NamedTuple
-
-from hindmost_agent.sampler import Series, counter, gauge, series
-
-if TYPE_CHECKING:
-    from hindmost_agent.sampler import Metric
+from hindmost_agent.sampler import Metric, Series, counter, gauge, series
 
 GPUS = RANKS = 8
 

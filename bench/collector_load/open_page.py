@@ -1,7 +1,5 @@
 """What a browser with the page open asks of a collector: the job's state each second, and what changed."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import threading

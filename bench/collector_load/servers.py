@@ -1,7 +1,5 @@
 """Servers to compare with: what one would write first, and what gRPC alone costs."""
 
-from __future__ import annotations
-
 import json
 import os
 from typing import Any

@@ -8,8 +8,6 @@ delivered, counted in the Parquet files; steps stored = steps marked by the trai
 in dropped batches. A sample is a value that was measured, a row, a rank's state or a stack dump.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -1,14 +1,9 @@
 """Whether a ledger adds up: what the agent reports as delivered and dropped against what was written and stored."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from .scene import COUNTED
-
-if TYPE_CHECKING:
-    from .scene import Scene
+from .scene import COUNTED, Scene
 
 
 def settled(scene: Scene) -> dict[str, Any]:

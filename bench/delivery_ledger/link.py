@@ -1,7 +1,5 @@
 """The network between an agent and its collector, as a TCP proxy that can be cut and restored."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import socket

@@ -3,8 +3,6 @@
 python rank.py RING_DIR RANK STEPS_A_SECOND
 """
 
-from __future__ import annotations
-
 import select
 import sys
 import time

@@ -1,20 +1,16 @@
 """How fast a backlog goes out after a cut, and how late what happens meanwhile is known."""
 
-from __future__ import annotations
-
 import time
+from collections.abc import Callable
 from functools import cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pyarrow.parquet as pq
 from hindmost_agent.delivery.stream import Pace
 
 from .account import settled
 from .scene import Scene
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 #: Steps a second a rank, so that minutes fill the spool as a day of a node does.
 FAST = 2500.0

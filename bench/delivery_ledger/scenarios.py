@@ -1,17 +1,13 @@
 """What can go wrong between a sample and its storage, each as a scene that must add up at its end."""
 
-from __future__ import annotations
-
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 from .account import compared, settled
 from .replay import replay
 from .scene import Scene
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 #: Steps a second a rank: an agent that is dead for seconds must find them in the ring; a full spool needs many.
 STEADY, FLOOD = 20.0, 400.0

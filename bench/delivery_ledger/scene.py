@@ -1,25 +1,20 @@
 """A real collector, a real agent and two training processes, with a link between them that can be cut."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from hindmost_collector.store.parquet import segments
 
 from .link import Link
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    import pyarrow as pa
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2

@@ -7,8 +7,6 @@ memory: on a loaded machine both wait, and their ratio tells. ``--questions`` as
 says of the rest: that takes a minute, for which a machine may be free.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -16,9 +14,10 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import hindmost_collector
 import pyarrow as pa
@@ -30,9 +29,6 @@ from hindmost_collector.store.parquet.compaction import Retention, Upkeep, merge
 from hindmost_collector.store.parquet.store import ParquetStore
 
 from bench.storage import data, engines, questions
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 JOB = "bench"
 SQLITE_ROWS = 500_000

@@ -4,8 +4,6 @@ Simulated nodes' samples are flushed every ten seconds, and the store's upkeep r
 collector runs it. A process of its own, so that its peak memory is this work's.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import math

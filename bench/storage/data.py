@@ -1,8 +1,7 @@
 """Simulated nodes, steps and collectives, with the entropy of real ones, as they arrive: ten seconds at a time."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -10,9 +9,6 @@ from hindmost_collector.ingest.definitions import Definitions, Schema, Series
 from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.store import schema
 from hindmost_judge.model import PHASES
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 FLUSH_S = 10
 SECOND = 1_000_000_000

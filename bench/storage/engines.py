@@ -1,7 +1,5 @@
 """The same rows in other engines: how many bytes each takes for them."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import shutil
@@ -11,19 +9,16 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import duckdb
+import pyarrow as pa
 from hindmost_collector.http_client import Receiver
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.row_builder import MetricRows
 from hindmost_collector.store.remote_write import RemoteWrite
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import pyarrow as pa
-    from hindmost_collector.ingest.definitions import Definitions
-    from hindmost_collector.ingest.row_builder import MetricRows
 
 
 def size(path: Path) -> int:

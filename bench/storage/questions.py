@@ -1,20 +1,16 @@
 """Typical queries of a store and their time, next to a fixed amount of work that shows how busy the host is."""
 
-from __future__ import annotations
-
 import functools
 import statistics
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import duckdb
 import hindmost_collector
 
 from bench.storage import data
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 #: The goal in seconds, on a machine that is free, and the question. Quantiles are exact.
 QUESTIONS = {

@@ -10,8 +10,6 @@ is, prints what is right, and with ``--write`` stores it in ``bench/results/stra
 ``docs/explanation/accuracy.md``. Rank 1 of two is disturbed; other work on the machine meanwhile is given in cores.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import json

@@ -4,22 +4,18 @@ Each disturbance is a function that acts on the job's ranks, by their process id
 the one disturbed, where one is. Control groups are those of Linux' first version, one controller a tree.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from programs import Program
+from programs import Program
 
 CGROUPS = Path("/sys/fs/cgroup")
 #: The disturbed rank waits for a CPU this many times as long as its peer, or other work disturbed that as much.

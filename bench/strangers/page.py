@@ -1,7 +1,5 @@
 """The results as a file, and as a table in the page on accuracy."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections import Counter

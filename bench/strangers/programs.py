@@ -5,17 +5,12 @@ miniFE, reference version), ``mingpt`` (minGPT-ddp of PyTorch's examples: its Py
 ``pytorch_synthetic_benchmark.py`` (Horovod's examples). A program that is not there is listed as missing, with why.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 HPCC_INPUT = Path("/usr/share/doc/hpcc/examples/_hpccinf.txt")

@@ -1,17 +1,12 @@
 """Whether a report says what was done to the job."""
 
-from __future__ import annotations
-
 import re
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
+from disturbances import Disturbance
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from disturbances import Disturbance
 
 UNKNOWN = "unknown"
 #: Verdicts on the program as it is, or that abstain: they blame neither a rank nor a link.
