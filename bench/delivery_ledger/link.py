@@ -15,8 +15,6 @@ class Link:
 
     def __init__(self) -> None:
         self.target = 0
-        #: Bytes that have passed towards it.
-        self.passed = 0
         self._whole = asyncio.Event()
         self._whole.set()
         self._loop = asyncio.new_event_loop()
@@ -58,14 +56,13 @@ class Link:
         except OSError:  # no server listens there: refuse the client too
             writer.close()
             return
-        await asyncio.gather(self._pass(reader, onward[1], 1), self._pass(onward[0], writer, 0))
+        await asyncio.gather(self._pass(reader, onward[1]), self._pass(onward[0], writer))
 
-    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter, counted: int) -> None:
+    async def _pass(self, source: asyncio.StreamReader, to: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError):
             while data := await source.read(1 << 16):
                 await self._whole.wait()
                 to.write(data)
-                self.passed += counted * len(data)
                 await to.drain()
         await self._whole.wait()
         to.close()

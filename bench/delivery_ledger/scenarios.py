@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from .account import compared, settled
-from .replay import replay
 from .scene import Scene
 
 #: Steps a second a rank: an agent that is dead for seconds must find them in the ring; a full spool needs many.
@@ -152,6 +151,5 @@ def all_of_them(seconds: float) -> dict[str, Callable[[Path], dict[str, Any]]]:
         "fill_spool": fill_spool,
         "kill_agent_twice": kill_agent,
         "leave_undelivered": leave_undelivered,
-        "replay": replay,
         "everything_at_once": lambda folder: everything_at_once(folder, min(seconds, 40.0)),
     }

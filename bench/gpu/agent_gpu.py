@@ -31,7 +31,7 @@ from typing import Any
 from gpu_load import load, stop  # first: puts the repository on the path
 from hindmost_agent import samplers as folder
 from hindmost_agent.sampler import Host
-from nvml_cost import show_ticks, ticks
+from nvml_ticks import show_ticks, ticks
 
 #: Length of one block of training steps.
 BLOCK_MS = 2_000
