@@ -45,12 +45,17 @@ shared: list[Path] = []
 
 @cache
 def judged(path: Path) -> Report:
-    """Its report, which several tests may read: made by the first worker of this run that asks for it."""
-    with (shared[0] / f"{path.parent.name}-{path.name}.report").open("a+b") as file:
+    """Its report, which several tests may read."""
+    return judged_once(f"{path.parent.name}-{path.name}", lambda: load(path))
+
+
+def judged_once(name: str, make: Callable[[], Run]) -> Report:
+    """The report on the run of this name: made by the first worker of these tests that asks for it."""
+    with (shared[0] / f"{name}.report").open("a+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         if not file.read(1):
-            pickle.dump(judge(load(path)), file)
+            pickle.dump(judge(make()), file)
         file.seek(0)
         report: Report = pickle.load(file)  # noqa: S301 - written above, by us
     return report

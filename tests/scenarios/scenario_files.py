@@ -1,12 +1,17 @@
 """What a ``*.scenario`` in this folder says, as a run; ``test_scenarios.py`` describes its lines."""
 
+import hashlib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, Truth, simulate
 from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
+
+from tests.recordings import judged_once
 
 from . import loads
 
@@ -38,8 +43,10 @@ def number(text: str) -> float | int:
     return int(value) if value.is_integer() and "." not in text else value
 
 
-def run_of(lines: list[str]) -> Run:
-    return job_of(lines)[0]
+@cache
+def report_of(*lines: str) -> Report:
+    """The report on a scenario, which several tests may read."""
+    return judged_once(hashlib.sha256("\n".join(lines).encode()).hexdigest(), lambda: job_of(list(lines))[0])
 
 
 def job_of(lines: list[str]) -> tuple[Run, Truth | None]:

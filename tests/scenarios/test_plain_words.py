@@ -23,7 +23,7 @@ from tests.recordings import judged, recording
 from .expected import RECORDINGS
 from .loads import Load, hang, make
 from .plain import findings
-from .scenario_files import run_of, scenarios
+from .scenario_files import report_of, scenarios
 
 ALL = tuple(range(4))
 #: Jobs that neither a scenario nor a recording is of.
@@ -53,22 +53,16 @@ JOBS: dict[str, Callable[[], Run]] = {
 
 
 @cache
-def report_of(kind: str, name: str) -> dict[str, Any]:
+def of_job(name: str) -> dict[str, Any]:
     """The report on one of the jobs, made once."""
-    return (judge(JOBS[name]()) if kind == "job" else judged(recording(name))).to_dict()
-
-
-@cache
-def report_of_scenario(lines: tuple[str, ...]) -> dict[str, Any]:
-    """The report on a scenario, made once."""
-    return judge(run_of(list(lines))).to_dict()
+    return judge(JOBS[name]()).to_dict()
 
 
 REPORTS = [
-    *(pytest.param(lambda name=name: report_of("job", name), id=name) for name in JOBS),
-    *(pytest.param(lambda name=name: report_of("recording", name), id=name) for name in RECORDINGS),
+    *(pytest.param(lambda name=name: of_job(name), id=name) for name in JOBS),
+    *(pytest.param(lambda name=name: judged(recording(name)).to_dict(), id=name) for name in RECORDINGS),
     *(
-        pytest.param(lambda each=tuple(one.values[0]): report_of_scenario(each), id=one.id)
+        pytest.param(lambda each=one.values[0]: report_of(*each).to_dict(), id=one.id)
         for one in scenarios(alternatives=False)
     ),
 ]

@@ -18,10 +18,9 @@ A scenario is a title line ``# …`` and lines of words:
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Truth
-from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
 
-from .scenario_files import job_of, scenarios, words
+from .scenario_files import job_of, report_of, scenarios, words
 
 
 def assert_saves(verdict: Verdict, said: str, truth: Truth, steps: int) -> None:
@@ -51,12 +50,13 @@ def assert_matches(verdict: Verdict, line: str) -> None:
 @pytest.mark.parametrize("lines", list(scenarios()))
 def test_scenario(lines: list[str]) -> None:
     """The judge says of a job exactly what its scenario expects, and nothing more."""
-    run, truth = job_of(lines)
-    report = judge(run)
+    report = report_of(*lines)
     expected = [line for line in lines if line.startswith("expect")]
     assert expected, "a scenario without an expectation proves nothing"
     assert len(report.verdicts) == len(expected), report.verdicts
     for verdict, line in zip(report.verdicts, expected, strict=True):
         assert_matches(verdict, line)
-        if truth is not None and "saves" in words(line)[1]:
+        if "saves" in words(line)[1]:
+            run, truth = job_of(lines)
+            assert truth is not None
             assert_saves(verdict, words(line)[1]["saves"], truth, len(np.unique(run.steps["step"])))

@@ -10,8 +10,6 @@ from hindmost_agent import samplers
 from hindmost_agent.exposition import Exposition
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden/agent_scrape.txt"
 TESTS = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
@@ -65,43 +63,3 @@ def test_no_series_comes_twice(node: Host) -> None:
     """Prometheus refuses a page that holds one series twice."""
     names = [line.rsplit(" ", 1)[0] for line in scrape(node).decode().splitlines() if not line.startswith("#")]
     assert len(names) == len(set(names)) > 2000
-
-
-BROKEN = st.one_of(
-    st.binary(max_size=200),
-    st.integers(0, 60),  # truncated to so much
-    st.just("huge"),
-    st.none(),  # vanished
-)
-
-
-def damaged(whole: bytes, how: bytes | int | str) -> bytes:
-    """Other bytes, so much of it, or a number without end."""
-    if isinstance(how, str):
-        return b"9" * 300_000
-    return how if isinstance(how, bytes) else whole[:how]
-
-
-@settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_broken_files_break_nothing(node: Host, data: st.DataObject) -> None:
-    """Truncated, binary, huge or vanished: no sampler raises out of the runner, and the page is still a page."""
-    runner = Runner(kinds(), node, NS)
-    runner.run(0)
-    files = sorted(path for path in node.proc.parent.rglob("*") if path.is_file())
-    some = data.draw(st.lists(st.sampled_from(files), min_size=1, max_size=6, unique=True))
-    before = {path: path.read_bytes() for path in some}
-    plan = [(path, data.draw(BROKEN)) for path in some]
-    for path, broken in plan:
-        if broken is None:
-            path.unlink()
-        else:
-            path.write_bytes(damaged(before[path], broken))
-    try:
-        readings = runner.run(1000 * NS)
-        page = Exposition("node1").render(readings)
-    finally:
-        for path, content in before.items():
-            path.write_bytes(content)
-    assert all(len(reading.values) == len(reading.series) for reading in readings)
-    assert all(line.startswith(b"#") or float(line.rsplit(b" ", 1)[1]) is not None for line in page.splitlines())

@@ -1,6 +1,7 @@
 """Coarser levels of samples: made by compaction, whole at any time, and chosen by the length of a range."""
 
 import os
+import shutil
 import time
 from collections import Counter
 
@@ -37,15 +38,24 @@ def samples(first_s, seconds, nodes=3):
     return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
 
 
-@pytest.fixture
-def store(tmp_path):
-    """A store of one job with LEAST_SEGMENTS flushes, and as many again that compaction has not come to."""
-    made = ParquetStore(tmp_path, single=False)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a store of one job with LEAST_SEGMENTS flushes, and as many again before their compaction."""
+    made = ParquetStore(tmp_path_factory.mktemp("store"), single=False)
     for flush in range(LEAST_SEGMENTS):
         made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
     Upkeep(made, Retention()).compact()
     for flush in range(LEAST_SEGMENTS, 2 * LEAST_SEGMENTS - 1):
         made.write({("j", "metrics"): [samples(flush * FLUSH_S, FLUSH_S)]}, {})
+    made.close()
+    return made.root
+
+
+@pytest.fixture
+def store(written, tmp_path):
+    """It, opened again: a copy for each test."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    made = ParquetStore(tmp_path, single=False)
     yield made
     made.close()
 

@@ -1,6 +1,7 @@
 """The store between flushes, and reading it: compaction, retention, SQL."""
 
 import errno
+import shutil
 import time
 from types import SimpleNamespace
 
@@ -27,12 +28,21 @@ def steps(step):
     return pa.Table.from_arrays([pa.array(columns[field.name], field.type) for field in target], schema=target)
 
 
-@pytest.fixture
-def store(tmp_path):
-    """A store of one job, ``j``, with one segment a step."""
-    made = ParquetStore(tmp_path, single=False)
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The folder of a store of one job, ``j``, with one segment a step."""
+    made = ParquetStore(tmp_path_factory.mktemp("store"), single=False)
     for step in range(LEAST + 4):
         made.write({("j", "steps"): [steps(step)]}, {"a@n": step})
+    made.close()
+    return made.root
+
+
+@pytest.fixture
+def store(written, tmp_path):
+    """It, opened again: a copy for each test."""
+    shutil.copytree(written, tmp_path, dirs_exist_ok=True)
+    made = ParquetStore(tmp_path, single=False)
     yield made
     made.close()
 
