@@ -34,6 +34,7 @@ from hindmost_judge.verdict import (
     oversubscribed,
     stops,
     summary,
+    witnesses,
     wording,
 )
 from hindmost_judge.verdict.intermittent import of_stalls
@@ -62,6 +63,8 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     both = missing_ranks.cross_checked(run, lambda one: judge(one, settings))
     if both is not None:
         return both
+    if run.witnesses is not None:
+        return witnesses.judged(run, run.witnesses, lambda one: judge(one, settings))
     run = telemetry.with_gpus(run)
     change = membership_change(run, settings)
     if change is not None:
@@ -339,6 +342,8 @@ def _gone(verdict: Verdict, run: Run) -> bool:
 
 def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     """Why steps alone, or launches without steps, cannot clear any rank."""
+    if run.few_collectives:
+        return inconclusive.few_collectives(blocks)
     if blocks.evidence != build_blocks.PHASES:
         return inconclusive.without_starts(blocks) or inconclusive.hosts_unmarked(blocks, settings)
     if blocks.pipeline is not None:

@@ -319,6 +319,11 @@ class Run:
     look: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
     unseen: Unseen | None = None
+    #: [W] the ranks whose collectives are judged, of more than are affordable: a sample, and whom the others wait for.
+    #: None where these are all.
+    witnesses: np.ndarray[Any, Any] | None = None
+    #: Whether collectives were recorded and are left out, because they are of too few steps to judge by.
+    few_collectives: bool = False
     #: Starts of a job that was started again with another number of ranks; the tables are of the one that is judged.
     incarnations: tuple[Incarnation, ...] = ()
 

@@ -124,9 +124,15 @@ class LiveJob:
             return marked if marked >= 0 else None
         return max(self.last_step(report) - int(self.window.lasts_ns / (step_ms * 1e6)), 0)
 
+    @property
+    def _step_ns(self) -> float:
+        """The typical step of the newest report; 0 where that is unknown."""
+        return ((((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0) * 1e6
+
     def snapshot(self, words: Words) -> Callable[[], Run]:
         """What makes the window's run, as detectors take it, in any thread."""
-        made = self.window.snapshot(self.id, words)
+        stopped = self.window.quiet_ns >= _STANDS_NS
+        made = self.window.snapshot(self.id, words, self._step_ns, stopped=stopped)
         return lambda: missing_ranks.with_missing(made())
 
     def reported_snapshot(self, words: Words) -> Callable[[], Run]:
@@ -136,14 +142,14 @@ class LiveJob:
         made, window = self.snapshot(words), self.window
         if window.nodes < 2 or window.quiet_ns >= _STANDS_NS:
             return made
-        step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50") or 0.0
-        gone, begun = window.gone, window.begun
-        return lambda: reported_by_all(made(), step_ms * 1e6, gone, begun)
+        step_ns, gone, begun = self._step_ns, window.gone, window.begun
+        return lambda: reported_by_all(made(), step_ns, gone, begun)
 
     def newest(self, words: Words, least_rows: int = INCREMENTAL_ROWS) -> Callable[[], Run] | None:
         """The same for the newest steps, and at least so many rows; None while the step time is unknown."""
-        step_ms = (((self.report or {}).get("job") or {}).get("step_ms") or {}).get("p50")
-        return self.window.snapshot(self.id, words, step_ms * 1e6, least_rows) if step_ms else None
+        if not self._step_ns:
+            return None
+        return self.window.snapshot(self.id, words, self._step_ns, newest=True, least_rows=least_rows)
 
     def verdicts(self) -> list[Mapping[str, Any]]:
         """The verdicts that still hold, most costly first; ``balanced`` where the newest report found all of them

@@ -37,6 +37,7 @@ from hindmost_judge.timeline.steps import calls_a_step, period
 
 from hindmost_collector.ingest.chunk import CODED, concatenated, from_rows, with_words
 from hindmost_collector.ingest.session import MOST_S, NS
+from hindmost_collector.live.witnesses import Witnesses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -82,9 +83,29 @@ def reported_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: Abs
             too_few = name == "collectives" and name not in begun and spans[0][1] - spans[0][0] < _JUDGED * step_ns
             if too_few and rows(run.steps):
                 cut[name] = {column: values[:0] for column, values in table.items()}
+                cut |= {"witnesses": None, "few_collectives": True}
             else:
                 cut[name] = _cut(table, next((one for one in spans if one[1] - one[0] >= _STEPS * step_ns), spans[-1]))
     return replace(run, **cut)
+
+
+def _of_witnesses(run: Run, step_ns: float) -> Run:
+    """With the collectives of those witnesses only that are so for enough steps, since the last of them became one.
+
+    Before that it seems that the others waited for a slow network, and not for it.
+    """
+    if run.witnesses is None:
+        return run
+    last = int(run.witnesses[-1]) + 1 if len(run.witnesses) else 0
+    kept = np.zeros(last + 1, bool)
+    kept[run.witnesses] = True
+    table = chosen(run.collectives, kept[np.minimum(run.collectives["rank"], last)])
+    first = np.full(last, np.iinfo(np.int64).max)
+    np.minimum.at(first, table["rank"], table["start_ns"])
+    enough = first <= table["start_ns"].max(initial=0) - _JUDGED * step_ns
+    if enough.any():
+        table = chosen(table, enough[table["rank"]] & (table["start_ns"] >= first[enough].max()))
+    return replace(run, collectives=table, witnesses=np.flatnonzero(enough))
 
 
 def _reported(table: Table, gone: AbstractSet[int], *, begun: bool) -> tuple[tuple[int, int], ...]:
@@ -171,12 +192,15 @@ def may_share_cpus(ranks: Table) -> bool:
 
 
 class Piece(NamedTuple):
-    """A tick's rows, their count, and their first and last begin; each evaluation reads all pieces."""
+    """A tick's rows, their count, and their first and last begin; each evaluation reads all pieces.
+
+    One that is not ``whole`` has the rows of witnesses only."""
 
     table: Table
     rows: int
     first_ns: int
     newest_ns: int
+    whole: bool = True
 
 
 def piece(table: Table) -> Piece:
@@ -215,6 +239,19 @@ class Pieces:
             self._rows -= self._held.popleft().rows
             self.whole = False
 
+    def thin(self, limit: int, witnesses: Witnesses) -> None:
+        """Keep of all pieces but the newest, which have so many rows, those of the witnesses."""
+        while witnesses.kept is None and self._held and not self._held[0].whole:
+            self._rows -= self._held.popleft().rows
+        if witnesses.kept is None:
+            return
+        for place in range(len(self._held) - 1, -1, -1):
+            one, limit = self._held[place], limit - self._held[place].rows
+            if limit < 0 and one.whole:
+                table = witnesses.of(one.table)
+                self._held[place] = one._replace(table=table, rows=rows(table), whole=False)
+                self._rows -= one.rows - rows(table)
+
     def clear(self) -> None:
         """Let all go."""
         self._held.clear()
@@ -222,6 +259,8 @@ class Pieces:
 
 
 _ORIGIN = attrgetter("origin")
+#: The part of its collectives' rows that a window has of all ranks, not of witnesses only: the newest.
+_OF_ALL = 0.25
 #: Age, ns, up to which data of a running job is judged: five minutes.
 WINDOW_NS = 300_000_000_000
 #: Rows that a window may hold of one table; beyond, the oldest go first, however young.
@@ -264,6 +303,7 @@ class Window:
         self._parts: dict[str, Pieces] = {name: Pieces() for name in CODED}
         self._metrics: deque[_Samples] = deque()
         self._samples = 0
+        self._witnesses = Witnesses(int((1 - _OF_ALL) * row_limit))
         self._causal: dict[Origin, _Causal] = {}
         self._places: dict[Head, tuple[_Places, _Places]] = {}
         self._ranks = LastRows("ranks", ("rank",))
@@ -280,9 +320,12 @@ class Window:
 
     def add(self, chunk: Chunk, definitions: Definitions) -> None:
         """Take a tick in, and let what is too old go."""
+        self._witnesses.add(chunk.coded)
         for name, table in chunk.coded.items():
             one = piece(table)
             self._parts[name].add(one)
+            if name == "collectives":
+                self._parts[name].thin(int(_OF_ALL * self._limit), self._witnesses)
             self._parts[name].bound(self._limit, self._span)
             self.newest_ns = max(self.newest_ns, one.newest_ns)
         self._ranks.add(chunk.plain.get("ranks"))
@@ -308,7 +351,7 @@ class Window:
 
     def bound(self, row_limit: int) -> None:
         """Hold no more than so many rows of a table from now on."""
-        self._limit = row_limit
+        self._limit, self._witnesses.limit = row_limit, int((1 - _OF_ALL) * row_limit)
         for parts in self._parts.values():
             parts.bound(self._limit, self._span)
 
@@ -474,23 +517,35 @@ class Window:
         return self._ranks.table()
 
     def snapshot(
-        self, job: str, words: Words, newest_of_ns: float | None = None, least_rows: int = INCREMENTAL_ROWS
+        self,
+        job: str,
+        words: Words,
+        step_ns: float = 0.0,
+        *,
+        newest: bool = False,
+        least_rows: int = INCREMENTAL_ROWS,
+        stopped: bool = False,
     ) -> Callable[[], Run]:
         """A function that makes the run of this moment; another thread may call it while rows come in.
 
-        Given the ns of a step, the run holds the newest steps only, and at least so many rows.
+        A step takes ``step_ns``. Of the ``newest`` steps only, the run holds at least so many rows. Of a job that has
+        ``stopped`` it holds the collectives of all ranks, however few.
         """
         parts = {name: list(found) for name, found in self._parts.items()}
+        if stopped:
+            parts["collectives"] = [one for one in parts["collectives"] if one.whole]
+        kept = None if stopped else self._witnesses.kept
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
-        if newest_of_ns is not None:
-            parts = newest_steps(parts, newest_of_ns, rows(ranks), least_rows, self.begun)
+        recorded = bool(parts["collectives"])
+        if newest:
+            parts = newest_steps(parts, step_ns, rows(ranks), least_rows, self.begun)
             ticks = ticks[ticks_to_skip([tick.size for tick in ticks]) :]
         pieces = {name: [one.table for one in found] for name, found in parts.items()}
         communicators, states = self._communicators.table(), self._states.table()
         small = {"in_flight": self._still_in_flight(), "stacks": list(self._stacks.values())}
         facts, cpus_only = (
             self._facts(job, ranks),
-            newest_of_ns is not None and not may_share_cpus(ranks),
+            newest and not may_share_cpus(ranks),
         )
 
         def make() -> Run:
@@ -505,10 +560,12 @@ class Window:
                 communicators=communicators,
                 rank_states=states,
                 metrics=_joined([tick.cpus() if cpus_only else tick.long() for tick in ticks]),
-                look=newest_of_ns is not None,
+                look=newest,
+                witnesses=None if kept is None or not pieces["collectives"] else np.flatnonzero(kept),
+                few_collectives=recorded and not pieces["collectives"],
                 **tables,
             )
-            return judged_incarnation(whole, stated)
+            return _of_witnesses(judged_incarnation(whole, stated), step_ns)
 
         return make
 

@@ -154,6 +154,15 @@ def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> l
     return [one for one in found if not one.ranks or one.kind in STOPS or one.cause in missing_ranks.ITS_OWN]
 
 
+def few_collectives(blocks: Blocks) -> Verdict:
+    """Waits inside of phases that are not judged, as a window holds too few steps of the collectives."""
+    return _abstaining(
+        f"no rank is slow in its phases; waits inside of them are not judged live: memory holds the collectives of "
+        f"{len(blocks.ranks):,} ranks for too few steps",
+        "the report after the run judges all collectives; until then compare `hindmost_rank_caused_wait_seconds_total`",
+    )
+
+
 def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:
     """A GPU that waits for its host, of which nothing tells that it is slower than the others'; ``None``: none does."""
     if blocks.unsure is None or not float(np.max(blocks.unsure)) >= settings.min_effect * blocks.step_ns:

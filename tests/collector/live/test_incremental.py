@@ -342,7 +342,7 @@ def metrics_of_a_look(ranks: int) -> list[str]:
     known = {name: np.zeros(ranks, dtype) for name, dtype in RANKS.items()} | {"rank": np.arange(ranks)}
     rows = MetricRows.of("n0", 1, np.array([5]), np.array([[8.0, 300.0]]))
     window.add(Chunk({}, {"ranks": known}, [rows], []), definitions)
-    return sorted(window.snapshot("j", Words(), 1e8)().metrics["name"].tolist())
+    return sorted(window.snapshot("j", Words(), 1e8, newest=True)().metrics["name"].tolist())
 
 
 def test_of_a_job_larger_than_any_node_only_the_number_of_cpus_is_read() -> None:

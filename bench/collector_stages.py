@@ -1,0 +1,195 @@
+"""CPU time that a collector takes a simulated second, stage by stage, without gRPC and without a wall clock.
+
+The agents of bench/collector_load are made in a process of their own. What they send goes into a real collector, with
+its store and its judge, by a clock that the bench moves on. So other work on the machine changes what a second costs
+only as far as it takes caches, and two versions can be compared on a busy machine: run them in turns.
+
+    python -m bench.collector_stages [--agents 1024] [--settle 40] [--seconds 40] [--profile STAGE]
+
+``receive`` is the parsing of messages and the answers to them, ``gather`` what each tick moves to windows, counters and
+recorder, ``flush`` the writing of segments, ``judge`` all evaluations.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import gc
+import json
+import multiprocessing
+import pstats
+import resource
+import tempfile
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from multiprocessing.connection import Connection
+
+TICK_S = 0.5
+#: Between two ticks the collector looks so often whether a job is to be judged.
+LOOKS = 2
+STAGES = ("receive", "gather", "flush", "judge")
+
+
+def send(count: int, end: int, out: Connection) -> None:
+    """What agents send, tick after tick: the bytes of messages by agent."""
+    from bench.collector_load import agents  # noqa: PLC0415 - in the process of the agents
+
+    ticks = min(max(-(-count // 256), 2), agents.MOST_TICKS)  # as the collector asks of so many
+    every = [agents.Agent(number, count * agents.RANKS) for number in range(count)]
+    out.send([one.hello() for one in every])
+    due = [(number * 0.6180339887) % 1.0 * ticks for number in range(count)]
+    at = 0.0
+    while at < end:
+        messages = []
+        for number, one in enumerate(every):
+            while due[number] < at + TICK_S:
+                step = int(due[number] // ticks) * ticks
+                messages += [(number, raw) for raw in one.messages(step, int((step + ticks) * 1e9), ticks)]
+                due[number] += ticks
+        out.send(messages)
+        at += TICK_S
+
+
+class Stages:
+    """CPU seconds of the process by stage, from ``begin`` on."""
+
+    def __init__(self, profiled: str) -> None:
+        self.spent: dict[str, float] = defaultdict(float)
+        self.profiler = cProfile.Profile(time.process_time)
+        self._profiled = profiled
+
+    def begin(self) -> None:
+        """Forget what was before."""
+        self.spent.clear()
+        self.profiler = cProfile.Profile(time.process_time)
+
+    def run(self, name: str) -> Any:
+        """A context whose CPU time counts as this stage's."""
+        return _Stage(self, name, self.profiler if name == self._profiled else None)
+
+
+class _Stage:
+    def __init__(self, stages: Stages, name: str, profiler: cProfile.Profile | None) -> None:
+        self._stages, self._name, self._profiler = stages, name, profiler
+
+    def __enter__(self) -> None:
+        self._began = time.process_time()
+        if self._profiler:
+            self._profiler.enable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._profiler:
+            self._profiler.disable()
+        self._stages.spent[self._name] += time.process_time() - self._began
+
+
+async def measured(count: int, settle: int, seconds: int, profiled: str, source: Connection) -> dict[str, Any]:
+    """Feed a collector for so many simulated seconds after it has settled."""
+    from hindmost_collector.collector import Collector  # noqa: PLC0415 - not in the agents' process
+    from hindmost_collector.live.evaluation_schedule import Judging, share_of  # noqa: PLC0415
+    from hindmost_collector.options import Options  # noqa: PLC0415
+    from hindmost_collector.store.parquet.store import ParquetStore  # noqa: PLC0415
+
+    now = 0.0
+    with tempfile.TemporaryDirectory() as directory:
+        collector = Collector(Options(), ParquetStore(Path(directory), single=False))
+        collector.clock._monotonic_ns = lambda: int(now * 1e9)
+        collector.watch._judging = collector.judging = Judging(1.5, share_of(2), lambda: now)
+        ingest, stages = collector.ingest, Stages(profiled)
+        every = [await ingest.greet(ingest.inbox.parsed(hello).hello) for hello in source.recv()]
+        for _ in every:
+            ingest.inbox._bytes = 0
+        ingest.throttle(False, 0)
+        ticks, last_flush, judged = int((settle + seconds) / TICK_S), 0.0, 0
+        for tick in range(ticks):
+            if tick == int(settle / TICK_S):
+                stages.begin()
+                judged = _reports(collector)
+            messages = source.recv()
+            now += TICK_S
+            with stages.run("receive"):
+                for number, raw in messages:
+                    agent, outbox = every[number]
+                    await ingest.handle(agent, outbox, ingest.inbox.parsed(raw))
+                    outbox.clock_reply(int(now * 1e9), int(now * 1e9), with_ack=True)
+                    for message in outbox.drain():
+                        message.SerializeToString()
+            with stages.run("gather"):
+                collector.gather()
+            if now - last_flush >= collector.options.flush_period:
+                last_flush = now
+                with stages.run("flush"):
+                    await collector.flush()
+            with stages.run("judge"):
+                for _ in range(LOOKS):
+                    await collector.watch.round()
+                    await collector.watch.through()
+        (job,) = collector.jobs.values()
+        report: Any = job.report or {"verdicts": []}
+        return {
+            "agents": count,
+            "cpu_of_a_core": {name: round(stages.spent[name] / seconds, 4) for name in STAGES},
+            "sum": round(sum(stages.spent.values()) / seconds, 4),
+            "peak_rss_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
+            "rss_mib": int(next(_resident())) >> 10,
+            "full_evaluations": _reports(collector) - judged,
+            "verdicts": [(one["kind"], one["ranks"][:4], one["evidence"]) for one in report["verdicts"]],
+            "profiler": stages.profiler if profiled else None,
+        }
+
+
+async def at_once(work: Any, *arguments: Any, **named: Any) -> Any:
+    """As ``asyncio.to_thread``, in this thread."""
+    return work(*arguments, **named)
+
+
+def _reports(collector: Any) -> int:
+    return sum(job.reported for job in collector.jobs.values())
+
+
+def _resident() -> Iterator[str]:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return (line.split()[1] for line in lines if line.startswith("VmRSS"))
+
+
+def main() -> None:
+    """Measure once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--agents", type=int, default=1024)
+    parser.add_argument("--settle", type=int, default=40, help="simulated seconds that do not count")
+    parser.add_argument("--seconds", type=int, default=40, help="simulated seconds that count")
+    parser.add_argument("--profile", choices=STAGES, default="", help="print what this stage's time goes to")
+    args = parser.parse_args()
+    source, out = multiprocessing.get_context("fork").Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(
+        target=send, args=(args.agents, args.settle + args.seconds, out), daemon=True
+    )
+    child.start()
+    from hindmost import daemon_process  # noqa: PLC0415 - as a collector starts
+    from hindmost_collector import runtime  # noqa: PLC0415
+    from hindmost_collector.main import GARBAGE  # noqa: PLC0415
+
+    daemon_process.set_up_allocator()
+    runtime.put_off_pandas()
+    gc.freeze()
+    gc.set_threshold(*GARBAGE)
+    if args.profile:  # which sees its own thread only
+        asyncio.to_thread = at_once
+    found = asyncio.run(measured(args.agents, args.settle, args.seconds, args.profile, source))
+    profiler = found.pop("profiler")
+    print(json.dumps(found), flush=True)
+    if profiler:
+        stats = pstats.Stats(profiler)
+        stats.sort_stats("tottime").print_stats(45)
+        stats.sort_stats("cumtime").print_stats(45)
+    child.kill()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Jobs of so many ranks, or collectives, that a window holds too few steps of all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hindmost_collector.ingest.chunk import finish
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.decode import Decoder
+from hindmost_collector.ingest.definitions import Definitions
+from hindmost_collector.ingest.packed_fields import packed
+from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.simulate import Fault, Scenario
+from hindmost_collector.simulate.stream import Job
+from hindmost_judge.judge import judge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from hindmost_judge.model import Run
+    from hindmost_judge.verdict.schema import Report
+
+RANKS, STEPS = 128, 120
+#: Rows of a window: of ten collectives of all ranks these are eight steps.
+ROWS = 10_000
+FSDP = Scenario(RANKS, STEPS, layout="fsdp", stretches=10, seed=4)
+#: No rank that a sample has.
+SLOW = 85
+
+
+def reports(scenario: Scenario, limit: int = ROWS, *, newest: bool = False) -> Iterator[tuple[Run, Report]]:
+    """What a collector judges, and says, after each two seconds of a job; of its newest steps only, where wanted."""
+    job, definitions = Job.of(scenario), Definitions()
+    decoder, clock, live = Decoder(definitions), NodeClock(0, 10**18), LiveJob(job.name, 0)
+    live.window.bound(limit)
+    for node in job.nodes:
+        definitions.learn(packed(job.opening(node)[1].definitions), decoder.job, clock)
+    for node, ends, message in job.batches():
+        decoder.add(packed(message.batch), f"node{node:04d}", job.name, clock)
+        if node == job.nodes[-1]:
+            live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * 1e9))
+            run = live.reported_snapshot(decoder.words)()
+            report = judge(run)
+            live.report = report.to_dict()
+            seen = live.newest(decoder.words) if newest else None
+            yield (run, report) if seen is None else (seen(), judge(seen()))
+
+
+@pytest.mark.parametrize("newest", [False, True], ids=["window", "newest steps"])
+def test_a_rank_that_becomes_slow_is_named_though_few_ranks_are_judged_by_collectives(newest: bool) -> None:
+    """It waits less than the others do, and so becomes one of those few."""
+    slow = replace(FSDP, faults=(Fault("compute", (SLOW,), 0.05, 20),))
+    *_, (run, report) = reports(slow, newest=newest)
+    assert run.witnesses is not None
+    assert len(run.witnesses) < RANKS / 2
+    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (SLOW,))]
+    assert len(report.ranks) == RANKS or newest
+
+
+def test_what_a_slow_rank_costs_is_about_what_all_collectives_tell() -> None:
+    """Its peers in the sample are as its peers in the job."""
+    slow = replace(FSDP, faults=(Fault("compute", (SLOW,), 0.1),))
+    costs = []
+    for limit in (ROWS, 400_000):
+        *_, (_, report) = reports(slow, limit)
+        costs.append(report.verdicts[0].cost_ms_per_step)
+    assert costs[0] == pytest.approx(costs[1], rel=0.15)
+
+
+def test_a_healthy_job_of_which_a_sample_is_judged_is_balanced() -> None:
+    """All ranks' waits were summed, and none waits less than ranks do by chance."""
+    *_, (run, report) = reports(FSDP)
+    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert run.witnesses is not None
+    assert SLOW not in run.witnesses
+    assert any(f"{len(run.witnesses)} of {RANKS} ranks" in note for note in report.notes)
+
+
+def test_a_window_has_enough_steps_of_its_witnesses_and_bounded_rows() -> None:
+    """However many rows a step has."""
+    *_, (run, _) = reports(FSDP)
+    start = run.collectives["start_ns"]
+    assert np.ptp(start) >= 16 * np.median(run.steps["duration_ns"])
+    assert len(start) <= ROWS
+
+
+def test_a_job_of_parts_with_too_few_steps_of_collectives_is_unsure() -> None:
+    """Who waits for whom within a part is not known of a sample: no rank is cleared by its phases alone."""
+    parts = Scenario(RANKS, STEPS, layout="tp_dp", tensor=8, stretches=10, seed=4)
+    *_, (run, report) = reports(parts, ROWS // 4)
+    assert run.witnesses is None
+    (one,) = report.verdicts
+    assert one.kind == "insufficient_data"
+    assert "too few steps" in one.evidence[0]
