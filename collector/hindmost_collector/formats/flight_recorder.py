@@ -24,13 +24,15 @@ from hindmost.errors import UsageError
 from hindmost_judge.model import NONBLOCKING, RUNNING, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.recordings import one_job
-from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
+from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, memberships, rank_in_name
 from hindmost_collector.recordings.tables import concatenate, operation, table
 from hindmost_collector.recordings.trace_files import DamagedError, open_bytes, read_undamaged
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+    from hindmost_judge.types import Array
 
     from hindmost_collector.recordings.trace_files import Sample
 
@@ -324,7 +326,7 @@ def _latest(dump: _Dump) -> int:
     return max((_number(entry, key) for entry in dump.entries for key in keys), default=-1)
 
 
-def _created(dump: _Dump) -> np.ndarray[Any, Any]:
+def _created(dump: _Dump) -> Array:
     return np.array([_number(entry, "time_created_ns") for entry in dump.entries], np.int64)
 
 
@@ -371,15 +373,7 @@ def _collectives(dump: _Dump) -> Table:
 def _communicators(dumps: list[_Dump]) -> Table:
     """Every group that a dump names, with its members that left none, too: for those the others may wait."""
     groups = {group.comm: group for dump in dumps for group in dump.groups.values() if dump.rank in group.ranks}
-    members = [(group, place, rank) for group in groups.values() for place, rank in enumerate(group.ranks)]
-    return table(
-        "communicators",
-        comm=np.array([group.comm for group, _, _ in members], dtype=np.uint64),
-        rank=[rank for _, _, rank in members],
-        rank_in=[place for _, place, _ in members],
-        size=[len(group.ranks) for group, _, _ in members],
-        name=[group.name for group, _, _ in members],
-    )
+    return memberships([(group, place) for group in groups.values() for place in range(len(group.ranks))])
 
 
 def _in_flight(dump: _Dump, written: int) -> Table:

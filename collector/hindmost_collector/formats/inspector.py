@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
+    from hindmost_judge.types import Array
+
     from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "NCCL Inspector JSON lines"
@@ -70,20 +72,7 @@ _SCHEMA = pa.schema(
         ("p2p_perf", _performance("p2p")),
     ]
 )
-_COLUMNS = (
-    "process",
-    "comm",
-    "rank_in",
-    "n_ranks",
-    "number",
-    "op",
-    "bytes",
-    "took",
-    "peer",
-    "written",
-    "start",
-    "host",
-)
+_COLUMNS = tuple("process comm rank_in n_ranks number op bytes took peer written start host".split())
 
 
 def recognises(sample: Sample) -> bool:
@@ -96,7 +85,7 @@ class _Reading:
     """What has been read so far: columns in pieces, and the processes met."""
 
     every: int
-    pieces: dict[str, list[np.ndarray[Any, Any]]] = field(default_factory=lambda: defaultdict(list))
+    pieces: dict[str, list[Array]] = field(default_factory=lambda: defaultdict(list))
     processes: dict[tuple[str, int], int] = field(default_factory=dict)
     torn: int = 0
     nonsense: int = 0
@@ -137,9 +126,7 @@ def _read(path: Path, reading: _Reading) -> None:
         _take(_parsed(block, reading), reading)
 
 
-def _refuse_contradictions(
-    where: str, c: dict[str, np.ndarray[Any, Any]], reading: _Reading, rank_in: list[dict[int, int]]
-) -> None:
+def _refuse_contradictions(where: str, c: dict[str, Array], reading: _Reading, rank_in: list[dict[int, int]]) -> None:
     names = [f"process {pid}{f' of {node}' * bool(node)}" for node, pid in reading.processes]
     times = {name: c["written"][c["process"] == one] * 1000 for one, name in enumerate(names)}
     one_job.refuse_other_jobs(where, dict(zip(names, rank_in, strict=True)), times)
@@ -201,7 +188,7 @@ _LONGEST_US, _MOST_RANKS = 24 * 3600 * 10**6, 1 << 20
 _IDENTITY = "^(0[xX])?[0-9a-fA-F]{1,16}$"
 
 
-def _sane(rows: pa.Table, kind: str) -> np.ndarray[Any, Any]:
+def _sane(rows: pa.Table, kind: str) -> Array:
     """Which rows' numbers can be what they are to be."""
     rank, size = _numbers(rows["header.rank"]), _numbers(rows["header.n_ranks"])
     took = np.nan_to_num(rows[f"{kind}_perf.{kind}_exec_time_us"].to_numpy())
@@ -211,7 +198,7 @@ def _sane(rows: pa.Table, kind: str) -> np.ndarray[Any, Any]:
     return np.asarray(kept & (_numbers(rows[f"{kind}_perf.{kind}_sn"]) >= 0))
 
 
-def _columns(rows: pa.Table, kind: str, reading: _Reading) -> dict[str, np.ndarray[Any, Any]]:
+def _columns(rows: pa.Table, kind: str, reading: _Reading) -> dict[str, Array]:
     perf = f"{kind}_perf"
     times = f"{perf}.event_trace_ts"
     numbers = {
@@ -234,22 +221,22 @@ def _columns(rows: pa.Table, kind: str, reading: _Reading) -> dict[str, np.ndarr
     return columns
 
 
-def _numbers(column: Any) -> np.ndarray[Any, Any]:
-    filled: np.ndarray[Any, Any] = pc.fill_null(column, -1).to_numpy()
+def _numbers(column: Any) -> Array:
+    filled: Array = pc.fill_null(column, -1).to_numpy()
     return filled
 
 
-def _coded(column: Any, spell: Any, dtype: Any) -> np.ndarray[Any, Any]:
+def _coded(column: Any, spell: Any, dtype: Any) -> Array:
     coded = pc.fill_null(column, "0").combine_chunks().dictionary_encode()
     try:
         names = np.array([spell(name) for name in coded.dictionary.to_pylist()], dtype=dtype)
     except ValueError as error:
         raise UsageError(f"not {NAME}: a communicator's id is not a hexadecimal number ({error})") from error
-    spelled: np.ndarray[Any, Any] = names[coded.indices.to_numpy()]
+    spelled: Array = names[coded.indices.to_numpy()]
     return spelled
 
 
-def _first_kernel(events: Any) -> np.ndarray[Any, Any]:
+def _first_kernel(events: Any) -> Array:
     """Host us at which each operation's first kernel was seen to start; -1 in terse lines."""
     events = events.combine_chunks()
     out = np.full(len(events), -1, dtype=np.int64)
@@ -262,7 +249,7 @@ def _first_kernel(events: Any) -> np.ndarray[Any, Any]:
     return out
 
 
-def _memberships(c: dict[str, np.ndarray[Any, Any]], processes: int) -> tuple[list[dict[int, int]], dict[int, int]]:
+def _memberships(c: dict[str, Array], processes: int) -> tuple[list[dict[int, int]], dict[int, int]]:
     rank_in: list[dict[int, int]] = [{} for _ in range(processes)]
     for comm in np.unique(c["comm"]).tolist():
         mine = c["comm"] == comm
@@ -273,7 +260,7 @@ def _memberships(c: dict[str, np.ndarray[Any, Any]], processes: int) -> tuple[li
     return rank_in, dict(zip(comms.tolist(), c["n_ranks"][first].tolist(), strict=True))
 
 
-def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]) -> Table:
+def _collectives(c: dict[str, Array], ranks: Array) -> Table:
     """Verbose lines have a start, seen by the host; terse ones none. Either way it is a kernel that runs on the GPU."""
     rank = ranks[c["process"]]
     p2p = c["peer"] >= 0
@@ -298,7 +285,7 @@ def _collectives(c: dict[str, np.ndarray[Any, Any]], ranks: np.ndarray[Any, Any]
 _BATCH = 10
 
 
-def _pace(c: dict[str, np.ndarray[Any, Any]]) -> float | None:
+def _pace(c: dict[str, Array]) -> float | None:
     """ns from one collective of a process to its next, by when they were written down: coarse, and right on average."""
     mine = np.flatnonzero((c["process"] == 0) & (c["peer"] < 0) & (c["written"] >= 0))
     written = np.sort(c["written"][mine])
@@ -310,14 +297,14 @@ def _pace(c: dict[str, np.ndarray[Any, Any]]) -> float | None:
     return covered * 1000 / passed if covered and passed else None
 
 
-def _end_of_batch(written: np.ndarray[Any, Any]) -> int:
+def _end_of_batch(written: Array) -> int:
     """The last of the first batch: it is of the time before it, as every batch is, and so no part of what follows."""
     gaps = np.diff(written)
     between = np.flatnonzero(gaps > _BATCH * max(float(np.median(gaps)), 1.0)) if len(gaps) else gaps
     return int(between[0]) if len(between) and between[0] < len(gaps) / 2 else 0
 
 
-def _notes(c: dict[str, np.ndarray[Any, Any]], collectives: Table, reading: _Reading) -> list[str]:
+def _notes(c: dict[str, Array], collectives: Table, reading: _Reading) -> list[str]:
     notes = []
     if (c["start"] < 0).any():
         notes.append("Terse Inspector lines have no start times: only how long each operation took is known.")

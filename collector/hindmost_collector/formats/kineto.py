@@ -25,7 +25,7 @@ from hindmost.errors import UsageError
 from hindmost_judge.model import GPU_TIME, PROFILED, UNMEASURED, Job, Run, Table
 
 from hindmost_collector.recordings import one_job
-from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, rank_in_name
+from hindmost_collector.recordings.rank_mapping import ITEM_BYTES, ProcessGroup, memberships, rank_in_name
 from hindmost_collector.recordings.tables import concatenate, operation, table
 from hindmost_collector.recordings.trace_files import SAMPLE_BYTES, events, microseconds, open_bytes, read_undamaged
 
@@ -33,9 +33,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hindmost_judge.types import Array
+
     from hindmost_collector.recordings.trace_files import Sample
 
-    Array = np.ndarray[Any, Any]
 
 NAME = "PyTorch profiler (Kineto) Chrome traces"
 PRECEDENCE = 20
@@ -132,9 +133,9 @@ class _Trace:
         alone = "distributedInfo" not in self.beside and not self.kernels and not self.on_cpu
         return alone and rank_in_name(self.path) is None
 
-    def nanoseconds(self, microseconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    def nanoseconds(self, microseconds: Array) -> Array:
         base = self.beside.get("baseTimeNanoseconds")
-        since: np.ndarray[Any, Any] = np.rint(microseconds * 1000).astype(np.int64)
+        since: Array = np.rint(microseconds * 1000).astype(np.int64)
         since += base if isinstance(base, int) and abs(base) < 1 << 62 else 0
         return since
 
@@ -289,7 +290,7 @@ def _take_kernel(trace: _Trace, op: str, args: dict[str, Any], start: float, too
     trace.kernels.append((start, took, operation(op), known_id, size, identity))
 
 
-def _windows(trace: _Trace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _windows(trace: _Trace) -> tuple[Array, Array, Array]:
     """The profiled steps in order: number, start, end. A step lasts until the next one starts."""
     steps = sorted((start, end, number) for number, (start, end) in trace.steps.items())
     number = np.array([step[2] for step in steps], dtype=np.int64)
@@ -297,7 +298,7 @@ def _windows(trace: _Trace) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any],
     return number, start, np.append(start[1:], [step[1] for step in steps[-1:]])
 
 
-def _step_of(trace: _Trace, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _step_of(trace: _Trace, times: Array) -> Array:
     number, start, end = _windows(trace)
     if not len(number):
         return np.zeros(len(times), dtype=np.int64)
@@ -334,7 +335,7 @@ def _collectives(rank: int, trace: _Trace) -> Table:
     )
 
 
-def _launch_ns(trace: _Trace, launched: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _launch_ns(trace: _Trace, launched: Array) -> Array:
     """ns at which these were launched, -1 where that was before the profiler began."""
     seen = np.isfinite(launched)
     return np.where(seen, trace.nanoseconds(np.where(seen, launched, 0.0)), UNMEASURED)
@@ -345,7 +346,7 @@ def _one_group(trace: _Trace) -> bool:
     return len({frozenset(group.ranks) for group in _groups(trace) if len(group.ranks) > 1}) < 2
 
 
-def _launched(trace: _Trace, correlation: np.ndarray[Any, Any], start: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _launched(trace: _Trace, correlation: Array, start: Array) -> Array:
     """When the host launched each kernel; long ago where that was before the profiler began.
 
     A trace without any launch (of GPU activity only) gives the kernels' own start.
@@ -355,17 +356,17 @@ def _launched(trace: _Trace, correlation: np.ndarray[Any, Any], start: np.ndarra
         return start
     order = np.argsort(ids, kind="stable")
     place = order[np.minimum(np.searchsorted(ids, correlation, sorter=order), len(ids) - 1)]
-    when: np.ndarray[Any, Any] = np.where(ids[place] == correlation, at[place], -np.inf)
+    when: Array = np.where(ids[place] == correlation, at[place], -np.inf)
     return when
 
 
-def _numbers(comm: np.ndarray[Any, Any], step: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _numbers(comm: Array, step: Array) -> Array:
     """Sequence numbers alike on all ranks though traces begin at different operations: step and place in it."""
     first = (
         np.flatnonzero(np.diff(step, prepend=_NO_STEP) | (np.diff(comm, prepend=comm[:1]) != 0)) if len(step) else step
     )
     place = np.arange(len(step)) - np.repeat(first, np.diff(first, append=len(step)))
-    number: np.ndarray[Any, Any] = step * 1_000_000 + place
+    number: Array = step * 1_000_000 + place
     return number
 
 
@@ -393,15 +394,8 @@ def _groups(trace: _Trace) -> list[ProcessGroup]:
 
 
 def _communicators(traces: Sequence[tuple[int, _Trace]]) -> Table:
-    found = {(rank, group): None for rank, trace in traces for group in _groups(trace) if rank in group.ranks}
-    return table(
-        "communicators",
-        comm=np.array([group.comm for _, group in found], dtype=np.uint64),
-        rank=[rank for rank, _ in found],
-        rank_in=[group.ranks.index(rank) for rank, group in found],
-        size=[len(group.ranks) for _, group in found],
-        name=[group.name for _, group in found],
-    )
+    found = ((group, rank) for rank, trace in traces for group in _groups(trace) if rank in group.ranks)
+    return memberships([(group, group.ranks.index(rank)) for group, rank in dict.fromkeys(found)])
 
 
 def _steps(rank: int, trace: _Trace) -> Table:
@@ -421,7 +415,7 @@ def _steps(rank: int, trace: _Trace) -> Table:
     )
 
 
-def _without_loader(trace: _Trace, start: np.ndarray[Any, Any], end: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _without_loader(trace: _Trace, start: Array, end: Array) -> Array:
     """ns that each step's batch took its host, where no DataLoader marks that; -1 where it is not known."""
     copies = [trace.copy_calls[one] for one in trace.copied if one in trace.copy_calls]
     threads = set(trace.threads.values()) - {None}
@@ -435,7 +429,7 @@ def _without_loader(trace: _Trace, start: np.ndarray[Any, Any], end: np.ndarray[
     return np.where(took < 0, UNMEASURED, np.rint(took * 1000))
 
 
-def _in_steps(trace: _Trace, phase: str, number: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _in_steps(trace: _Trace, phase: str, number: Array) -> Array:
     """ns of a phase in each step by its spans' starts; -1 where the trace does not mark it."""
     spans = sorted(trace.spans.get(phase, []))
     if not spans:
@@ -445,7 +439,7 @@ def _in_steps(trace: _Trace, phase: str, number: np.ndarray[Any, Any]) -> np.nda
     return np.array([np.rint(took[step == one].sum() * 1000) for one in number])
 
 
-def _on_gpu(trace: _Trace, steps: int) -> dict[str, np.ndarray[Any, Any]]:
+def _on_gpu(trace: _Trace, steps: int) -> dict[str, Array]:
     """GPU ns of forward, optimizer and what lies between them, where each step has one of each, in their order."""
     forward, optimizer = (np.array(sorted(trace.spans.get(name, []))) for name in ("forward", "optimizer"))
     if len(forward) != steps or len(optimizer) != steps or not steps:

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import IO
 
+    from hindmost_judge.types import Array, Ints
+
     from hindmost_collector.recordings.trace_files import Sample
 
-    Ints = np.ndarray[Any, np.dtype[np.int64]]
-    Columns = Mapping[str, np.ndarray[Any, Any]]
+    Columns = Mapping[str, Array]
 
 NAME = "NCCL profiler CSV (prof.PID.csv)"
 PRECEDENCE = 10
@@ -84,7 +85,7 @@ class _File:
 
     path: Path
     pid: int
-    columns: dict[str, np.ndarray[Any, Any]]
+    columns: dict[str, Array]
     torn: int = 0
     nonsense: int = 0
 
@@ -121,7 +122,7 @@ def load(files: Sequence[Path]) -> Run:
     )
 
 
-def _with(piece: Table, exchanged: np.ndarray[Any, Any], met: Table) -> Table:
+def _with(piece: Table, exchanged: Array, met: Table) -> Table:
     """One process' operations with its all-to-alls in place of the sends and receives that these are."""
     return concatenate("collectives", [select(piece, np.delete(np.arange(rows(piece)), exchanged)), met])
 
@@ -209,7 +210,7 @@ def _sane(batch: Any) -> tuple[Any, int]:
     return sane, count - sane.num_rows
 
 
-def _sane_and_thin(batch: Any, every: int) -> tuple[dict[str, np.ndarray[Any, Any]], int]:
+def _sane_and_thin(batch: Any, every: int) -> tuple[dict[str, Array], int]:
     sane, nonsense = _sane(batch)
     return _thin(sane, every), nonsense
 
@@ -223,7 +224,7 @@ def _as_numbers(batch: Any) -> Any:
     return pa.RecordBatch.from_arrays(columns, names)
 
 
-def _consistent(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _consistent(c: dict[str, Array]) -> Array:
     """Which rows agree with most of the file on when it was, and on which rank of each communicator wrote it."""
     kept = np.ones(len(c["comm"]), bool)
     if not len(kept):
@@ -237,7 +238,7 @@ def _consistent(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return kept
 
 
-def _repeated(c: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _repeated(c: dict[str, Array], order: Array) -> Array:
     """Which rows, in this order, say what the one before has said: a line may be in a file twice."""
     same = np.zeros(len(order), bool)
     if len(order):
@@ -248,7 +249,7 @@ def _repeated(c: dict[str, np.ndarray[Any, Any]], order: np.ndarray[Any, Any]) -
     return same
 
 
-def _thin(batch: Any, every: int) -> dict[str, np.ndarray[Any, Any]]:
+def _thin(batch: Any, every: int) -> dict[str, Array]:
     if every > 1:
         batch = batch.filter(pa.array(batch["enqueue"].to_numpy() // WINDOW_NS % every == 0))
     op = batch["op"].dictionary_decode() if pa.types.is_dictionary(batch["op"].type) else batch["op"]
@@ -264,7 +265,7 @@ def _thin(batch: Any, every: int) -> dict[str, np.ndarray[Any, Any]]:
     return columns
 
 
-def _encoded(column: Any) -> tuple[list[str], np.ndarray[Any, Any]]:
+def _encoded(column: Any) -> tuple[list[str], Array]:
     coded = column.dictionary_encode()
     return coded.dictionary.to_pylist(), coded.indices.to_numpy()
 
@@ -280,7 +281,7 @@ def _notes(read: list[_File]) -> list[str]:
     return [*notes, f"{where}: {lines} (a number out of all range, or another rank's) left out."]
 
 
-def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:
+def _positions(parts: list[_File]) -> list[Array]:
     """Each row's position in its communicator, alike on all members.
 
     The file counts per function; the order of enqueueing, which NCCL demands to be one on all members, joins the
@@ -297,7 +298,7 @@ def _positions(parts: list[_File]) -> list[np.ndarray[Any, Any]]:
     return positions
 
 
-def _counted_p2p(columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _counted_p2p(columns: Mapping[str, Array]) -> Array:
     """Point-to-point operations numbered per communicator, direction and peer; 0 for the others."""
     seq = np.zeros(len(columns["comm"]), dtype=np.int64)
     p2p = np.flatnonzero(columns["p2p"])
@@ -305,13 +306,13 @@ def _counted_p2p(columns: Mapping[str, np.ndarray[Any, Any]]) -> np.ndarray[Any,
     return seq
 
 
-def gpu_ahead(c: dict[str, np.ndarray[Any, Any]]) -> int:
+def gpu_ahead(c: dict[str, Array]) -> int:
     """Ns by which the GPU's clock is ahead of the host's: what the host logged soonest had just ended. 0: unknown."""
     known = len(c["logged"]) > 0 and bool((c["logged"] >= c["enqueue"]).all())
     return int((c["stop"] - c["logged"]).max()) if known else 0
 
 
-def _collectives(part: _File, rank: int, position: np.ndarray[Any, Any], *, believed: bool) -> Table:
+def _collectives(part: _File, rank: int, position: Array, *, believed: bool) -> Table:
     """One process' operations; where their times are not ``believed`` it is known when the host enqueued them."""
     c = part.columns
     return table(
@@ -500,7 +501,7 @@ def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges 
     return Exchanges(tuple(one.rows for one in calls), tables)
 
 
-def _late(came: Ints) -> np.ndarray[Any, Any]:
+def _late(came: Ints) -> Array:
     return np.asarray(came - np.median(came, axis=0))
 
 
@@ -552,13 +553,13 @@ def _kinds(columns: Columns) -> list[tuple[int, str]]:
     return [tuple(kind) for kind in kinds[wrong].tolist()]
 
 
-def _named(columns: Columns) -> np.ndarray[Any, Any]:
+def _named(columns: Columns) -> Array:
     named = np.empty(len(columns["comm"]), [("comm", np.uint64), ("op", columns["op"].dtype)])
     named["comm"], named["op"] = columns["comm"], columns["op"]
     return named
 
 
-def _logged_later(columns: Columns) -> np.ndarray[Any, Any]:
+def _logged_later(columns: Columns) -> Array:
     """Ns from each operation's end to when the host logged it, at least: nothing is logged before it has ended."""
     ahead = columns["stop"] - columns["logged"]
     first = np.arange(0, len(ahead), _TOGETHER)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hindmost_judge.types import Array
+
     from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "step times (steps.RANK.jsonl)"
@@ -71,7 +73,7 @@ def load(files: Sequence[Path]) -> Run:
     )
 
 
-def _refuse_contradictions(where: str, files: int, read: dict[int, dict[str, np.ndarray[Any, Any]]]) -> None:
+def _refuse_contradictions(where: str, files: int, read: dict[int, dict[str, Array]]) -> None:
     if len(read) < files:
         raise UsageError(f"{where}: two files of one rank; name the folder of one job")
     named = {f"rank {rank}": columns for rank, columns in sorted(read.items())}
@@ -86,7 +88,7 @@ def _rank(path: Path) -> int:
     return int(found[1])
 
 
-def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]], list[str]]:
+def _read(path: Path, budget: int) -> tuple[int, dict[str, Array], list[str]]:
     """The rank, its steps, and what to say of lines that were left out."""
     rank, rows, torn, notes = _rank(path), list[list[float]](), 0, list[str]()
     for line in lines(path):
@@ -112,7 +114,7 @@ def _read(path: Path, budget: int) -> tuple[int, dict[str, np.ndarray[Any, Any]]
         notes.append(f"{path.name}: {lines_} (a number out of all range) left out.")
     order = kept[np.argsort(host[kept, 1], kind="stable")]
     order = order[np.append(True, (np.diff(host[order], axis=0) != 0).any(axis=1))]  # a line may be there twice
-    columns: dict[str, np.ndarray[Any, Any]] = {key: host[order, i] for i, key in enumerate(_HOST)}
+    columns: dict[str, Array] = {key: host[order, i] for i, key in enumerate(_HOST)}
     gpu[~((gpu >= 0) & (gpu <= _LONGEST_NS / 1e6))] = np.nan
     gpu[(gpu == 0) & ((gpu == 0).mean(axis=0) < _MISSING_SHARE)] = (
         np.nan
@@ -147,7 +149,7 @@ def _number(value: Any) -> float:
 _LONGEST_NS, _FAR_NS, _FAR_STEPS = 24 * 3600 * 10**9, 366 * 24 * 3600 * 10**9, 10
 
 
-def _sane(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _sane(host: Array) -> Array:
     """Which lines have their times in order, and agree with most of the file on when it was and which steps it has."""
     step, start, _, end = host.T
     kept = (start <= end) & (end - start <= _LONGEST_NS) & (step >= 0)
@@ -158,7 +160,7 @@ def _sane(host: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return np.asarray(kept & (np.abs(step - typical) <= _FAR_STEPS * max(high - low, len(step))))
 
 
-def _steps(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
+def _steps(rank: int, c: dict[str, Array]) -> Table:
     start = c["t_start"]
     until = np.append(start[1:], c["t_end"][-1])
     gpu = {
@@ -177,12 +179,12 @@ def _steps(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
     )
 
 
-def _in_order(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _in_order(c: dict[str, Array]) -> Array:
     """Whether the input came within its step: otherwise its time is unknown."""
     return np.asarray((c["t_start"] <= c["t_data"]) & (c["t_data"] <= c["t_end"]))
 
 
-def _issuing(rank: int, c: dict[str, np.ndarray[Any, Any]]) -> Table:
+def _issuing(rank: int, c: dict[str, Array]) -> Table:
     """How long the host took to issue the step's work once its input was there: what a host-bound run shows."""
     return table(
         "intervals",

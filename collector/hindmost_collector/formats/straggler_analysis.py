@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from hindmost_judge.types import Array
+
     from hindmost_collector.recordings.trace_files import Sample
 
 NAME = "Parquet of the OSDI'25 straggler study"
@@ -93,8 +95,8 @@ def _sizes(path: Path) -> dict[str, int]:
         return {name: int(value) for name, value in _SIZE.findall(stream.read(MAX_META_BYTES))}
 
 
-def _read(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], bool]:
-    kept: list[dict[str, np.ndarray[Any, Any]]] = []
+def _read(path: Path) -> tuple[dict[str, Array], bool]:
+    kept: list[dict[str, Array]] = []
     count = 0
     with pq.ParquetFile(path) as file:
         for batch in file.iter_batches(1 << 17, columns=list(_COLUMNS)):
@@ -106,10 +108,10 @@ def _read(path: Path) -> tuple[dict[str, np.ndarray[Any, Any]], bool]:
     return {name: np.concatenate([part[name] for part in kept]) for name in _COLUMNS}, left_out
 
 
-def _columns(batch: Any) -> dict[str, np.ndarray[Any, Any]]:
+def _columns(batch: Any) -> dict[str, Array]:
     coded = batch["optype"].cast(pa.string()).dictionary_encode()
     op = np.array([name or "" for name in coded.dictionary.to_pylist()] or [""], dtype="U32")
-    columns: dict[str, np.ndarray[Any, Any]] = {"optype": op[pc.fill_null(coded.indices, 0).to_numpy()]}
+    columns: dict[str, Array] = {"optype": op[pc.fill_null(coded.indices, 0).to_numpy()]}
     for name in ("start_ts", "duration"):
         columns[name] = pc.fill_null(batch[name].cast(pa.float64()), np.nan).to_numpy()
     for name in set(_COLUMNS) - columns.keys():
@@ -117,7 +119,7 @@ def _columns(batch: Any) -> dict[str, np.ndarray[Any, Any]]:
     return columns
 
 
-def _on_one_clock(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def _on_one_clock(c: dict[str, Array]) -> Array:
     """Start of each operation, s: the file counts each step from its own begin; here one follows the other."""
     numbers, which = np.unique(c["step"], return_inverse=True)
     end = np.zeros(len(numbers))
@@ -125,12 +127,12 @@ def _on_one_clock(c: dict[str, np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
     return c["start_ts"] + (np.cumsum(end) - end)[which]
 
 
-def _nanoseconds(seconds: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    whole: np.ndarray[Any, Any] = np.where(np.isfinite(seconds), np.rint(np.nan_to_num(seconds) * 1e9), UNMEASURED)
+def _nanoseconds(seconds: Array) -> Array:
+    whole: Array = np.where(np.isfinite(seconds), np.rint(np.nan_to_num(seconds) * 1e9), UNMEASURED)
     return whole
 
 
-def _operations(c: dict[str, np.ndarray[Any, Any]], start: np.ndarray[Any, Any]) -> Table:
+def _operations(c: dict[str, Array], start: Array) -> Table:
     return table(
         "operations",
         rank=c["rank"],

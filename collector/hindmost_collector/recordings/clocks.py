@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import pandas as pd
-from hindmost_judge.model import Run, Table, rows
+from hindmost_judge.model import Run, rows
 from hindmost_judge.verdict.wording import names
 
 from hindmost_collector.formats import inspector, profiler_csv
 from hindmost_collector.recordings import one_job
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-Array: TypeAlias = "np.ndarray[Any, Any]"
+    from hindmost_judge.types import Array
+
 #: Each rank's operations by name, and when they began, by its own clock.
 Events: TypeAlias = "dict[int, pd.Series[Any]]"
 
@@ -42,7 +43,9 @@ def together(path: Path, runs: Sequence[Run]) -> list[Run]:
     apart = [run for run in runs if _are_apart(run)]
     if not apart:
         return list(runs)
-    for offsets in _proven_offsets(runs) if _of_one_job(runs) else ():
+    of_views = [events for run in runs if len(events := _events(run)) > 1] if _of_one_job(runs) else []
+    for events in of_views:
+        offsets = _offsets(events, _usual(events))
         moved = [_moved(run, offsets) for run in runs]
         if not any(_are_apart(run) for run in moved):
             return [replace(moved[0], notes=(*moved[0].notes, _note(offsets))), *moved[1:]]
@@ -62,13 +65,6 @@ def _of_one_job(runs: Sequence[Run]) -> bool:
         or any(_in_step(run) for run in runs)
         or any(_stopped_together(run) for run in runs)
     )
-
-
-def _proven_offsets(runs: Sequence[Run]) -> Iterator[dict[int, int]]:
-    """Rank to ns by which its clock is ahead, as each view has it."""
-    for events in (_events(run) for run in runs):
-        if len(events) > 1:
-            yield _offsets(events, _usual(events))
 
 
 def _host_times(run: Run) -> dict[int, Array]:
@@ -103,25 +99,18 @@ def _are_apart(run: Run) -> bool:
 
 def _events(run: Run) -> Events:
     """What ranks did that has a number all of them know: steps, else operations."""
-    table, column, key = run.steps, "start_ns", _step_keys
-    if not rows(table):
-        table, column, key = run.collectives, "enqueue_ns", _operation_keys
+    by_steps = rows(run.steps) > 0
+    table, column = (run.steps, "start_ns") if by_steps else (run.collectives, "enqueue_ns")
     if column not in table:
         return {}
     found = {}
     for rank in np.unique(table["rank"]).tolist():
         mine = np.flatnonzero((table["rank"] == rank) & (table[column] >= 0))
-        series = pd.Series(table[column][mine], index=key(table, mine))
+        keys: list[Any] = [table[name][mine] for name in (("step",) if by_steps else ("comm", "op", "seq"))]
+        index: Any = pd.Index(keys[0]) if by_steps else pd.MultiIndex.from_arrays(keys)
+        series = pd.Series(table[column][mine], index=index)
         found[rank] = series[~series.index.duplicated()].sort_values()
     return found
-
-
-def _step_keys(table: Table, mine: Array) -> Any:
-    return pd.Index(table["step"][mine])
-
-
-def _operation_keys(table: Table, mine: Array) -> Any:
-    return pd.MultiIndex.from_arrays([table["comm"][mine], table["op"][mine], table["seq"][mine]])
 
 
 def _usual(events: Events) -> pd.Series[Any]:

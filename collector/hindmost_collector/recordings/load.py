@@ -31,6 +31,8 @@ from hindmost_collector.store.parquet.run_directory import read_run, read_togeth
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from hindmost_judge.types import Array
+
 #: The common name of run directories.
 RUN_DIRECTORIES = "hindmost runs"
 #: A collector writes every few seconds while a job goes on: after so long without a file there is none any more.
@@ -73,9 +75,10 @@ def _load(path: Path, folder: Path) -> Run:
         else:
             found[owner].append(file)
     if len(strangers) == len(files):
-        if (only := only_archive(files)) is not None:
-            return load(only)
-        raise UsageError(several_archives(path, files) or _nothing_understood(path, strangers))
+        archives = [one for one in files if is_archive(one)]
+        if len(archives) == 1:
+            return load(archives[0])
+        raise UsageError(_several(path, "archives", archives) or _nothing_understood(path, strangers))
     met = [form for form in formats if found[form.NAME]]
     views, damage = read_undamaged(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)
@@ -157,17 +160,6 @@ def recordings_in(path: Path | str) -> list[Path | str]:
 def several_runs(folder: Path) -> str | None:
     """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
     return _several(folder, "runs", [one for one in _inside(folder) if one.is_dir() and is_run(one)])
-
-
-def several_archives(folder: Path, files: Sequence[Path]) -> str | None:
-    """That the ``files`` of a folder, at whatever depth, hold archives, and how to name one; ``None``: they do not."""
-    return _several(folder, "archives", [one for one in files if is_archive(one)])
-
-
-def only_archive(files: Sequence[Path]) -> Path | None:
-    """The one archive among files; ``None`` where there are none or several."""
-    found = [one for one in files if is_archive(one)]
-    return found[0] if len(found) == 1 else None
 
 
 def _several(folder: Path, what: str, found: list[Path]) -> str | None:
@@ -334,7 +326,7 @@ def _with_steps_of_operations(run: Run) -> Run:
     return replace(run, collectives={name: operations[name] for name in COLLECTIVES})
 
 
-def _step_at(steps: Table, rank: int, times: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _step_at(steps: Table, rank: int, times: Array) -> Array:
     """The step a rank was in at each time; -1 outside of all."""
     mine = np.flatnonzero(steps["rank"] == rank)
     if not len(mine):

@@ -8,7 +8,7 @@ at the end counts as far as its file goes, and then so do the others: a cut file
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from hindmost_judge.model import Table
+    from hindmost_judge.types import Array
 
 #: Transfers of one size take about this quantile of what they took, the waiting of all in the rest left out.
 _UNHINDERED = 0.1
@@ -119,12 +120,8 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
         )
     aside = np.isin(run.collectives["rank"], missing.ranks) | apart  # separate groups may wait for missing ranks
     run = without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
-    return replace(run, unseen=replace(missing, ranks=()) if _guessed(run) and apart else missing)
-
-
-def _guessed(run: Run) -> bool:
-    """Whether nothing tells which ranks the files are of: nor, then, whose are missing."""
-    return rank_mapping.GUESSED in run.notes
+    guessed = rank_mapping.GUESSED in run.notes  # nothing tells whose files these are: nor, then, whose are missing
+    return replace(run, unseen=replace(missing, ranks=()) if guessed and apart else missing)
 
 
 def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
@@ -141,7 +138,7 @@ def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
     return without_waits(run, ~kept)
 
 
-def _within(number: np.ndarray[Any, Any], cut: Iterable[Extent]) -> np.ndarray[Any, Any]:
+def _within(number: Array, cut: Iterable[Extent]) -> Array:
     """Which of these numbers, steps' or operations', are in the part of the whole that all of these files have."""
     first, last = common(one for one in cut if not one.thin)
     known = number[number >= 0]
@@ -285,7 +282,7 @@ def _is_cut(one: Extent, least: float) -> bool:
     return max(one.end - one.last, one.first - one.begin) > max(_AT_ONCE * count, least)
 
 
-def _in_steps(one: Extent, table: Table, held: np.ndarray[Any, Any]) -> Extent:
+def _in_steps(one: Extent, table: Table, held: Array) -> Extent:
     """The same in steps, where operations have them."""
     step = table["step"][held]
     mine = step[(table["rank"][held] == one.rank) & (step >= 0)]
@@ -300,7 +297,7 @@ def _in_steps(one: Extent, table: Table, held: np.ndarray[Any, Any]) -> Extent:
 _STRAY = 0.01
 
 
-def _nearly_all(rank: np.ndarray[Any, Any], number: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+def _nearly_all(rank: Array, number: Array) -> tuple[Array, ...]:
     """Ranks, and between which numbers nearly all operations of each are."""
     ranks = np.unique(rank)
     bounds = []
@@ -313,7 +310,7 @@ def _nearly_all(rank: np.ndarray[Any, Any], number: np.ndarray[Any, Any]) -> tup
     return ranks, first, last
 
 
-def _bounds(rank: np.ndarray[Any, Any], number: np.ndarray[Any, Any]) -> tuple[np.ndarray[Any, Any], ...]:
+def _bounds(rank: Array, number: Array) -> tuple[Array, ...]:
     """Ranks, and the lowest and the highest number of each."""
     ranks, row = np.unique(rank, return_inverse=True)
     first = np.full(len(ranks), np.iinfo(np.int64).max)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hindmost_judge.model import Run
+    from hindmost_judge.types import Array
 
 #: Clocks of a cluster's hosts are ms apart; what was recorded by so much later than the rest has ended was another run.
 APART_NS = 5 * 10**9
@@ -45,7 +46,7 @@ def refuse_copies(files: Sequence[Path]) -> None:
                 raise UsageError(f"{path.parent}: {first.name} and {path.name} are the same, byte for byte; {REMEDY}")
 
 
-def refuse_twins(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def refuse_twins(what: str, times: Mapping[str, Array]) -> None:
     """Raise where two ranks (by what they are called) did everything at the same ns, by clocks that tell ns apart."""
     seen: dict[bytes, str] = {}
     for name, mine in times.items():
@@ -54,7 +55,7 @@ def refuse_twins(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
             raise UsageError(f"{what}: {twin} and {name} are one rank's recording under two names; {REMEDY}")
 
 
-def refuse_other_times(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def refuse_other_times(what: str, times: Mapping[str, Array]) -> None:
     """Raise where what some of these (by what they are called) recorded had ended well before that of others began.
 
     ``times`` are ns of Unix time; others, and -1 for unmeasured, are left out.
@@ -67,7 +68,7 @@ def refuse_other_times(what: str, times: Mapping[str, np.ndarray[Any, Any]]) -> 
         )
 
 
-def at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[list[Any]]:
+def at_one_time(times: Mapping[Any, Array]) -> list[list[Any]]:
     """Groups of ranks recorded at one time, in the order of time; those without times are in no group."""
     spans = {name: span for name, one in times.items() if (span := _span([one])) is not None}
     groups: list[list[Any]] = []
@@ -80,14 +81,14 @@ def at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[list[Any]]:
     return groups
 
 
-def most_at_one_time(times: Mapping[Any, np.ndarray[Any, Any]]) -> list[Any]:
+def most_at_one_time(times: Mapping[Any, Array]) -> list[Any]:
     """The largest of these groups; of equally large ones the one whose member comes first in ``times``."""
     order = list(times)
     groups = at_one_time(times)
     return max(groups, key=lambda group: (len(group), -min(map(order.index, group))), default=[])
 
 
-def refuse_other_steps(what: str, steps: Mapping[str, np.ndarray[Any, Any]]) -> None:
+def refuse_other_steps(what: str, steps: Mapping[str, Array]) -> None:
     """Raise where one of several ranks (by what they are called) has no step number that any other has."""
     for name, mine in steps.items():
         others = [one for other, one in steps.items() if other != name]
@@ -106,9 +107,7 @@ def refuse_other_runs(path: Path, runs: Sequence[Run]) -> None:
         )
 
 
-def refuse_other_jobs(
-    what: str, rank_in: Mapping[str, Mapping[int, int]], times: Mapping[str, np.ndarray[Any, Any]]
-) -> None:
+def refuse_other_jobs(what: str, rank_in: Mapping[str, Mapping[int, int]], times: Mapping[str, Array]) -> None:
     """Raise where two processes claim one place in a communicator, or some are in none with the others.
 
     ``rank_in`` maps what a process is called to its rank in each communicator, ``times`` to the ns at which it was at
@@ -155,13 +154,13 @@ def _widest_gap(spans: Mapping[str, tuple[int, int]]) -> tuple[str, str, int]:
     return widest
 
 
-def _span(times: Iterable[np.ndarray[Any, Any]]) -> tuple[int, int] | None:
+def _span(times: Iterable[Array]) -> tuple[int, int] | None:
     known = [part[part >= EPOCH_NS] for part in times]
     bounds = [int(bound) for part in known if len(part) for bound in (part.min(), part.max())]
     return (min(bounds), max(bounds)) if bounds else None
 
 
-def _times(run: Run) -> list[np.ndarray[Any, Any]]:
+def _times(run: Run) -> list[Array]:
     """Host times of a run; those of GPUs' own clocks are not among them."""
     enqueued = run.collectives.get("enqueue_ns", np.empty(0, np.int64))
     return [run.steps["start_ns"], enqueued, run.in_flight["start_ns"], run.metrics["time_ns"]]

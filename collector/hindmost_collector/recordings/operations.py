@@ -16,7 +16,7 @@ steps are the pattern of the operations that it has, placed by their numbers.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from hindmost_judge.model import UNMEASURED, has_launches, rows
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from hindmost_judge.model import Run, Table
+    from hindmost_judge.types import Array, Floats, Ints
 
-    Numbers = np.ndarray[Any, np.dtype[np.int64]]
-    Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 #: How many of the operations that two sources have in common must be of one kind for their counts to be the same count.
 AGREEMENT = 0.99
@@ -48,7 +47,7 @@ def with_what_others_saw(chosen: Table, others: Iterable[Table]) -> Table:
     return chosen
 
 
-def _matched(chosen: Table, other: Table) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _matched(chosen: Table, other: Table) -> tuple[Array, Array]:
     """Rows of both with the same rank and communicator, and a number that counts alike; collectives only."""
     ours, theirs = (np.flatnonzero((part["peer"] < 0) & (part["seq"] >= 0)) for part in (chosen, other))
     pairs = [np.empty((2, 0), np.int64)]
@@ -63,27 +62,23 @@ def _matched(chosen: Table, other: Table) -> tuple[np.ndarray[Any, Any], np.ndar
     return mine, same
 
 
-def _more(chosen: Table, mine: np.ndarray[Any, Any], other: Table, theirs: np.ndarray[Any, Any]) -> int | None:
+def _more(chosen: Table, mine: Array, other: Table, theirs: Array) -> int | None:
     """What to add to the numbers of these rows of ``chosen`` for them to be those of these rows of ``other``."""
     ranks = np.intersect1d(chosen["rank"][mine], other["rank"][theirs])
     if not len(ranks):
         return None
     size = max(len(np.unique(chosen["rank"][mine])), len(np.unique(other["rank"][theirs])))
-    held = [(chosen, mine), (other, theirs)]
-    one, two = (_in_order(part, index[part["rank"][index] == ranks[0]]) for part, index in held)
+    of_one = [(part, rows_[part["rank"][rows_] == ranks[0]]) for part, rows_ in ((chosen, mine), (other, theirs))]
+    one, two = (select(part, rows_[np.argsort(part["seq"][rows_], kind="stable")]) for part, rows_ in of_one)
     return difference(one, two, size)
 
 
-def _in_order(part: Table, index: np.ndarray[Any, Any]) -> Table:
-    return select(part, index[np.argsort(part["seq"][index], kind="stable")])
-
-
-def _key(part: Table, index: np.ndarray[Any, Any], more: int) -> np.ndarray[Any, Any]:
-    key: np.ndarray[Any, Any] = part["rank"][index].astype(np.int64) << 24 | (part["seq"][index] + more) % (1 << 24)
+def _key(part: Table, index: Array, more: int) -> Array:
+    key: Array = part["rank"][index].astype(np.int64) << 24 | (part["seq"][index] + more) % (1 << 24)
     return key
 
 
-def _enqueued(chosen: Table, other: Table, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Table:
+def _enqueued(chosen: Table, other: Table, mine: Array, theirs: Array) -> Table:
     seen = other.get("enqueue_ns")
     if seen is None:
         return chosen
@@ -92,7 +87,7 @@ def _enqueued(chosen: Table, other: Table, mine: np.ndarray[Any, Any], theirs: n
     return {**chosen, "enqueue_ns": known}
 
 
-def _sized(chosen: Table, other: Table, mine: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Table:
+def _sized(chosen: Table, other: Table, mine: Array, theirs: Array) -> Table:
     """Bytes from element counts, where all common operations of a kind have one size of element.
 
     The column ``elements`` stays as long as some operations' element size is unknown.
@@ -140,16 +135,14 @@ def _with_ranks(run: Run, known: Sequence[Run]) -> Run:
     return run
 
 
-def _times(operations: Table) -> dict[int, np.ndarray[Any, Any]]:
+def _times(operations: Table) -> dict[int, Array]:
     """When each rank enqueued, in order."""
     seen = operations["enqueue_ns"] >= 0
     rank, time = operations["rank"][seen], operations["enqueue_ns"][seen]
     return {int(one): np.sort(time[rank == one]) for one in np.unique(rank)}
 
 
-def _matched_ranks(
-    guessed: dict[int, np.ndarray[Any, Any]], known: dict[int, np.ndarray[Any, Any]]
-) -> dict[int, int] | None:
+def _matched_ranks(guessed: dict[int, Array], known: dict[int, Array]) -> dict[int, int] | None:
     """The rank of each process; nothing unless each has one of its own, clearly."""
     names = sorted(known)
     found: dict[int, int] = {}
@@ -164,7 +157,7 @@ def _matched_ranks(
     return found if len(set(found.values())) == len(found) else None
 
 
-def _delay(times: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> float:
+def _delay(times: Array, seen: Array) -> float:
     """How long after what the other source saw last, typically: of the time that it tells of."""
     inside = times[(times >= seen[0]) & (times <= seen[-1] + 1_000_000)]
     if len(inside) < _LEAST:
@@ -219,7 +212,7 @@ def with_steps(run: Run) -> Run:
     return replace(run, collectives={**table, "step": step})
 
 
-def _steps(table: Table) -> Numbers | None:
+def _steps(table: Table) -> Ints | None:
     """The step of each row, -1 for none; ``None`` where no number is missing, or what is there does not repeat."""
     number = table["seq"] - table["seq"].min()
     count = int(number.max()) + 1
@@ -233,14 +226,14 @@ def _steps(table: Table) -> Numbers | None:
     return np.asarray(of_number[number])
 
 
-def _recorded_share(tokens: Numbers) -> float:
+def _recorded_share(tokens: Ints) -> float:
     """Share of the numbers that were recorded, of those in windows that were read."""
     known = np.flatnonzero(tokens != _UNKNOWN)
     apart = np.diff(known) - 1
     return float(len(known) / (len(known) + apart[apart < _NOT_READ].sum()))
 
 
-def _tokens(table: Table, number: Numbers, count: int) -> Numbers:
+def _tokens(table: Table, number: Ints, count: int) -> Ints:
     """What ran at each number, as a number itself."""
     _, kind = np.unique(table["op"], return_inverse=True)
     _, token = np.unique(table["bytes"] * (int(kind.max()) + 1) + kind, return_inverse=True)
@@ -249,7 +242,7 @@ def _tokens(table: Table, number: Numbers, count: int) -> Numbers:
     return tokens
 
 
-def _period(tokens: Numbers) -> int | None:
+def _period(tokens: Ints) -> int | None:
     """Shortest length after which what is known repeats, in the last three quarters: starting up does other things."""
     tail = tokens[len(tokens) // 4 :]
     for length in range(1, min(len(tail) // 2, _LONGEST) + 1):
@@ -259,7 +252,7 @@ def _period(tokens: Numbers) -> int | None:
     return None
 
 
-def _time_before(table: Table, number: Numbers, count: int) -> Floats:
+def _time_before(table: Table, number: Ints, count: int) -> Floats:
     """How long ranks computed before each number, or, where no start is known, how far apart they came; or NaN."""
     ranks, row = np.unique(table["rank"], return_inverse=True)
     start, took = (np.full((len(ranks), count), np.nan) for _ in range(2))
@@ -271,7 +264,7 @@ def _time_before(table: Table, number: Numbers, count: int) -> Floats:
     return np.append(np.nan, np.fmin.reduce(between))
 
 
-def _repetitions(tokens: Numbers, length: int, before: Floats) -> Numbers:
+def _repetitions(tokens: Ints, length: int, before: Floats) -> Ints:
     """Which repetition of the pattern each number is in, -1 for none: starting up, a checkpoint, an evaluation.
 
     A step begins where most time passes before an operation, or ranks come furthest apart: after the computing.
@@ -296,7 +289,7 @@ def _repetitions(tokens: Numbers, length: int, before: Floats) -> Numbers:
     return found
 
 
-def _most(tokens: Numbers) -> int:
+def _most(tokens: Ints) -> int:
     known = tokens[tokens != _UNKNOWN]
     return int(np.bincount(known).argmax()) if len(known) else _UNKNOWN
 
@@ -307,7 +300,7 @@ def _mean(values: Floats) -> float:
     return float(known.mean()) if len(known) else 0.0
 
 
-def _fits(tokens: Numbers, pattern: Numbers) -> bool:
+def _fits(tokens: Ints, pattern: Ints) -> bool:
     known = tokens != _UNKNOWN
     return bool(2 * np.count_nonzero(known) >= len(tokens) and (tokens == pattern)[known].all())
 
@@ -350,7 +343,7 @@ def _most_counted(mine: Table, theirs: Table) -> int:
     return min(int(np.count_nonzero(~np.isin(theirs["op"], mine["op"]))), _MOST)
 
 
-def _together(mine: Table, theirs: Table, more: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def _together(mine: Table, theirs: Table, more: int) -> tuple[Array, Array]:
     """Rows of both with one number, if ``more`` is added to mine."""
     _, first, second = np.intersect1d(mine["seq"] + more, theirs["seq"], return_indices=True)
     return first, second

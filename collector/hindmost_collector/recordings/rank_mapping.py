@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from hindmost_judge.model import Table
+    from hindmost_judge.types import Array
 
 #: Most operations kept of one recording: judging takes up to 600 bytes of memory for each. Beyond it, periods are left
 #: out, the same ones on every rank.
@@ -85,12 +86,12 @@ def communicators(rank_in: Sequence[Mapping[int, int]], ranks: Sequence[int], si
 
 
 def positions(
-    comm: np.ndarray[Any, Any],
-    op: np.ndarray[Any, Any],
-    number: np.ndarray[Any, Any],
-    time: np.ndarray[Any, Any],
-    process: np.ndarray[Any, Any],
-) -> np.ndarray[Any, Any]:
+    comm: Array,
+    op: Array,
+    number: Array,
+    time: Array,
+    process: Array,
+) -> Array:
     """Each operation's position in its communicator, alike on all members, from numbers that count per function.
 
     Rows are of all ranks together. NCCL demands one order of operations on all members, so the mean time at which an
@@ -108,7 +109,7 @@ def positions(
     return out
 
 
-def in_one_order(members: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any, Any]]:
+def in_one_order(members: Sequence[Array]) -> list[Array]:
     """Each operation's position in a communicator, the same on all members, from their keys in each one's own order.
 
     A key is a function's code and number. The member that saw most gives the order. A line that it is missing keeps
@@ -132,15 +133,13 @@ def in_one_order(members: Sequence[np.ndarray[Any, Any]]) -> list[np.ndarray[Any
     ]
 
 
-def _gaps(keys: np.ndarray[Any, Any]) -> bool:
+def _gaps(keys: Array) -> bool:
     """Whether numbers are left out between those of one function."""
     apart = np.diff(keys)
     return bool(((apart > 1) & (apart < 1 << (_NUMBER_BITS - 1))).any())
 
 
-def _between(
-    every: np.ndarray[Any, Any], keys: np.ndarray[Any, Any], place: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def _between(every: Array, keys: Array, place: Array) -> Array:
     """A place for each of ``every`` key: that of a known one, or one between the next of its function."""
     found = np.empty(len(every))
     for code in np.unique(every >> _NUMBER_BITS).tolist():
@@ -151,9 +150,7 @@ def _between(
     return found
 
 
-def _mean_time(
-    which: np.ndarray[Any, Any], time: np.ndarray[Any, Any], process: np.ndarray[Any, Any]
-) -> np.ndarray[Any, Any]:
+def _mean_time(which: Array, time: Array, process: Array) -> Array:
     """The mean time at which each operation was seen, by the clock of the process that saw most of them."""
     most = process == np.argmax(np.bincount(process))
     reference = np.full(int(which.max()) + 1, np.nan)
@@ -166,7 +163,7 @@ def _mean_time(
     return np.asarray(np.bincount(which, on_one) / np.bincount(which))
 
 
-def _preceding(keys: np.ndarray[Any, Any]) -> int:
+def _preceding(keys: Array) -> int:
     """How many operations ran in a communicator before those with these keys, sorted: function's code and number.
 
     Functions that had all run before are unknown.
@@ -177,12 +174,12 @@ def _preceding(keys: np.ndarray[Any, Any]) -> int:
     return sum(int(part[0]) for part in parts if not _leaps(part))
 
 
-def _leaps(numbers: np.ndarray[Any, Any]) -> bool:
+def _leaps(numbers: Array) -> bool:
     """Whether numbers, in order, are no count."""
     return bool(numbers[-1] - numbers[0] > 4 * len(numbers))
 
 
-def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+def _order(keys: Array, seen: Array) -> Array:
     """The place of each key in the order of times; unrecorded numbers keep their place too."""
     starts = np.flatnonzero(np.diff(keys >> _NUMBER_BITS, prepend=-1))
     every, times = [], []
@@ -196,7 +193,7 @@ def _order(keys: np.ndarray[Any, Any], seen: np.ndarray[Any, Any]) -> np.ndarray
     return place[np.searchsorted(np.concatenate(every), keys)]
 
 
-def counted(columns: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
+def counted(columns: Sequence[Array]) -> Array:
     """0, 1, 2 … for the rows that agree in all columns, in the order in which they stand."""
     group = np.zeros(len(columns[0]), dtype=np.int64)
     for column in columns:
@@ -245,6 +242,18 @@ class ProcessGroup:
         listed = _numbers(ranks)
         digest = hashlib.blake2b(f"{name} {listed}".encode(), digest_size=8).digest()
         return cls(int.from_bytes(digest, "little"), description, listed)
+
+
+def memberships(members: Sequence[tuple[ProcessGroup, int]]) -> Table:
+    """Groups, each with a place in it, as a table of communicators."""
+    return table(
+        "communicators",
+        comm=np.array([group.comm for group, _ in members], dtype=np.uint64),
+        rank=[group.ranks[place] for group, place in members],
+        rank_in=[place for _, place in members],
+        size=[len(group.ranks) for group, _ in members],
+        name=[group.name for group, _ in members],
+    )
 
 
 _SAID = re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)

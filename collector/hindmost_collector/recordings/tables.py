@@ -12,6 +12,8 @@ from hindmost_judge.model import TABLES, UNMEASURED, Run, Table, empty, rows
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from hindmost_judge.types import Array
+
 #: What stands for "not measured" where -1 would be a value or does not fit.
 _MISSING: dict[str, Any] = {"comm": 0, "flags": 0, "kind": "", "world_size": UNMEASURED}
 
@@ -27,7 +29,7 @@ def table(name: str, /, **columns: Any) -> Table:
     return {column: _column(column, dtype, columns.get(column), length) for column, dtype in schema.items()} | extra
 
 
-def _column(name: str, dtype: Any, value: Any, length: int) -> np.ndarray[Any, Any]:
+def _column(name: str, dtype: Any, value: Any, length: int) -> Array:
     if value is None:
         value = _MISSING.get(name, "" if dtype is np.str_ else np.nan if dtype is np.float64 else UNMEASURED)
     if np.ndim(value) == 1:
@@ -45,7 +47,7 @@ def concatenate(name: str, tables: Iterable[Table]) -> Table:
     return {column: np.concatenate([part[column] for part in kept]) for column in kept[0]}
 
 
-def select(part: Table, index: np.ndarray[Any, Any]) -> Table:
+def select(part: Table, index: Array) -> Table:
     """The rows that ``index`` (a mask or positions) names, in its order."""
     return {column: values[index] for column, values in part.items()}
 
