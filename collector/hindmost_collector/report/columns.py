@@ -96,11 +96,12 @@ def waste(report: Mapping[str, Any]) -> list[str]:
         rows["by_node"] = []
     lost = f"{part_of(found['lost_ms'], step)} per step ({ratio(found['lost_ms'] / step)}): ranks are unequal"
     rest = [f"not attributed: {duration(found['rest_ms'])}"] if found["rest_ms"] >= _WORTH * step else []
-    return [lost, *(f"{_TABLES[name]} {_each(numbers, name)}" for name, numbers in rows.items() if numbers), *rest]
-
-
-def _each(rows: Iterable[Mapping[str, Any]], table: str) -> str:
-    return ", ".join(f"{_name(row['name'], table)} {duration(row['ms_per_step'])}" for row in rows)
+    parts = [
+        f"{_TABLES[table]} " + ", ".join(f"{_name(row['name'], table)} {duration(row['ms_per_step'])}" for row in shown)
+        for table, shown in rows.items()
+        if shown
+    ]
+    return [lost, *parts, *rest]
 
 
 def _name(row: str, table: str) -> str:

@@ -19,13 +19,11 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
 from hindmost_judge.verdict.schema import QUIET, STOPS, identity
 from hindmost_judge.verdict.wording import UNMEASURED, duration
-from rich.box import SIMPLE_HEAD
-from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, sections
 from hindmost_collector.report.columns import number, ratio, title_of
-from hindmost_collector.report.text import console, labelled, written
+from hindmost_collector.report.text import console, labelled, table_of, written
 from hindmost_collector.report.verdict_lines import doing, of_verdict
 
 if TYPE_CHECKING:
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
     from hindmost_judge.overview import Overview
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
+    from rich.table import Table
 
 SCHEMA, SCALING = "hindmost.compare/1", "hindmost.scaling/1"
 #: Two standard errors: the interval that holds the true change in 19 of 20 cases.
@@ -67,7 +66,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
     judged = [judge(run, settings) for run in (a, b)]
     reports = [report.to_dict() for report in judged]
     series = [_series(report.overview) for report in judged]
-    step = max(_typical(found.get("step")) for found in series)
+    step = max(float(median(found["step"])) if "step" in found else 0.0 for found in series)
     names = dict.fromkeys([*series[0], *series[1]])
     return {
         "schema": SCHEMA,
@@ -121,10 +120,16 @@ def _rate(name: str, a: Floats | None, b: Floats | None) -> Rate:
     if a is None or b is None or left is None or right is None:
         return Rate(name, left, right)
     change = right / left - 1
-    error = _SURE * (1 + change) * math.hypot(_error_of_mean(a) / left, _error_of_mean(b) / right)
-    if not math.isfinite(error):
-        return Rate(name, left, right, change)
-    return Rate(name, left, right, change, change - error, change + error, abs(change) > max(error, _SMALL))
+    error = (1 + change) * math.hypot(_error_of_mean(a) / left, _error_of_mean(b) / right)
+    return Rate(name, left, right, change, *_interval(change, error, _SMALL))
+
+
+def _interval(change: float, error: float, least: float) -> tuple[float | None, float | None, bool | None]:
+    """Within what a change is, and whether it surely is one of ``least``, by its standard error; ``None``: unknown."""
+    around = _SURE * error
+    if not math.isfinite(around):
+        return None, None, None
+    return change - around, change + around, abs(change) > max(around, least)
 
 
 def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
@@ -252,17 +257,10 @@ def _series(seen: Overview | None) -> dict[str, Floats]:
     found = {name: median(block, axis=0) for name, block in blocks.items() if not np.isnan(block).all()}
     if found and not seen.overlapped:  # of bare steps, all of the step is self time
         found["self"] = median(seen.planes["own"], axis=0)
-    found = {"step": seen.period, "mean_step": _block_means(seen.period), **found}
+    # What acts in a part of the steps only leaves medians as they are: means of the run's blocks of time show it.
+    means = np.array([average(seen.period[cut]) for cut in time_blocks(len(seen.period))])
+    found = {"step": seen.period, "mean_step": means, **found}
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
-
-
-def _block_means(series: Floats) -> Floats:
-    """[B] means of the run's blocks of time: what acts in a part of the steps only leaves medians as they are."""
-    return np.array([average(series[cut]) for cut in time_blocks(len(series))])
-
-
-def _typical(values: Floats | None) -> float:
-    return float(median(values)) if values is not None else 0.0
 
 
 def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> Measure:
@@ -271,12 +269,8 @@ def measured(name: str, a: Floats | None, b: Floats | None, step: float) -> Meas
     left, right = (None if values is None else float(level(values)) / 1e6 for values in (a, b))
     if a is None or b is None or left is None or right is None:
         return Measure(name, left, right)
-    change = right - left
-    error = _SURE * math.hypot(error_of(a), error_of(b)) / 1e6
-    if not math.isfinite(error):
-        return Measure(name, left, right, change)
-    changed = abs(change) > max(error, _SMALL * step / 1e6)
-    return Measure(name, left, right, change, change - error, change + error, changed)
+    error = math.hypot(error_of(a), error_of(b)) / 1e6
+    return Measure(name, left, right, right - left, *_interval(right - left, error, _SMALL * step / 1e6))
 
 
 def _error_of_mean(blocks: Floats) -> float:
@@ -392,7 +386,9 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
     if shown:
         page.print(_table(shown))
         page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
-        page.print(Text("interval: from the scatter of each run's own steps; nodes and days can differ by more", "dim"))
+        page.print(
+            Text("interval: 95 %, from the scatter of each run's own steps; nodes and days can differ by more", "dim")
+        )
     return written(page)
 
 
@@ -463,9 +459,7 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
         text = f"{best['ranks']:,} ranks are {best['speed_up']:.2f} times as fast as {fewer:,}, by {by}"
         page.print(labelled("RESULT", f"{text}: {ratio(best['efficiency'])} of {more:.1f} times", "bold"))
     shown = [one for one in _SCALING if any(run[one[0]] is not None for run in runs)]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for _, title, _ in shown:
-        table.add_column(title.replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
+    table = table_of([title for _, title, _ in shown])
     for run in runs:
         table.add_row(*(sections.written(run[key], unit) for key, _, unit in shown))
     page.print(table)
@@ -481,11 +475,7 @@ def render_scaling(found: Mapping[str, Any], width: int = 100, color: bool = Fal
 def _where(runs: Sequence[Mapping[str, Any]]) -> Table:
     """Where the step goes, a row a run."""
     names = [name for name in _SHARES if any(run["shares"][name] is not None for run in runs)]
-    table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    table.add_column("ranks", justify="right", no_wrap=True, vertical="bottom")
-    for name in names:
-        table.add_column(title_of(name).replace(" ", "\n"), justify="right", no_wrap=True, vertical="bottom")
-    table.add_column("first\nverdict", no_wrap=True, vertical="bottom")
+    table = table_of(["ranks", *map(title_of, names), "first verdict"], left=("first verdict",))
     for run in runs:
         cells = (ratio(run["shares"][name]) for name in names)
         table.add_row(sections.written(run["ranks"], "count"), *cells, run["verdict"].replace("_", " "))
@@ -509,22 +499,22 @@ def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
     if step["changed"] is None:
         return f"{both}; too few steps to call it a change", "bold yellow"
     if not step["changed"]:
-        return _in_part(measures["mean_step"]) or (f"no change beyond noise: {both}", "bold green")
-    slower = step["change_ms"] > 0
+        mean = measures["mean_step"]
+        if not mean["changed"]:
+            return f"no change beyond noise: {both}", "bold green"
+        by, both, style = _by(mean)
+        return f"B is {by} on the mean: {both}; some steps changed, the median did not", style
     low, high = sorted((abs(step["low_ms"]), abs(step["high_ms"])))
+    by, both, style = _by(step)
+    return f"B is {by}: {both} (by {number(low)} to {number(high)} ms)", style
+
+
+def _by(step: Mapping[str, Any]) -> tuple[str, str, str]:
+    """By how much steps changed, from what to what, and its style."""
+    slower = step["change_ms"] > 0
     by = f"{'slower' if slower else 'faster'} by {ratio(abs(step['change_ms']) / step['a_ms'])}"
-    return f"B is {by}: {both} (by {number(low)} to {number(high)} ms)", f"bold {_WORSE if slower else _BETTER}"
-
-
-def _in_part(mean: Mapping[str, Any]) -> tuple[str, str] | None:
-    """That some steps changed though the median one did not, where they did."""
-    if not mean["changed"]:
-        return None
-    slower = mean["change_ms"] > 0
-    by = f"{'slower' if slower else 'faster'} by {ratio(abs(mean['change_ms']) / mean['a_ms'])}"
-    both = f"{duration(mean['a_ms'])} to {duration(mean['b_ms'])} per step"
-    style = f"bold {_WORSE if slower else _BETTER}"
-    return f"B is {by} on the mean: {both}; some steps changed, the median did not", style
+    both = f"{duration(step['a_ms'])} to {duration(step['b_ms'])} per step"
+    return by, both, f"bold {_WORSE if slower else _BETTER}"
 
 
 def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
@@ -554,9 +544,7 @@ def _matters(one: Mapping[str, Any], measures: list[Mapping[str, Any]]) -> bool:
 
 
 def _table(measures: list[Mapping[str, Any]]) -> Table:
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for title in ("", "A", "B", "change", "95 % interval"):
-        shown.add_column(title, justify="right" if title else "left", no_wrap=True)
+    shown = table_of(["", "A", "B", "change", "interval"], left=("",))
     for one in measures:
         style = None if not one["changed"] else _WORSE if one["change_ms"] > 0 else _BETTER
         interval = UNMEASURED if one["low_ms"] is None else f"{_signed(one['low_ms'])} to {_signed(one['high_ms'])}"

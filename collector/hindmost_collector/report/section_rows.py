@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from hindmost_judge import communication, efficiency, file_calls, roofline, tuning, usage, wall_clock
 from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
 from hindmost_judge.model import OTHER, PHASES, rows
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
 from hindmost_judge.verdict.schema import STOPS
 
@@ -331,7 +331,7 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
         block = one.seen.planes.get(plane)
         if block is None or np.isnan(block).all() or (name == "self" and one.seen.overlapped):
             continue
-        level: Callable[[Floats], Floats] = _means if name == "caused" else _medians
+        level: Callable[[Floats], Floats] = mean if name == "caused" else partial(median, axis=1)
         inside, whole = level(block[:, held]), level(block)
         changed = np.nanmax(np.abs(inside - whole), initial=0.0) > CHANGED * one.seen.step
         if changed or name in ("caused", "self") or columns.title_of(name) in decided:
@@ -348,16 +348,6 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
         for row, rank in enumerate(one.seen.ranks.tolist())
         for name, (inside, whole) in measures.items()
     ]
-
-
-def _medians(block: Floats) -> Floats:
-    return median(block, axis=1)
-
-
-def _means(block: Floats) -> Floats:
-    known = ~np.isnan(block)
-    count = known.sum(axis=1)
-    return np.where(count > 0, np.nansum(block, axis=1) / np.maximum(count, 1), np.nan)
 
 
 def _efficiency(one: _Run) -> dict[str, list[dict[str, Any]]]:
@@ -398,37 +388,30 @@ def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
     return {"operations": table, "ranks": [found._asdict() for found in ranks]}
 
 
+#: Column to metric and summary, of the files of ranks.
+_FILES = {
+    "read": ("read_bytes_total", "rise"),
+    "read_per_s": ("read_bytes_total", "rate"),
+    "workers_read_per_s": ("children_read_bytes_total", "rate"),
+    "written_per_s": ("written_bytes_total", "rate"),
+    "reads_per_s": ("read_calls_total", "rate"),
+    "blocked": ("blocked", "mean"),
+    "workers": ("children", "mean"),
+}
+
+
 def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
-    read = one.by_rank("hindmost_process_read_bytes_total", "rise")
-    rate = one.by_rank("hindmost_process_read_bytes_total", "rate")
-    written = one.by_rank("hindmost_process_written_bytes_total", "rate")
-    workers = one.by_rank("hindmost_process_children_read_bytes_total", "rate")
-    calls = one.by_rank("hindmost_process_read_calls_total", "rate")
-    asked = one.by_rank("hindmost_process_read_characters_total", "rate")
-    blocked = one.by_rank("hindmost_process_blocked", "mean")
-    count = one.by_rank("hindmost_process_children", "mean")
-    seconds = _file_seconds(one.run)
-    ranks = sorted({*read, *workers, *calls, *seconds})
-    if not read:
+    found = {key: one.by_rank(f"hindmost_process_{metric}", how) for key, (metric, how) in _FILES.items()}
+    found["file_s"] = _file_seconds(one.run)
+    asked, calls = one.by_rank("hindmost_process_read_characters_total", "rate"), found["reads_per_s"]
+    found["read_size"] = {rank: asked[rank] / calls[rank] for rank in asked if calls.get(rank)}
+    if not found["read"]:
         one.lacks("io", "reads and writes by rank", "no samples of /proc/PID/io")
-    table = [
-        {
-            "rank": rank,
-            "read": read.get(rank),
-            "read_per_s": rate.get(rank),
-            "workers_read_per_s": workers.get(rank),
-            "written_per_s": written.get(rank),
-            "reads_per_s": calls.get(rank),
-            "read_size": asked[rank] / calls[rank] if calls.get(rank) and rank in asked else None,
-            "file_s": seconds.get(rank),
-            "blocked": blocked.get(rank),
-            "workers": count.get(rank),
-        }
-        for rank in ranks
-    ]
+    ranks = sorted({rank for key in ("read", "workers_read_per_s", "reads_per_s", "file_s") for rank in found[key]})
+    table = [{"rank": rank} | {key: values.get(rank) for key, values in found.items()} for rank in ranks]
     return {
         "ranks": table,
-        "calls": [found._asdict() for found in file_calls.find(one.run)],
+        "calls": [of_size._asdict() for of_size in file_calls.find(one.run)],
         "devices": _devices(one),
     }
 

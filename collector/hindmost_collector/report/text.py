@@ -128,14 +128,12 @@ def _print_section(page: Console, table: sections.Shown) -> None:
         for at, one in enumerate(table.columns)
     ]
     for first, last in _that_fit(widths, page.width):
-        drawn = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-        held = [0, *range(first, last)]
-        for at in held:
-            one = table.columns[at]
-            justify: Literal["left", "right"] = "left" if one.unit == "text" else "right"
-            drawn.add_column(one.title.replace(" ", "\n"), justify=justify, no_wrap=True, vertical="bottom")
+        shown = [0, *range(first, last)]
+        columns_shown = [table.columns[at] for at in shown]
+        texts = [one.title for one in columns_shown if one.unit == "text"]
+        drawn = table_of([one.title for one in columns_shown], left=texts)
         for row in rows:
-            drawn.add_row(*(row[at] for at in held))
+            drawn.add_row(*(row[at] for at in shown))
         page.print(drawn)
 
 
@@ -173,12 +171,22 @@ def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] 
     rows, left_out = columns.choose(report, ranks)
     titles, cells = columns.table(rows, page.width, columns.deciding(report), columns.of_fault(report))
     if len(titles) > 1:
-        page.print(_table(rows, titles, cells, _named(report)))
+        named = {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
+        page.print(_table(rows, titles, cells, named))
         page.print(_text(columns.caption(titles, report), "dim"))
     if left_out:
         page.print(
             Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
         )
+
+
+def table_of(titles: Sequence[str], left: Collection[str] = ()) -> Table:
+    """A table without rows: numbers to the right, a column as wide as its longest word or number, never narrower."""
+    drawn = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    for title in titles:
+        justify: Literal["left", "right"] = "left" if title in left else "right"
+        drawn.add_column(title.replace(" ", "\n"), justify=justify, no_wrap=True, vertical="bottom")
+    return drawn
 
 
 def console(width: int, color: bool) -> Console:
@@ -237,16 +245,8 @@ def _head(one: RenderedVerdict, width: int) -> Padding:
     return labelled(one.head, what + (sure if one.sure else ""), style="bold", label_style=style)
 
 
-def _named(report: Mapping[str, Any]) -> set[int]:
-    return {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
-
-
 def _table(rows: Sequence[Mapping[str, Any]], titles: list[str], cells: list[list[str]], named: set[int]) -> Table:
-    shown = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
-    for title in titles:
-        left = title == "node"
-        words = title.replace(" ", "\n")  # a column is as wide as its longest word or number, and never narrower
-        shown.add_column(words, justify="left" if left else "right", no_wrap=True, vertical="bottom")
+    shown = table_of(titles, left=("node",))
     for row, line in zip(rows, cells, strict=True):
         shown.add_row(*(one_line(cell, _WIDEST) for cell in line), style="red" if row["rank"] in named else None)
     return shown

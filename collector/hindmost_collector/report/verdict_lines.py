@@ -218,17 +218,9 @@ def _later(one: Mapping[str, Any]) -> str:
     return _interval(one) if one.get("since_step") or one.get("until_step") is not None else ""
 
 
-def _slow(one: Mapping[str, Any], who: str) -> tuple[str, str]:
-    return "SLOW", f"{who}: {doing(one)}{_interval(one)}"
-
-
 def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     stall = "stalls" if len(one["ranks"]) == 1 else "stall"
     return "SLOW", f"{who}: {stall} ({doing(one)}){_interval(one)}"
-
-
-def _link(one: Mapping[str, Any], who: str) -> tuple[str, str]:
-    return "SLOW", (f"link of {who}" if who else "network of all ranks") + _interval(one)
 
 
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:
@@ -259,11 +251,11 @@ def _balanced(one: Mapping[str, Any], _: str) -> tuple[str, str]:
 
 
 _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
-    "straggler": _slow,
+    "straggler": lambda one, who: ("SLOW", f"{who}: {doing(one)}{_interval(one)}"),
     "intermittent": _intermittent,
     "hang": _hung,
     "desync": _diverged,
-    "slow_link": _link,
+    "slow_link": lambda one, who: ("SLOW", (f"link of {who}" if who else "network of all ranks") + _interval(one)),
     "input_bound": lambda one, _: ("LIMITED BY", f"input: every rank waits for it{_later(one)}"),
     "host_bound": lambda one, _: ("LIMITED BY", f"CPUs: GPUs wait for kernel launches{_later(one)}"),
     "uneven_workload": lambda one, _: ("UNEVEN", f"ranks have work of unequal size{_later(one)}"),
