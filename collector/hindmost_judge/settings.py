@@ -9,12 +9,19 @@ from dataclasses import dataclass, field, fields
 from math import isnan
 from typing import Any
 
-#: Units that several thresholds have.
-STEP, EXCESS = "of the step", "of the delay"
+STEP = "of the step"
 
 
-def _of(default: float, unit: str, low: float, high: float, reason: str) -> Any:
-    return field(default=default, metadata={"unit": unit, "low": low, "high": high, "reason": reason})
+def _of(default: float, unit: str, bounds: tuple[float, float], reason: str) -> Any:
+    return field(default=default, metadata={"unit": unit, "low": bounds[0], "high": bounds[1], "reason": reason})
+
+
+def _share(default: float, unit: str, reason: str) -> Any:
+    return _of(default, unit, (0, 1), reason)
+
+
+def _count(default: int, unit: str, reason: str) -> Any:
+    return _of(default, unit, (1, 100_000), reason)
 
 
 @dataclass(frozen=True)
@@ -25,134 +32,94 @@ class Settings:
     for the environment.
     """
 
-    min_effect: float = _of(
-        0.01,
-        STEP,
-        0,
-        1,
-        "least delay to name a rank; GPUs of one model differ by about 1 %, so less is not worth acting on",
+    min_effect: float = _share(0.01, STEP, "least delay to name a rank; GPUs of one model differ by about 1 %")
+    min_cost: float = _share(
+        0.004, STEP, "least saving from fixing it; below `min_effect`, since noise hides part of the cost"
     )
-    min_cost: float = _of(
-        0.004, STEP, 0, 1, "least saving from fixing it; below `min_effect`, since noise hides part of the cost"
+    min_effect_of_few: float = _share(
+        0.02, STEP, "the same where fewer than four healthy ranks are left to compare with: they differ by 2 %"
     )
-    min_effect_of_few: float = _of(
-        0.02,
-        STEP,
-        0,
-        1,
-        "least delay where fewer than four healthy ranks are left to compare with; they commonly differ by 2 %",
-    )
-    min_steps: int = _of(10, "steps", 1, 100_000, "least steps to call a slowdown persistent; fewer may be chance")
+    min_steps: int = _count(10, "steps", "least steps to call a slowdown persistent; fewer may be chance")
     large_effect: float = _of(
-        0.2, STEP, 0, 10, "a delay this large is not noise of a healthy job: `min_steps_when_large` steps are enough"
+        0.2, STEP, (0, 10), "a delay this large is not noise of a healthy job: `min_steps_when_large` steps are enough"
     )
-    min_steps_when_large: int = _of(3, "steps", 1, 100_000, "one step may be an accident, and a second its echo")
+    min_steps_when_large: int = _count(3, "steps", "one step may be an accident, and a second its echo")
     min_z: float = _of(
         5.0,
         "standard errors",
-        0,
-        1000,
+        (0, 1000),
         "mean delay against its own standard error; at 5, normal noise errs once in a million",
     )
     min_spread_ratio: float = _of(
         3.0,
         "standard deviations",
-        0,
-        1000,
-        "delay against the spread of healthy ranks, beyond the extreme that chance makes among that many:"
-        " times 1.6 with 4 ranks, 2.2 with 1,024",
+        (0, 1000),
+        "delay against the spread of healthy ranks; times 1.6 with 4 ranks, 2.2 with 1,024, for the extreme of chance",
     )
-    min_consistency: float = _of(
+    min_consistency: float = _share(
         0.85,
         "of the run's blocks",
-        0,
-        1,
-        "a persistent slowdown shows half of its typical delay in this share of the blocks; an accident does not",
+        "a persistent slowdown shows half of its typical delay in these blocks; an accident does not",
     )
-    min_latest: float = _of(
-        0.5,
-        "of the steps",
-        0,
-        1,
-        "a rank must be later than all of seven healthy ones in this share; chance gives one in eight",
+    min_latest: float = _share(
+        0.5, "of the steps", "a rank is later than all of seven healthy ones; chance gives one in eight"
     )
-    recovered_steps: int = _of(
-        16,
-        "steps",
-        1,
-        100_000,
-        "steps at the cohort's pace before a slow segment ends; a persistent slowdown may pause briefly",
+    recovered_steps: int = _count(
+        16, "steps", "steps at the cohort's pace before a slow segment ends; a slowdown may pause briefly"
     )
     max_segments: int = _of(
         3,
         "segments",
-        1,
-        1000,
-        "slow segments of one rank reported one by one; with more, it is one persistent slowdown, or stalls",
+        (1, 1000),
+        "slow segments of one rank reported one by one; more are one persistent slowdown, or stalls",
     )
-    min_share_of_waste: float = _of(
-        0.12, "of all waiting", 0, 1, "a smaller share of all waiting cannot be distinguished from noise of all ranks"
+    min_share_of_waste: float = _share(
+        0.12, "of all waiting", "a smaller share cannot be distinguished from noise of all ranks"
     )
-    min_explained: float = _of(
-        0.8, EXCESS, 0, 1, "share of the delay that a cause must explain; the rest is within the scatter of the phases"
+    min_explained: float = _share(
+        0.8, "of the delay", "what a cause must explain; the rest is within the scatter of the phases"
     )
-    stall_effect: float = _of(0.1, STEP, 0, 1000, "delay of a single step that makes it a stall; jitter is below that")
-    min_stalls: int = _of(5, "stalls", 1, 100_000, "stalls apart in time; fewer may hit one rank by chance")
-    min_stall_share: float = _of(
-        0.6,
-        "of all stalls",
-        0,
-        1,
-        "share of all stalls that one rank must have; with less, other ranks have the same problem",
+    stall_effect: float = _of(
+        0.1, STEP, (0, 1000), "delay of a single step that makes it a stall; jitter is below that"
     )
-    min_uneven: float = _of(
+    min_stalls: int = _count(5, "stalls", "stalls apart in time; fewer may hit one rank by chance")
+    min_stall_share: float = _share(
+        0.6, "of all stalls", "what one rank must have of them; with less, other ranks have the same problem"
+    )
+    min_uneven: float = _share(
         0.03,
         STEP,
-        0,
-        1,
         "variation of the work, and time that ranks lose to each other, that is uneven; equal kernels vary by 1 %",
     )
     uneven_stage: float = _of(
         1.1,
         "times the typical stage",
-        1,
-        100,
-        "a pipeline stage this slow is uneven; embedding and norms alone make stages differ by a few per cent",
+        (1, 100),
+        "a pipeline stage this slow is uneven; embedding and norms make stages differ by a few per cent",
     )
-    input_bound: float = _of(
-        0.2,
-        STEP,
-        0,
-        1,
-        "input wait of the typical rank that makes the job input-bound; a fifth of the time justifies a faster loader",
+    input_bound: float = _share(
+        0.2, STEP, "input wait of the typical rank that makes the job input-bound; a fifth justifies a faster loader"
     )
     network_longer: float = _of(
         1.2,
         "times the usual transfer",
-        1,
-        100,
-        "slower transfers that count; healthy groups differ by topology, and by traffic of other jobs",
+        (1, 100),
+        "slower transfers that count; healthy groups differ by topology, and by other jobs' traffic",
     )
     hang_steps: float = _of(
-        3.0, "slowest (p99) steps", 0, 1e6, "an operation open this long hangs: users should know of a hang this soon"
+        3.0, "slowest (p99) steps", (0, 1e6), "an operation open this long hangs: users should know of a hang this soon"
     )
     hang_seconds: float = _of(
-        5.0, "s", 0, 86_400, "never earlier than this; short steps pause for a moment now and then"
+        5.0, "s", (0, 86_400), "never earlier than this; short steps pause for a moment now and then"
     )
     hang_way_seconds: float = _of(
         1.0,
         "s",
-        0,
-        3600,
-        "head start for stacks and evaluation; half of it is used, all of it on a busy host. An operation"
-        " open for `max(hang_seconds, hang_steps * p99) - hang_way_seconds` hangs",
+        (0, 3600),
+        "head start for stacks and evaluation: what is open for `max(hang_seconds, hang_steps * p99)` less this hangs",
     )
     hang_checkpoint_seconds: float = _of(
-        60.0,
-        "s",
-        0,
-        86_400,
-        "used instead where the missing rank writes a checkpoint: the others then wait as planned",
+        60.0, "s", (0, 86_400), "used instead where the missing rank writes a checkpoint: the others wait as planned"
     )
 
     def effect(self, ranks: int) -> float:
