@@ -238,19 +238,10 @@ CYCLES = "horovod_cycle"
 
 
 def horovod_notes(run: Run) -> list[str]:
-    """One sentence on the cycle time, which adds to the wait for every tensor; none where it was not measured."""
-    cycle = cycle_ms(run)
-    if cycle is None:
-        return []
-    return [f"a Horovod cycle takes {cycle:.1f} ms; ready tensors wait for the next one"]
-
-
-def cycle_ms(run: Run) -> float | None:
-    """Mean time from the start of a cycle to that of the next, over all ranks; ``None`` unmeasured."""
+    """One sentence on the mean cycle, which adds to the wait for every tensor; none where it was not measured."""
     table = run.intervals
-    if not rows(table):
-        return None
-    held = (table["name"] == CYCLES) & (table["duration_ns"] > 0) & (table["value"] > 0)
-    if not held.any():
-        return None
-    return float(np.sum(table["duration_ns"][held]) / np.sum(table["value"][held]) / 1e6)
+    held = np.flatnonzero((table["name"] == CYCLES) & (table["duration_ns"] > 0) & (table["value"] > 0))
+    if not len(held):
+        return []
+    cycle_ms = np.sum(table["duration_ns"][held]) / np.sum(table["value"][held]) / 1e6
+    return [f"a Horovod cycle takes {cycle_ms:.1f} ms; ready tensors wait for the next one"]

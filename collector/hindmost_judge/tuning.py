@@ -6,6 +6,7 @@ A rule looks at one thing that was recorded. What was not recorded has no rule, 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -20,7 +21,7 @@ from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.wording import ms, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from hindmost_judge.communication import Traffic
     from hindmost_judge.model import Run
@@ -113,15 +114,27 @@ class Facts:
         without = efficiency.free(self.seen).get("input") if self.seen is not None else None
         return float("nan") if without is None else min(self.share("input"), 1.0 - without * 1e6 / self.step)
 
-    def rank(self, metric: str, how: str) -> dict[int, float]:
-        """Rank to the number of its process: in its steps, where there are samples of these."""
-        return usage.by_rank(self._of_steps, metric, how) or usage.by_rank(self.metrics, metric, how)
+    def _summary(self, metric: str, of: str, how: str) -> dict[usage.Owner, float]:
+        """In the steps, where there are samples of these, else in all of the recording."""
+        return usage.summary(self._of_steps, metric, of, how) or usage.summary(self.metrics, metric, of, how)
 
-    def gpu(self, metric: str, how: str) -> Floats:
+    def rank(self, name: str, how: str) -> dict[int, float]:
+        """Rank to the number of its process."""
+        found = self._summary(f"hindmost_process_{name}", "rank", how)
+        return {int(rank): value for (_, rank), value in found.items() if rank.isdigit()}
+
+    def typical(self, name: str, how: str) -> float:
+        """The median rank's number; NaN where no process was sampled."""
+        return _median(self.rank(name, how).values())
+
+    def gpu(self, name: str, how: str) -> Floats:
         """[G] of the job's GPUs that have it."""
-        found = usage.summary(self._of_steps, metric, "gpu_uuid", how)
-        found = found or usage.summary(self.metrics, metric, "gpu_uuid", how)
+        found = self._summary(f"hindmost_gpu_{name}", "gpu_uuid", how)
         return np.array([value for (_, uuid), value in found.items() if uuid in self.gpus])
+
+    def typical_gpu(self, name: str) -> float:
+        """The median GPU's mean; NaN where none has it."""
+        return _median(self.gpu(name, "mean"))
 
     @cached_property
     def gpus(self) -> set[str]:
@@ -136,20 +149,14 @@ class Facts:
         own = float("nan") if self.seen is None or self.seen.on_gpu else self.share("own")
         return self.share("wait") if np.isnan(own) else max(1.0 - own, 0.0)
 
-    def node(self, metric: str, how: str) -> dict[str, float]:
-        """Node to the number, all its series together: in the steps, where there are samples of these."""
-        found = usage.summary(self._of_steps, metric, "", how) or usage.summary(self.metrics, metric, "", how)
-        return {node: value for (node, _), value in found.items()}
-
-    def typical(self, metric: str, how: str) -> float:
-        """The median rank's number; NaN where no process was sampled."""
-        found = self.rank(metric, how)
-        return float(np.median(list(found.values()))) if found else float("nan")
+    def node(self, name: str, how: str) -> dict[str, float]:
+        """Node to the number, all its series together."""
+        return {node: value for (node, _), value in self._summary(f"hindmost_node_{name}", "", how).items()}
 
     @cached_property
     def queued(self) -> float:
         """ns of the step that the typical rank waits for a CPU; 0 where it was not sampled. Collectives may hold it."""
-        waits = self.typical("hindmost_process_runqueue_seconds_total", "rate")
+        waits = self.typical("runqueue_seconds_total", "rate")
         return waits * self.step if waits > 0 else 0.0
 
     @cached_property
@@ -167,30 +174,30 @@ class Facts:
     @cached_property
     def blocked(self) -> float:
         """The share of the time that the typical rank, with its workers, waits for storage; 0 where not sampled."""
-        waits = [self.rank(f"hindmost_process_{name}blocked", "mean") for name in ("", "children_")]
-        of_rank = [sum(wait.get(rank, 0.0) for wait in waits) for rank in set().union(*waits)]
-        return float(np.median(of_rank)) if of_rank else 0.0
+        waits = [self.rank(f"{name}blocked", "mean") for name in ("", "children_")]
+        each = [sum(wait.get(rank, 0.0) for wait in waits) for rank in set().union(*waits)]
+        return _median(each or [0.0])
 
     @cached_property
     def cpus(self) -> dict[str, float]:
         """Node to its CPUs."""
-        return {
-            node: value for (node, _), value in usage.summary(self.metrics, "hindmost_node_cpus", "", "median").items()
-        }
+        found = usage.summary(self.metrics, "hindmost_node_cpus", "", "median")
+        return {node: value for (node, _), value in found.items()}
 
     @cached_property
     def cpus_each(self) -> float:
         """CPUs that each rank of the fullest node has to itself; NaN where unknown."""
-        shares = [self.cpus[node] / held for node, held in self.ranks_on.items() if node in self.cpus]
-        return min(shares, default=float("nan"))
+        return min((share for _, share in self.shares_of_cpus), default=float("nan"))
+
+    @cached_property
+    def shares_of_cpus(self) -> list[tuple[str, float]]:
+        """Nodes, and how many of its CPUs there are for each of its ranks."""
+        return [(node, self.cpus[node] / count) for node, count in self.ranks_on.items() if node in self.cpus]
 
     @cached_property
     def ranks_on(self) -> dict[str, int]:
-        """Node to its ranks."""
-        counts: dict[str, int] = {}
-        for node in self.on.values():
-            counts[node] = counts.get(node, 0) + 1
-        return counts
+        """Node to how many ranks it has."""
+        return Counter(self.on.values())
 
     @cached_property
     def used(self) -> dict[str, float]:
@@ -201,6 +208,11 @@ class Facts:
     def busiest(self) -> float:
         """The share in use of the CPUs of the node that uses most; 0 where none was sampled."""
         return max(self.used.values(), default=0.0)
+
+
+def _median(values: Iterable[float]) -> float:
+    known = list(values)
+    return float(np.median(known)) if known else float("nan")
 
 
 def find(run: Run, seen: Overview | None, traffic: Sequence[Traffic]) -> list[Advice]:
@@ -224,9 +236,8 @@ def _binding(facts: Facts) -> Advice | None:
 
 
 def _quota(facts: Facts) -> Advice | None:
-    stopped = usage.summary(
-        facts.metrics, "hindmost_node_cgroup_cpu_throttled_seconds_total", "", "rate", None, "cgroup"
-    )
+    groups = usage.by_label(facts.metrics, "hindmost_node_cgroup_cpu_throttled_seconds_total", "", "rate", "cgroup")
+    stopped = {owner: max(each.values()) for owner, each in groups.items()}
     most = max(stopped, key=lambda owner: stopped[owner], default=None)
     if most is None or stopped[most] < QUOTA:
         return None
@@ -240,8 +251,8 @@ def _quota(facts: Facts) -> Advice | None:
 
 
 def _too_many_threads(facts: Facts) -> Advice | None:
-    waiting = facts.typical("hindmost_process_threads_runqueue_seconds_total", "rate")
-    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
+    waiting = facts.typical("threads_runqueue_seconds_total", "rate")
+    used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
     if not waiting >= QUEUE or not waiting >= used or not facts.cpus_each >= 1.0 or full < FULL:
         return None
     each = int(facts.cpus_each)
@@ -258,13 +269,11 @@ def _too_many_threads(facts: Facts) -> Advice | None:
 
 def _too_many_ranks(facts: Facts) -> Advice | None:
     """More ranks that compute than CPUs."""
-    waits = facts.typical("hindmost_process_runqueue_seconds_total", "rate")
-    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
+    waits = facts.typical("runqueue_seconds_total", "rate")
+    used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
     if not facts.cpus_each < 1.0 or not waits >= cpu_wait.QUEUED or not waits >= used or full < FULL:
         return None
-    node = min(
-        (one for one in facts.ranks_on if one in facts.cpus), key=lambda one: facts.cpus[one] / facts.ranks_on[one]
-    )
+    node, _ = min(facts.shares_of_cpus, key=lambda one: one[1])
     most = max(int(facts.cpus[node]), 1)
     return Advice(
         "ranks per node",
@@ -278,11 +287,9 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
 
 
 def _too_few_threads(facts: Facts) -> Advice | None:
-    cpu = facts.rank("hindmost_process_cpu_seconds_total", "rate")
-    if not cpu or not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
+    if not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
         return None
-    used = float(np.median(list(cpu.values())))
-    busy = max(facts.used.values(), default=1.0)
+    used, busy = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
     if not 0.8 <= used <= ONE_THREAD or busy > HALF + 0.1 or not (facts.torch or "keras" in facts.frameworks):
         return None
     each = int(facts.cpus_each)
@@ -299,7 +306,7 @@ def _too_few_threads(facts: Facts) -> Advice | None:
 def _spinning(facts: Facts) -> Advice | None:
     """Threads of OpenMP that spin while their rank waits for others, on CPUs that are all taken."""
     wait, each = facts.waits, facts.cpus_each
-    used, full = facts.typical("hindmost_process_cpu_seconds_total", "rate"), facts.busiest
+    used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
     needed = 1.0 + (1.0 - wait) * each  # one thread may poll for messages
     if not each >= 2.0 or not wait >= INPUT or not used >= needed + QUOTA * each or full < FULL:
         return None
@@ -314,8 +321,8 @@ def _spinning(facts: Facts) -> Advice | None:
 
 
 def _remote_memory(facts: Facts) -> Advice | None:
-    remote = facts.node("hindmost_node_numa_remote_pages_total", "rate")
-    local = facts.node("hindmost_node_numa_local_pages_total", "rate")
+    remote = facts.node("numa_remote_pages_total", "rate")
+    local = facts.node("numa_local_pages_total", "rate")
     worst = max(remote, key=lambda node: remote[node], default=None)
     if worst is None or remote[worst] < REMOTE_PAGES:
         return None
@@ -335,12 +342,11 @@ def _remote_memory(facts: Facts) -> Advice | None:
 def _workers(facts: Facts) -> Advice | None:
     """More DataLoader workers, or fewer, for ranks that wait for input."""
     share, room = facts.input, facts.cpus_each
-    workers = facts.rank("hindmost_process_children", "mean")
+    workers = facts.rank("children", "mean")
     if not share >= INPUT or not room >= 1.0 or not workers or not facts.torch or facts.blocked >= BLOCKED:
         return None
-    count, wanted = float(np.median(list(workers.values()))), max(int(room) - 1, 1)
-    cpu = facts.rank("hindmost_process_children_cpu_seconds_total", "rate")
-    busy = float(np.median(list(cpu.values()))) / count if cpu and count >= 0.5 else float("nan")
+    count, wanted = _median(workers.values()), max(int(room) - 1, 1)
+    busy = facts.typical("children_cpu_seconds_total", "rate") / count if count >= 0.5 else float("nan")
     why = f"{percent(INPUT)} of the step"
     if count < 0.5:
         found, why = "and has no worker process", f"{why}, no workers"
@@ -427,7 +433,7 @@ def _copies(facts: Facts) -> Advice | None:
     where = "hosts wait in copy calls" if call >= COPIES else "copies to the GPU take"
     found = f"{where} {percent(share)} of the step ({ms(share * facts.step)})"
     do = "`DataLoader(..., pin_memory=True)` and `batch.to(device, non_blocking=True)`: copies then overlap"
-    received, link = facts.gpu("hindmost_gpu_pcie_receive_bytes_per_second", "mean"), _link(facts)
+    received, link = facts.gpu("pcie_receive_bytes_per_second", "mean"), _link(facts)
     if len(received) and link:
         pace = float(np.median(received)) / share
         found += f", at {pace / 1e9:.1f} of PCIe's {link / 1e9:.0f} GB/s"
@@ -440,7 +446,7 @@ def _copies(facts: Facts) -> Advice | None:
 
 def _link(facts: Facts) -> float:
     """Bytes a second of the GPUs' PCIe link; 0 where it is not known."""
-    generation, width = (facts.gpu(f"hindmost_gpu_pcie_link_{name}", "highest") for name in ("generation", "width"))
+    generation, width = (facts.gpu(f"pcie_link_{name}", "highest") for name in ("generation", "width"))
     if not len(generation) or not len(width):
         return 0.0
     return LANE.get(int(generation.min()), 0.0) * float(width.min())
@@ -448,14 +454,14 @@ def _link(facts: Facts) -> float:
 
 def _launches(facts: Facts) -> Advice | None:
     """GPUs that idle while hosts are in forward, backward and optimizer, and do not wait there for their GPU."""
-    busy, waits = facts.gpu("hindmost_gpu_utilization_ratio", "mean"), facts.share("device_wait")
+    busy, waits = facts.typical_gpu("utilization_ratio"), facts.share("device_wait")
     hosts = sum(facts.share(name) for name in ("forward", "backward", "optimizer")) - waits
-    if not len(busy) or float(np.median(busy)) > HALF or not hosts >= LAUNCHES or not facts.torch:
+    if not busy <= HALF or not hosts >= LAUNCHES or not facts.torch:
         return None
     return Advice(
         "tiny kernels",
-        f"hosts launch kernels, or compute, for {percent(hosts)} of the step, and GPUs are busy"
-        f" {percent(float(np.median(busy)))} of the time",
+        f"hosts launch kernels, or compute, for {percent(hosts)} of the step, and GPUs are busy {percent(busy)} of the"
+        " time",
         f"{percent(LAUNCHES)} of the step, GPUs at most {percent(HALF)} busy",
         "`torch.compile(model, mode='reduce-overhead')` (CUDA graphs), `fused=True` in the optimizer, a larger batch",
         min(hosts, 1.0),
@@ -463,13 +469,12 @@ def _launches(facts: Facts) -> Advice | None:
 
 
 def _synchronising(facts: Facts) -> Advice | None:
-    share = facts.share("device_wait")
-    gpu = facts.gpu("hindmost_gpu_utilization_ratio", "mean")
-    if not share >= WAITS or not len(gpu) or float(np.median(gpu)) >= BUSY:
+    share, busy = facts.share("device_wait"), facts.typical_gpu("utilization_ratio")
+    if not share >= WAITS or not busy < BUSY:
         return None
     return Advice(
         "waiting for the GPU each step",
-        f"hosts wait for their GPU {percent(share)} of the step, and GPUs are busy {percent(float(np.median(gpu)))}",
+        f"hosts wait for their GPU {percent(share)} of the step, and GPUs are busy {percent(busy)}",
         f"waits of {percent(WAITS)} of the step on GPUs less than {percent(BUSY)} busy",
         "read `.item()`, `print(loss)` and metrics every 50 steps, not each",
         share,
@@ -477,8 +482,8 @@ def _synchronising(facts: Facts) -> Advice | None:
 
 
 def _memory(facts: Facts) -> Advice | None:
-    used, total = (facts.gpu(f"hindmost_gpu_memory_{name}_bytes", "highest") for name in ("used", "total"))
-    busy = facts.gpu("hindmost_gpu_utilization_ratio", "mean")
+    used, total = (facts.gpu(f"memory_{name}_bytes", "highest") for name in ("used", "total"))
+    busy = facts.typical_gpu("utilization_ratio")
     if not len(used) or len(used) != len(total):
         return None
     peak = float((used / total).max())
@@ -490,11 +495,11 @@ def _memory(facts: Facts) -> Advice | None:
             "`export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`, or a smaller batch"
             + ("" if np.isnan(facts.batch) else f": {0.9 / peak * facts.batch:,.0f} instead of {facts.batch:,.0f}"),
         )
-    if peak <= HALF and len(busy) and float(np.median(busy)) < BUSY:
+    if peak <= HALF and busy < BUSY:
         more = max(int(0.9 / max(peak, 0.05)), 2)
         return Advice(
             "GPU memory half empty",
-            f"its peak is {percent(peak)} of the GPU's memory, and GPUs are busy {percent(float(np.median(busy)))}",
+            f"its peak is {percent(peak)} of the GPU's memory, and GPUs are busy {percent(busy)}",
             f"at most {percent(HALF)} of the memory, and GPUs less than {percent(BUSY)} busy",
             f"a larger batch: {more} times as large would fit, as far as memory grows with it"
             + ("" if np.isnan(facts.batch) else f" ({more * facts.batch:,.0f} samples or tokens a rank)"),
@@ -503,8 +508,7 @@ def _memory(facts: Facts) -> Advice | None:
 
 
 def _tensor_cores(facts: Facts) -> Advice | None:
-    levels = (facts.gpu(f"hindmost_gpu_{name}_activity_ratio", "mean") for name in ("sm", "tensor", "fp32"))
-    active, used, arithmetic = (float(np.median(one)) if len(one) else float("nan") for one in levels)
+    active, used, arithmetic = (facts.typical_gpu(f"{name}_activity_ratio") for name in ("sm", "tensor", "fp32"))
     if not active >= ACTIVE or not used <= IDLE_TENSOR or not arithmetic >= ARITHMETIC:
         return None
     return Advice(
@@ -518,13 +522,11 @@ def _tensor_cores(facts: Facts) -> Advice | None:
 
 
 def _clocks(facts: Facts) -> Advice | None:
-    clock, top = (
-        facts.gpu(f"hindmost_gpu_sm_clock_{name}hertz", how) for name, how in (("", "median"), ("max_", "highest"))
-    )
+    clock, top = facts.gpu("sm_clock_hertz", "median"), facts.gpu("sm_clock_max_hertz", "highest")
     if not len(clock) or len(clock) != len(top) or not (top > 0).all():
         return None
     least = float((clock / top).min())
-    reasons = facts.gpu("hindmost_gpu_clocks_event_reasons", "median")
+    reasons = facts.gpu("clocks_event_reasons", "median")
     why = [text for bit, text in SLOWING_REASONS.items() if any(int(one) & bit for one in reasons.tolist())]
     if least >= CLOCK or not why:
         return None
@@ -540,13 +542,12 @@ def _clocks(facts: Facts) -> Advice | None:
 
 
 def _small_reads(facts: Facts) -> Advice | None:
-    calls = facts.rank("hindmost_process_read_calls_total", "rate")
-    asked = facts.rank("hindmost_process_read_characters_total", "rate")
+    calls = facts.rank("read_calls_total", "rate")
+    asked = facts.rank("read_characters_total", "rate")
     both = [rank for rank in calls if rank in asked and calls[rank] > 0]
     if not both or not facts.input >= INPUT:
         return None
-    rate = float(np.median([calls[rank] for rank in both]))
-    size = float(np.median([asked[rank] / calls[rank] for rank in both]))
+    rate, size = _median(calls[rank] for rank in both), _median(asked[rank] / calls[rank] for rank in both)
     if rate < READS or size > SMALL_READ:
         return None
     return Advice(
@@ -608,28 +609,22 @@ def _domains(facts: Facts) -> Advice | None:
 
 def _more_of(facts: Facts, rank: int) -> str:
     """Of what this rank has more than the median one; empty where nothing."""
-    table, found = facts.run.collectives, []
+    table = facts.run.collectives
     known, row = np.unique(table["rank"], return_inverse=True)
-    counts = {
-        "memory": facts.rank("hindmost_process_resident_memory_bytes", "median"),
-        "calls": dict(zip(known.tolist(), np.bincount(row.ravel(), minlength=len(known)).tolist(), strict=True)),
-        "bytes sent": dict(
-            zip(
-                known.tolist(),
-                np.bincount(row.ravel(), np.maximum(table["bytes"], 0), len(known)).tolist(),
-                strict=True,
-            )
-        ),
-    }
-    for name, of in counts.items():
-        usual = float(np.median(list(of.values()))) if of else 0.0
+    sums = {"calls": np.ones(len(table["rank"])), "bytes sent": np.maximum(table["bytes"], 0)}
+    counts = {name: np.bincount(row.ravel(), values, len(known)).tolist() for name, values in sums.items()}
+    by_rank = {"memory": facts.rank("resident_memory_bytes", "median")}
+    by_rank |= {name: dict(zip(known.tolist(), values, strict=True)) for name, values in counts.items()}
+    found = []
+    for name, of in by_rank.items():
+        usual = _median(of.values())
         if usual > 0 and of.get(rank, 0.0) >= MORE * usual:
             found.append(f"{of[rank] / usual:.1f} times the median's {name}")
     return " and ".join(found)
 
 
 def _page_faults(facts: Facts) -> Advice | None:
-    faults = facts.rank("hindmost_process_major_page_faults_total", "rate")
+    faults = facts.rank("major_page_faults_total", "rate")
     worst = max(faults, key=lambda rank: faults[rank], default=None)
     if worst is None or faults[worst] < FAULTS:
         return None

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes.telemetry import labels_of
+from hindmost_judge.causes.telemetry import labels_of, rises
 from hindmost_judge.model import rows
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from hindmost_judge.causes.telemetry import Metrics, MetricSamples
     from hindmost_judge.model import Run
@@ -33,37 +33,19 @@ def of_steps(run: Run, seen: Overview | None) -> tuple[int, int] | None:
 #: Whose a series is: a rank's number, a GPU's name or a node's.
 Owner = tuple[str, str]
 
-#: How samples of a metric become one number: rise of a counter, its rate a second, its highest rate between two
-#: samples, mean, median, highest and lowest of a gauge.
-SUMMARIES = ("rise", "rate", "peak_rate", "mean", "median", "highest", "lowest")
-
 
 def summary(
-    metrics: Metrics, name: str, of: str, how: str, labels: Mapping[str, str] | None = None, between: str = ""
+    metrics: Metrics, name: str, of: str, how: str, labels: Mapping[str, str] | None = None
 ) -> dict[Owner, float]:
     """(node, owner) to the number, of series with these ``labels``; without those that have no sample for it.
 
     ``of`` is the label that names the owner: ``rank``, ``gpu_uuid``; empty: the node. Several series of one owner add
-    up; ``between`` names a label of which only the largest series counts.
+    up.
     """
-    found = metrics.samples(name)
-    if found is None:
-        return {}
-    values = _number(found, how)
     totals: dict[Owner, float] = {}
-    each: dict[tuple[str, str, str], float] = {}
-    whose = zip(found.label.tolist(), found.node.tolist(), values.tolist(), strict=True)
-    for label, node, value in whose:
-        has = labels_of(metrics.labels[label])
-        if value != value or (of and of not in has) or not (labels or {}).items() <= has.items():  # noqa: PLR0124
-            continue
-        owner = (metrics.nodes[node], has[of] if of else metrics.nodes[node])
-        if between:
-            each[owner[0], owner[1], has.get(between, "")] = value
-        else:
+    for owner, has, value in _each(metrics, name, of, how):
+        if (labels or {}).items() <= has.items():
             totals[owner] = totals.get(owner, 0.0) + value
-    for (node, owner_, _), value in each.items():
-        totals[node, owner_] = max(totals.get((node, owner_), -np.inf), value)
     return totals
 
 
@@ -74,17 +56,23 @@ def by_rank(metrics: Metrics, name: str, how: str) -> dict[int, float]:
 
 def by_label(metrics: Metrics, name: str, of: str, how: str, label: str) -> dict[Owner, dict[str, float]]:
     """The same for each value of a label: what held clocks back, for example."""
-    found = metrics.samples(name)
-    if found is None:
-        return {}
-    values, shown = _number(found, how), dict[Owner, dict[str, float]]()
-    for at, node, value in zip(found.label.tolist(), found.node.tolist(), values.tolist(), strict=True):
-        has = labels_of(metrics.labels[at])
-        if value == value and label in has and (not of or of in has):  # noqa: PLR0124 - false for NaN only
-            owner = (metrics.nodes[node], has[of] if of else metrics.nodes[node])
+    shown: dict[Owner, dict[str, float]] = {}
+    for owner, has, value in _each(metrics, name, of, how):
+        if label in has:
             of_owner = shown.setdefault(owner, {})
             of_owner[has[label]] = of_owner.get(has[label], 0.0) + value
     return shown
+
+
+def _each(metrics: Metrics, name: str, of: str, how: str) -> Iterator[tuple[Owner, dict[str, str], float]]:
+    """Whose each series is, its labels and its number; without series that have no owner, or no sample for it."""
+    found = metrics.samples(name)
+    if found is None:
+        return
+    for at, node, value in zip(found.label.tolist(), found.node.tolist(), _number(found, how).tolist(), strict=True):
+        has = labels_of(metrics.labels[at])
+        if value == value and (not of or of in has):  # noqa: PLR0124 - false for NaN only
+            yield (metrics.nodes[node], has[of] if of else metrics.nodes[node]), has, value
 
 
 #: CPU modes that are no work, and those that the kernel counts as user time too.
@@ -102,7 +90,8 @@ def cpu_busy(metrics: Metrics) -> dict[str, float]:
 
 
 def _number(found: MetricSamples, how: str) -> Floats:
-    """[K] the number of each series; NaN where it has too few samples."""
+    """[K] the number of each series: of a counter its rise, its rate a second, or its highest rate between two samples;
+    of a gauge its mean, median, highest or lowest. NaN where it has too few samples."""
     first, count = found.first[:-1], np.diff(found.first)
     if how in ("rise", "rate", "peak_rate"):
         return _rises(found, how)
@@ -114,17 +103,14 @@ def _number(found: MetricSamples, how: str) -> Floats:
 
 
 def _rises(found: MetricSamples, how: str) -> Floats:
-    """[K] of counters; one that begins again counts from zero."""
+    """[K] of counters."""
     series = np.repeat(np.arange(len(found.label)), np.diff(found.first))
-    same = series[1:] == series[:-1]
-    rise, seconds = np.diff(found.value), np.diff(found.time) / 1e9
-    rise = np.where(rise < 0, found.value[1:], rise)[same]
-    held, seconds, number = seconds[same] > 0, seconds[same], series[1:][same]
+    number, _, rise, seconds = rises(series, found.time, found.value)
     out = np.full(len(found.label), np.nan)
     if how == "peak_rate":
-        np.fmax.at(out, number[held], rise[held] / seconds[held])
+        np.fmax.at(out, number, rise / seconds)
         return out
-    total, lasted = (np.bincount(number[held], one[held], len(out)) for one in (rise, seconds))
+    total, lasted = (np.bincount(number, one, len(out)) for one in (rise, seconds))
     measured = lasted > 0
     out[measured] = total[measured] / (lasted[measured] if how == "rate" else 1.0)
     return out

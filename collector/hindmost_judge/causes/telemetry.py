@@ -461,7 +461,7 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     series, time, value = series[known], found.time[known], found.value[known]
     seconds = np.zeros(len(time))
     if source.counter:
-        series, time, value, seconds = _rises(series, time, value)
+        series, time, value, seconds = rises(series, time, value)
     first = np.searchsorted(series, np.arange(len(found.label) + 1))
     count = np.diff(first)[number]
     # The samples of each series once for every rank that it is of.
@@ -472,7 +472,7 @@ def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:
     return Column(*columns, seconds[at] if source.counter else None, source.averaged)
 
 
-def _rises(series: Ints, time: Array, value: Floats) -> tuple[Ints, Array, Floats, Floats]:
+def rises(series: Ints, time: Array, value: Floats) -> tuple[Ints, Array, Floats, Floats]:
     """Rises of counters and the seconds they took, at the middle between two samples; a reset counts from zero."""
     lasted, rise = np.diff(time), np.diff(value)
     held = (series[1:] == series[:-1]) & (lasted > 0)
