@@ -22,6 +22,8 @@ from hindmost_judge.model import ANY_PEER, ERROR, SENDS, UNMEASURED, Job, Run, h
 from hindmost_judge.timeline.phases import training
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Table
     from hindmost_judge.settings import Settings
@@ -145,14 +147,9 @@ def _of_no_age(run: Run, waiting: dict[int, list[Wait]]) -> Hang | None:
     if parted is not None and run.job.source != Job.source and _never_ran(run, parted):
         return replace(parted, waited_ns=UNMEASURED)  # no moment of a job at work shows that
     found = _left_behind(run, waiting, stuck, [], []) if stuck else None
-    known = set(run.ranks["rank"].tolist())
-    named = (
-        found is not None
-        and found.kind == "hang"
-        and found.ranks
-        and known.issuperset({*found.ranks} - {*found.unproven})
-    )
-    return found if named else None
+    if found is None or found.kind != "hang" or not found.ranks:
+        return None
+    return found if {*found.ranks} - {*found.unproven} <= set(run.ranks["rank"].tolist()) else None
 
 
 def _never_ran(run: Run, parted: Hang) -> bool:
@@ -172,11 +169,7 @@ def of_a_moment(run: Run) -> Hang | None:
 
 
 def _left_behind(
-    run: Run,
-    waiting: dict[int, list[Wait]],
-    stuck: dict[int, list[Wait]],
-    messages: list[Wait],
-    late: list[Wait],
+    run: Run, waiting: dict[int, list[Wait]], stuck: dict[int, list[Wait]], messages: list[Wait], late: list[Wait]
 ) -> Hang:
     """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
     other; or ranks that ran an operation that no other rank ran."""
@@ -202,47 +195,31 @@ def _left_behind(
     comm = next((comm for comm in (*stuck, *waiting) if {*missing[comm]} & {*culprits, *unproven}), None)
     if comm is None and stuck and not (culprits or unproven):
         comm = next(iter(stuck))
-    if comm is None:
-        return _of_messages(run, culprits, unproven, blocked, messages, late)
+    if comm is None:  # ranks wait in messages: for the culprits or, where there are none, for whom they name
+        direct = [one for one in messages if one.peer in {*culprits, *unproven}] or late
+        stop = _stop("hang", culprits, blocked - {*culprits}, direct, _doing(run, culprits, direct))
+        return replace(stop, unproven=tuple(unproven), waits=tuple(direct))
     held = waiting[comm]
     entered = {one.rank for one in held}
     others = _other_operations(run, comm, sorted(members(run, comm) - entered), entered)
-    return Hang(
-        kind="desync" if others else "hang",
-        ranks=tuple(sorted(others) if others else culprits),
-        victims=tuple(sorted(blocked - set(others or culprits))),
-        comm=comm,
-        seq=min(one.seq for one in held),
-        op=held[0].op,
-        waited_ns=max(one.waited for one in held),
-        doing=others or _doing(run, culprits, held),
-        unproven=() if others else tuple(unproven),
-        entered_ns=max(one.start for one in held),
-    )
+    if others:
+        return _stop("desync", sorted(others), blocked - {*others}, held, others)
+    stop = _stop("hang", culprits, blocked - {*culprits}, held, _doing(run, culprits, held))
+    return replace(stop, unproven=tuple(unproven))
 
 
-def _of_messages(
-    run: Run,
-    culprits: list[int],
-    unproven: list[int],
-    blocked: set[int],
-    messages: list[Wait],
-    late: list[Wait],
-) -> Hang:
-    """A stop of ranks that wait in messages: for the culprits or, where there are none, for whom they name."""
-    direct = [one for one in messages if one.peer in {*culprits, *unproven}] or late
+def _stop(kind: str, ranks: list[int], victims: Iterable[int], waits: list[Wait], doing: dict[int, str]) -> Hang:
+    """A stop of ranks that wait so, the first of them in what the others missed."""
     return Hang(
-        kind="hang",
-        ranks=tuple(culprits),
-        victims=tuple(sorted(blocked - {*culprits})),
-        comm=direct[0].comm,
-        seq=-1,
-        op=direct[0].op,
-        waited_ns=max(one.waited for one in direct),
-        doing=_doing(run, culprits, direct),
-        unproven=tuple(unproven),
-        entered_ns=max(one.start for one in direct),
-        waits=tuple(direct),
+        kind=kind,
+        ranks=tuple(ranks),
+        victims=tuple(sorted(victims)),
+        comm=waits[0].comm,
+        seq=waits[0].seq,
+        op=waits[0].op,
+        waited_ns=max(one.waited for one in waits),
+        doing=doing,
+        entered_ns=max(one.start for one in waits),
     )
 
 
@@ -339,23 +316,14 @@ def _crossed(run: Run, stuck: dict[int, list[Wait]], missing: dict[int, list[int
     if not met:
         return None
     alike = all(members(run, other) == members(run, comm) for other, _ in met)
-    return _parted(comm, stuck[comm], [one for _, one in met], tell=alike)
+    return _parted(stuck[comm], [one for _, one in met], tell=alike)
 
 
-def _parted(comm: int, common: list[Wait], odd: list[Wait], tell: bool = True) -> Hang:
+def _parted(common: list[Wait], odd: list[Wait], tell: bool = True) -> Hang:
     """The divergence of the ``odd`` from what the others entered; of two equal halves neither is the odd one."""
-    named = odd if tell and len(odd) < len(common) else []
-    return Hang(
-        kind="desync",
-        ranks=tuple(sorted(one.rank for one in named)),
-        victims=tuple(sorted(one.rank for one in common)),
-        comm=comm,
-        seq=common[0].seq,
-        op=common[0].op,
-        waited_ns=max(one.waited for one in (*common, *odd)),
-        entered_ns=max(one.start for one in (*common, *odd)),
-        doing={one.rank: one.op for one in odd},
-    )
+    named = sorted(one.rank for one in odd) if tell and len(odd) < len(common) else []
+    doing = {one.rank: one.op for one in odd}
+    return _stop("desync", named, [one.rank for one in common], [*common, *odd], doing)
 
 
 def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -> dict[int, str]:
@@ -466,10 +434,8 @@ def _last_seen(run: Run) -> dict[int, int]:
     latest: dict[int, int] = {}
     for table in (run.collectives, run.steps):
         order = np.argsort(table["start_ns"], kind="stable")
-        for rank, start in dict(
-            zip(table["rank"][order].tolist(), table["start_ns"][order].tolist(), strict=True)
-        ).items():
-            latest[rank] = max(latest.get(rank, 0), start)
+        newest = dict(zip(table["rank"][order].tolist(), table["start_ns"][order].tolist(), strict=True))
+        latest |= {rank: max(latest.get(rank, 0), start) for rank, start in newest.items()}
     return latest
 
 
@@ -483,12 +449,11 @@ def _frontier(held: list[Wait]) -> list[Wait]:
 
 
 def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
-    for comm, held in stuck.items():
+    for held in stuck.values():
         names = [one.op for one in held]
-        if len(set(names)) < 2 or _MEET.issuperset(names):
-            continue
-        common = max(sorted(set(names)), key=names.count)
-        return _parted(comm, [one for one in held if one.op == common], [one for one in held if one.op != common])
+        if len(set(names)) > 1 and not _MEET.issuperset(names):
+            common = max(sorted(set(names)), key=names.count)
+            return _parted([one for one in held if one.op == common], [one for one in held if one.op != common])
     return None
 
 
