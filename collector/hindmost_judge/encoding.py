@@ -1,16 +1,11 @@
 """Columns of tables as numbers: constant ones, values and texts as codes, whole numbers that lie close together.
 
-Columns with one value in every row, such as unmeasured ones, take the memory of one value. Such a column is an array
-like any other: numpy strides over one element again and again. It must not be written to.
+A column with one value in every row takes the memory of one: numpy strides over one element again and again. It must
+not be written to. Codes number values in the order in which they first come, by hashing; pandas, which does that, is
+imported where it is used, since that takes as long as all other imports of a collector.
 
-Codes number values in the order in which they first come; joins by them need no sorting. pandas does that by hashing.
-Its import takes as long as all other imports of a collector, so it is imported where it is used: a collector that
-starts with a job, a query and a job without ranks do not need it.
-
-Ranks and steps are whole numbers that lie close together: they are found without sorting all rows. A table that becomes
-a block of [rank x step] keeps no more columns than its rows can fill. A rank whose agent sends minutes of backlog is at
-another step than all others. Every step that it tells of would be a column of all ranks: rows of a few megabytes made
-blocks of gigabytes.
+A table that becomes a block of [rank x step] keeps no more columns than its rows can fill: a rank whose agent sends
+minutes of backlog is at another step than all others, and each of its steps would be a column of all ranks.
 """
 
 from __future__ import annotations

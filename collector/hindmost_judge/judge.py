@@ -360,7 +360,7 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """No rank to name: all is well, or too little was recorded."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     if blocks is None or ranks < 2 or len(blocks.steps) < settings.min_steps:
-        return inconclusive.insufficient(run, blocks, settings)
+        return inconclusive.too_little(run, blocks, settings)
     if blocks.evidence == build_blocks.BARE:
         return inconclusive.nothing_inside(blocks)
     if np.isnan(blocks.period).all():

@@ -18,23 +18,11 @@ if TYPE_CHECKING:
 UNMEASURED = -1
 
 #: Phases that have a column of their own in ``steps``.
-PHASES = (
-    "input",
-    "h2d",
-    "forward",
-    "backward",
-    "sync",
-    "optimizer",
-    "checkpoint",
-    "gc",
-    "cpu",
-    "runqueue",
-    "gpu_forward",
-    "gpu_backward",
-    "gpu_optimizer",
-    "negotiation",
-    "device_wait",
-    "device_copy",
+PHASES = tuple(
+    (
+        "input h2d forward backward sync optimizer checkpoint gc cpu runqueue gpu_forward gpu_backward "
+        "gpu_optimizer negotiation device_wait device_copy"
+    ).split()
 )
 #: The rest of a step that is known by its phases.
 OTHER = "other"

@@ -21,18 +21,7 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Array, Floats, Ints
 
 #: What a host does in a step that is marked, in this order.
-_MARKED = (
-    "input",
-    "h2d",
-    "forward",
-    "issue",
-    "backward",
-    "sync",
-    "optimizer",
-    "checkpoint",
-    "device_wait",
-    "device_copy",
-)
+_MARKED = tuple("input h2d forward issue backward sync optimizer checkpoint device_wait device_copy".split())
 #: What it does between two collectives, where steps are not marked.
 _BETWEEN = ("self_cpu", "self_runqueue", "self_blocked")
 _ON_GPU = ("gpu_forward", "gpu_backward", "gpu_optimizer")

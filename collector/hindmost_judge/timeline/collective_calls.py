@@ -3,15 +3,10 @@
 An operation's name says whether it is synchronising. Three kinds of calls need more than that:
 
 - Nonblocking collectives, which one call starts and another waits for (``MPI_Iallreduce``, ``MPI_Start``), become one
-  call. A rank is ready once it has started one: no rank waits for what it computes between the two calls, which is self
-  time like any other. The second call's time is its waiting for the others.
-- Communicators in which a single rank was seen are set aside. Libraries create them wherever a job does not split that
-  way (a tensor group of one GPU, ``MPI_COMM_SELF``). Counted as meetings, they would end one rank's self time where no
-  other rank's ends, and hide its delay.
-- Broadcasts count where most or all of a job meets a late root. No rank leaves a broadcast before its root has come.
-  The root leaves at once, and a receiver that comes after it does not wait. A broadcast has no common end, so most show
-  nothing. Broadcasts of a model's buffers before each forward (batch norm under DDP), or of a batch that one rank reads
-  for all, come once a step. If their root is late, all ranks wait for it there, and nowhere else.
+  call. A rank is ready once it has started one; the second call's time is its waiting for the others.
+- Communicators in which a single rank was seen are set aside: no other rank's self time ends there.
+- A broadcast has no common end: the root leaves at once, and a receiver that comes after it does not wait. It counts
+  where most of a job waits for a late root: for a model's buffers before each forward, or a batch that one rank reads.
 """
 
 from __future__ import annotations
@@ -32,16 +27,11 @@ if TYPE_CHECKING:
     from hindmost_judge.types import Array, Floats, Ints
 
 #: Operations that no member can leave before every member has entered, spelled without punctuation.
-_SYNCHRONISING = (
-    "allreduce",
-    "allgather",
-    "reducescatter",
-    "barrier",
-    "alltoall",
-    "allgatherbase",
-    "reducescattertensor",
-    "allgatherintotensor",
-    "ddpsync",
+_SYNCHRONISING = tuple(
+    (
+        "allreduce allgather reducescatter barrier alltoall allgatherbase reducescattertensor allgatherintotensor "
+        "ddpsync"
+    ).split()
 )
 #: Operations in which one rank gives to all others, spelled likewise.
 _ROOTED = ("broadcast", "bcast", "broadcastoop", "scatter")

@@ -90,22 +90,12 @@ class Grid:
                 return np.broadcast_to(block[0, chosen], (len(block), count))
             return np.asarray(block[..., chosen])
 
-        return replace(
-            self,
-            start=cut(self.start),
-            duration=cut(self.duration),
-            self_time=cut(self.self_time),
-            cpu=cut(self.cpu),
-            runqueue=cut(self.runqueue),
-            step=cut(self.step),
-            seq=cut(self.seq),
-            token=cut(self.token),
-            gathers=cut(self.gathers),
-            peer_wait=cut(self.peer_wait),
-            size=cut(self.size),
-            enqueue=cut(self.enqueue),
-            klass=cut(self.klass),
-        )
+        by_column: dict[str, Any] = {name: cut(value) for name, value in vars(self).items() if name not in _NO_COLUMNS}
+        return replace(self, **by_column)
+
+
+#: What of a grid has no value for each column.
+_NO_COLUMNS = ("ranks", "group", "gpu_time")
 
 
 def synchronising(collectives: Table, named: tuple[Ints, list[str]]) -> Array:

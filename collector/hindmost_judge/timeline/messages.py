@@ -2,16 +2,11 @@
 
 Only each rank's own clock is read. Steps in which any rank did something else than usual are left out.
 
-Two kinds of messages need more than their rows say:
-
-- Receives that share a kernel with a send, for which NCCL reports the send's end. A group call's send and receive may
-  be one kernel. NCCL takes its start and end from its first thread, a send's if there is one. A receive that waits on
-  for its peer then seems to be over, and the waiting seems to be work. The other side shows when the message was there:
-  its send ends when it has been taken.
-- Messages of all ranks to one rank that it then broadcasts are one call. mpi4py's ``allreduce`` of an object does this,
-  and so do programs that reduce to a root and broadcast from it. No rank leaves such a broadcast before all have come:
-  ranks wait in it, and in the messages before it, for the last one. Where ranks compute on the way to the root, as a
-  pipeline's stages do, they wait for each other by design; those calls stay as they are.
+- A receive that shares a kernel with a send has the send's end: NCCL takes a kernel's times from its first thread. The
+  other side shows when the message was there, since its send ends when it has been taken.
+- Messages of all ranks to one rank that it then broadcasts (mpi4py's ``allreduce`` of an object) are one call: no rank
+  leaves such a broadcast before all have come. Where ranks compute on the way to the root, as a pipeline's stages do,
+  they wait for each other by design, and those calls stay as they are.
 """
 
 from __future__ import annotations
@@ -94,7 +89,8 @@ def schedule_of(run: Run, grid: Grid, starts: Ints, beside: Array, before: Float
     if sent is None or np.isnan(grid.start).all():
         return None
     ends = _ends(grid, starts, before)
-    found = _concatenated(_of_columns(grid, starts, beside), _of_transfers(sent, ends))
+    of_columns, of_transfers = _of_columns(grid, starts, beside), _of_transfers(sent, ends)
+    found = {name: np.concatenate([column, of_transfers[name]]) for name, column in of_columns.items()}
     return _in_order(run, found, ends, found["start"], int(grid.group.max()))
 
 
@@ -236,10 +232,6 @@ def _of_transfers(sent: Table, ends: Floats) -> Table:
     return {name: column[held] for name, column in (sent | {"step": step}).items()}
 
 
-def _concatenated(one: Table, other: Table) -> Table:
-    return {name: np.concatenate([one[name], other[name]]) for name in one}
-
-
 def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
     """The one order of operations that all ranks keep in nearly all steps; ``None`` where they do not."""
     ranks, steps = len(ends), ends.shape[1] - 1
@@ -248,11 +240,9 @@ def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
     first = np.cumsum(count) - count
     place = np.arange(len(cell)) - first[cell]
     word = (found["kind"] + 1) * (ranks + groups + 2) + found["whom"]
-    factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
-    told = np.bincount(cell, weights=(word * factor[place]) % 1_000_003, minlength=ranks * steps)
-    told = (told + 1e9 * count).reshape(ranks, steps)
-    usual = np.array([_commonest(row) for row in told])
-    good = (told == usual[:, None]).all(axis=0)
+    shape = (_digest(cell, place, word, ranks * steps) + 1e9 * count).reshape(ranks, steps)
+    usual = np.array([_commonest(row) for row in shape])
+    good = (shape == usual[:, None]).all(axis=0)
     if good.mean() < _ALIKE or len(cell) > _MOST:
         return None
     held = np.flatnonzero(good[found["step"]])
@@ -271,6 +261,12 @@ def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
         steps=np.flatnonzero(good),
         enqueue=found["enqueue"][held].reshape(-1, each),
     )
+
+
+def _digest(cell: Ints, place: Ints, word: Ints, count: int) -> Array:
+    """[count] what the words [N] of each cell are, and in which place each is, in one number: alike where they are."""
+    factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
+    return np.bincount(cell, weights=(word * factor[place]) % 1_000_003, minlength=count)
 
 
 def _commonest(values: Array) -> float:
@@ -337,8 +333,8 @@ class _Calls:
             return found
         spreads = self.kind[last] == SPREADS
         instance = encoding.factorize((self.comm[last] << 40) + self.run.collectives["seq"][self.held[last]])[0]
-        told = self._told(interval, len(last)) * (1 + self.rank[last] % 8191)
-        shape = np.bincount(instance[spreads], told[spreads], minlength=instance.max() + 1)
+        calls_before = self._digests(interval, len(last)) * (1 + self.rank[last] % 8191)
+        shape = np.bincount(instance[spreads], calls_before[spreads], minlength=instance.max() + 1)
         order = np.argsort(interval, kind="stable")
         bounds = np.searchsorted(interval[order], np.arange(len(last) + 1))
         for comm in np.unique(self.comm[last[spreads]]).tolist():
@@ -353,15 +349,14 @@ class _Calls:
                     found[last[alike]] = True
         return found
 
-    def _told(self, interval: Ints, count: int) -> Array:
+    def _digests(self, interval: Ints, count: int) -> Array:
         """[E] what the calls up to each of the ends are, in one number: alike where they are."""
         order = np.argsort(interval, kind="stable")
         first = np.searchsorted(interval[order], np.arange(count + 1))
         place = np.empty(len(order), np.int64)
         place[order] = np.arange(len(order)) - first[interval[order]]
-        factor = np.random.default_rng(7).integers(1, 2**31, int(place.max()) + 1)
         word = (self.kind + 1) * (int(self.peer.max()) + 2) + self.peer + 1
-        return np.bincount(interval, weights=(word * factor[place]) % 1_000_003, minlength=count + 1)[:-1]
+        return _digest(interval, place, word, count + 1)[:-1]
 
     def _all_known(self, calls: dict[int, Ints]) -> bool:
         """Whether a broadcast's root has heard of all ranks by then, of some by others, from ``calls`` up to it."""

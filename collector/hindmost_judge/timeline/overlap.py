@@ -1,17 +1,11 @@
 """Collectives that overlap with computing, so that one delay of a rank shows in all that follow in its step.
 
-The largest delay counts, at the place in the step where a rank is typically latest, so that noise is not collected over
-all places. Where the others merely queue behind their previous collective they were ready long before, and the delay is
-not visible. The same holds after a rank held all of them up earlier in that step: they do not wait for what is late
-then.
+The largest delay counts, at the place in the step where a rank is typically latest. It is not visible where the others
+merely queue behind their previous collective, or were held up by another rank before.
 
-Steps may gather parameters and reduce gradients several times over, in a round for each micro-batch. A layer's
-computing hides a delay only up to its own length. A longer one is over when all have met: in the next round the others
-wait anew for the late rank, for example for each micro-batch's input.
-
-A GPU may stall anywhere in backward, or in all of it. The others then queue behind the collective that it comes late
-for. Later collectives do not show how late it is, and at earlier ones it is not late yet. Its self time from one
-collective to the next, against the usual time there, does show it, as far as the others waited meanwhile.
+A layer's computing hides a delay only up to its own length. A longer one is over when all have met: in the round of the
+next micro-batch the others wait anew. A GPU may stall anywhere in backward: its self time from one collective to the
+next, against the usual time there, shows it as far as the others waited meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, peers_median, quantile, spread
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero, peers_median, quantile, spread
 from hindmost_judge.timeline.matching import QUEUED_NS, traded
 
 if TYPE_CHECKING:
@@ -352,7 +346,7 @@ def _seen(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, sta
         others, calm = np.flatnonzero(shows[:, steps].all(axis=1)), columns[:, shows[place]]
         if not len(rows) or not calm.size or not len(others):
             continue
-        there = np.stack([_mean(late[np.ix_(rows, columns[one, steps])]) for one in others])
+        there = np.stack([or_zero(late[np.ix_(rows, columns[one, steps])]).mean(axis=1) for one in others])
         best = others[np.argmax(there, axis=0)]
         latest = {other: np.fmax.reduce(late[:, columns[other, steps]], axis=0) for other in set(best.tolist())}
         for row, other in zip(rows.tolist(), best.tolist(), strict=True):
@@ -373,11 +367,6 @@ def _faster(own: Floats, calm: Ints, columns: Ints) -> Floats:
     """
     less = median(own[calm], axis=1)[:, None] - own[columns]
     return np.asarray(np.maximum(np.nan_to_num(less).sum(axis=0), 0.0))
-
-
-def _mean(block: Floats) -> Floats:
-    """[R] mean of each row; what is missing counts as nothing."""
-    return np.asarray(np.nan_to_num(block).mean(axis=1))
 
 
 #: An interval is longer than usual if it exceeds the usual by this many standard deviations of its scatter.

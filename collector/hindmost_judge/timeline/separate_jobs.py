@@ -144,26 +144,22 @@ def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
 
 
 def _until(run: Run, moment: int) -> Run:
-    return replace(
-        run,
-        steps=encoding.chosen(run.steps, run.steps["start_ns"] < moment),
-        collectives=encoding.chosen(run.collectives, run.collectives["start_ns"] < moment),
-    )
+    early: dict[str, Any] = {
+        name: encoding.chosen(table, table["start_ns"] < moment)
+        for name, table in (("steps", run.steps), ("collectives", run.collectives))
+    }
+    return replace(run, **early)
 
 
 def _since(run: Run, moment: int, left: list[int]) -> Run:
-    def stays(table: Table) -> Array:
-        return np.asarray(~np.isin(table["rank"], left))
-
-    ranks = encoding.chosen(run.ranks, stays(run.ranks))
-    return replace(
-        run,
-        job=replace(run.job, world_size=rows(ranks)),
-        ranks=ranks,
-        steps=encoding.chosen(run.steps, stays(run.steps) & (run.steps["start_ns"] >= moment)),
-        collectives=encoding.chosen(run.collectives, stays(run.collectives) & (run.collectives["start_ns"] >= moment)),
-        in_flight=encoding.chosen(run.in_flight, stays(run.in_flight)),
-    )
+    tables = run.tables()
+    stayed: dict[str, Any] = {
+        name: encoding.chosen(tables[name], ~np.isin(tables[name]["rank"], left))
+        for name in ("ranks", "steps", "collectives", "in_flight")
+    }
+    for name in ("steps", "collectives"):
+        stayed[name] = encoding.chosen(stayed[name], stayed[name]["start_ns"] >= moment)
+    return replace(run, job=replace(run.job, world_size=rows(stayed["ranks"])), **stayed)
 
 
 #: Tables of what ranks did, by when they began it.

@@ -1,18 +1,11 @@
 """Which steps a job makes, which step each collective is of, and when each step began and ended.
 
 A job that marks no steps makes a pattern of collectives that repeats, and one repetition is a step. Evaluation and
-logging between steps break a pattern. Then each rank says when its own steps began and ended, and when it called: no
-clock is compared with another. A GPU's clock is not the host's, so this is for collectives that are timed where they
-are called.
+logging break a pattern: then each rank's marks say which calls are in which of its own steps, if calls are timed on the
+host. The same collective several times in a row is one step by the computing before the first of them.
 
-A solver that makes two dot products a step calls the same collective several times in a row. Nothing in the calls tells
-them apart; time does: one is called after the computing, the others at once after it. Taken for a step each, every
-other step would be empty, and what is typical of steps that alternate is true of none.
-
-Numbers of unmarked steps are consistent across the windows of a running job: old steps leave a window, the rest keep
-theirs. Counted from a window's begin, a step would have another number in each window, and an onset would move with it.
-
-A profiler slows the steps that it records, begins or writes in: others are judged where there are some.
+Numbers of unmarked steps go on from one window of a running job to the next, so that an onset keeps its number. A
+profiler slows the steps that it records, begins or writes in: others are judged where there are some.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """All ranks, or most of them, slow at once: no rank is behind the typical one, and yet the job is slower than it was.
 
-All ranks: delays show nothing of it; the length of the steps does: it rises within a few steps and stays. A slow or
-an occasional rise is not reported.
-
-Most ranks: then the typical rank is slow, and only the few others stand out, ahead. Delays alone cannot separate slow
-ranks from others that are ahead. Where they begin in the middle of a run, the steps can: they become longer if most
-ranks become slow, and no shorter if a few become fast.
+All ranks: the length of the steps shows it, which rises within a few steps and stays. Most ranks: the typical rank is
+slow, and only the few others stand out, ahead; steps become longer if most ranks become slow, and no shorter if a few
+become fast.
 """
 
 from __future__ import annotations
@@ -16,9 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.detect import straggler
-from hindmost_judge.stats.robust import ENOUGH_STEPS, average, median
+from hindmost_judge.stats.robust import ENOUGH_STEPS, median
 from hindmost_judge.verdict.schema import STOPS, UNSURE, Slowed, Verdict
-from hindmost_judge.verdict.whole_job import since, until
+from hindmost_judge.verdict.whole_job import costing, until
 from hindmost_judge.verdict.wording import ms, names, percent
 from hindmost_judge.whatif import savings
 
@@ -225,14 +222,11 @@ def majority_verdict(most: Majority, change: savings.Change, alone: Verdict | No
     steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
     cause = alone.cause if alone is not None and alone.cause else "unknown"
     of_one = [f"rank {alone.ranks[0]} against these: {line}" for line in alone.evidence] if alone is not None else []
-    return Verdict(
+    return costing(
+        *(blocks, first, stop, change.longer),
         kind="straggler",
         ranks=most.ranks,
         cause=cause,
-        since_step=since(blocks, first),
-        until_step=until(blocks, stop),
-        cost_ms_per_step=change.longer / 1e6,
-        cost_ratio=change.longer / average(blocks.period[first:stop]),
         confidence=0.9,
         explained=alone.explained if alone is not None else None,
         partial=alone.partial if alone is not None else None,

@@ -1,14 +1,12 @@
 """Whether a recording decides: inconclusive verdicts, which neither name nor clear a rank, and what would decide.
 
-Without launch times, a rank that is late may only have lost its host's lead. Hosts that launch for nearly all of a
-step are equally slow, and each is some steps ahead of its GPU. A rank that lost its lead to a stall comes last until
-it has caught up, at every collective and for tens of steps; then it is another's turn. In recordings of healthy jobs
-on 2 and 4 H200s that looked like one rank that is slow for a while, and another one next. From durations alone, a
-rank computes longer only if it is late throughout, or if it is the only late one.
+Without launch times, a rank that is late may only have lost its host's lead. Hosts that launch for nearly all of a step
+are equally slow, each some steps ahead of its GPU. After a stall a rank comes last for tens of steps, until it has
+caught up; then it is another's turn. So it was in healthy jobs on 2 and 4 H200s. From durations alone, a rank computes
+longer only if it is late throughout, or if it is the only late one.
 
-Of a recording of which an excerpt was read, findings are of the steps that were read. Where a verdict's begin or end
-meets unread steps, it lies anywhere among these. A rank that is named in no step that was read is not cleared in the
-others.
+Of an excerpt of a recording, findings are of the steps that were read. Where a verdict's begin or end meets unread
+steps, it lies anywhere among these. A rank that is named in no step that was read is not cleared in the others.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
 from hindmost_judge.verdict.advice import in_python
-from hindmost_judge.verdict.schema import STOPS, Verdict
+from hindmost_judge.verdict.schema import STOPS, insufficient
 from hindmost_judge.verdict.wording import OLDER, ONE_ANSWER, ms, names, percent
 from hindmost_judge.whatif import savings
 
@@ -38,14 +36,15 @@ if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array
+    from hindmost_judge.verdict.schema import Verdict
 
 
 def no_measure(blocks: Blocks) -> Verdict:
     """Waits without the length of a step to weigh them against."""
     most = int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))
-    return _abstaining(
+    return insufficient(
         f"rank {int(blocks.ranks[most])} is last most often; the length of a step, and so its cost, is not recorded",
-        "record when operations start, too, or add a log of the steps",
+        advice="record when operations start, too, or add a log of the steps",
     )
 
 
@@ -58,17 +57,15 @@ def nothing_inside(blocks: Blocks) -> Verdict:
         slowest, fastest = int(blocks.ranks[most]), int(blocks.ranks[least])
         took = f"a step takes {ms(float(own[most]))} on rank {slowest} and {ms(float(own[least]))} on rank {fastest}"
     mark = 'mark the parts of a step: `with hindmost.phase("input"):`'
-    return _abstaining(
-        f"{took}; no collective and no phase was seen",
-        f"{mark}; `hindmost doctor` says which collectives it can see",
-    )
+    remedy = f"{mark}; `hindmost doctor` says which collectives it can see"
+    return insufficient(f"{took}; no collective and no phase was seen", advice=remedy)
 
 
 def passed_on(blocks: Blocks) -> Verdict:
     """Stages that only send to each other, of which no two hold the same layers."""
-    return _abstaining(
+    return insufficient(
         f"all {len(blocks.ranks)} ranks are stages of one pipeline, each with its own layers: none has a peer",
-        "compare the kernels of the stages in a profiler, without receives",
+        advice="compare the kernels of the stages in a profiler, without receives",
     )
 
 
@@ -84,9 +81,9 @@ def little_inside(blocks: Blocks) -> Verdict | None:
     if not share < _SEEN:
         return None
     seen = ", ".join(name for name in blocks.parts if name in PHASES and name not in AMOUNTS)
-    return _abstaining(
+    return insufficient(
         f"the phases seen ({seen}) cover {percent(share)} of a step of {ms(blocks.step_ns)}; no rank is slow in them",
-        "record the rest with `hindmost run -- COMMAND`; `hindmost.phase(NAME)` marks a phase",
+        advice="record the rest with `hindmost run -- COMMAND`; `hindmost.phase(NAME)` marks a phase",
     )
 
 
@@ -112,9 +109,9 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
     share = float(np.max(median(idle[known], axis=1), initial=0.0))
     if not share >= _IDLE:
         return None
-    return _abstaining(
+    return insufficient(
         f"a rank used no CPU for {percent(share)} of a step of {ms(blocks.step_ns)}; it may have waited for others",
-        "while such a job runs, see where ranks are with `hindmost attach --stacks --job ID`; "
+        advice="while such a job runs, see where ranks are with `hindmost attach --stacks --job ID`; "
         "mark where they meet: `hindmost.phase('sync')`",
     )
 
@@ -128,9 +125,9 @@ def exchanging_inside(run: Run, blocks: Blocks) -> Verdict | None:
     often = int(np.sum(exchanged)) / blocks.own.size
     if often < 1:
         return None
-    return _abstaining(
+    return insufficient(
         f"{often:.0f} sends and receives per step are inside phases: a slow rank makes those of all ranks longer",
-        "record waits in collectives, too: a profiler's trace of some steps has them",
+        advice="record waits in collectives, too: a profiler's trace of some steps has them",
     )
 
 
@@ -139,9 +136,9 @@ def without_starts(blocks: Blocks) -> Verdict | None:
     grid = blocks.joined
     if grid is None or blocks.overlapped or not np.isnan(grid.start).all() or not np.isnan(grid.self_time).all():
         return None
-    return _abstaining(
+    return insufficient(
         "ranks meet in several groups, and only durations are recorded: a wait in one can cause a delay in the next",
-        "record starts, too: `hindmost run -- COMMAND`, or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1",
+        advice="record starts, too: `hindmost run -- COMMAND`, or NCCL Inspector with NCCL_INSPECTOR_DUMP_VERBOSE=1",
     )
 
 
@@ -156,10 +153,11 @@ def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> l
 
 def few_collectives(blocks: Blocks) -> Verdict:
     """Waits inside of phases that are not judged, as a window holds too few steps of the collectives."""
-    return _abstaining(
-        f"no rank is slow in its phases; waits inside of them are not judged live: memory holds the collectives of "
-        f"{len(blocks.ranks):,} ranks for too few steps",
-        "the report after the run judges all collectives; until then compare `hindmost_rank_caused_wait_seconds_total`",
+    seen = "no rank is slow in its phases; waits inside of them are not judged live: memory holds the collectives of"
+    until = "compare `hindmost_rank_caused_wait_seconds_total`"
+    return insufficient(
+        f"{seen} {len(blocks.ranks):,} ranks for too few steps",
+        advice=f"the report after the run judges all collectives; until then {until}",
     )
 
 
@@ -175,30 +173,23 @@ def hosts_unmarked(blocks: Blocks, settings: Settings) -> Verdict | None:
     )
     if blocks.joined is not None and not (blocks.joined.enqueue[row] > 0).any():
         seen, remedy = "its kernel launches were not recorded", "record when each operation was enqueued, on every rank"
-    return _abstaining(
-        f"{late}; {seen}: a slow CPU, or others a step ahead", f"{remedy}; `hindmost run -- COMMAND` records it"
-    )
+    remedy = f"{remedy}; `hindmost run -- COMMAND` records it"
+    return insufficient(f"{late}; {seen}: a slow CPU, or others a step ahead", advice=remedy)
 
 
-def insufficient(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
+def too_little(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """Too little was seen; what is missing, and how to get it."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
     count = len(blocks.steps) if blocks is not None else 0
+    if run.job.exit_code and ranks:
+        evidence, advice = _ended_early(run, count + (blocks.warmup if blocks is not None else 0))
+        return insufficient(evidence, advice=advice)
+    if blocks is None and (unpatterned := _patternless(run, settings)) is not None:
+        return unpatterned
     evidence, advice = _missing_for_a_verdict(ranks, blocks, settings, run)
     if blocks is None and ranks > 1:
         evidence, advice = polled(run) or _of_dumps(run) or _of_ras(run) or (evidence, advice)
-    told = _patternless(run, settings) if blocks is None else None
-    if told is not None and not run.job.exit_code:
-        return Verdict(kind="insufficient_data", evidence=told[0], advice=(told[1],))
-    if run.job.exit_code and ranks:
-        warmup = blocks.warmup if blocks is not None else 0
-        evidence, advice = _ended_early(run, count + warmup)
-    return _abstaining(evidence, advice)
-
-
-def _abstaining(evidence: str, advice: str) -> Verdict:
-    """No rank is named and none cleared."""
-    return Verdict(kind="insufficient_data", evidence=(evidence,), advice=(advice,))
+    return insufficient(evidence, advice=advice)
 
 
 def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings, run: Run) -> tuple[str, str]:
@@ -296,7 +287,7 @@ def _too_few_recorded(ranks: int, job: Job) -> tuple[str, str]:
     )
 
 
-def _patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | None:
+def _patternless(run: Run, settings: Settings) -> Verdict | None:
     """What is known where ranks met in collectives without a pattern; ``None`` where they met too rarely.
 
     The last rank is reported, and not named: without steps it is unknown whether that matters.
@@ -315,7 +306,8 @@ def _patternless(run: Run, settings: Settings) -> tuple[tuple[str, ...], str] | 
                 f"rank {int(joined.ranks[most])} is last in {percent(last[most])} of them, at an unknown cost per step"
             )
     own = run.job.source == Job.source
-    return tuple(found), _mark(run) if own else "add a log of the steps, or record it with `hindmost run -- COMMAND`"
+    remedy = _mark(run) if own else "add a log of the steps, or record it with `hindmost run -- COMMAND`"
+    return insufficient(*found, advice=remedy)
 
 
 def _of_dumps(run: Run) -> tuple[str, str] | None:
@@ -524,11 +516,7 @@ def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
     if len({one.ranks for one in late}) == 1:
         who = "one rank is late in a part of the steps"
     unknown = "launches were not recorded: more work, or a CPU that was behind for a while"
-    return Verdict(
-        kind="insufficient_data",
-        evidence=(f"{who}: {found}", unknown),
-        advice=(_REMEDY,),
-    )
+    return insufficient(f"{who}: {found}", unknown, advice=_REMEDY)
 
 
 def _from_to(one: Verdict) -> str:

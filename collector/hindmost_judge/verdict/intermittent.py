@@ -12,8 +12,7 @@ from hindmost_judge.stats.robust import average
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
-from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.whole_job import since
+from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.hidden_delay import as_seen, stalls_in_full
 from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stall_saving, waste, without_stalls
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.verdict.schema import Verdict
 
     #: [S] ns that the repair of these rows in these steps saves.
     Saving = Callable[[Blocks, Sequence[int], Ints], Floats]
@@ -196,13 +196,11 @@ def _verdict(
         gain = gain if change is None else change.cost(gain, gain, None)
     held_up = cpu_wait.held_up_transfers(rest, list(one.rows), span, gain) if cause.cause == "cpu_contention" else 0.0
     ranks = tuple(sorted(int(rest.ranks[row]) for row in one.rows))
-    return Verdict(
+    return costing(
+        *(rest, int(span[0]), len(rest.steps), gain + held_up),
         kind="intermittent",
         ranks=ranks,
         cause=cause.cause,
-        since_step=since(rest, int(span[0])),
-        cost_ms_per_step=(gain + held_up) / 1e6,
-        cost_ratio=(gain + held_up) / average(rest.period[span]),
         shown_ms=float(seen[span].mean()) / 1e6,
         given=tuple(one for one in given if one not in ranks),
         confidence=float(np.clip(max(one.share, one.owned), 0.5, 0.99)),

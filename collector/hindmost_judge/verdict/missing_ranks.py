@@ -1,18 +1,12 @@
 """Verdicts where a part of the ranks, or of what they did, is missing: what still holds, and what is unknown.
 
-Some ranks sent nothing, or their files are cut: ranks judged without them are not cleared.
-
-Some ranks have no collectives: an agent died, or a rank's NCCL plugin was not loaded. Members of a communicator with
-such a rank leave its operations late, and nothing shows that they waited; their next partners do wait for them.
-
-Only a log of the steps was recorded. A rank may wait for others in its backward, so that a backward clears no rank.
-The forward of a tensor-parallel job holds collectives too: a rank that is slow there, or comes late to it, makes its
-whole group's forward longer. The stages of a pipeline wait for each other there, and have different forwards. In a
-launch-bound job, events around a forward time the host's launching.
-
-There is a log of all ranks' steps, and collectives of some ranks: both are judged. Collectives show which of their
-ranks is late, for whatever reason. Steps do not show a slow backward, in which ranks wait for each other. For ranks
-without collectives the steps are all that is known: they clear no rank.
+- Some ranks sent nothing, or their files are cut: ranks judged without them are not cleared.
+- Some ranks have no collectives. Members of a communicator with such a rank leave its operations late, and nothing
+  shows that they waited; their next partners do wait for them.
+- Only a log of the steps was recorded. A rank may wait for others in its backward, and in the forward of a tensor- or
+  pipeline-parallel job; in a launch-bound job, events around a forward time the host's launching.
+- A log has all ranks' steps, and collectives those of some: both are judged. Collectives show which of their ranks is
+  late; for the others the steps are all that is known, and clear no rank.
 """
 
 from __future__ import annotations
@@ -26,7 +20,7 @@ from hindmost_judge.encoding import codes, factorize
 from hindmost_judge.model import Job, Run, Unseen, rows, without_waits
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import build_blocks, matching
-from hindmost_judge.verdict.schema import STOPS, Report, Verdict
+from hindmost_judge.verdict.schema import CAUSES, STOPS, Report, Verdict, insufficient
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
@@ -85,7 +79,7 @@ def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
         return None
     late = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
     remedy = f"add the log of the steps{_of(lacking)}; `hindmost run -- COMMAND` records every rank"
-    return Verdict(kind="insufficient_data", evidence=(late,), advice=(remedy,))
+    return insufficient(late, advice=remedy)
 
 
 def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
@@ -134,15 +128,12 @@ def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
     if one.kind != "balanced" or lacking.judged >= _NEARLY_ALL:
         return one
     cut = f"some files are cut: only {percent(lacking.judged)} of the job is in all files; no rank is late there"
-    remedy = "give the whole files of all ranks"
-    return Verdict(kind="insufficient_data", evidence=(cut, *one.evidence), advice=(remedy,))
+    return insufficient(cut, *one.evidence, advice="give the whole files of all ranks")
 
 
 def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
     waits = _awaited(lacking) if waited else f"others may wait for {_them(lacking.ranks)}"
-    return Verdict(
-        kind="insufficient_data", evidence=(_are_missing(lacking), waits), advice=(_complete_files(lacking),)
-    )
+    return insufficient(_are_missing(lacking), waits, advice=_complete_files(lacking))
 
 
 def _are_missing(lacking: Unseen) -> str:
@@ -169,18 +160,7 @@ def _complete_files(lacking: Unseen) -> str:
 
 
 #: Causes measured on a rank's own host or GPU: these are no wait for others.
-ITS_OWN = (
-    "input",
-    "h2d",
-    "gpu_throttle",
-    "gpu_contention",
-    "cpu_contention",
-    "gc",
-    "checkpoint",
-    "memory",
-    "io",
-    "stopped",
-)
+ITS_OWN = frozenset(CAUSES) - {"compute", "network", "deadlock", "workload", "unknown"}
 #: Share of a communicator's recorded members that must be late together: a rank that waits for a missing one is not
 #: alone.
 _ALIKE = 0.5
@@ -262,21 +242,14 @@ def _doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
     """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
     late = sorted({rank for one in doubted for rank in one.ranks})
     seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
-    return Verdict(
-        kind="insufficient_data",
-        cause="unknown",
-        evidence=(
-            without_collectives(absent),
-            f"{seem}, and may have waited for {_it(absent)}",
-        ),
-        advice=(_doctor_remedy(absent),),
-    )
+    doubt = f"{seem}, and may have waited for {_them(absent.ranks)}"
+    return replace(insufficient(without_collectives(absent), doubt, advice=_doctor_remedy(absent)), cause="unknown")
 
 
 def without_collectives(absent: Absent) -> str:
     """The ranks without any data."""
     are = "is" if len(absent.ranks) == 1 else "are"
-    return f"{_who(absent)} {are} missing: no collective of {_it(absent)} was recorded"
+    return f"{_who(absent)} {are} missing: no collective of {_them(absent.ranks)} was recorded"
 
 
 def _doctor_remedy(absent: Absent) -> str:
@@ -289,10 +262,6 @@ def _doctor_remedy(absent: Absent) -> str:
 
 def _who(absent: Absent) -> str:
     return names(absent.ranks) if absent.ranks else "some ranks"
-
-
-def _it(absent: Absent) -> str:
-    return "it" if len(absent.ranks) == 1 else "them"
 
 
 #: A backward computes about twice what a forward does, and with its transfers recorded ones of GPUs at work took up to
@@ -330,28 +299,20 @@ def without_doubtful_forwards(found: list[Verdict], run: Run, blocks: Blocks | N
 
 def backward_may_wait(run: Run, blocks: Blocks) -> Verdict | None:
     """Why phases in which ranks may wait clear no rank; ``None`` where other ranks' collectives do."""
-    if not _steps_alone(run, blocks) or _others_met(run):
+    unseen = run.unseen  # collectives of some ranks show whether all of these wait for a missing one
+    if not _steps_alone(run, blocks) or (unseen is not None and unseen.by_steps and unseen.together is not None):
         return None
     backward = _phase(blocks, "backward")
     share = float(median(median(backward, axis=1)) / blocks.step_ns) if backward is not None else 0.0
     if not share >= _MAY_HIDE:
         return None
     spent = f"backward, {percent(share)} of a step of {ms(blocks.step_ns)}, is work and wait in one"
-    return Verdict(
-        kind="insufficient_data",
-        evidence=(f"only a log of the steps was recorded: {spent}", *_longer(blocks)),
-        advice=(_REMEDY,),
-    )
+    return insufficient(f"only a log of the steps was recorded: {spent}", *_longer(blocks), advice=_REMEDY)
 
 
 def _steps_alone(run: Run, blocks: Blocks) -> bool:
     """Whether logged phases show who is late; our own probe marks where ranks meet."""
     return blocks.evidence == build_blocks.PHASES and run.job.source != Job.source and blocks.pipeline is None
-
-
-def _others_met(run: Run) -> bool:
-    """Whether collectives of some ranks were recorded, and show whether all of these wait for a missing one."""
-    return run.unseen is not None and run.unseen.by_steps and run.unseen.together is not None
 
 
 def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:

@@ -1,16 +1,9 @@
 """Verdicts where there are fewer CPUs than ranks: on the binding that causes it, and on slow ranks there.
 
-Ranks bound to fewer CPUs than they are, though their node has more, wait for each other in the run queue. None of
-them is slow for that: what they queue is taken from their delay before ranks are compared. It costs what a replay
-without that wait saves.
-
-Where all CPUs are shared, ranks are named that need more CPU time, or are late for a reason other than scheduling.
-The scheduler makes a different rank late now and then; that is no rank's fault. Where its effect cannot be separated
-from a slow rank, the verdict is inconclusive: none is named, and none cleared.
-
-A late rank may have waited for a CPU. The kernel accounts for that: time in which a thread neither ran nor queued is
-sleep, or blocking by something else. Another thread of the process, for which it waited, would have used CPU time
-meanwhile: at least its fair share, had it been runnable.
+Ranks bound to fewer CPUs than they are wait for each other in the run queue: what they queue is taken from their delay
+before ranks are compared, and costs what a replay without it saves. Where all CPUs are shared, ranks are named that
+need more CPU time, or are late for a reason other than scheduling. The kernel accounts for that: time in which a thread
+neither ran nor queued is sleep, or blocking; a thread of its process that it waited for would have used CPU time.
 """
 
 from __future__ import annotations
@@ -292,18 +285,14 @@ def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) ->
     [R] are processes' CPU s/s.
     """
     ran = average(cpu_wait.main_cpu_time(blocks)[row, columns])
-    left = float(rate[row]) * average(_lasted(blocks, row)[columns]) - ran
+    lasted = blocks.period if blocks.took is None else blocks.took[row]  # groups that never meet have each their pace
+    left = float(rate[row]) * average(lasted[columns]) - ran
     if cpu_wait.between_collectives(blocks):
         inside = mean((blocks.wait + blocks.transfer)[:, columns])
         theirs = rate * average(blocks.period[columns]) - mean(cpu_wait.main_cpu_time(blocks)[:, columns])
         part = float(median(np.delete(theirs / np.maximum(inside, 1.0), row)))
         left -= float(np.nan_to_num(np.clip(part, 0.0, 1.0) * inside[row]))
     return max(left, 0.0)
-
-
-def _lasted(blocks: Blocks, row: int) -> Floats:
-    """[S] ns of a rank's steps: of its own, where it marks them, for groups that never meet have each their pace."""
-    return blocks.period if blocks.took is None else blocks.took[row]
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,11 @@ if TYPE_CHECKING:
 
 SCHEMA = "hindmost.report/1"
 
-KINDS = (
-    "straggler",
-    "intermittent",
-    "hang",
-    "desync",
-    "slow_link",
-    "input_bound",
-    "host_bound",
-    "uneven_workload",
-    "oversubscribed",
-    "balanced",
-    "insufficient_data",
+KINDS = tuple(
+    (
+        "straggler intermittent hang desync slow_link input_bound host_bound uneven_workload oversubscribed "
+        "balanced insufficient_data"
+    ).split()
 )
 #: A verdict that names no rank and is no surer than this clears no rank either.
 UNSURE = 0.5
@@ -33,22 +26,11 @@ UNSURE = 0.5
 STOPS = ("hang", "desync")
 #: Kinds that are an answer but no trouble: they are on the page, not in the log of verdicts.
 QUIET = frozenset({"balanced", "insufficient_data"})
-CAUSES = (
-    "compute",
-    "input",
-    "h2d",
-    "gpu_contention",
-    "gpu_throttle",
-    "cpu_contention",
-    "gc",
-    "checkpoint",
-    "network",
-    "memory",
-    "io",
-    "stopped",
-    "deadlock",
-    "workload",
-    "unknown",
+CAUSES = tuple(
+    (
+        "compute input h2d gpu_contention gpu_throttle cpu_contention gc checkpoint network memory io stopped "
+        "deadlock workload unknown"
+    ).split()
 )
 #: What a job may be bound by; ``unknown``: by none of the others, as far as it was measured.
 BOUNDS = ("input", "copies", "host", "cpu", "compute", "gpu_compute", "gpu_memory", "communication", "unknown")
@@ -75,6 +57,11 @@ class Verdict:
     causes: tuple[str, ...] = ()  # several that act together, to advise on; no part of a report
     past: Past | None = None  # for the judge's next evaluation of a running job; no part of a report
     shown_ms: float | None = None  # the visible part of the cost; None: all of it. No part of a report either
+
+
+def insufficient(*evidence: str, advice: str) -> Verdict:
+    """No rank is named and none cleared: what was seen, and how to see more."""
+    return Verdict("insufficient_data", evidence=evidence, advice=(advice,))
 
 
 def identity(verdict: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import backward, cpu_wait, slow_input, why_late
-from hindmost_judge.stats.robust import average, median, peers_median
+from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
-from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.whole_job import since, until
+from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stretched, waste
 
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks, Habit, SlowLink, SlowNetwork
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Array, Floats
+    from hindmost_judge.types import Floats
+    from hindmost_judge.verdict.schema import Verdict
 
 
 def of_habits(
@@ -50,7 +50,7 @@ def of_habits(
         left.remove(group)
         verdict = _straggler(group, before, replay, blocks, even, settings)
         if verdict is None:
-            notes.append(wording.too_little(blocks, _habits(group)))
+            notes.append(f"{wording.slower(blocks, _habits(group))}, too little to act on")
             continue
         verdicts.append(replace(verdict, shown_ms=_shown(seen, before, _habits(group))))
         before += _habits(group)
@@ -117,7 +117,7 @@ def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tupl
         if float(gain.mean()) < settings.min_cost * blocks.step_ns:
             kept = rest
             if kept:
-                notes.append(wording.hidden(blocks, habit))
+                notes.append(f"{wording.slower(blocks, [habit])}, at no cost: other ranks are later")
     return kept, notes
 
 
@@ -166,26 +166,25 @@ def _straggler(
     saved = float(replay.adds(habits, before)[span].mean())
     given = before if before and float(replay.adds(habits, [])[span].mean()) < BY_ITSELF * saved else []
     cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
-    ratio = cost / average(blocks.period[span])
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
     shown = max(worth, float(_saving(even, habits)[span].mean()))
-    if shown < settings.min_share_of_waste * (shown + _without_owner(hidden_delay.without(even), replay.kept)):
+    rest = hidden_delay.without(even)
+    without_owner = waste(replace(rest, segments=repaired(rest, replay.kept)))  # lost were all of these repaired
+    if shown < settings.min_share_of_waste * (shown + without_owner):
         return None
     cause = group[0][1]
+    on_host = habits[0].phase is not None and cause.cause == "compute"  # its CPU computes longer, and not its GPU
     ranks = tuple(sorted({int(blocks.ranks[habit.row]) for habit in habits}))
     victims = _victims(blocks, rows)
-    return Verdict(
+    return costing(
+        *(blocks, span.start, span.stop, cost),
         kind="straggler",
         ranks=ranks,
         victims=victims,
         cause=cause.cause,
-        since_step=since(blocks, span.start),
-        until_step=until(blocks, span.stop),
-        cost_ms_per_step=cost / 1e6,
-        cost_ratio=ratio,
         given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in given})),
         confidence=_confidence(habits, settings),
         explained=cause.explained,
@@ -199,13 +198,8 @@ def _straggler(
             *_ranged(habits, before, blocks),
             *wording.left_by_batches(habits[0].excess, cost, uneven=hidden_delay.differs(blocks, even)),
         ),
-        causes=(ON_HOST,) if _computes_on_host(habits[0], cause) else tuple(wording.together(habits[0].excess, cause)),
+        causes=(ON_HOST,) if on_host else tuple(wording.together(habits[0].excess, cause)),
     )
-
-
-def _computes_on_host(habit: Habit, cause: Cause) -> bool:
-    """Whether it is the rank's CPU that computes longer, and not its GPU."""
-    return habit.phase is not None and cause.cause == "compute"
 
 
 def _cost(
@@ -217,7 +211,8 @@ def _cost(
     by_step = replay.adds(habits, before)
     saved = float(by_step[span].mean())
     columns = np.arange(len(blocks.steps))[span]
-    held_up = _held_up(blocks, rows, columns, group[0][1], saved)
+    queues = group[0][1].cause == "cpu_contention"
+    held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if queues else 0.0
     cost = saved + held_up
     others = [_span([habit]) for habit in replay.kept if habit not in habits]
     change = savings.observed_change(blocks, span, others)  # with other slowdowns in it
@@ -246,15 +241,6 @@ def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[st
     return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))
 
 
-def _held_up(blocks: Blocks, rows: list[int], columns: Array, cause: Cause, shown: float) -> float:
-    return cpu_wait.held_up_transfers(blocks, rows, columns, shown) if cause.cause == "cpu_contention" else 0.0
-
-
-def _without_owner(blocks: Blocks, habits: list[Habit]) -> float:
-    """Ns a step lost to ranks that are not alike, were all of these repaired."""
-    return waste(replace(blocks, segments=repaired(blocks, habits)))
-
-
 def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
     """Ranks that look late and are not: their group waits for a culprit before it meets the others."""
     if blocks.joined is None or blocks.overlapped or blocks.group.shape[1] < 2:
@@ -275,7 +261,7 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
     margins = [
         getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
     ]
-    return _confidence_of_margin(min(margins, default=0.0))
+    return float(np.interp(np.log(max(min(margins, default=0.0), MARGINS[0])), np.log(MARGINS), RIGHT))
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:
@@ -283,40 +269,18 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
     if link is None or link.shown < settings.min_cost * blocks.step_ns:
         return []
     ranks = tuple(int(blocks.ranks[row]) for row in link.rows)
-    return [
-        Verdict(
-            kind="slow_link",
-            ranks=ranks,
-            cause="network",
-            since_step=since(blocks, link.first),
-            until_step=until(blocks, link.stop),
-            cost_ms_per_step=link.shown / 1e6,
-            cost_ratio=link.shown / average(blocks.period[link.first : link.stop]),
-            confidence=0.9,
-            explained=1.0,
-            evidence=tuple(wording.link(ranks, link)),
-            shown_ms=0.0,
-        )
-    ]
+    found = costing(blocks, link.first, link.stop, link.shown, kind="slow_link", cause="network", ranks=ranks)
+    lines = tuple(wording.link(ranks, link))
+    return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
 
 
 def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict] = ()) -> list[Verdict]:
     """The verdict on transfers that take longer than they did, in every group of the job, ``beside`` others."""
-    during = blocks.period[found.first : found.stop]
-    return [
-        Verdict(
-            kind="slow_link",
-            cause="network",
-            since_step=since(blocks, found.first) if found.early else found.past.since_step,
-            until_step=until(blocks, found.stop),
-            cost_ms_per_step=found.cost / 1e6,
-            cost_ratio=found.cost / average(during),
-            confidence=0.9,
-            explained=1.0,
-            evidence=tuple(wording.network(found, late=any(one.ranks for one in beside))),
-            past=found.past if found.stop >= len(blocks.steps) else None,
-        )
-    ]
+    verdict = costing(blocks, found.first, found.stop, found.cost, kind="slow_link", cause="network")
+    verdict = verdict if found.early else replace(verdict, since_step=found.past.since_step)
+    lines = tuple(wording.network(found, late=any(one.ranks for one in beside)))
+    past = found.past if found.stop >= len(blocks.steps) else None
+    return [replace(verdict, confidence=0.9, explained=1.0, evidence=lines, past=past)]
 
 
 #: How often a name is right that stands out so far: a monotone map, fitted by ``bench/accuracy`` on simulated jobs that
@@ -326,8 +290,3 @@ def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict] = (
 MARGINS = (1.0, 1.2, 1.4, 2.0, 3.0, 5.0, 10.0)
 #: Share of names right at each of these margins or further out in simulated jobs, pooled so that it never falls.
 RIGHT = (0.65, 0.72, 0.85, 0.89, 0.93, 0.97, 0.99)
-
-
-def _confidence_of_margin(margin: float) -> float:
-    """0.65 to 0.99: of names that stand out ``margin`` times as far as they must (by their weakest criterion)."""
-    return float(np.interp(np.log(max(margin, MARGINS[0])), np.log(MARGINS), RIGHT))

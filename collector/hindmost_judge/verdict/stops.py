@@ -518,14 +518,10 @@ def _gone(stop: Hang, run: Run) -> list[str]:
 
 def _mismatch_evidence(found: Mismatch) -> list[str]:
     """Evidence for operations that differ between ranks though no rank hangs."""
-    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {_the_others(found)} {found.op}"
+    others = "the others" if found.named else names(found.others)
+    ran = f"{names(found.ranks)} ran {found.ran} as operation {found.seq}, {others} {found.op}"
     often = "once" if found.places == 1 else f"at {found.places} places since then"
     return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
-
-
-def _the_others(found: Mismatch) -> str:
-    """Who ran what most ran; by name where they are no more than the rest."""
-    return "the others" if found.named else names(found.others)
 
 
 def _standing(rank: int, stack: str) -> str:
@@ -565,9 +561,12 @@ def _source_line(stack: str) -> str:
 
 def _hang_advice(stop: Hang, run: Run) -> list[str]:
     """What to do about a stop: of a job that runs its processes can still be looked at."""
-    if stop.kind == "desync" or stop.deadlock:
-        sides = sum(map(len, _groups(stop, run)))
-        return [_break(stop) if stop.deadlock else _branch_of(stop.ranks if sides <= _SIDES else ())]
+    if stop.deadlock or stop.kind == "desync":
+        if stop.deadlock:
+            branch = f"let one of {names(stop.ranks)} send before it receives, or use nonblocking calls for both"
+        else:
+            branch = _branch_of(stop.ranks if sum(map(len, _groups(stop, run))) <= _SIDES else ())
+        return [branch]
     if not stop.ranks:
         return [_advice_on_all(stop, run)]
     who = names(stop.ranks)
@@ -596,10 +595,6 @@ def _confirmation(run: Run) -> list[str]:
     if "Flight Recorder" in source:
         return ["write the dumps again: what is still open hangs"]
     return ["ask RAS again (`ncclras`): a job whose counts stay the same hangs"] if "NCCL RAS" in source else []
-
-
-def _break(stop: Hang) -> str:
-    return f"let one of {names(stop.ranks)} send before it receives, or use nonblocking calls for both"
 
 
 def _branch_of(ranks: tuple[int, ...]) -> str:

@@ -119,7 +119,7 @@ def few(blocks: Blocks | None) -> tuple[RankRow, ...]:
     some = slice(None, None, len(blocks.ranks) // _FEW + 1)
     took = median(blocks.transfer[some], axis=1) / 1e6
     pairs = zip(blocks.ranks[some].tolist(), took.tolist(), strict=True)
-    return tuple(RankRow(rank, transfer_ms=_known(ms)) for rank, ms in pairs)
+    return tuple(RankRow(rank, transfer_ms=None if np.isnan(ms) else ms) for rank, ms in pairs)
 
 
 def _phases(run: Run, blocks: Blocks) -> dict[str, Floats]:
@@ -157,10 +157,6 @@ def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | Non
     if name in phases.INTERVALS and f"{name}_ns" not in run.steps:
         return np.isin(blocks.ranks, run.intervals["rank"][run.intervals["name"] == name])[:, None]
     return None
-
-
-def _known(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def _figures(blocks: Blocks) -> dict[str, Floats]:

@@ -6,7 +6,7 @@ And what limits the typical step of a job.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -69,12 +69,10 @@ def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
     if not found.counted:
         evidence.append("the work was not counted: `hindmost.step(work=tokens)` counts it")
     return [
-        Verdict(
+        costing(
+            *(blocks, 0, len(blocks.steps), found.cost),
             kind="uneven_workload",
             cause="workload",
-            since_step=since(blocks, 0),
-            cost_ms_per_step=found.cost / 1e6,
-            cost_ratio=found.cost / average(blocks.period),
             confidence=0.95 if found.counted else 0.7,
             explained=found.explained,
             evidence=tuple(evidence),
@@ -120,13 +118,10 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
     if began or end is not None:
         evidence.append("it was as fast as the others before: what its ranks share may have become slow")
     return [
-        Verdict(
+        costing(
+            *(blocks, found.first, found.stop, found.cost),
             kind="uneven_workload",
             cause="workload",
-            since_step=began,
-            until_step=end,
-            cost_ms_per_step=found.cost / 1e6,
-            cost_ratio=found.cost / average(blocks.period[found.first : found.stop]),
             confidence=0.9 if found.replicas > 1 and not began and end is None else 0.7,
             explained=1.0,
             evidence=tuple(evidence),
@@ -161,6 +156,17 @@ def of_hosts(found: HostBound | None, blocks: Blocks) -> list[Verdict]:
             advice=("launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",),
         )
     ]
+
+
+def costing(blocks: Blocks, first: int, stop: int, cost: float, **known: Any) -> Verdict:
+    """The verdict on steps [first, stop), by index, that costs so many ns in each of them."""
+    return Verdict(
+        since_step=since(blocks, first),
+        until_step=until(blocks, stop),
+        cost_ms_per_step=cost / 1e6,
+        cost_ratio=cost / average(blocks.period[first:stop]),
+        **known,
+    )
 
 
 #: A job's first steps may differ from the rest in their collectives, and are not found by their pattern.

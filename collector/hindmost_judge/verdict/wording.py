@@ -313,19 +313,11 @@ def _covered(excess: float, cause: Cause, per: str) -> list[str]:
     return [f"{took}; queued work or a wait for others hides the rest"]
 
 
-def hidden(blocks: Blocks, habit: Habit) -> str:
-    """A slow rank whose repair alone would save nothing."""
-    return f"{_slower([int(blocks.ranks[habit.row])], habit)}, at no cost: other ranks are later"
-
-
-def too_little(blocks: Blocks, habits: list[Habit]) -> str:
-    """Slow ranks whose repair would save too little to be distinguished from the noise of all."""
-    return f"{_slower([int(blocks.ranks[habit.row]) for habit in habits], habits[0])}, too little to act on"
-
-
-def _slower(ranks: list[int], habit: Habit) -> str:
-    its = "is {} slower than its" if len(ranks) == 1 else "are {} slower than their"
-    return f"{names(ranks)} {its.format(ms(habit.excess))} peers per step"
+def slower(blocks: Blocks, habits: list[Habit]) -> str:
+    """``rank 2 is 1.1 ms slower than its peers per step``: of several ranks, as the first."""
+    are, their = ("is", "its") if len(habits) == 1 else ("are", "their")
+    ranks = names([int(blocks.ranks[habit.row]) for habit in habits])
+    return f"{ranks} {are} {ms(habits[0].excess)} slower than {their} peers per step"
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:

@@ -1,13 +1,9 @@
 """The full delay of a rank, where collectives overlapped with computing show only a part of it.
 
 A rank with more work is late for the first collective by what it computed until then, and for the step's end by all of
-it; a slow input delays both equally. A replay of the visible delay alone would hide too little of the latter. The
-length of the steps shows how much of the work is behind the delays.
-
-A slow GPU is slow in all of a step, of which forward and the start of backward show: at the step's end its delay is
-several times the visible one. Changes from one step to the next do not scale like that. A stall is over when it
-shows. The noise of kernels differs in each interval: over n times as much computing it grows by the root of n. Among
-thousands of ranks one always stalls: scaled up, its stall would hide most of what a fix saves.
+it; the length of the steps shows how much of the work is behind the delays. A slow GPU is slow in all of a step, of
+which forward and the start of backward show. Changes from one step to the next do not scale like that: a stall is over
+when it shows, and the noise of n times as much computing is larger by the root of n.
 """
 
 from __future__ import annotations

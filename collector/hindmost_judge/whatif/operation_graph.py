@@ -1,16 +1,10 @@
 """A pipelined job as a graph of operations, replayed: with what was measured, with all alike, with one worker repaired.
 
-After the method of "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25): compute keeps
-its measured time, communication its transfer part (end minus the latest start in its group), launch delays go; the
-ideal takes one mean per kind of computing and one median per kind of transfer. The report names slow workers by stage
-and uneven stages, both costed by replay.
-
-Sequences of uneven length make a micro-batch longer in every stage and in both directions. A slow worker makes all its
-micro-batches longer in its own stage only.
-
-A phase's waste counts what its own operations would save at their ideal. Lost computing is split among workers, in the
-ratio in which each computes longer than at the ideal; lost transfers and the rest belong to no worker. Hosts are
-unknown there.
+After "Understanding Stragglers in Large Model Training Using What-if Analysis" (OSDI'25): compute keeps its measured
+time, communication its transfer part (end minus the latest start in its group), launch delays go; the ideal takes one
+mean per kind of computing and one median per kind of transfer. Sequences of uneven length make a micro-batch longer in
+every stage and both directions, a slow worker all its micro-batches in its own stage. Lost computing is split among
+workers as each computes longer than at the ideal; lost transfers belong to no worker. Hosts are unknown.
 """
 
 from __future__ import annotations
@@ -300,7 +294,7 @@ def _within(lost: float, found: dict[str, float]) -> dict[str, float]:
 
 def _shared(built: Graph, of: Array, ms: float) -> dict[str, float]:
     """So many ms shared among workers, or ``of`` [N] stages: as each worker computes longer than at the ideal."""
-    held = np.isin(built.op, [place for place, name in enumerate(built.names) if name in _COMPUTING])
+    held = _is_work(built)
     ranks, first, row = np.unique(built.rank, return_index=True, return_inverse=True)
     more = np.bincount(row, weights=np.where(held, built.cost - built.ideal, 0.0), minlength=len(ranks))
     more = np.maximum(more, 0.0)
@@ -308,9 +302,6 @@ def _shared(built: Graph, of: Array, ms: float) -> dict[str, float]:
     for name, weight in zip(of[first].tolist(), more.tolist(), strict=True):
         found[str(name)] = found.get(str(name), 0.0) + (ms * weight / more.sum() if more.sum() > 0 else 0.0)
     return found
-
-
-_WORK = ("forward-compute", "backward-compute")
 
 
 def judge_graph(run: Run, settings: Settings) -> Report:
@@ -323,7 +314,7 @@ def judge_graph(run: Run, settings: Settings) -> Report:
     ranks, stages, work = _work(built, built.cost)
     own = work.mean(axis=1)
     each = _work(built, built.cost / length)[2]
-    slow, usual = _slow(stages, each, settings), (each - _beyond(stages, each)).mean(axis=1)
+    slow, usual = _slow(stages, each, settings), (each - beyond_peers(each, stages)).mean(axis=1)
     healthy, alike = np.delete(np.arange(len(work)), slow), _alike(built, length) if uneven else built.ideal
     late = _straggler(built, measured, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)
     found = [advice.on(late, run) if late is not None else None]
@@ -370,7 +361,7 @@ def _steps(run: Run) -> dict[str, Any]:
 
 
 def _is_work(built: Graph) -> Array:
-    return np.isin(built.op, [one for one, name in enumerate(built.names) if name in _WORK])
+    return np.isin(built.op, [one for one, name in enumerate(built.names) if name in _COMPUTING])
 
 
 def _work(built: Graph, cost: Floats) -> tuple[Array, Array, Floats]:
@@ -385,14 +376,9 @@ def _work(built: Graph, cost: Floats) -> tuple[Array, Array, Floats]:
     return ranks, stages, sums.reshape(len(ranks), steps)
 
 
-def _beyond(stages: Array, work: Floats) -> Floats:
-    """[R, S] how far a worker is above the other replicas of its stage; 0 where it has none."""
-    return beyond_peers(work, stages)
-
-
 def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
     """Rows of workers that are slower than the other replicas of their stage, beyond the spread of healthy ones."""
-    beyond = _beyond(stages, work)
+    beyond = beyond_peers(work, stages)
     usual = (work - beyond).mean(axis=1)
     level = beyond.mean(axis=1) / usual
     late = np.flatnonzero(level >= max(settings.min_effect, settings.min_effect_of_few))

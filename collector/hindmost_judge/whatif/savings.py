@@ -114,12 +114,7 @@ class Change:
         return max(saved, min(waited, self.longer - max(others, 0.0)))
 
 
-def observed_change(
-    blocks: Blocks,
-    during: slice,
-    others: Sequence[slice] = (),
-    longest: float = 3.0,
-) -> Change | None:
+def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = (), longest: float = 3.0) -> Change | None:
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so a fix saves less than they wait: an onset shows how much less. A
@@ -136,13 +131,9 @@ def observed_change(
     if len(before) < ENOUGH_STEPS or len(after) < ENOUGH_STEPS:
         return None
     before, after = (np.minimum(side, longest * float(median(side))) for side in (before, after))
-    change, noise = float(after.mean() - before.mean()), _error(before, after)
+    noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
+    change = float(after.mean() - before.mean())
     return Change(change, noise, np.flatnonzero(inside & known)) if change > 2 * noise else None
-
-
-def _error(before: Floats, after: Floats) -> float:
-    """Standard error of the difference of two means."""
-    return float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
 
 
 def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:

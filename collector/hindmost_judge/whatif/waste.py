@@ -1,13 +1,9 @@
 """Where the time goes that ranks lose to each other, and what of it the script planned.
 
 Waste is reported by rank, node, cause and phase, on one base: how much longer ``what_if`` finds a step than with all
-ranks at their typical peer's pace. What verdicts cost is a part of it, spread over all steps of the run. The rest is
-not persistent. An unnamed rank's part of the rest is its share of all waiting beyond the verdicts. What fixing the
-named ranks would not save belongs to no rank.
-
-Checkpoints, evaluations and pauses that a few ranks make for all are planned by the script, so no rank is at fault.
-They are removed from the delays. They then count as no stalls, and neither work nor a slow rank is judged against them.
-Their cost is reported. Steps keep their length.
+ranks at their typical peer's pace. What verdicts cost is a part of it, spread over all steps of the run; of the rest an
+unnamed rank has its share of all waiting. Checkpoints, evaluations and pauses that a few ranks make for all are planned
+by the script: they are removed from the delays, and their cost is reported.
 """
 
 from __future__ import annotations
@@ -57,7 +53,8 @@ def find(
     if blocks is None or what_if.step_ms is None or what_if.ideal_step_ms is None:
         return None
     lost = what_if.step_ms - what_if.ideal_step_ms
-    known = [(one, one.cost_ms_per_step) for one in named if _unlike(one) and one.cost_ms_per_step]
+    unlike = [one for one in named if one.kind in _KINDS and (one.kind != "slow_link" or one.ranks)]
+    known = [(one, one.cost_ms_per_step) for one in unlike if one.cost_ms_per_step]
     costs = [(one, _of_all_steps(one, ms, blocks)) for one, ms in known]
     told = sum(ms for _, ms in costs)
     # On shared CPUs a cost is of what ranks need, and this base of how late they come.
@@ -79,11 +76,6 @@ def find(
         by_cause=waste_rows(causes, what_if.step_ms),
         by_phase=waste_rows(phases, what_if.step_ms),
     )
-
-
-def _unlike(one: Verdict) -> bool:
-    """Whether what a verdict is about is a part of the job, unlike the rest of it."""
-    return one.kind in _KINDS and (one.kind != "slow_link" or bool(one.ranks))
 
 
 def waste_rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ...]:
@@ -229,27 +221,26 @@ _PAUSES = _Words(
 
 def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[Planned], list[str]]:
     """The same without delays due to a rank's work for the others, what these wait for it, and notes."""
-    told: list[tuple[Planned, str] | None] = []
-    took, evaluated = blocks.parts.get("checkpoint"), _evaluated(blocks, steps)
     if len(blocks.ranks) < 2:
         return blocks, [], []
+    found: list[tuple[Planned, str] | None] = []
+    least = settings.stall_effect * blocks.step_ns
+    took, evaluated, outside = blocks.parts.get("checkpoint"), _evaluated(blocks, steps), _outside(blocks)
     if took is not None:
         due = _written(np.nan_to_num(took))
-        blocks, writes = _without(blocks, due, _WRITES, settings)
-        told.append(writes)
+        blocks, planned = _without(blocks, due, _WRITES, settings)
+        found.append(planned)
         blocks = replace(blocks, parts=blocks.parts | {"checkpoint": took - due}) if due.any() else blocks
     if evaluated is not None:
-        due = _longer(evaluated, settings.stall_effect * blocks.step_ns)
-        blocks, evaluates = _without(blocks, due, _EVALUATES, settings)
-        told.append(evaluates)
-    outside = _outside(blocks)
+        blocks, planned = _without(blocks, _longer(evaluated, least), _EVALUATES, settings)
+        found.append(planned)
     if outside is not None:
-        due = _counted_out(_longer(outside, settings.stall_effect * blocks.step_ns), blocks.steps)
-        on_time, pauses = _without(blocks, due, _PAUSES, settings)
-        if pauses is None or pauses[0].ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
+        due = _counted_out(_longer(outside, least), blocks.steps)
+        on_time, planned = _without(blocks, due, _PAUSES, settings)
+        if planned is None or planned[0].ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
             blocks = on_time
-            told.append(pauses)
-    known = [one for one in told if one is not None]
+            found.append(planned)
+    known = [one for one in found if one is not None]
     return blocks, [planned for planned, _ in known], [note for _, note in known]
 
 
