@@ -118,9 +118,14 @@ class _Trace:
     groups: dict[str, ProcessGroup] = field(default_factory=dict)
     cut: bool = False
 
-    def rank(self) -> int:
+    @property
+    def distributed(self) -> dict[str, Any]:
+        """What its header says of the job; nothing where it has none."""
         info = self.beside.get("distributedInfo")
-        rank = info.get("rank") if isinstance(info, dict) else None
+        return info if isinstance(info, dict) else {}
+
+    def rank(self) -> int:
+        rank = self.distributed.get("rank")
         if isinstance(rank, int) and 0 <= rank < _MOST_RANKS:
             return rank
         named = rank_in_name(self.path)
@@ -193,8 +198,7 @@ def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:
 
 
 def _world_size(trace: _Trace) -> int:
-    info = trace.beside.get("distributedInfo")
-    size = info.get("world_size") if isinstance(info, dict) else None
+    size = trace.distributed.get("world_size")
     return size if isinstance(size, int) and 0 < size < _MOST_RANKS else 0
 
 
@@ -378,9 +382,7 @@ def _group(trace: _Trace, name: str, ranks: Any) -> ProcessGroup:
 
 
 def _of_header(trace: _Trace) -> dict[str, ProcessGroup]:
-    info = trace.beside.get("distributedInfo")
-    config = info.get("pg_config") if isinstance(info, dict) else None
-    known = {}
+    config, known = trace.distributed.get("pg_config"), {}
     for one in (one for one in config if isinstance(one, dict)) if isinstance(config, list) else ():
         world, name = _world_size(trace), str(one.get("pg_name"))
         of_all = not one.get("ranks") and one.get("pg_size", one.get("group_size")) == world

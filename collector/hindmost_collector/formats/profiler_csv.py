@@ -111,8 +111,11 @@ def load(files: Sequence[Path]) -> Run:
     untrue = find_foreign(columns)
     pieces = [_collectives(*one, believed=not untrue) for one in zip(parts, ranks, _positions(parts), strict=True)]
     met = find_exchanges(columns, ranks, alone=bool(untrue))
-    if met is not None:
-        pieces = [_with(*one) for one in zip(pieces, met.rows, met.tables, strict=True)]
+    if met is not None:  # all-to-alls in place of the sends and receives that these are
+        others = [
+            select(piece, np.delete(np.arange(rows(piece)), at)) for piece, at in zip(pieces, met.rows, strict=True)
+        ]
+        pieces = [part for both in zip(others, met.tables, strict=True) for part in both]
     return Run(
         job=Job(id="", world_size=world, source=NAME),
         ranks=table("ranks", rank=ranks, world_size=world or UNMEASURED, pid=[part.pid for part in parts]),
@@ -120,11 +123,6 @@ def load(files: Sequence[Path]) -> Run:
         communicators=communicators(rank_in, ranks, {}),
         notes=(*notes, *left_out, *_notes(read), *foreign_notes(untrue), *exchange_notes(met), *thinned(every)),
     )
-
-
-def _with(piece: Table, exchanged: Array, met: Table) -> Table:
-    """One process' operations with its all-to-alls in place of the sends and receives that these are."""
-    return concatenate("collectives", [select(piece, np.delete(np.arange(rows(piece)), exchanged)), met])
 
 
 def _refuse_contradictions(parts: Sequence[_File], rank_in: Sequence[dict[int, int]]) -> None:
@@ -183,7 +181,8 @@ def _parsed(path: Path, every: int, number: Any) -> _File:
         _Ascii(open_bytes(path)) as stream,
         pa_csv.open_csv(stream, options, parse, convert_options=convert) as reader,
     ):
-        read = [_sane_and_thin(batch, every) for batch in reader]  # one by one: a file may be larger than memory
+        sane = (_sane(batch) for batch in reader)  # one by one: a file may be larger than memory
+        read = [(_thin(batch, every), left_out) for batch, left_out in sane]
     batches = [batch for batch, _ in read]
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     kept = np.flatnonzero(_consistent(columns))
@@ -208,11 +207,6 @@ def _sane(batch: Any) -> tuple[Any, int]:
         kept = pc.and_(kept, pc.greater_equal(batch[name], 0))
     sane = batch.filter(kept)
     return sane, count - sane.num_rows
-
-
-def _sane_and_thin(batch: Any, every: int) -> tuple[dict[str, Array], int]:
-    sane, nonsense = _sane(batch)
-    return _thin(sane, every), nonsense
 
 
 def _as_numbers(batch: Any) -> Any:
@@ -253,9 +247,7 @@ def _thin(batch: Any, every: int) -> dict[str, Array]:
     if every > 1:
         batch = batch.filter(pa.array(batch["enqueue"].to_numpy() // WINDOW_NS % every == 0))
     op = batch["op"].dictionary_decode() if pa.types.is_dictionary(batch["op"].type) else batch["op"]
-    columns = {
-        name: batch[name].to_numpy() for name in ("rank_in", "seq", "count", "enqueue", "start", "stop", "logged")
-    }
+    columns = {name: batch[name].to_numpy() for name in _NUMBERS}
     names, codes = _encoded(batch["comm"])
     identities = np.array([int(name, 16) for name in names], dtype=np.uint64)
     columns["comm"] = identities[codes] if len(identities) else np.empty(0, np.uint64)
@@ -507,13 +499,9 @@ def _late(came: Ints) -> Array:
 
 def exchange_notes(exchanges: Exchanges | None) -> list[str]:
     """What the reader of the report has to know of it."""
-    if exchanges is None:
-        return []
-    each = len(exchanges.tables[0]["rank"])
-    return [f"Simultaneous sends of all ranks to each other are counted as {each:,} all-to-alls."]
+    each = 0 if exchanges is None else len(exchanges.tables[0]["rank"])
+    return [f"Simultaneous sends of all ranks to each other are counted as {each:,} all-to-alls."] if each else []
 
-
-#: GPUs' clocks drift against their hosts': by how much they are ahead is taken anew for so many operations.
 
 #: An operation that began by so much before it was enqueued has another's times.
 _BEFORE_NS = 1_000_000

@@ -169,7 +169,7 @@ _TITLES = {
 
 def title_of(measure: str) -> str:
     """What the tables call a phase or another measure."""
-    return "self time" if measure == "self" else _TITLES.get(measure, measure.replace("_", " "))
+    return _FIELDS[measure][0] if measure in _FIELDS else _TITLES.get(measure, measure.replace("_", " "))
 
 
 def ratio(value: float | None) -> str:
@@ -318,18 +318,14 @@ _FIELDS = {
 def deciding(report: Mapping[str, Any]) -> list[str]:
     """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
     named = any(one["ranks"] for one in report["verdicts"])
-    found = [_title("caused")] if named and _measured("caused", report["ranks"]) else []
+    found = [title_of("caused")] if named and _measured("caused", report["ranks"]) else []
     for one in report["verdicts"]:
         for names in _DECIDING.get(one.get("cause") or _OF_KIND.get(one["kind"], ""), ()):
-            titles = [_title(name) for name in names if _measured(name, report["ranks"])]
+            titles = [title_of(name) for name in names if _measured(name, report["ranks"])]
             if titles:
                 found += titles
                 break
     return list(dict.fromkeys(found))
-
-
-def _title(name: str) -> str:
-    return _FIELDS[name][0] if name in _FIELDS else _TITLES.get(name, name)
 
 
 def _measured(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -371,7 +367,7 @@ def table(
     chosen = [one for title, cell in chosen for one in _with_fault(title, cell, deciding, *fault)]
     deciding = [*deciding, *(title for title, _ in chosen if fault[0] and title.endswith(f" {fault[0]}"))]
     phases = sorted(_telling(rows).items(), key=lambda item: item[1])
-    least, most = ([_title(name) for name, _ in part] for part in (phases[:-2], phases[-2:]))
+    least, most = ([title_of(name) for name, _ in part] for part in (phases[:-2], phases[-2:]))
     order = [*_FIRST_TO_GO[:2], *least, *_FIRST_TO_GO[2:], *most]
     order = [*(title for title in order if title not in deciding), *reversed(deciding)]
     while width is not None and order and sum(_width(title, cell, rows) + 3 for title, cell in chosen) > width + 2:
@@ -413,7 +409,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
     def phase(name: str) -> Cell:
         return lambda row: number((row.get("phases_ms") or {}).get(name))
 
-    named = [name for name in dict.fromkeys([*_PHASES, *_TITLES]) if name in telling or _title(name) in deciding]
+    named = [name for name in dict.fromkeys([*_PHASES, *_TITLES]) if name in telling or title_of(name) in deciding]
     named = [name for name in named if _measured(name, rows)]
     return [
         ("rank", lambda row: str(row["rank"])),
@@ -421,7 +417,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
         ("step", lambda row: number(row.get("step_ms"))),
         ("self time", lambda row: number(row.get("self_ms"))),
         (_TITLES["self_cpu"], phase("self_cpu")),
-        *[(_title(name), phase(name)) for name in named if name != "self_cpu"],
+        *[(title_of(name), phase(name)) for name in named if name != "self_cpu"],
         ("wait", lambda row: number(row.get("wait_ms"))),
         ("transfer", lambda row: number(row.get("transfer_ms"))),
         ("caused wait", lambda row: number(row.get("caused_wait_ms"))),

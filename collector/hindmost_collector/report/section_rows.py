@@ -287,7 +287,7 @@ def _phases(one: _Run) -> dict[str, list[dict[str, Any]]]:
         least, low, middle, most, high = held
         table.append(
             {
-                "phase": "caused wait" if name == "caused" else columns.title_of(name),
+                "phase": columns.title_of(name),
                 "least": least,
                 "least_rank": listed[low]["rank"],
                 "median": middle,
@@ -339,7 +339,7 @@ def _fault(one: _Run, names: Iterable[str]) -> list[dict[str, Any]]:
     return [
         {
             "rank": rank,
-            "measure": "caused wait" if name == "caused" else columns.title_of(name),
+            "measure": columns.title_of(name),
             "since_step": first,
             "until_step": until,
             "ms": inside[row] / 1e6,
