@@ -9,7 +9,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 #: Folders whose names are read.
-FOLDERS = ("agent/", "collector/hindmost_collector/", "style_check/")
+FOLDERS = (
+    "agent/",
+    "collector/hindmost_collector/",
+    *(f"collector/hindmost_judge/{name}/" for name in ("graph", "stats", "timeline", "verdict", "whatif")),
+    "style_check/",
+)
+#: What readers of reports know by that name.
+IN_REPORTS = frozenset({"given"})
 #: What is no name: the field has a noun for what it stands for.
 FORBIDDEN = frozenset({"told", "untold", "few", "some", "even", "given"})
 #: What says too little of a function or class; a variable that lives for a few lines may have it.
@@ -22,6 +29,8 @@ def findings(path: str, source: str) -> Iterator[tuple[int, str]]:
         for node in ast.walk(ast.parse(source)):
             name = _defined(node)
             forbidden = OF_DEFINITIONS if isinstance(node, ast.FunctionDef | ast.ClassDef) else FORBIDDEN
+            if path.endswith("/verdict/schema.py"):
+                forbidden -= IN_REPORTS
             if name.strip("_").lower() in forbidden:
                 yield node.lineno, f"{name!r}: name it by the field's noun (names)"  # type: ignore[attr-defined]
 

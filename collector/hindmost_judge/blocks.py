@@ -33,8 +33,8 @@ class Blocks:
     In a ``pipeline`` whose sends and receives are in order, segments are the intervals between those, ``computing`` [R,
     S] what its GPUs' take, all stages on one level, and ``starved`` [R, S] how long these idled because their hosts
     launched late.
-    ``due`` is the full delay in the segments due to uneven work, where only a part of it shows; ``even`` [R, K] are
-    the segments with work of one size, where known. ``unsure`` [R] is ns a step by which a rank may be late, or the
+    ``due`` is the full delay in the segments due to uneven work, where only a part of it shows; ``equalised`` [R, K]
+    are the segments with work of one size, where known. ``unsure`` [R] is ns a step by which a rank may be late, or the
     others ahead. Where hosts set the pace, their work is in ``lanes``, and delays are how much more of it a rank has.
     """
 
@@ -68,10 +68,15 @@ class Blocks:
     computing: Floats | None = None
     starved: Floats | None = None
     due: Due | None = None
-    even: Floats | None = None
+    equalised: Floats | None = None
     unsure: Floats | None = None
     lanes: Lanes | None = None
     turn: int = 1
+
+    @property
+    def same_work(self) -> Floats:
+        """[R, K] the segments with work of one size; as measured, where that size is unknown."""
+        return self.segments if self.equalised is None else self.equalised
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.telemetry.Samples`."""

@@ -98,8 +98,8 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
     alone = np.bincount(which, calls * (blocking & ~on_gpu), count)
     found = []
     for at in range(count):
-        some, short = float(held["calls"][at]), float(held["shortest"][at])
-        sized, timed = int(most_[at]) >= 0, some > 0
+        measured, short = float(held["calls"][at]), float(held["shortest"][at])
+        sized, timed = int(most_[at]) >= 0, measured > 0
         moved = timed and short > 0 and int(most_[at]) > 0
         found.append(
             Traffic(
@@ -112,8 +112,8 @@ def find(run: Run, most: int | None = None) -> list[Traffic]:
                 groups=len(np.unique(comm[starts][which == at])),
                 calls=int(every[at]),
                 took_ms=float(held["took"][at] / held["timed"][at]) / 1e6 if held["timed"][at] else None,
-                wait_ms=(float(held["whole"][at]) - short) / some / 1e6 if timed else None,
-                transfer_ms=short / some / 1e6 if timed else None,
+                wait_ms=(float(held["whole"][at]) - short) / measured / 1e6 if timed else None,
+                transfer_ms=short / measured / 1e6 if timed else None,
                 bandwidth=float(held["sent"][at]) / short * 1e9 if moved else None,
                 bus_bandwidth=float(held["moved"][at]) / short * 1e9 if moved else None,
                 exposed=1.0 if alone[at] == every[at] else None,

@@ -129,12 +129,12 @@ def _letters(words: Sequence[str]) -> str:
     return found
 
 
-def isolation_remedy(python: str, given: str) -> str:
+def isolation_remedy(python: str, option: str) -> str:
     """Why the probe does not start in an interpreter with this option, and the remedy."""
-    if given == "-S":
+    if option == "-S":
         return f"`{python} -S` skips start-up files, so the probe does not start: drop -S"
     return (
-        f"`{python} {given}` ignores PYTHONPATH, so the probe does not start: drop {given},"
+        f"`{python} {option}` ignores PYTHONPATH, so the probe does not start: drop {option},"
         f" or install hindmost into that Python (`{python} -m pip install .` in a clone of it), or install a C compiler"
     )
 

@@ -55,7 +55,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
 
     Never raises for missing or contradictory data: what cannot be judged is ``insufficient_data``, with the reason.
     """
-    changed = settings.told()
+    changed = settings.changed()
     if changed and changed not in run.notes:
         run = replace(run, notes=(*run.notes, changed))
     if rows(run.operations):
@@ -89,9 +89,9 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         settings = settings_of_few_profiled(blocks, run.steps, settings)
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
         found = [*found, *crowded_out]
-        found, told = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
+        found, more = _held_back(detect.Case(run, blocks, settings, tuple(found), cpu_sharing.find(run)))
         found = _still_matter(found)
-        notes += told
+        notes += more
         notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.look:
         notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
@@ -108,7 +108,8 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
     if run.look:
-        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=summary.few(blocks), overview=seen)
+        ranks = summary.sampled_ranks(blocks)
+        return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes += stopped.note(run, found, stalls)
     what_if = summary.what_if(run, blocks, found)
     return Report(
@@ -153,8 +154,8 @@ def _ended(
     parted = hang.find_mismatch(run, stopped=stop is not None) if ours else None
     if stop is not None:
         return [of_parted(stop, parted, run, blocks)], []
-    silent, told = stops.lost_contact(run, p99, settings)
-    return [*silent, *of_mismatch(parted, run)], told
+    silent, notes = stops.lost_contact(run, p99, settings)
+    return [*silent, *of_mismatch(parted, run)], notes
 
 
 def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
@@ -164,8 +165,8 @@ def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
         return []
     if most.change is None:
         return [all_slower.with_majority(_nothing(run, blocks, settings), most)]
-    few = judge(run_of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
-    alone = [one for one in few.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
+    alone_with_ahead = judge(run_of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
+    alone = [one for one in alone_with_ahead.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
     return [advice.on(all_slower.majority_verdict(most, most.change, alone[0] if alone else None, blocks), run)]
 
 
@@ -265,15 +266,15 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[l
     if (blocks.lanes is not None or blocks.turn > 1) and shared is None:
         return _by_work(blocks, settings)
     timed = uneven.uncounted(blocks, settings)
-    even = uneven.levelled(blocks, settings, timed)
-    habits = straggler.find(even, settings, shared=shared is not None)
+    same_work = uneven.levelled(blocks, settings, timed)
+    habits = straggler.find(same_work, settings, shared=shared is not None)
     by_chance: list[Habit] = []
     if timed is not None and shared is None:
-        habits, by_chance, even = _uncounted(habits, blocks, even, timed, settings)
+        habits, by_chance, same_work = _uncounted(habits, blocks, same_work, timed, settings)
     stalls = intermittent.find(blocks, settings, habits)
     habits = intermittent.without_stalls(habits, stalls, blocks, settings)
     habits = habits if habits or stalls else straggler.of_stopped(blocks, settings)
-    found, notes = of_habits(habits, blocks, settings, even)
+    found, notes = of_habits(habits, blocks, settings, same_work)
     named = {rank for one in found for rank in one.ranks}
     stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as persistent
     late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
@@ -283,8 +284,8 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[l
         return found, [*notes, *more], []
     found = found or oversubscribed.asking_most(blocks, settings)
     named = {rank for one in found for rank in one.ranks}
-    told = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
-    return [*found, *of_stalls(stalls, blocks, settings, habits=told)], notes, by_chance
+    named_habits = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
+    return [*found, *of_stalls(stalls, blocks, settings, habits=named_habits)], notes, by_chance
 
 
 #: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
@@ -304,7 +305,7 @@ def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[st
 
 
 def _uncounted(
-    habits: list[Habit], blocks: Blocks, even: Blocks, timed: Floats, settings: Settings
+    habits: list[Habit], blocks: Blocks, same_work: Blocks, timed: Floats, settings: Settings
 ) -> tuple[list[Habit], list[Habit], Blocks]:
     """Slow ranks in a job with uneven, uncounted work: the sure ones, the possible ones, and the blocks to cost the
     former.
@@ -313,17 +314,17 @@ def _uncounted(
     """
     beside = uneven.beside_computing(blocks, settings, timed)
     if beside is None:
-        return habits, [], even
+        return habits, [], same_work
     late = {habit.row for habit in habits}  # what becomes slow among few steps is smoothed away with what is usual then
     habits = [*habits, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
     sure = uneven.no_batches(habits, timed, settings)
     hosts = [one for one in straggler.find(beside, settings) if one.row not in {habit.row for habit in sure}]
     rows = sorted({one.row for one in hosts})
-    excess, segments = even.excess.copy(), even.segments.copy()
+    excess, segments = same_work.excess.copy(), same_work.segments.copy()
     excess[rows], segments[rows] = beside.excess[rows], beside.segments[rows]
     found = sorted([*sure, *hosts], key=lambda one: -one.excess)
     named = {one.row for one in found}
-    return found, [one for one in habits if one.row not in named], replace(even, excess=excess, segments=segments)
+    return found, [one for one in habits if one.row not in named], replace(same_work, excess=excess, segments=segments)
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:

@@ -135,7 +135,7 @@ class Settings:
         """Settings that differ from their default."""
         return {one.name: value for one in fields(self) if (value := getattr(self, one.name)) != one.default}
 
-    def told(self) -> str | None:
+    def changed(self) -> str | None:
         """A sentence on the settings that differ from their default; ``None`` where none does."""
         usual = {one.name: one.default for one in fields(self)}
         other = [f"{name} {value:g} (default {usual[name]:g})" for name, value in self.other().items()]

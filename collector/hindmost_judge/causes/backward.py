@@ -81,8 +81,9 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
     more = np.zeros_like(blocks.segments)
     for habit, cause in explained:
         more[habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] += cause.unseen
-    even = blocks.segments if blocks.even is None else blocks.even
-    return replace(blocks, segments=blocks.segments + more, even=even + more) if more.any() else blocks
+    if not more.any():
+        return blocks
+    return replace(blocks, segments=blocks.segments + more, equalised=blocks.same_work + more)
 
 
 #: Causes of which queueing ranks may hide a part: work of GPUs, and unknown ones.

@@ -52,7 +52,7 @@ def or_zero(block: Floats) -> Floats:
 
 
 #: Up to this many values are sorted, more are only partitioned: sorting a few is faster.
-_FEW = 256
+_SORTED = 256
 #: Values transposed and ordered at a time, to fit a processor's cache; never fewer columns than fill a cache line.
 _CACHED, _LINE = 1 << 17, 8
 #: This few values in each of this many columns are compared column by column, all columns at once.
@@ -61,7 +61,7 @@ _NETWORK, _WIDE = 16, 256
 
 def _of_line(values: Floats) -> Floats:
     """The median of one line's known values."""
-    if len(values) <= _FEW:
+    if len(values) <= _SORTED:
         ordered = np.sort(values)  # NaN goes last
         known = len(ordered)
         if np.isnan(ordered[-1]):
@@ -82,7 +82,7 @@ def _of_lines(block: Floats) -> Floats:
 def _middle(values: Floats) -> Floats:
     """[...] medians of the last axis of values that are all known."""
     count = values.shape[-1]
-    if count <= _FEW:
+    if count <= _SORTED:
         return _between(np.sort(values, axis=-1), count)
     parted = np.partition(values, count // 2, axis=-1)  # about one place: about two it takes seven times as long
     above = parted[..., count // 2]

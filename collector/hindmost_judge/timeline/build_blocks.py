@@ -266,9 +266,9 @@ def _step_times(joined: Grid, starts: Ints, numbers: Ints, table: Table) -> Floa
 
     Hosts run ahead of their GPUs, so that the time between two marks of a host is not the time a step takes.
     """
-    told = phases.pivot(table, joined.ranks, numbers, "duration_ns")
-    if told is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
-        return _slowest(told, joined)
+    marked = phases.pivot(table, joined.ranks, numbers, "duration_ns")
+    if marked is not None and (not joined.gpu_time or np.isnan(joined.start).all()):
+        return _slowest(marked, joined)
     end = joined.start + joined.duration
     ends = end[:, np.append(starts[1:], joined.columns) - 1]
     lengths = np.full(ends.shape, np.nan)

@@ -484,12 +484,12 @@ def _ahead(schedule: Schedule, source: Ints, unit: Ints, alone: Array, mine: int
     _, here, there = np.intersect1d(unit[one], unit[other], return_indices=True)
     if len(here):
         return _drifting(median(end[one[here]] - end[other[there]], axis=0))
-    taken, given = (
+    taken, sent = (
         np.flatnonzero(alone & (schedule.row == to) & (schedule.row[source] == by))
         for to, by in ((mine, theirs), (theirs, mine))
     )
     most = _soonest(end[taken] - end[source[taken]])
-    least = _soonest(end[given] - end[source[given]])
+    least = _soonest(end[sent] - end[source[sent]])
     if most is None or least is None:
         return most if least is None else -least
     return (most - least) / 2

@@ -195,18 +195,18 @@ def waits_for_each(grid: Grid) -> bool:
     """Whether hosts wait for each collective before they launch the next: all their work is between two."""
     if np.isnan(grid.enqueue).all() or grid.columns < 2:
         return False
-    some = slice(None, None, len(grid.ranks) // _RANKS + 1)
-    stop = (grid.start + grid.duration)[some] - ahead_of_host(grid, some)
-    after = grid.enqueue[some, 1:] - stop[:, :-1]
+    sampled = slice(None, None, len(grid.ranks) // _RANKS + 1)
+    stop = (grid.start + grid.duration)[sampled] - ahead_of_host(grid, sampled)
+    after = grid.enqueue[sampled, 1:] - stop[:, :-1]
     known = after[~np.isnan(after)]
     return known.size > 0 and bool(np.mean(known > -_SOON_NS) >= _EACH)
 
 
 def ahead_of_host(grid: Grid, rows: slice = slice(None)) -> Floats:
     """[R, 1] ns by which clocks of these GPUs are ahead of their hosts': none begins what was not yet launched."""
-    some = slice(None, None, grid.columns // _COLUMNS + 1)
-    waited = (grid.start[rows, some] - grid.enqueue[rows, some]).copy()
-    waited[~(grid.enqueue[rows, some] > 0)] = np.nan
+    sampled = slice(None, None, grid.columns // _COLUMNS + 1)
+    waited = (grid.start[rows, sampled] - grid.enqueue[rows, sampled]).copy()
+    waited[~(grid.enqueue[rows, sampled] > 0)] = np.nan
     seen = ~np.isnan(waited).all(axis=1)
     found = np.full((len(waited), 1), np.nan)
     found[seen, 0] = quantile(waited[seen], _FIRST)
@@ -295,7 +295,7 @@ def overlapped_delay(late: Floats, own: Floats, starts: Ints) -> Floats:
     free = np.nan_to_num(gaps, nan=np.inf) > QUEUED_NS
     who, typical = _late_anywhere(typical), np.where(free, typical, -np.inf)
     where = _of_the_latest(np.argmax(typical, axis=1), typical, who)
-    return _seen(late, own, _at(late, where, starts), where, who, starts)
+    return _visible(late, own, _at(late, where, starts), where, who, starts)
 
 
 def _of_the_latest(where: Ints, typical: Floats, who: Array) -> Ints:
@@ -332,7 +332,7 @@ def _late_anywhere(typical: Floats) -> Array:
     return np.asarray((typical > median(typical, axis=0) + _LATE * differ).any(axis=1))
 
 
-def _seen(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, starts: Ints) -> Floats:
+def _visible(late: Floats, own: Floats, found: Floats, where: Ints, who: Array, starts: Ints) -> Floats:
     """The visible delays; less what the last rank computes faster than usual there.
 
     For late ranks, in steps in which their own place shows nothing: what the best other place shows, and what they

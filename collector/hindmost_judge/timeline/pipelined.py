@@ -52,14 +52,14 @@ def of_transfers(found: Blocks, run: Run) -> Blocks:
     stage = order.stages(len(found.ranks)) if order is not None else None
     if order is None or stage is None:
         return found
-    told = of(replace(found, role=stage), order)
-    if told.pipeline is None:
+    staged = of(replace(found, role=stage), order)
+    if staged.pipeline is None:
         return found
-    late = _late_by_hosts(told, told.pipeline)
-    built = replace(told.pipeline, excess=late, least=told.pipeline.work - late)
-    excess = np.zeros(told.own.shape)
+    late = _late_by_hosts(staged, staged.pipeline)
+    built = replace(staged.pipeline, excess=late, least=staged.pipeline.work - late)
+    excess = np.zeros(staged.own.shape)
     np.add.at(excess, (order.row[:, None], order.steps[None, :]), late)
-    return by(replace(told, excess=excess, wait=_received(order, told)), built)
+    return by(replace(staged, excess=excess, wait=_received(order, staged)), built)
 
 
 #: Phases of the host before it launches: they are alike whatever layers a stage holds.
@@ -124,28 +124,29 @@ def gpu_starvation(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int
     at_once = _at_once(order, waited, max(_AT_ONCE_NS, _AT_ONCE * in_step))
     queued = np.where(at_once, np.nan, built.work)
     known = (~at_once).sum(axis=1) >= _ENOUGH
-    told = np.where(known, median(queued, axis=1), np.nan)
-    usual = np.where(known, told, np.fmin(np.percentile(built.work, _SHORT, axis=1), _of_peers(told, built, role)))
+    typical = np.where(known, median(queued, axis=1), np.nan)
+    short = np.percentile(built.work, _SHORT, axis=1)
+    usual = np.where(known, typical, np.fmin(short, _of_peers(typical, built, role)))
     idle = np.where(at_once, np.maximum(built.work - usual[:, None], 0.0), 0.0)
     found = np.zeros(shape)
     np.add.at(found, (order.row[:, None], order.steps[None, :]), idle)
     return found
 
 
-def _of_peers(told: Floats, built: Bubbles, role: Ints) -> Floats:
-    """[N] the known times ``told`` [N] of that interval for the typical rank of the cohort, of two the quicker.
+def _of_peers(typical: Floats, built: Bubbles, role: Ints) -> Floats:
+    """[N] the known times ``typical`` [N] of that interval for the typical rank of the cohort, of two the quicker.
 
     NaN where no rank of the same ``role`` [R] has it."""
     alike = role[built.row] * (int(built.place.max()) + 1) + built.place
     lacking = np.zeros(int(alike.max()) + 1, bool)
-    lacking[alike[np.isnan(told)]] = True
+    lacking[alike[np.isnan(typical)]] = True
     asked = np.flatnonzero(lacking[alike])
     which = np.unique(alike[asked], return_inverse=True)[1].ravel()
-    order = np.lexsort((told[asked], which))  # NaN goes last
-    known = np.bincount(which, ~np.isnan(told[asked])).astype(np.int64)
+    order = np.lexsort((typical[asked], which))  # NaN goes last
+    known = np.bincount(which, ~np.isnan(typical[asked])).astype(np.int64)
     first = np.searchsorted(which[order], np.arange(len(known)))
-    found = np.full(len(told), np.nan)
-    found[asked] = told[asked][order][first + np.maximum(known - 1, 0) // 2][which]
+    found = np.full(len(typical), np.nan)
+    found[asked] = typical[asked][order][first + np.maximum(known - 1, 0) // 2][which]
     return found
 
 

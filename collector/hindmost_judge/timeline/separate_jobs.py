@@ -195,11 +195,12 @@ def judged_incarnation(run: Run, stated: Table) -> Run:
     began = np.concatenate([_of(borders, run.steps), _of(borders, run.collectives)])
     counts = np.bincount(began, minlength=len(starts))
     chosen = int(np.flatnonzero(counts >= max(_SHORT * counts.max(), min(counts.max(), 1)))[-1])
-    told = tuple(
+    incarnations = tuple(
         Incarnation(one.size, one.since_ns, tuple(sorted(set(one.ranks["rank"].tolist()))), judged=number == chosen)
         for number, one in enumerate(starts)
     )
-    return replace(_cut(run, starts[chosen], borders, chosen), incarnations=told, notes=(*run.notes, _note(told)))
+    notes = (*run.notes, _note(incarnations))
+    return replace(_cut(run, starts[chosen], borders, chosen), incarnations=incarnations, notes=notes)
 
 
 def _starts(stated: Table) -> list[_Start]:
@@ -259,15 +260,16 @@ def _last_of_each(ranks: Table) -> Table:
     return {name: column[at] for name, column in ranks.items()}
 
 
-def _note(told: Sequence[Incarnation]) -> str:
+def _note(incarnations: Sequence[Incarnation]) -> str:
     """``started 2 times: 3 ranks from 12:03:10 UTC, then 2 from 12:04:10; judged: the last; rank 2 left``."""
-    clock = [datetime.fromtimestamp(one.since_ns // 10**9, timezone.utc) for one in told]
+    first, last = incarnations[0], incarnations[-1]
+    chosen = next(n for n, one in enumerate(incarnations) if one.judged)
+    clock = [datetime.fromtimestamp(one.since_ns // 10**9, timezone.utc) for one in incarnations]
     dated = len({one.date() for one in clock}) > 1
     at = [f"{one:%Y-%m-%d %H:%M:%S}" if dated else f"{one:%H:%M:%S}" for one in clock]
-    each = [f"{one.world_size} from {when}" for one, when in zip(told, at, strict=True)]
-    each[0] = f"{told[0].world_size} rank{'s' if told[0].world_size > 1 else ''} from {at[0]} UTC"
-    chosen = next(n for n, one in enumerate(told) if one.judged)
-    which = "the last" if chosen == len(told) - 1 else f"the one from {at[chosen]} (little was recorded later)"
-    gone = sorted(set(told[0].ranks).union(*(one.ranks for one in told[:-1])) - set(told[-1].ranks))
-    left = f"; {names(gone)} left" if gone and chosen == len(told) - 1 else ""
-    return f"the job was started {len(told)} times: {', then '.join(each)}; judged: {which}{left}"
+    each = [f"{one.world_size} from {when}" for one, when in zip(incarnations, at, strict=True)]
+    each[0] = f"{first.world_size} rank{'s' if first.world_size > 1 else ''} from {at[0]} UTC"
+    which = "the last" if last.judged else f"the one from {at[chosen]} (little was recorded later)"
+    gone = sorted({rank for one in incarnations[:-1] for rank in one.ranks}.difference(last.ranks))
+    left = f"; {names(gone)} left" if gone and last.judged else ""
+    return f"the job was started {len(incarnations)} times: {', then '.join(each)}; judged: {which}{left}"

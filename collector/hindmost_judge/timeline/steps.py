@@ -314,7 +314,7 @@ def _with_hidden_ones(first: Ints, length: int) -> Ints:
 #: Share of the marked steps that must make the same collectives for these to define a step.
 _AS_MARKED = 0.8
 #: A job with fewer marked steps has just begun: a pattern that repeats more often than these lies within a step.
-_FEW = 10
+_JUST_BEGUN = 10
 
 
 def steps_of_collectives(grid: Grid, own: Floats, table: Table, before: Counted | None = None) -> Ints:
@@ -328,7 +328,7 @@ def steps_of_collectives(grid: Grid, own: Floats, table: Table, before: Counted 
     if not marked:
         return numbered_as_before(found, grid, before)
     count = len(np.unique(found[found >= 0]))
-    if marked < _FEW and count > 2 * (marked + 1):
+    if marked < _JUST_BEGUN and count > 2 * (marked + 1):
         return np.full_like(found, -1)
     if count >= max(_AS_MARKED * marked, 1):
         return found
@@ -464,16 +464,16 @@ def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> F
     Without columns where that is unknown.
     """
     if start is not None and duration is not None:
-        told = start + duration
+        ends = start + duration
     elif found.joined is not None and not found.joined.gpu_time:
         last = np.append(found.starts[1:], found.joined.columns) - 1
-        told = (found.joined.start + found.joined.duration)[:, last]
+        ends = (found.joined.start + found.joined.duration)[:, last]
     else:
         return np.empty((len(found.ranks), 0))
     usual = found.step_ns
-    for alike in lacking_alike(np.isnan(told)):
-        told[alike] = without_gaps(told[alike], found.steps, usual)
-    return np.empty((len(found.ranks), 0)) if np.isnan(told).any() else told
+    for alike in lacking_alike(np.isnan(ends)):
+        ends[alike] = without_gaps(ends[alike], found.steps, usual)
+    return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 
 
 def not_profiled(table: Table, numbers: Ints, least: int) -> Array:
@@ -488,8 +488,8 @@ def settings_of_few_profiled(blocks: Blocks, table: Table, settings: Settings) -
     A rank is named if it is the latest in each of these, by more than any healthy rank is; a running job waits for
     more.
     """
-    few = settings.min_steps // 2 <= len(blocks.steps) < settings.min_steps
-    if not few or not rows(table):
+    too_few = settings.min_steps // 2 <= len(blocks.steps) < settings.min_steps
+    if not too_few or not rows(table):
         return settings
     theirs = np.isin(table["step"], blocks.steps)
     if not np.isin(blocks.steps, table["step"][theirs]).all() or (table["kind"][theirs] != PROFILED).any():

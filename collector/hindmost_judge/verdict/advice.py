@@ -222,8 +222,8 @@ def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
     own = f"{launcher} gives each rank a CPU of its own" if launcher else ""
     if binder is not None:
         mask = next((at for at in range(binder + 1, len(words)) if not words[at].startswith("-")), binder)
-        given = " ".join(words[binder : mask + 1]) if programs[binder] == "taskset" else programs[binder]
-        return (*found, f"start the job without `{given}`" + (f"; {own}" if own else ""))
+        binding = " ".join(words[binder : mask + 1]) if programs[binder] == "taskset" else programs[binder]
+        return (*found, f"start the job without `{binding}`" + (f"; {own}" if own else ""))
     if own:
         return (*found, f"{own}; if none is free there, the job's shell or allocation is bound: `taskset -cp $$`")
     return (*found, "find what binds the ranks: taskset, numactl, os.sched_setaffinity, a cpuset (`taskset -cp $$`)")

@@ -202,7 +202,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
         change = savings.observed_change(blocks, slice(first, stop))
         if change is None or change.longer - 2 * change.noise < _OF_LEAD * by_ns:
             return None  # steps as long as before: the few became faster
-    ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in some)) for some in (rows, [h.row for h in habits]))
+    ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in of)) for of in (rows, [h.row for h in habits]))
     return Majority(habits, ranks, ahead, by_ns, float(median(blocks.period)), change)
 
 

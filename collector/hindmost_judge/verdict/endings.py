@@ -47,16 +47,16 @@ def of(run: Run) -> tuple[str | None, str | None]:
         )
     if not code and (code is not None or len(gone) == 0):
         return None, None
-    told = [exit_words(code, None if signalled else run.killed_by)] if code else []
+    said = [exit_words(code, None if signalled else run.killed_by)] if code else []
     first, how = first_to_die(run)
     if signalled:
-        told.insert(0, f"interrupted by {signalled}")
+        said.insert(0, f"interrupted by {signalled}")
     elif first:
-        told.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
+        said.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
     elif len(gone):
-        told.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
+        said.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
-    return "; ".join(told + killed), None if killed or signalled or not first else _to_do(run, first, how)
+    return "; ".join(said + killed), None if killed or signalled or not first else _to_do(run, first, how)
 
 
 def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
@@ -108,7 +108,7 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
     """
     ends = _ends(run)
     found = sorted(ends, key=lambda one: (not _was_killed_first(one, ends), one.time_ns))
-    if not found or not (found[0].words or found[0].status not in _TOLD):
+    if not found or not (found[0].words or found[0].status not in _BY_LAUNCHERS):
         return _not_ended_by_launcher(run) or _missed_first(run)
     first, *rest = found
     words = first.words or _status(first.status)
@@ -123,7 +123,7 @@ def _was_killed_first(one: _End, ends: list[_End]) -> bool:
     No launcher ends the others before the one that raised has left, unless that one asked for it.
     """
     raised = [each for each in ends if each.words]
-    killed = one.status is not None and os.WIFSIGNALED(one.status) and os.WTERMSIG(one.status) not in _TOLD
+    killed = one.status is not None and os.WIFSIGNALED(one.status) and os.WTERMSIG(one.status) not in _BY_LAUNCHERS
     asked = any(each.words == ASKED for each in raised)
     left_ns = min((each.left_ns for each in raised), default=-1)
     return killed and not one.words and not asked and one.time_ns <= left_ns
@@ -162,7 +162,7 @@ def _missed_first(run: Run) -> tuple[list[int], str]:
 
 
 #: Signals by which launchers and people end a process: which of several got one first says nothing.
-_TOLD = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_BY_LAUNCHERS = (None, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 #: Last words that a probe writes as it is left: what is recorded as an interval of no length.
 RAISED, ABORTED = "raised ", "mpi_abort"
 INTERRUPTED, ASKED = "raised KeyboardInterrupt", "called MPI_Abort"
@@ -170,7 +170,7 @@ INTERRUPTED, ASKED = "raised KeyboardInterrupt", "called MPI_Abort"
 
 def ended_by_launcher(run: Run) -> set[int]:
     """The ranks that a signal ended which launchers send: not before the job's end."""
-    return set(run.rank_states["rank"][np.isin(run.rank_states["exit_status"], _TOLD[1:])].tolist())
+    return set(run.rank_states["rank"][np.isin(run.rank_states["exit_status"], _BY_LAUNCHERS[1:])].tolist())
 
 
 class _End(NamedTuple):

@@ -208,17 +208,17 @@ def _missing_for_a_verdict(ranks: int, blocks: Blocks | None, settings: Settings
             _mark(run) if own else "record the job with `hindmost run -- COMMAND`",
         )
     of_which = "after warm-up" if blocks.warmup else "with start-up"
-    few = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
-    return f"{few}{_so_far(blocks)}", _more(settings.min_steps, job)
+    steps = f"{_count(len(blocks.steps), 'step')} {of_which}, of {ranks} ranks: too few to judge"
+    return f"{steps}{_so_far(blocks)}", _more(settings.min_steps, job)
 
 
 #: Of fewer steps, and of a smaller share of them, it says nothing that one rank was waited for longest.
-_FEW, _MOST = 3, 0.75
+_LEAST_STEPS, _MOST = 3, 0.75
 
 
 def _so_far(blocks: Blocks) -> str:
     """Who was waited for longest in most of a few steps; nothing where that was now one and now another."""
-    if not blocks.collectives or len(blocks.steps) < _FEW:
+    if not blocks.collectives or len(blocks.steps) < _LEAST_STEPS:
         return ""
     often = np.bincount(np.argmax(blocks.caused, axis=0), minlength=len(blocks.ranks))
     most = int(np.argmax(often))
@@ -388,10 +388,10 @@ def _ended_early(run: Run, steps: int) -> tuple[str, str]:
     found += [_count(calls, "collective call")] if calls else []
     recorded = " and ".join(found) or "no step and no collective"
     ranks = rows(run.ranks)
-    few = "no other rank to compare it with" if ranks == 1 else "too few to judge"
+    why = "no other rank to compare it with" if ranks == 1 else "too few to judge"
     were = "were" if len(found) > 1 or max(counted, calls) > 1 else "was"
     return (
-        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {_end(run.job)}: {few}",
+        f"{recorded} of {_count(ranks, 'rank')} {were} recorded before the job {_end(run.job)}: {why}",
         _after_end(run.job),
     )
 
@@ -546,7 +546,7 @@ def _balanced(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
 
 
 def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
-    told = [
+    ranges = [
         f"it {what} between steps {min(low - 1, step)} and {max(high + 1, step)}: {low} to {high} were not read"
         for what, step in (("began", one.since_step), ("ended", one.until_step))
         if step is not None and (gap := _unread_near(step, blocks)) is not None
@@ -554,8 +554,8 @@ def _dated(one: Verdict, run: Run, blocks: Blocks) -> Verdict:
     ]
     after = _first_unread_after(run, blocks) if one.until_step is None and one.kind not in STOPS else None
     if after is not None:
-        told.append(f"steps from {after} on were not read: it may have ended there")
-    return replace(one, evidence=(*one.evidence, *told)) if told else one
+        ranges.append(f"steps from {after} on were not read: it may have ended there")
+    return replace(one, evidence=(*one.evidence, *ranges)) if ranges else one
 
 
 def _from_the_edge(one: Verdict, blocks: Blocks) -> Verdict:

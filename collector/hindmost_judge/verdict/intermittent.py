@@ -95,11 +95,11 @@ def of_stalls(
         most = int(np.argmax([float(one.sum()) for one in saved]))
         group, seen = left.pop(most), saved[most]
         by_itself = group.saves(own, saving) if before else seen
-        given = before if float(by_itself.mean()) < BY_ITSELF * float(seen.mean()) else []
+        conditional_on = before if float(by_itself.mean()) < BY_ITSELF * float(seen.mean()) else []
         rest = blocks
         for one in left:
             rest = one.repaired(rest)
-        verdict = _verdict(group, seen, group.saves(rest, saving), given, group.repaired(rest), settings)
+        verdict = _verdict(group, seen, group.saves(rest, saving), conditional_on, group.repaired(rest), settings)
         if verdict is not None:
             found.append(verdict)
             blocks = group.repaired(blocks)
@@ -176,7 +176,7 @@ def _alike_in_time(first: Ints, second: Ints) -> bool:
 
 
 def _verdict(
-    group: _Group, seen: Floats, in_all: Floats, given: list[int], rest: Blocks, settings: Settings
+    group: _Group, seen: Floats, in_all: Floats, conditional_on: list[int], rest: Blocks, settings: Settings
 ) -> Verdict | None:
     """The verdict on a group whose repair saves ``seen`` [S] ns, ``in_all`` once all others are repaired; ``rest`` is
     what is left then. ``None`` where that is too little.
@@ -202,7 +202,7 @@ def _verdict(
         ranks=ranks,
         cause=cause.cause,
         shown_ms=float(seen[span].mean()) / 1e6,
-        given=tuple(one for one in given if one not in ranks),
+        given=tuple(one for one in conditional_on if one not in ranks),
         confidence=float(np.clip(max(one.share, one.owned), 0.5, 0.99)),
         explained=cause.explained,
         partial=cause.partial,

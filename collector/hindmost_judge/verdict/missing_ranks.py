@@ -315,7 +315,7 @@ def _steps_alone(run: Run, blocks: Blocks) -> bool:
     return blocks.evidence == build_blocks.PHASES and run.job.source != Job.source and blocks.pipeline is None
 
 
-def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
+def _doubtful(one: Verdict, run: Run, blocks: Blocks, sure: set[int]) -> bool:
     """Whether a verdict rests on forwards that may be longer for what others do, or for what is done in them."""
     forward = _phase(blocks, "forward")
     by_forward = bool(one.ranks) and one.cause not in ITS_OWN
@@ -338,7 +338,7 @@ def _doubtful(one: Verdict, run: Run, blocks: Blocks, told: set[int]) -> bool:
     before = median(blocks.parts["input"][:, held], axis=1) if "input" in blocks.parts else np.zeros_like(own)
     named = np.flatnonzero(np.isin(blocks.ranks, one.ranks)).tolist()
     late, longer = _beyond(own), _beyond(typical)
-    clear = np.isin(blocks.ranks, list(told))
+    clear = np.isin(blocks.ranks, list(sure))
     return any(longer[row] >= _IN_FORWARD * late[row] and _among_unlike(late, before, row, clear) for row in named)
 
 
@@ -410,14 +410,14 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     if not matching.synchronising(run.collectives, codes(run.collectives["op"])).any():
         return None  # of the steps alone
     met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
-    told = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]
+    named = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]
     unmet = [one for one in log.verdicts if one.kind in STOPS or _names_any(one, lacking.ranks)]
-    if any(one.kind == "host_bound" for one in told):  # what events time on GPUs is then how long hosts launch
+    if any(one.kind == "host_bound" for one in named):  # what events time on GPUs is then how long hosts launch
         unmet = [one for one in unmet if one.cause == "input" or one.kind in STOPS]
-    if told and not unmet:
+    if named and not unmet:
         return replace(met, notes=log.notes)
     if unmet:
-        return replace(log, verdicts=(*unmet, *(one for one in told if not _same(one, unmet))))
+        return replace(log, verdicts=(*unmet, *(one for one in named if not _same(one, unmet))))
     unsure = tuple(one for one in log.verdicts if one.kind == "insufficient_data")
     return replace(log, verdicts=unsure or met.verdicts)
 

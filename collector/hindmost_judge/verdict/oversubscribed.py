@@ -62,11 +62,11 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
     fixed[rows] -= cpu_wait.queued_in_segments(queued[rows], rows, blocks)
     shown = float((stretched(blocks, blocks.segments) - stretched(blocks, fixed)).mean())
     cost = shown + cpu_wait.queued_in_collectives(blocks, rows, shares)
-    some = len(rows) < len(blocks.ranks)
+    in_part = len(rows) < len(blocks.ranks)
     waited = float(np.mean(cpu_wait.queued_in_all(blocks, shares)[rows]))
     found = _verdict_on_binding(run, blocks, bound, rows, waited, cost, settings)
-    found = [replace(one, shown_ms=shown / 1e6 if some else 0.0) for one in found]
-    if not some or not found:
+    found = [replace(one, shown_ms=shown / 1e6 if in_part else 0.0) for one in found]
+    if not in_part or not found:
         return found, blocks
     excess: Floats = blocks.excess.copy()
     excess[rows] -= np.clip(queued[rows], 0.0, np.maximum(np.nan_to_num(excess[rows]), 0.0))
@@ -142,14 +142,14 @@ def on_shared_cpus(
     asking = [one for one in asking if not _rather_slept(one, slept)]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
-    told = str(shared)
+    sentence = str(shared)
     if not found:
         found = [_at_most(one, blocks, shared) for one in late if one.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
-        told += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
+        sentence += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
     stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
     more = [one for one in of_stalls(stalls, blocks, settings) if one.cause not in _SCHEDULING]
-    return found + [one for one in more if not _in(by_sleep, one.ranks)], [*notes, *hidden, told]
+    return found + [one for one in more if not _in(by_sleep, one.ranks)], [*notes, *hidden, sentence]
 
 
 def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
@@ -165,9 +165,9 @@ def _rather_slept(one: Verdict, slept: list[_Slept]) -> bool:
 
 def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
     """Whether ranks named for more computing stall in the run queue: more computing has that effect there."""
-    told = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
+    computing = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
     cpu = cpu_sharing.cpu_time(blocks)
-    if cpu is None or not told.issuperset(blocks.ranks[list(one.rows)].tolist()):
+    if cpu is None or not computing.issuperset(blocks.ranks[list(one.rows)].tolist()):
         return False
     return all(table.excess_of(cpu, row, one.stalled) < _COMPUTED * one.excess for row in one.rows)
 
@@ -240,11 +240,11 @@ def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool
 
 
 #: Threads that used less than this part of the rank's fair share of CPUs while it was late were not runnable.
-_GIVEN = 0.5
+_FAIR_SHARE = 0.5
 #: Least steps with that measurement: of five stalls the median holds even if two have another cause.
 _ENOUGH_STEPS = 5
 #: Causes that do not tell what a rank did while it was off the CPU.
-_UNTOLD = ("cpu_contention", "unknown", "compute")
+_OFF_CPU = ("cpu_contention", "unknown", "compute")
 #: A rank that sleeps for this many times its cost does so largely while others queue for a CPU.
 _QUEUED_MEANWHILE = 1.25
 
@@ -273,7 +273,7 @@ def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> _
         return None
     slept, late = float(median(blocked[known])), float(median(blocks.excess[row, columns][known]))
     others = _of_other_threads(blocks, row, columns[known], rate)
-    if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _GIVEN * late * shared.cpus / shared.ranks:
+    if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _FAIR_SHARE * late * shared.cpus / shared.ranks:
         return None
     return _Asleep(slept, others)
 
@@ -338,14 +338,14 @@ def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Shari
     first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
     columns = next((each.stalled for each in stalls if sorted(each.rows) == rows), np.arange(first, stop))
     ns = min(average(off.excess[row, columns]) for row in rows)
-    if one.cause not in _UNTOLD:  # what it did meanwhile was measured
+    if one.cause not in _OFF_CPU:  # what it did meanwhile was measured
         return _Slept(one, rows, columns, ns)
     found = [_find_asleep(off, row, columns, shared) for row in rows]
     shown = [each for each in found if each is not None]
     if one.cause != "unknown" or len(shown) < len(found):
         return None
-    told = str(min(shown, key=lambda each: each.slept))
-    return _Slept(replace(one, evidence=(*one.evidence, told)), rows, columns, ns)
+    sentence = str(min(shown, key=lambda each: each.slept))
+    return _Slept(replace(one, evidence=(*one.evidence, sentence)), rows, columns, ns)
 
 
 def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Settings) -> tuple[list[_Slept], list[str]]:
@@ -357,23 +357,23 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
             _saved_awake(blocks, off, [one]),
             _saved_awake(blocks, off, found) - _saved_awake(blocks, off, others),
         )
-        given = float(alone.sum()) < BY_ITSELF * float(in_all.sum())
-        saved = in_all if given else alone
+        conditional = float(alone.sum()) < BY_ITSELF * float(in_all.sum())
+        saved = in_all if conditional else alone
         span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
         cost = float(saved[span].mean())
         each = one.ns * len(one.columns) / (span.stop - span.start)
         if cost < settings.min_effect * average(blocks.period[span]):
             notes.append(f"{names(one.verdict.ranks)} slept {ms(each)} per step while others waited for a CPU: no cost")
             continue
-        told = replace(
+        costly = replace(
             one.verdict,
             cost_ms_per_step=cost / 1e6,
             cost_ratio=cost / average(blocks.period[span]),
             shown_ms=None,
-            given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if given else (),
+            given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if conditional else (),
             evidence=(*one.verdict.evidence, *_meanwhile(each, cost)),
         )
-        kept.append(replace(one, verdict=told))
+        kept.append(replace(one, verdict=costly))
     return kept, notes
 
 

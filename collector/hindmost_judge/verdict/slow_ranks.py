@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 
 def of_habits(
-    habits: list[Habit], blocks: Blocks, settings: Settings, even: Blocks | None = None
+    habits: list[Habit], blocks: Blocks, settings: Settings, same_work: Blocks | None = None
 ) -> tuple[list[Verdict], list[str]]:
     """Verdicts of persistently late ranks that cost something, and notes on those that others hide.
 
-    ``even`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
+    ``same_work`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
     """
-    even = even or blocks
+    same_work = same_work or blocks
     habits = why_late.split_by_cause(habits, blocks, settings)
-    blocks = replace(blocks, even=hidden_delay.beside(even, habits))
+    blocks = replace(blocks, equalised=hidden_delay.beside(same_work, habits))
     kept, notes = _that_count(_upstream(habits, blocks), hidden_delay.as_seen(blocks), settings)
     explained = [(habit, why_late.cause_of(blocks, habit, settings)) for habit in kept]
     explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
@@ -48,7 +48,7 @@ def of_habits(
     while left:  # what saves most as things are comes first: the rest counts as what it adds to that
         group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
         left.remove(group)
-        verdict = _straggler(group, before, replay, blocks, even, settings)
+        verdict = _straggler(group, before, replay, blocks, same_work, settings)
         if verdict is None:
             notes.append(f"{wording.slower(blocks, _habits(group))}, too little to act on")
             continue
@@ -83,13 +83,13 @@ class _Replay:
 def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
     segments = hidden_delay.transients_scaled(blocks, habits, hidden_delay.scaled(blocks, scale), scale)
-    even = blocks.segments if blocks.even is None else blocks.even  # of which a repair takes what is on that scale
+    same_work = blocks.same_work  # of which a repair takes what is on that scale
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
             slower = repaired(blocks, _habits(group)) - blocks.segments
-            segments, even = segments + too_large * slower, even + too_large * slower
-    return _Replay(replace(blocks, segments=segments, even=even), scale, kept)
+            segments, same_work = segments + too_large * slower, same_work + too_large * slower
+    return _Replay(replace(blocks, segments=segments, equalised=same_work), scale, kept)
 
 
 def _habits(group: list[tuple[Habit, Cause]]) -> list[Habit]:
@@ -141,8 +141,8 @@ def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Caus
         for group in groups:
             other, why = group[0]
             near = abs(other.first - habit.first) <= 8 and abs(other.stop - habit.stop) <= 8
-            told = {(one.row, one.phase) for one, _ in group}
-            if why.cause == cause.cause and near and (habit.row, habit.phase) not in told:
+            phases = {(one.row, one.phase) for one, _ in group}
+            if why.cause == cause.cause and near and (habit.row, habit.phase) not in phases:
                 group.append((habit, cause))
                 break
         else:
@@ -155,7 +155,7 @@ def _straggler(
     before: list[Habit],
     replay: _Replay,
     blocks: Blocks,
-    even: Blocks,
+    same_work: Blocks,
     settings: Settings,
 ) -> Verdict | None:
     """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
@@ -164,14 +164,14 @@ def _straggler(
     told_of = {habit.row for habit in before} - set(rows)
     before = [habit for habit in replay.kept if habit.row in told_of]  # a rank is repaired of all that it has
     saved = float(replay.adds(habits, before)[span].mean())
-    given = before if before and float(replay.adds(habits, [])[span].mean()) < BY_ITSELF * saved else []
-    cost, told = (saved, []) if given else _cost(group, replay, before, blocks)
+    conditional_on = before if before and float(replay.adds(habits, [])[span].mean()) < BY_ITSELF * saved else []
+    cost, on_cost = (saved, []) if conditional_on else _cost(group, replay, before, blocks)
     in_all = float(replay.in_all(habits)[span].mean())
     worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
-    shown = max(worth, float(_saving(even, habits)[span].mean()))
-    rest = hidden_delay.without(even)
+    shown = max(worth, float(_saving(same_work, habits)[span].mean()))
+    rest = hidden_delay.without(same_work)
     without_owner = waste(replace(rest, segments=repaired(rest, replay.kept)))  # lost were all of these repaired
     if shown < settings.min_share_of_waste * (shown + without_owner):
         return None
@@ -185,7 +185,7 @@ def _straggler(
         ranks=ranks,
         victims=victims,
         cause=cause.cause,
-        given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in given})),
+        given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in conditional_on})),
         confidence=_confidence(habits, settings),
         explained=cause.explained,
         partial=cause.partial,
@@ -194,9 +194,9 @@ def _straggler(
             *backward.told(blocks, habits, cause),
             *slow_input.stalls_sentence(habits, cause),
             *wording.victims(victims, ranks),
-            *told,
+            *on_cost,
             *_ranged(habits, before, blocks),
-            *wording.left_by_batches(habits[0].excess, cost, uneven=hidden_delay.differs(blocks, even)),
+            *wording.left_by_batches(habits[0].excess, cost, uneven=hidden_delay.differs(blocks, same_work)),
         ),
         causes=(ON_HOST,) if on_host else tuple(wording.together(habits[0].excess, cause)),
     )

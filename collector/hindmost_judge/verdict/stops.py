@@ -150,14 +150,14 @@ def _places_of_ranks(run: Run) -> list[tuple[str, list[int]]]:
 
 
 def _advice_on_lost_contact(stood: list[tuple[str, list[int]]]) -> str:
-    (_, most), (line, few) = stood[0], stood[-1]
-    if len(stood) == _TOGETHER and len(few) == 1 and len(most) >= _TOGETHER:
-        return f"find out what {names(few)} waits for at {line}: all others are at another line"
+    (_, most), (line, least) = stood[0], stood[-1]
+    if len(stood) == _TOGETHER and len(least) == 1 and len(most) >= _TOGETHER:
+        return f"find out what {names(least)} waits for at {line}: all others are at another line"
     return "find the line that is no wait for others: the others wait for the ranks there"
 
 
 #: Most stalls that are reported one by one; more of them are counted.
-_TOLD = 3
+_MOST_STALLS = 3
 
 
 @dataclass(frozen=True)
@@ -179,9 +179,9 @@ def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tu
     began = run.job.started_ns or int(moments[0])
     gaps = _gaps(run, moments, patience_ns)
     stalls = tuple(_stall(run, one, began) for one in gaps)
-    told = [_stall_sentence(run, stall, gap) for stall, gap in zip(stalls[:_TOLD], gaps, strict=False)]
-    more = len(stalls) - len(told)
-    return stalls, [*told, f"{more} more stall{'s' if more > 1 else ''}"] if more else told
+    sentences = [_stall_sentence(run, stall, gap) for stall, gap in zip(stalls[:_MOST_STALLS], gaps, strict=False)]
+    more = len(stalls) - len(sentences)
+    return stalls, [*sentences, f"{more} more stall{'s' if more > 1 else ''}"] if more else sentences
 
 
 def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -> list[Verdict]:
@@ -241,7 +241,7 @@ def _stall(run: Run, gap: _Gap, began: int) -> Stall:
     halted = during(run, gap.since, gap.until)
     if halted and not late:  # it was stopped inside the operation
         late, waiting = sorted(halted), max(waiting - len(halted), 0)
-    at = _seen(run, gap, late)
+    at = _last_readable(run, gap, late)
     rank, text = (int(run.stacks["rank"][at]), str(run.stacks["text"][at])) if at is not None else (-1, "")
     return Stall(
         since_s=(gap.since - began) / 1e9,
@@ -288,7 +288,7 @@ def _waited_for(run: Run, stall: _Gap) -> tuple[list[int], int, str]:
     return late, len(waiting), f"{table['op'][first]} number {table['seq'][first]}"
 
 
-def _seen(run: Run, gap: _Gap, late: list[int]) -> int | None:
+def _last_readable(run: Run, gap: _Gap, late: list[int]) -> int | None:
     """The row of the last readable observation of one of these, else of any; each rank's last one is kept."""
     stacks = run.stacks
     read = [at for at in gap.looks.tolist() if not str(stacks["text"][at]).startswith(UNREAD)]
@@ -298,7 +298,7 @@ def _seen(run: Run, gap: _Gap, late: list[int]) -> int | None:
 
 def _stood(run: Run, gap: _Gap, late: list[int]) -> list[str]:
     """Where one of these was, else any, and which file still has it."""
-    stacks, at = run.stacks, _seen(run, gap, late)
+    stacks, at = run.stacks, _last_readable(run, gap, late)
     if at is None:
         return []
     rank = int(stacks["rank"][at])
@@ -402,7 +402,7 @@ def _for_long(stop: Hang, run: Run) -> list[str]:
 
 def _places(stop: Hang, run: Run) -> list[str]:
     """Where the culprits are; where ranks are in three operations or more, where one rank of each is."""
-    stacks, groups = _stacks_of(run), [who for some in _groups(stop, run) for who in some.values()]
+    stacks, groups = _stacks_of(run), [who for side in _groups(stop, run) for who in side.values()]
     shown = list(stop.ranks) if len(groups) <= _SIDES else [rank for who in groups for rank in who[:1]]
     lines = [_standing(rank, stacks[rank]) for rank in shown if rank in stacks]
     return ["; ".join(lines)] if lines and len(groups) > _SIDES else lines

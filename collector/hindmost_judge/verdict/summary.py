@@ -109,16 +109,16 @@ def _among(count: int, at: Ints, values: Floats) -> Floats:
 
 
 #: Most ranks that an incremental evaluation describes: enough for their typical values.
-_FEW = 64
+_SAMPLED = 64
 
 
-def few(blocks: Blocks | None) -> tuple[RankRow, ...]:
+def sampled_ranks(blocks: Blocks | None) -> tuple[RankRow, ...]:
     """How long transfers took some of the ranks, for incremental evaluations."""
     if blocks is None:
         return ()
-    some = slice(None, None, len(blocks.ranks) // _FEW + 1)
-    took = median(blocks.transfer[some], axis=1) / 1e6
-    pairs = zip(blocks.ranks[some].tolist(), took.tolist(), strict=True)
+    chosen = slice(None, None, len(blocks.ranks) // _SAMPLED + 1)
+    took = median(blocks.transfer[chosen], axis=1) / 1e6
+    pairs = zip(blocks.ranks[chosen].tolist(), took.tolist(), strict=True)
     return tuple(RankRow(rank, transfer_ms=None if np.isnan(ms) else ms) for rank, ms in pairs)
 
 
@@ -207,14 +207,14 @@ _NOTHING = 0.001
 _EXPLAINS = 0.5
 
 
-def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], told: Sequence[str] = ()) -> list[str]:
+def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], notes: Sequence[str] = ()) -> list[str]:
     """A sentence on each rank that comes last in most collectives and is in no verdict and not ``told`` of yet."""
     if blocks.joined is None or len(blocks.ranks) < 2:
         return []
     named = [rank for one in found for rank in (*one.ranks, *one.victims)]
     often, caused = mean(blocks.last), np.nan_to_num(mean(blocks.caused))
     rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
-    lines = [f"{line} " for line in (*told, *(line for one in found for line in one.evidence))]
+    lines = [f"{line} " for line in (*notes, *(line for one in found for line in one.evidence))]
     rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
     rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
     least = _WAITED * blocks.step_ns

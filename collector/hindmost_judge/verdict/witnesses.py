@@ -36,12 +36,12 @@ def judged(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -> Report:
     steps = judge(replace(run, collectives=empty(COLLECTIVES), witnesses=None))
     seen = set(ranks.tolist())
     unmet = [one for one in steps.verdicts if one.kind in STOPS or _of_another(one, seen)]
-    told = [one for one in met.verdicts if one.ranks or not unmet]
+    waiting = [one for one in met.verdicts if one.ranks or not unmet]
     of_all = f"the collectives of {len(ranks):,} of {len(run.ranks['rank']):,} ranks are judged: a sample, and of those"
     return replace(
         steps,
         job=replace(steps.job, step_ms=met.job.step_ms, bound=met.job.bound, slowed=met.job.slowed),
-        verdicts=(*unmet, *told),
+        verdicts=(*unmet, *waiting),
         ranks=_with_waits(steps.ranks, met.ranks),
         what_if=met.what_if,
         notes=(f"{of_all} that wait least", *steps.notes, *(one for one in met.notes if one not in steps.notes)),
@@ -62,13 +62,13 @@ def _of_another(one: Verdict, seen: set[int]) -> bool:
     return one.cause in ITS_OWN and not seen.issuperset(one.ranks)
 
 
-def _with_waits(every: Sequence[RankRow], some: Sequence[RankRow]) -> Sequence[RankRow]:
+def _with_waits(every: Sequence[RankRow], of_witnesses: Sequence[RankRow]) -> Sequence[RankRow]:
     """The rows of all ranks, with what only their collectives tell of some."""
-    if not (isinstance(every, RankRows) and isinstance(some, RankRows)):
+    if not (isinstance(every, RankRows) and isinstance(of_witnesses, RankRows)):
         return every
-    at = np.searchsorted(every.ranks, some.ranks)
+    at = np.searchsorted(every.ranks, of_witnesses.ranks)
     figures = dict(every.figures)
-    for name, values in some.figures.items():
+    for name, values in of_witnesses.figures.items():
         known = ~np.isnan(values)
         figures[name] = np.array(figures.get(name, np.full(len(every.ranks), np.nan)))
         figures[name][at[known]] = values[known]

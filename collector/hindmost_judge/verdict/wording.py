@@ -175,7 +175,7 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
         if name in blocks.parts and len(others):
             part = np.nan_to_num(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
-            mine, theirs = (float(median(part[some, span])) for some in (rows, others))
+            mine, theirs = (float(median(part[of, span])) for of in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
                 found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs))
     return sorted(found, key=lambda one: one[2] - one[1])[:1]
@@ -489,8 +489,8 @@ def last_in_turn(blocks: Blocks) -> str:
         return "a different rank each time"
     caused = np.sort(np.nan_to_num(blocks.caused[row]))[::-1]
     steps = int(np.searchsorted(np.cumsum(caused), _MOST_OF_IT * caused.sum())) + 1
-    few = f", in {steps} of {len(caused)} steps" if steps <= max(_RARELY * len(caused), 1) else ""
-    return f"mostly rank {int(blocks.ranks[row])}{few}"
+    rarely = f", in {steps} of {len(caused)} steps" if steps <= max(_RARELY * len(caused), 1) else ""
+    return f"mostly rank {int(blocks.ranks[row])}{rarely}"
 
 
 def waited_for_most(blocks: Blocks) -> int | None:

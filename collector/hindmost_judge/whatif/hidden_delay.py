@@ -112,23 +112,23 @@ def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
 
     In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.
     """
-    due, even = blocks.due, without(blocks).segments
+    due, same_work = blocks.due, without(blocks).segments
     if due is None or due.counted:
-        return even
+        return same_work
     slow = np.zeros_like(due.more)
     for habit in sorted(habits, key=lambda one: one.first - one.stop):  # one on top of another after that
         during = due.more[habit.row, habit.first : habit.stop]
         level = float(median(during))
         slow[habit.row, habit.first : habit.stop] = level if level > _SLOW * median_error(during) else 0.0
-    return np.asarray(even + due.slope * slow)
+    return np.asarray(same_work + due.slope * slow)
 
 
-def differs(blocks: Blocks, even: Blocks) -> bool:
+def differs(blocks: Blocks, same_work: Blocks) -> bool:
     """Whether ranks have more work than each other, in some step or other, so that it makes them late.
 
     ``even`` are the blocks without what counted work explains: the very same delays, if that is nothing.
     """
-    return blocks.due is not None or even.excess is not blocks.excess
+    return blocks.due is not None or same_work.excess is not blocks.excess
 
 
 def _scatter(lengths: Floats) -> float:

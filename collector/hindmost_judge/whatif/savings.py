@@ -32,7 +32,7 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     what it is on top of stays. So does a rank's extra work by chance: no fix takes work away.
     """
     fixed: Floats = blocks.segments.copy()
-    own, segment_step = blocks.segments if blocks.even is None else blocks.even, blocks.segment_step
+    own, segment_step = blocks.same_work, blocks.segment_step
     place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
     for habit in habits:
         held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
@@ -209,7 +209,7 @@ def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
     """
     inside = np.isin(np.arange(len(blocks.steps)), stalled)
     after = np.append(False, inside[:-1]) & ~inside
-    calm, during, next_ = (_known(blocks.period[held]) for held in (~inside & ~after, inside, after))
+    calm, during, next_ = (_measured(blocks.period[held]) for held in (~inside & ~after, inside, after))
     if len(calm) < ENOUGH_STEPS or len(during) < _STALLS:
         return None
     usual, often = float(median(calm)), len(next_) / len(during)
@@ -218,7 +218,7 @@ def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
     return float(median(during)) - usual + spilled, error
 
 
-def _known(values: Floats) -> Floats:
+def _measured(values: Floats) -> Floats:
     return values[~np.isnan(values)]
 
 
@@ -251,10 +251,10 @@ def waste(blocks: Blocks) -> float:
     slowest."""
     if blocks.segments.size == 0:
         return 0.0
-    even = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
+    level = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
     if blocks.pipeline is not None:
-        even = blocks.segments * own_part(blocks)
-    return float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
+        level = blocks.segments * own_part(blocks)
+    return float((stretched(blocks, blocks.segments) - stretched(blocks, level)).mean())
 
 
 def stretched(blocks: Blocks, segments: Floats) -> Floats:

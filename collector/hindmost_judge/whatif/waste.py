@@ -56,11 +56,11 @@ def find(
     unlike = [one for one in named if one.kind in _KINDS and (one.kind != "slow_link" or one.ranks)]
     known = [(one, one.cost_ms_per_step) for one in unlike if one.cost_ms_per_step]
     costs = [(one, _of_all_steps(one, ms, blocks)) for one, ms in known]
-    told = sum(ms for _, ms in costs)
+    charged = sum(ms for _, ms in costs)
     # On shared CPUs a cost is of what ranks need, and this base of how late they come.
-    costs = [(one, ms * min(lost / told, 1.0)) for one, ms in costs] if told > 0 else []
-    told = sum(ms for _, ms in costs)
-    known_by = [(one, one.cause, min(one.ms_per_step, max(lost - told, 0.0))) for one in aside if one.cause]
+    costs = [(one, ms * min(lost / charged, 1.0)) for one, ms in costs] if charged > 0 else []
+    charged = sum(ms for _, ms in costs)
+    known_by = [(one, one.cause, min(one.ms_per_step, max(lost - charged, 0.0))) for one in aside if one.cause]
     by_rank = _by_rank(blocks, [*costs, *((one, ms) for one, _, ms in known_by)], lost)
     causes = {cause: ms for _, cause, ms in known_by}
     phases = dict(causes)
@@ -144,7 +144,7 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     if not wanted or not named.any() or not len(columns):
         return {}
     ours, others = (np.flatnonzero(each)[:: max(int(each.sum()) // _SEEN, 1)] for each in (named, ~named))
-    levels = {name: [_level(blocks.parts[name], some, columns) for some in (ours, others)] for name in wanted}
+    levels = {name: [_level(blocks.parts[name], of, columns) for of in (ours, others)] for name in wanted}
     longer = {name: max(mine - usual, 0.0) for name, (mine, usual) in levels.items()}
     late = _level(blocks.excess, ours, columns)
     whole = max(late, (one.cost_ms_per_step or 0.0) * 1e6)  # a cost counts the delay that backward hides
@@ -253,13 +253,13 @@ def _without(
         return blocks, None
     late = _planned_delay(blocks, held, due[held])
     saved = float(stall_saving(blocks, held.tolist(), np.flatnonzero(late.any(axis=0))).mean())
-    told = None
+    noted = None
     if saved >= settings.min_cost * blocks.step_ns:
         waited = Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause)
-        told = (waited, _told(blocks, held, saved, due, words))
+        noted = (waited, _note(blocks, held, saved, due, words))
     excess = blocks.excess.copy()
     excess[held] -= late
-    return replace(blocks, excess=excess), told
+    return replace(blocks, excess=excess), noted
 
 
 def _planned_delay(blocks: Blocks, held: Ints, due: Floats) -> Floats:
@@ -282,9 +282,9 @@ def _written(took: Floats) -> Floats:
     """
     writes = (took > 0) & _now_and_then(took > 0)
     writing = (writes if len(took) >= _THIRD else _around(writes)).sum(axis=0)
-    few = writes & (2 * writing < max(len(took), _THIRD))
-    due: Floats = np.where(few, took, 0.0)
-    crowd = np.flatnonzero(few.any(axis=0) & (writing >= _CROWD))
+    by_few = writes & (2 * writing < max(len(took), _THIRD))
+    due: Floats = np.where(by_few, took, 0.0)
+    crowd = np.flatnonzero(by_few.any(axis=0) & (writing >= _CROWD))
     if len(crowd):
         usual = median(np.where(writes, took, np.nan)[:, crowd], axis=0)
         due[:, crowd] = np.minimum(due[:, crowd], usual)
@@ -358,7 +358,7 @@ def _now_and_then(does: Array) -> Array:
     return np.asarray((2 * steps < does.shape[1]) & (steps <= _ON_END * apart))[:, None]
 
 
-def _told(blocks: Blocks, held: Ints, saved: float, due: Floats, words: _Words) -> str:
+def _note(blocks: Blocks, held: Ints, saved: float, due: Floats, words: _Words) -> str:
     """The note on what the others wait for these, ``saved`` ns a step."""
     steps = int(np.count_nonzero(due.any(axis=0)))
     who = names([int(blocks.ranks[row]) for row in held])
