@@ -19,7 +19,7 @@ from hindmost_collector.ingest.streams import MESSAGE_LIMIT
 from hindmost_collector.live.evaluation_loop import Watch
 from hindmost_collector.live.evaluation_schedule import STARTING_S
 from hindmost_collector.live.sealing import finish as seal
-from hindmost_collector.live.sealing import note
+from hindmost_collector.live.sealing import note, preliminary
 from hindmost_collector.live.window import window_limit
 from hindmost_collector.page.history import cells_of
 from hindmost_collector.serve.credentials import Door
@@ -111,6 +111,9 @@ def _prune(components: Components) -> None:
 TICK_S = 0.5
 #: How long agents may take to flush and say Goodbye once asked to stop.
 GOODBYE_S = 12.0
+#: Where a signal ends it, the agents mostly got it too: how long they may take to leave by themselves, and then who
+#: started this collector to say how the job ended.
+SIGNALLED_S, LAST_WORD_S = 5.0, 1.0
 #: Ticks and flushes are so much further apart while cores are full; agents keep what is not written. While ranks start
 #: it is not known yet whether they fill the cores.
 FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 10
@@ -261,15 +264,33 @@ class Collector(Components):
         self.endpoints.forget(job.id)
         self.definitions.forget_job(job.id)
 
-    async def stop(self, reason: str) -> dict[str, Any] | None:
-        """Ask agents to leave, write everything, judge. The report of the job that was asked for, if it could not be
-        written to disk."""
-        self.ingest.stop(reason)
-        deadline = time.monotonic() + GOODBYE_S
-        while self.ingest.connected() and time.monotonic() < deadline:
+    def interrupted(self, by: str) -> None:
+        """This signal asked the collector to end, and so its job; the process that started it may know better."""
+        job = self.job(self.options.job_id)
+        job.interrupted_by = job.interrupted_by or by
+
+    async def _take_in(self, awaited: Callable[[], object], seconds: float) -> None:
+        """Write, and acknowledge, all that comes while something is ``awaited``, for so long at most."""
+        deadline = time.monotonic() + seconds
+        while awaited() and time.monotonic() < deadline:
             self.gather()
             await self.flush()
             await asyncio.sleep(0.05)
+
+    async def stop(self, reason: str, end_known: asyncio.Event | None = None) -> dict[str, Any] | None:
+        """Ask agents to leave, write everything, judge. The report of the job that was asked for, if it could not be
+        written to disk.
+
+        ``end_known`` is set once the job's end is known. Where a signal came first, it is waited for a moment, while
+        agents that got it too leave in order. SIGKILL may follow within seconds: until the whole recording is judged,
+        the report is that of the last evaluation.
+        """
+        if end_known is not None and not end_known.is_set():
+            await asyncio.gather(*(preliminary(self, job) for job in self.jobs.values()), return_exceptions=True)
+            await self._take_in(lambda: not end_known.is_set() and self.ingest.connected(), SIGNALLED_S)
+            await self._take_in(lambda: not end_known.is_set(), LAST_WORD_S)
+        self.ingest.stop(reason)
+        await self._take_in(self.ingest.connected, GOODBYE_S)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -40,7 +40,7 @@ from hindmost_collector.store.clickhouse.client import Unreachable, is_url, pars
 from hindmost_collector.store.parquet.store import ParquetStore
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from hindmost_judge.settings import Settings
     from prometheus_client.core import Metric
@@ -90,18 +90,26 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
 async def _serve(options: Options, settings: Settings) -> int:
     stopped = asyncio.Event()
     loop = asyncio.get_running_loop()
+    heard: list[str] = []
+
+    def stop(number: signal.Signals) -> None:
+        heard.append(number.name)
+        stopped.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
+        loop.add_signal_handler(number, stop, number)
     if options.relay_to:
         return await relay.serve(options, stopped)
-    return await serve(options, stopped, settings)
+    return await serve(options, stopped, settings, heard)
 
 
 log = logging.getLogger(__name__)
 
 
-async def serve(options: Options, stopped: asyncio.Event, settings: Settings = DEFAULT) -> int:
-    """Run a collector until ``stopped``, or until stdin ends where it is held."""
+async def serve(
+    options: Options, stopped: asyncio.Event, settings: Settings = DEFAULT, heard: Sequence[str] = ()
+) -> int:
+    """Run a collector until ``stopped``, or until stdin ends where it is held. ``heard``: the signals that came."""
     try:
         store, page = await store_and_page(options, stopped)
     except Unreachable:
@@ -135,7 +143,9 @@ async def serve(options: Options, stopped: asyncio.Event, settings: Settings = D
     if options.exit_when_stdin_closes:
         await asyncio.to_thread(daemon_process.set_session_priority, 0)
     reason = retry.JOB_OVER if job_over.is_set() else "the collector is stopping"
-    stopping = asyncio.create_task(collector.stop(reason))
+    if options.exit_when_stdin_closes and heard:  # a time limit's, which all processes of the job get
+        collector.interrupted(heard[0])
+    stopping = asyncio.create_task(collector.stop(reason, job_over if options.exit_when_stdin_closes else None))
     if not await ended(stopping, collector):
         abandon(collector)
     unwritten = await stopping

@@ -110,7 +110,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     if run.look:
         ranks = summary.sampled_ranks(blocks)
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
-    notes += stopped.note(run, found, stalls)
+    notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
     return Report(
         job=replace(summary.job(run, blocks), bound=step_limit(blocks, found, settings), stalls=stalls, slowed=slower),

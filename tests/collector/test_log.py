@@ -112,9 +112,9 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
     said, (read, write) = [], os.pipe()
     real = main.Collector.stop
 
-    async def stop(collector, why):
+    async def stop(collector, why, told):
         said.append(why)
-        return await real(collector, why)
+        return await real(collector, why, told)
 
     monkeypatch.setattr(main.Collector, "stop", stop)
 

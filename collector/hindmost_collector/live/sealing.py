@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from hindmost_collector.components import Components
     from hindmost_collector.live.jobs import LiveJob
+    from hindmost_collector.store.recorder import Store
 
 log = logging.getLogger(__name__)
 
@@ -67,13 +68,30 @@ def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
     if store is None:
         return report
     whole = _with_sections(report, run, found.overview)
+    return None if _written(store, job.id, whole, _page(whole, run, found.overview)) else report
+
+
+def _written(store: Store, job: str, report: dict[str, Any], page: str) -> bool:
+    """Write ``report.json`` and ``report.html``; whether the disk took them."""
     try:
-        store.write_file(job.id, "report.json", json.dumps(_with_short_sections(whole), indent=1).encode() + b"\n")
-        store.write_file(job.id, "report.html", _page(whole, run, found.overview).encode())
+        store.write_file(job, "report.json", json.dumps(_with_short_sections(report), indent=1).encode() + b"\n")
+        store.write_file(job, "report.html", page.encode())
     except OSError as error:
         log.error("the report could not be written: %s", error.strerror or error)  # noqa: TRY400 - one line, no traceback
-        return report
-    return None
+        return False
+    return True
+
+
+#: In a report that this collector had no time to replace.
+PRELIMINARY = "hindmost was killed before it judged the whole recording: `hindmost report` on this directory does"
+
+
+async def preliminary(components: Components, job: LiveJob) -> None:
+    """Write the report of the last evaluation, where there was one: to be replaced by that of the whole recording."""
+    store = components.recorder.store
+    if store is not None and job.report is not None:
+        report = {**job.report, "notes": [PRELIMINARY, *job.report.get("notes", ())]}
+        await asyncio.to_thread(_written, store, job.id, report, html.render(report))
 
 
 #: Sections of ``report.json``: those of which the text at the end of a job has a line or a column, and no long ones.

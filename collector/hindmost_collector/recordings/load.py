@@ -26,6 +26,7 @@ from hindmost_collector.recordings.tables import concatenate, has_rows, select, 
 from hindmost_collector.recordings.trace_files import UNREAD, Sample, is_archive, read_undamaged, sample, unpacked, walk
 from hindmost_collector.store import meta
 from hindmost_collector.store.clickhouse.client import is_url
+from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.run_directory import read_run, read_together
 
 if TYPE_CHECKING:
@@ -35,8 +36,9 @@ if TYPE_CHECKING:
 
 #: The common name of run directories.
 RUN_DIRECTORIES = "hindmost runs"
-#: A collector writes every few seconds while a job goes on: after so long without a file there is none any more.
-_ABANDONED_S = 600.0
+#: A collector writes every few seconds while a job goes on: after so long without a file there is none any more. Sooner
+#: where none holds the lock, of which not every file system tells other hosts.
+_ABANDONED_S, UNLOCKED_S = 600.0, 30.0
 
 
 def load(path: Path | str) -> Run:
@@ -99,7 +101,8 @@ def load_run_directory(folder: Path, now: Callable[[], float] = time.time) -> Ru
     """What the run directory recorded."""
     run = with_missing(read_run(folder))
     written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
-    return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > _ABANDONED_S))
+    patience_s = UNLOCKED_S if segments.is_unlocked(folder) else _ABANDONED_S
+    return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > patience_s))
 
 
 def load_run_directories(folders: Sequence[Path]) -> Run:

@@ -6,6 +6,7 @@ import os
 import signal
 from collections import Counter
 from dataclasses import replace
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.wording import names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 #: Agents check their ranks once a second: processes that vanish between two checks have no known order.
 LOOK_NS = 1_500_000_000
@@ -81,19 +82,71 @@ def _lost_node(run: Run) -> tuple[str, int] | None:
     """
     if run.job.source != Job.source or run.job.ended_ns is None or run.job.exit_code is None:
         return None
-    states, on = run.rank_states, dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
-    node = np.array([on.get(rank, "") for rank in states["rank"].tolist()], np.str_)
-    at_work = set(node.tolist()) - set(node[states["life"] != RUNNING].tolist()) - {""}
+    at_work = _left_at_work(run)
     if not at_work:
         return None
-    heard = dict.fromkeys(at_work, 0)
-    for nodes, times in ((node, states["time_ns"]), (run.metrics["node"], run.metrics["time_ns"])):
-        code, words = codes(nodes)
+    heard = _last_heard(run, at_work)
+    first = min(heard, key=lambda one: heard[one])
+    return (first, heard[first]) if heard[first] < run.job.ended_ns else None
+
+
+def _left_at_work(run: Run) -> dict[str, list[int]]:
+    """The ranks of each node of which no end was seen, of none of whose ranks one was."""
+    on = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    found: dict[str, list[int]] = {}
+    for rank in run.rank_states["rank"].tolist():
+        found.setdefault(on.get(rank, ""), []).append(rank)
+    ended = {on.get(rank, "") for rank in run.rank_states["rank"][run.rank_states["life"] != RUNNING].tolist()}
+    return {node: sorted(ranks) for node, ranks in found.items() if node and node not in ended}
+
+
+def _last_heard(run: Run, nodes: Iterable[str]) -> dict[str, int]:
+    """When the newest measurement of each of these nodes was made, ns."""
+    states, on = run.rank_states, dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
+    node = np.array([on.get(rank, "") for rank in states["rank"].tolist()], np.str_)
+    heard = dict.fromkeys(nodes, 0)
+    for names_, times in ((node, states["time_ns"]), (run.metrics["node"], run.metrics["time_ns"])):
+        code, words = codes(names_)
         newest = np.zeros(len(words), np.int64)
         np.maximum.at(newest, code, times)
         heard |= {one: max(heard[one], last) for one, last in zip(words, newest.tolist(), strict=True) if one in heard}
-    first = min(heard, key=lambda one: heard[one])
-    return (first, heard[first]) if heard[first] < run.job.ended_ns else None
+    return heard
+
+
+def undelivered(run: Run) -> list[str]:
+    """What the recording lacks of nodes whose agents did not send their last data: a sentence a node.
+
+    A node that was lost and an agent that was killed take with them what they measured since. How many steps and calls
+    that are follows from their ranks' pace before.
+    """
+    if run.job.source != Job.source or run.at_work:
+        return []
+    at_work = _left_at_work(run)
+    end = run.job.ended_ns if run.job.exit_code is not None else None
+    heard = sorted(_last_heard(run, at_work).items())
+    return [
+        _lacking(run, node, at_work[node], last, end) for node, last in heard if end is None or end - last > LOOK_NS
+    ]
+
+
+def _lacking(run: Run, node: str, ranks: list[int], last_ns: int, end_ns: int | None) -> str:
+    if end_ns is None:
+        at = datetime.fromtimestamp(last_ns / 1e9, timezone.utc)
+        return f"{node}: its last data is of {at:%H:%M:%S} UTC: what {names(ranks)} did after that is missing"
+    seconds = (end_ns - last_ns) / 1e9
+    events = _pace(run, ranks) * seconds
+    about = f" and about {float(f'{events:.1g}'):,.0f} steps and calls of {names(ranks)}" if events >= 1 else ""
+    return (
+        f"{node}: its last data is of {seconds:.1f} s before the end of the job:"
+        f" up to {seconds:.1f} s of samples{about} are missing"
+    )
+
+
+def _pace(run: Run, ranks: Sequence[int]) -> float:
+    """Steps and calls of these ranks in a second, over all that is recorded of them."""
+    starts = [table["start_ns"][np.isin(table["rank"], ranks)] for table in (run.steps, run.collectives)]
+    known = np.concatenate(starts)
+    return float(len(known) / max(np.ptp(known) / 1e9, 1.0)) if len(known) else 0.0
 
 
 def _gone(run: Run) -> list[int]:

@@ -71,6 +71,30 @@ def test_a_node_that_fell_silent_before_the_end_is_named(exit_code: int) -> None
     assert to_do.startswith("see whether node1 was lost")
 
 
+def test_what_a_lost_node_did_not_send_is_bounded() -> None:
+    """By its last data, and by how many steps and calls it had a second; of a node that was heard to the end nothing is
+    missing."""
+    run = ended([(RUNNING, 20), (RUNNING, 9)], 1)
+    ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
+    run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
+    (note,) = endings.undelivered(run)
+    assert note == (
+        "node1: its last data is of 10.0 s before the end of the job: up to 10.0 s of samples and about 30 steps and"
+        " calls of rank 1 are missing"
+    )
+    assert judge(run).notes[0] == note
+
+
+def test_of_a_job_whose_recording_stopped_is_said_when() -> None:
+    """Everything was killed at a time limit: what came after is unknown. While it runs nothing is missing."""
+    run = ended([(RUNNING, 9), (RUNNING, 8)], exit_code=None)
+    lost = dataclasses.replace(run, job=dataclasses.replace(run.job, abandoned=True))
+    assert endings.undelivered(run) == []
+    assert endings.undelivered(lost) == [
+        "node0: its last data is of 00:00:09 UTC: what ranks 0 and 1 did after that is missing"
+    ]
+
+
 @pytest.mark.parametrize("life", [FINISHED, VANISHED])
 def test_a_node_whose_ranks_were_seen_to_end_is_not_lost(life: int) -> None:
     """Its agent leaves with them."""
@@ -78,6 +102,7 @@ def test_a_node_whose_ranks_were_seen_to_end_is_not_lost(life: int) -> None:
     ranks = {**run.ranks, "node": np.array(["node0", "node1"])}
     run = dataclasses.replace(run, ranks=ranks, job=dataclasses.replace(run.job, ended_ns=19 * SECOND))
     assert "last heard" not in (endings.of(run)[0] or "")
+    assert endings.undelivered(run) == []
 
 
 @pytest.mark.parametrize("life", [VANISHED, RUNNING])

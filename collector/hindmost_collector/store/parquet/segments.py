@@ -350,6 +350,21 @@ class State:
     moved: dict[str, int] = field(default_factory=dict)
 
 
+def is_unlocked(root: Path) -> bool:
+    """Whether a collector has written here and none does now; False where that is not known."""
+    try:
+        lock = os.open(root / LOCK, os.O_RDONLY)
+    except OSError:  # a job of a store, whose lock is the store's, or a copy without it
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
 class Journal:
     """The store's commit log of one entry, and its lock: one writer a store."""
 

@@ -1,0 +1,70 @@
+"""SIGTERM to all processes of a job, and SIGKILL some seconds after: what the run directory has then."""
+
+import asyncio
+import json
+import os
+import signal
+
+import pytest
+from hindmost_collector.recordings.load import load_run_directory
+from hindmost_collector.store.parquet.store import ParquetStore
+from hindmost_proto import telemetry_pb2 as wire
+
+
+def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_agent, tmp_path):
+    """At a time limit all processes of a job get SIGTERM. Agents deliver what they hold, and no process is left to say
+    how the job ended."""
+
+    async def scenario(process):
+        agent = fake_agent(process.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        os.kill(process.popen.pid, signal.SIGTERM)
+        await agent.send(agent.batch(1))
+        await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="SIGTERM")))
+        await agent.until_acked(2)
+        await agent.close()
+
+    process = collector_process("--out", tmp_path, "--job-id", "j", "--exit-when-stdin-closes")
+    asyncio.run(scenario(process))
+    assert process.popen.wait(20) == 0
+    assert json.loads((tmp_path / "meta.json").read_text())["interrupted_by"] == "SIGTERM"
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["job"]["steps"] == 2
+
+
+def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(collecting, fake_agent, tmp_path, monkeypatch):
+    """SIGKILL may come two seconds after SIGTERM: a report is there by then, and says what it is."""
+    monkeypatch.setattr("hindmost_collector.collector.SIGNALLED_S", 0.0)
+    monkeypatch.setattr("hindmost_collector.collector.LAST_WORD_S", 0.0)
+
+    async def killed(*_):
+        return None
+
+    async def scenario():
+        async with collecting(out=str(tmp_path), job_id="j") as collector:
+            agent = fake_agent(collector.addresses["grpc"])
+            await agent.connect()
+            await agent.send(agent.batch(0))
+            while "j" not in collector.jobs or collector.jobs["j"].report is None:
+                await asyncio.sleep(0.05)
+            await agent.close()
+            monkeypatch.setattr("hindmost_collector.collector.seal", killed)
+            await collector.stop("the collector is stopping", asyncio.Event())
+
+    asyncio.run(scenario())
+    assert "before it judged the whole recording" in json.loads((tmp_path / "report.json").read_text())["notes"][0]
+    assert "before it judged the whole recording" in (tmp_path / "report.html").read_text()
+
+
+@pytest.mark.parametrize(("runs", "silent_s", "abandoned"), [(True, 60, False), (False, 60, True), (True, 900, True)])
+def test_a_recording_has_stopped_once_no_collector_holds_it(tmp_path, runs, silent_s, abandoned):
+    """At once where its lock tells; a lock that another host does not see counts for minutes."""
+    store = ParquetStore(tmp_path, single=True)
+    store.write_meta("j", {"job_id": "j"})
+    (tmp_path / "segments/steps").mkdir(parents=True)
+    written = (tmp_path / "segments/steps").stat().st_mtime
+    if not runs:
+        store.close()
+    assert load_run_directory(tmp_path, lambda: written + silent_s).job.abandoned is abandoned
+    store.close()
