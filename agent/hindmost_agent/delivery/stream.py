@@ -147,6 +147,8 @@ log = logging.getLogger(__name__)
 #: A quick handful at the start of a stream, then one now and then.
 FIRST_ROUND_TRIPS = 8
 CLOCK_PERIOD_S = 10.0
+#: An offset that differs by more was not measured worse: the node's clock was set.
+SET_S = 1.0
 
 
 class RoundTrips:
@@ -161,9 +163,13 @@ class RoundTrips:
     """
 
     def __init__(
-        self, own: Own, say: Callable[[bytes], None], monotonic_ns: Callable[[], int] = time.monotonic_ns
+        self,
+        own: Own,
+        say: Callable[[bytes], None],
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        self._own, self._say, self._monotonic_ns = own, say, monotonic_ns
+        self._own, self._say, self._monotonic_ns, self._unix_ns = own, say, monotonic_ns, unix_ns
         self._with_batches = False
         self._count = self._best_ns = 0
         self._asks = False
@@ -215,12 +221,13 @@ class RoundTrips:
 
     def _note(self, sample: wire.ClockSample) -> None:
         round_trip = (sample.returned_ns - sample.sent_ns) - (sample.replied_ns - sample.received_ns)
-        if not self._best_ns or round_trip <= self._best_ns:
+        middle = (sample.sent_ns + sample.returned_ns) // 2
+        real_now = self._unix_ns() - (self._monotonic_ns() - middle)
+        offset_s = ((sample.received_ns + sample.replied_ns) // 2 - real_now) / 1e9
+        was_set = abs(offset_s - (self._own.clock_offset_s or 0.0)) > round_trip / 1e9 + SET_S
+        if not self._best_ns or round_trip <= self._best_ns or was_set:
             self._best_ns = round_trip
-            middle = (sample.sent_ns + sample.returned_ns) // 2
-            real_now = time.time_ns() - (self._monotonic_ns() - middle)
-            self._own.clock_offset_s = ((sample.received_ns + sample.replied_ns) // 2 - real_now) / 1e9
-            self._own.clock_round_trip_s = round_trip / 1e9
+            self._own.clock_offset_s, self._own.clock_round_trip_s = offset_s, round_trip / 1e9
         else:
             self._best_ns += self._best_ns // 50  # an old best must not stand forever: clocks drift
 

@@ -54,6 +54,17 @@ def test_the_first_ones_wait_for_no_batch(talk: Talk) -> None:
     assert talk.trips.beside() == b""
 
 
+def test_a_clock_that_was_set_is_seen_at_once() -> None:
+    """However slow the round trip: the next sample has the new offset, of a step of an hour in either direction."""
+    now, own, wall = [0], Own(), [0]
+    trips = RoundTrips(own, lambda _: None, lambda: now[0], lambda: now[0] + wall[0])
+    trips.begin(with_batches=True)
+    for wall[0], way_ns in ((0, WAY), (3600 * 10**9, 100 * WAY), (0, 1000 * WAY)):
+        asked_ns, now[0] = now[0], now[0] + 2 * way_ns
+        trips.answered(wire.ClockReply(sent_ns=asked_ns, received_ns=asked_ns + way_ns, replied_ns=asked_ns + way_ns))
+        assert own.clock_offset_s == pytest.approx(-wall[0] / 1e9, abs=1e-3)
+
+
 def test_later_ones_go_with_batches(talk: Talk) -> None:
     """The question with the next batch, the whole round trip with the one after the answer; the batch is the same."""
     talk.trips.begin(with_batches=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 from hindmost.errors import UsageError
-from hindmost_judge.encoding import chosen
+from hindmost_judge.encoding import chosen, codes
 from hindmost_judge.model import FINISHED, RUNNING, TABLES, Job, Run, Table, rows, world_size
 from hindmost_judge.timeline.separate_jobs import judged_incarnation
 
@@ -141,7 +141,7 @@ def run_of(tables: dict[str, Table], meta: dict[str, Any], name: str, notes: lis
     failed = bool(meta.get("interrupted_by") or meta.get("exit_code"))
     shown["in_flight"] = _still_in_flight(tables["in_flight"], tables["rank_states"], states, failed=failed)
     shown["rank_states"] = states
-    said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]))
+    said = (*notes, *odd, *_losses(states), *_clock_note(tables["clocks"]), *_wall_clocks(tables["metrics"]))
     return judged_incarnation(Run(job=_job(name, meta, shown), **shown, notes=said), tables["ranks"])
 
 
@@ -234,6 +234,31 @@ def _clock_note(clocks: Table) -> list[str]:
     worst = int(last["uncertainty_ns"].argmax())
     node, error = last["node"][worst], last["uncertainty_ns"][worst] / 1e6
     return [f"the clock of node {node} is known to {error:.1f} ms: start times across nodes are no better"]
+
+
+#: The collector's clock minus a node's, which its logs have; from so many seconds on a report speaks of it.
+_WALL_CLOCK, _APART_S = "hindmost_agent_clock_offset_seconds", 1.0
+
+
+def _wall_clocks(metrics: Table) -> list[str]:
+    """Nodes whose wall clock is wrong or was set. The recording has the collector's time all the same."""
+    code, names = codes(metrics["name"])
+    if _WALL_CLOCK not in names:
+        return []
+    of_clocks = np.flatnonzero(code == names.index(_WALL_CLOCK))
+    offsets, node = metrics["value"][of_clocks], metrics["node"][of_clocks]
+    found = []
+    for one in sorted(set(node.tolist())):
+        mine = offsets[node == one]
+        mine = mine[np.isfinite(mine)]
+        if not len(mine) or np.abs(mine).max() < _APART_S:
+            continue
+        last = float(mine[-1])
+        moved = f"was set by {abs(np.ptp(mine)):,.0f} s meanwhile" if np.ptp(mine) >= _APART_S else ""
+        wrong = f"is {abs(last):,.0f} s {'behind' if last > 0 else 'ahead'}" if abs(last) >= _APART_S else ""
+        how = " and ".join(filter(None, (moved, wrong)))
+        found.append(f"the clock of {one} {how}: times here are the collector's, and differ from that node's logs")
+    return found
 
 
 #: By what a row is known again: each collector has its own clock, so times of it do not tell.
