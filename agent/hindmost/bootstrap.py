@@ -11,7 +11,6 @@ import contextlib
 import os
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from hindmost import identity, stepping
@@ -93,13 +92,13 @@ def move(rank: int, world_size: int, local_rank: int) -> None:
     old, known = _writer, _identity
     if known is None or old is None or (known.rank, known.world_size) == (rank, world_size):
         return
-    _identity = replace(known, rank=rank, world_size=world_size, local_rank=local_rank)
+    _identity = known._replace(rank=rank, world_size=world_size, local_rank=local_rank)
     if known.rank == rank:  # the ring is this rank's already; how many there are, its communicators say
         return
     os.environ[ATTACHED] = identity.token(_identity)
     _writer = None
     nowhere: Any = _Nowhere()
-    stepping.move(make_ring(old.path.parent, _identity) or nowhere)
+    stepping.move(make_ring(os.path.dirname(old.path), _identity) or nowhere)
     old.close()
 
 
@@ -198,7 +197,7 @@ def _leave_trace(directory: str) -> None:
     """Let ``hindmost run`` know that the probe came in, should this process make no ring."""
     with contextlib.suppress(OSError):  # no such folder: `hindmost run` does not wait for it
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        os.close(os.open(os.path.join(directory, ENTERED), flags, 0o600))  # noqa: PTH118 - pathlib is slow to import
+        os.close(os.open(os.path.join(directory, ENTERED), flags, 0o600))
 
 
 def make_ring(directory: str | os.PathLike[str], found: Identity) -> Writer | None:
@@ -284,7 +283,7 @@ def start_agent(directory: str, found: Identity) -> None:
     On the node of ``hindmost run`` one holds the lock already. A second agent that lost the race for the lock leaves.
     """
     collector = os.environ.get("HINDMOST_COLLECTOR")
-    if not collector or found.local_rank > 0 or _locked(os.path.join(directory, "agent.lock")):  # noqa: PTH118
+    if not collector or found.local_rank > 0 or _locked(os.path.join(directory, "agent.lock")):
         return
     python = os.environ.get("HINDMOST_PYTHON") or sys.executable
     command = [python, "-m", "hindmost", "agent", "--collector", collector]

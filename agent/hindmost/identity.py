@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -14,8 +13,7 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 
 
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """One rank of one job. ``world_size`` and ``local_rank`` are -1 where the launcher does not say."""
 
     job_id: str
@@ -116,7 +114,7 @@ def is_launcher(argv: Sequence[str]) -> bool:
             module = argv[index + 1] if index + 1 < len(argv) else ""
             return f"{module}.".startswith(LAUNCHER_MODULES)
         if not argument.startswith("-"):
-            return os.path.basename(argument) in LAUNCHER_SCRIPTS  # noqa: PTH119 - pathlib is slow to import
+            return os.path.basename(argument) in LAUNCHER_SCRIPTS
     return False
 
 

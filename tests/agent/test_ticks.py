@@ -131,7 +131,7 @@ def test_a_ring_that_is_cut_short_is_the_end_of_that_ring_alone(tmp_path: Path, 
     steps(writer, 3)
     mine.tick(0)
     cut = tmp_path / "cut"
-    cut.write_bytes(writer.path.read_bytes())
+    cut.write_bytes(Path(writer.path).read_bytes())
     (producer,) = mine.rings
     (item,) = producer.rings.values()
     item.reader = ring.Reader(cut)

@@ -59,6 +59,14 @@ def test_a_rank_gets_a_ring(job: Job) -> None:
     assert (header.job_id, header.rank, header.world_size, header.local_rank) == ("job", 1, 2, 1)
 
 
+def test_a_rank_imports_little_for_its_probe(job: Job) -> None:
+    """All ranks start at once, and wait for what a probe imports that the job may never use."""
+    script = "import sys; print(*sys.modules)"
+    without = job.python("-I", "-c", script).stdout.split()
+    more = set(job.python("-c", script, **RANK).stdout.split()).difference(without)
+    assert more.isdisjoint({"dataclasses", "importlib.abc", "inspect", "pathlib", "hindmost.ring.reader"})
+
+
 @pytest.mark.parametrize(
     "environ", [{"HINDMOST_JOB_ID": ""}, {"HINDMOST_PROBE": "0"}, {"OMPI_COMM_WORLD_RANK": ""}], ids=str
 )

@@ -45,7 +45,7 @@ def test_layout_is_that_of_ring_h() -> None:
 
 def test_header_says_who_writes(tmp_path: Path, writer: ring.Writer) -> None:
     """The file is named by rank, producer and pid, and its header carries the identity in full."""
-    assert writer.path == tmp_path / f"3.py.{os.getpid()}.ring"
+    assert Path(writer.path) == tmp_path / f"3.py.{os.getpid()}.ring"
     header = ring.Reader(writer.path).header
     assert (header.rank, header.world_size, header.local_rank, header.pid) == (3, 8, 1, os.getpid())
     assert (header.job_id, header.framework, header.command) == ("job-1", "torch", "python train.py --größe")
@@ -114,7 +114,7 @@ def test_limit_leaves_the_rest_for_the_next_poll(writer: ring.Writer) -> None:
 def test_stamps_wrap_with_the_index(writer: ring.Writer, tmp_path: Path) -> None:
     """Indexes beyond 2**32 differ in the low half of index + 1."""
     index = 2**32 - 3
-    with writer.path.open("r+b") as file:
+    with Path(writer.path).open("r+b") as file:
         for i in range(index, index + 6):
             file.seek(layout.RECORDS_OFFSET + (i & 63) * 40)
             file.write(layout.RECORD.pack(i + 1 & 0xFFFFFFFF, ring.MARK, 0, 0, i, 0, 0, 0xFFFF, 0xFFFF, 0))
@@ -156,7 +156,7 @@ def test_slot_claimed_and_never_written_is_lost_after_a_second(writer: ring.Writ
     """A reader waits one second for an unfinished record, then counts it and goes on."""
     for i in range(3):
         writer.event(ring.MARK, 0, i, 0)
-    with writer.path.open("r+b") as file:
+    with Path(writer.path).open("r+b") as file:
         file.seek(layout.RECORDS_OFFSET + 40)
         file.write(bytes(4))
     now = 0.0

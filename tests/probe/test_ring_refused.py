@@ -31,8 +31,8 @@ def implementation(written_in: str) -> str:
 )
 def test_damaged_file_is_named(writer: ring.Writer, damage: object, message: str) -> None:
     """A file that is torn, foreign or of another version is refused in one line that names it."""
-    data = writer.path.read_bytes()
-    broken = writer.path.with_suffix(".broken")
+    data = Path(writer.path).read_bytes()
+    broken = Path(writer.path).with_suffix(".broken")
     broken.write_bytes(damage(data))  # type: ignore[operator]
     with pytest.raises(ring.RingError, match=message) as error:
         ring.Reader(broken)
@@ -69,7 +69,7 @@ def test_file_that_is_cut_or_removed_under_a_reader(writer: ring.Writer) -> None
     writer.event(ring.MARK, 0, 1, 0)
     reader = ring.Reader(writer.path)
     copy = os.open(writer.path, os.O_RDWR)
-    writer.path.unlink()
+    Path(writer.path).unlink()
     writer.event(ring.MARK, 0, 2, 0)
     assert [e.start_ns for e in reader.poll()] == [1, 2]
     with pytest.raises(ring.RingError, match="cannot be opened"):

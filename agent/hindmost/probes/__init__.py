@@ -10,7 +10,6 @@ import importlib
 import os
 import sys
 import time
-from importlib.abc import MetaPathFinder
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import warn_once
@@ -61,7 +60,7 @@ def install(recorder: Recorder) -> None:
     def failed(name: str, error: Exception) -> None:
         warn_once(f"{name} cannot be observed ({error!r})")
 
-    files = (name.partition(".")[0] for name in os.listdir(__path__[0]))  # noqa: PTH208 - pathlib is slow to import
+    files = (name.partition(".")[0] for name in os.listdir(__path__[0]))
     probes = {name: name for name in files} | SECOND_NAMES
     record_pauses(recorder)
 
@@ -74,7 +73,7 @@ def install(recorder: Recorder) -> None:
     undo.append(watch.remove)
 
 
-class ImportWatch(MetaPathFinder):
+class ImportWatch:
     """Acts when a watched module has been imported, and imports none: how probes wait for their framework.
 
     It is a finder that finds nothing itself: it lets the others find the module and acts once its body has run.

@@ -264,8 +264,8 @@ def absent_shim(environ: Mapping[str, str]) -> str:
     A clone builds it into the user's home, which nodes need not share.
     """
     preloaded = environ.get("LD_PRELOAD", "").replace(":", " ").split()
-    shims = (path for path in preloaded if os.path.basename(path).startswith("pmpi"))  # noqa: PTH119
-    return next((path for path in shims if not os.path.exists(path)), "")  # noqa: PTH110
+    shims = (path for path in preloaded if os.path.basename(path).startswith("pmpi"))
+    return next((path for path in shims if not os.path.exists(path)), "")
 
 
 @on_import("mpi4py.MPI")

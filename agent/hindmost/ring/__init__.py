@@ -6,6 +6,8 @@ disagree with it. Times are ns of ``CLOCK_MONOTONIC`` unless ``GPU_TIME`` is fla
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from hindmost.ring.layout import (
     ANY,
     ANY16,
@@ -38,8 +40,10 @@ from hindmost.ring.layout import (
     capacity,
 )
 from hindmost.ring.native import WriteEvent
-from hindmost.ring.reader import Reader
 from hindmost.ring.writer import IdentityLike, Writer
+
+if TYPE_CHECKING:
+    from hindmost.ring.reader import Reader
 
 __all__ = [
     "ANY",
@@ -76,3 +80,12 @@ __all__ = [
     "Writer",
     "capacity",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """``Reader``, imported where it is used: a rank reads no ring, and has all others wait while it imports."""
+    if name != "Reader":
+        raise AttributeError(name)
+    from hindmost.ring.reader import Reader  # noqa: PLC0415
+
+    return Reader

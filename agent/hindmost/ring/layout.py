@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from hindmost.errors import HindmostError
@@ -77,8 +76,7 @@ class Communicator(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True)
-class Header:
+class Header(NamedTuple):
     """Who writes a ring, and both clocks read together at its creation (ns)."""
 
     capacity: int

@@ -36,7 +36,7 @@ def load(environ: Mapping[str, str] = os.environ) -> Any | None:
     It is never built here: compiling has no place in a training process.
     """
     path = environ.get("HINDMOST_RING_MODULE", "")
-    if not path or ABI not in os.path.basename(path) or not fits():  # noqa: PTH119 - pathlib is slow to import
+    if not path or ABI not in os.path.basename(path) or not fits():
         return None
     try:
         loader = ExtensionFileLoader("_ring", path)

@@ -10,7 +10,6 @@ import struct
 import threading
 import time
 import weakref
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hindmost.ring import layout
@@ -59,7 +58,8 @@ def _claims(records: int) -> Iterator[tuple[int, int, int]]:
 
 def _start_ticks() -> int:
     """Field 22 of /proc/self/stat: with the pid, it names this process for good. The command may hold blanks."""
-    return int(Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19])
+    with open("/proc/self/stat", "rb") as file:
+        return int(file.read().rpartition(b")")[2].split()[19])
 
 
 def _fixed(text: str, size: int) -> bytes:
@@ -77,7 +77,7 @@ class Writer:
     #: record; ``name`` and ``comm`` are what ``name()`` and ``communicator()`` returned. The oldest is overwritten.
     event: WriteEvent
 
-    def __init__(self, path: Path, memory: mmap.mmap, records: int) -> None:
+    def __init__(self, path: str, memory: mmap.mmap, records: int) -> None:
         self.path = path
         self._memory = memory
         self._views: list[memoryview] = []
@@ -105,7 +105,7 @@ class Writer:
         """
         if not layout.is_capacity(capacity):
             raise ValueError(f"ring capacity {capacity}: a power of two up to {layout.MAX_CAPACITY} is needed")
-        path = Path(directory, f"{identity.rank}.{producer}.{os.getpid()}.ring")
+        path = os.path.join(directory, f"{identity.rank}.{producer}.{os.getpid()}.ring")
         memory = _allocate(path, layout.RECORDS_OFFSET + capacity * layout.RECORD_BYTES)
         # The magic comes last: a reader that sees it sees a whole header.
         memory[8 : layout.HEADER.size] = _pack_header(identity, layout.PRODUCERS[producer], capacity)[8:]
@@ -285,18 +285,20 @@ def _disown() -> None:
 os.register_at_fork(after_in_child=_disown)
 
 
-def _allocate(path: Path, size: int) -> mmap.mmap:
+def _allocate(path: str, size: int) -> mmap.mmap:
     """A new zeroed file of this size, every byte of it backed, mapped. OSError leaves nothing behind."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.stat().st_uid not in (os.geteuid(), 0):
-        raise PermissionError(f"{path.parent}: belongs to another user")
-    path.unlink(missing_ok=True)  # of a process that had this pid before
+    folder = os.path.dirname(path)
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    if os.stat(folder).st_uid not in (os.geteuid(), 0):
+        raise PermissionError(f"{folder}: belongs to another user")
+    with contextlib.suppress(FileNotFoundError):  # of a process that had this pid before
+        os.unlink(path)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)
         return mmap.mmap(descriptor, size)
     except OSError:
-        path.unlink(missing_ok=True)
+        os.unlink(path)
         raise
     finally:
         os.close(descriptor)

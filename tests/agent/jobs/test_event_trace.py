@@ -20,7 +20,7 @@ def python_ring(tmp_path: Path) -> Path:
         start = 1_000_000 + step * 100_000
         writer.event(ring.PHASE, writer.name("forward"), start + 10_000, 30_000)
         writer.event(ring.STEP, writer.name("train"), start, 100_000, seq=step)
-    return writer.path
+    return Path(writer.path)
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def nccl_ring(tmp_path: Path) -> Path:
     name = writer.name("all_reduce")
     writer.event(ring.COLLECTIVE, name, 6_450_000, 7_000, 17, comm, value=4096, flags=ring.GPU_TIME)
     writer.event(ring.MARK, writer.name("gpu_clock"), 1_500_000, 0, value=6_500_000)
-    return writer.path
+    return Path(writer.path)
 
 
 def events(content: bytes) -> list[dict[str, Any]]:

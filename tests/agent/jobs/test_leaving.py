@@ -44,7 +44,7 @@ def rank(folder: Path) -> Iterator[Callable[[], Path]]:
         def start() -> Path:
             writer = ring.Writer.create(folder, Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", 64)
             open_rings.callback(writer.close)
-            return writer.path
+            return Path(writer.path)
 
         yield start
 

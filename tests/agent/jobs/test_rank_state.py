@@ -69,7 +69,7 @@ def test_who_tests_in_vain_waits_as_long_as_it_goes_on(tmp_path: Path) -> None:
     (found,), states, counted = rings, RankStates(), []
     for second, tests in enumerate([1, 9, 20, 20, 20]):
         made.enter(0, ring.P2P, made.name("wait"), ENTERED_NS, 0, made.communicator(77, 1, 4, "w"), 2, ring.POLLS)
-        with made.path.open("r+b") as file:  # as native/ring.h has it: where the open table counts tests
+        with Path(made.path).open("r+b") as file:  # as native/ring.h has it: where the open table counts tests
             os.pwrite(file.fileno(), tests.to_bytes(8, "little"), 1024 + 16)
         state = states.look(found, 5, ENTERED_NS + NS + second * NS)
         counted.append(None if state is None else [(one.name, one.peer - 1) for one in state.in_flight])
