@@ -52,6 +52,8 @@ SILENCE = (NO_RANK, ALL_GONE)
 CLOSED, NO_STDIN = "stdin was closed", "stdin is closed"
 #: Reasons that mean the job is over: no collector will read what ranks still write.
 OVER = (CLOSED, NO_STDIN)
+#: How long the job of ``hindmost run`` may wait for the stream to the collector, s.
+AT_WORK_S = 2.0
 #: How often to look whether ranks have come while the last acknowledgement is waited for, s.
 LOOK_S = 0.25
 #: A process that only checks the lock holds it for an instant, and is no agent: tries, and s between them.
@@ -110,13 +112,15 @@ class Daemon:
         self._tick()
         if self.settings.exit_when_stdin_closes:
             self._watch_stdin(loop)
-        self._say_ready(server)
         await asyncio.to_thread(
             daemon_process.lower_priority, daemon_process.AGENT_SESSION, nice=daemon_process.AGENT_THREADS
         )
         gc.collect()
         gc.freeze()  # what is here now stays: no later collection needs to look through it
         gc.set_threshold(YOUNG)
+        if self.settings.exit_when_stdin_closes and self.shipper is not None:
+            await self.shipper.at_work(AT_WORK_S)  # what is done now is not done while ranks wait for each other
+        self._say_ready(server)
         reason = await self._leaving
         ends.collect(self._monotonic_ns())
         loop.remove_reader(ends.fileno())

@@ -17,7 +17,6 @@ from hindmost_collector.ingest.connections import listen
 from hindmost_collector.ingest.session import batch_ns
 from hindmost_collector.ingest.streams import MESSAGE_LIMIT
 from hindmost_collector.live.evaluation_loop import Watch
-from hindmost_collector.live.evaluation_schedule import STARTING_S
 from hindmost_collector.live.sealing import finish as seal
 from hindmost_collector.live.sealing import note, preliminary
 from hindmost_collector.live.window import window_limit
@@ -114,9 +113,11 @@ GOODBYE_S = 12.0
 #: Where a signal ends it, the agents mostly got it too: how long they may take to leave by themselves, and then who
 #: started this collector to say how the job ended.
 SIGNALLED_S, LAST_WORD_S = 5.0, 1.0
-#: Ticks and flushes are so much further apart while cores are full; agents keep what is not written. While ranks start
-#: it is not known yet whether they fill the cores.
-FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 10
+#: Ticks and flushes are so much further apart while cores are full; agents keep what is not written. A flush of one
+#: second's rows costs as much as that of a minute's: a file a table.
+FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 60
+#: So long (s) the agent and ranks start: it is not known yet whether they fill the cores.
+STARTING_S = 10.0
 #: Jobs that are watched live at one time.
 JOB_LIMIT = 1000
 

@@ -132,8 +132,10 @@ async def serve(
     if store is None:
         log.warning("nothing is recorded: give --store DIRECTORY to keep every job, or --out RUN_DIR for one")
     _say(addresses)
+    await asyncio.to_thread(collector.judging.load)
     if options.exit_when_stdin_closes:
         await asyncio.to_thread(daemon_process.lower_priority, daemon_process.COLLECTOR_SESSION)
+        _say({"loaded": True})
     job_over = asyncio.Event()  # a signal stops a held collector too, and says nothing of the job
     if options.exit_when_stdin_closes:
         follow = (collector, asyncio.get_running_loop(), (job_over, stopped))

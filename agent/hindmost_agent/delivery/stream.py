@@ -7,11 +7,11 @@ stream of a client, which wake a dozen times a second though a message goes ever
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import random
 import ssl
 import time
-from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 from grpclib.client import Channel, StreamStreamMethod
@@ -97,7 +97,7 @@ async def _trusted(host: str, port: int, client: Client, within_s: float) -> ssl
     return client.context(certificate)
 
 
-@asynccontextmanager
+@contextlib.asynccontextmanager
 async def connect(host: str, port: int, within_s: float, client: Client = Client()) -> AsyncIterator[Call]:  # noqa: B008 - immutable
     """A call, which is over when the block is left.
 
@@ -201,8 +201,8 @@ class RoundTrips:
         self._asks, self._measured = False, None
         return message.SerializeToString()
 
-    def answered(self, reply: wire.ClockReply) -> None:
-        """An answer has come."""
+    def answered(self, reply: wire.ClockReply) -> bool:
+        """An answer has come; whether those are in with which a stream begins."""
         returned_ns = self._monotonic_ns()
         sample = wire.ClockSample(
             sent_ns=reply.sent_ns,
@@ -214,10 +214,11 @@ class RoundTrips:
         self._count += 1
         if self._with_batches and self._count > FIRST_ROUND_TRIPS:
             self._measured = sample
-            return
+            return True
         self._tell(sample)
         if self._count < FIRST_ROUND_TRIPS:
             self._ask()
+        return self._count >= FIRST_ROUND_TRIPS
 
     def _note(self, sample: wire.ClockSample) -> None:
         round_trip = (sample.returned_ns - sample.sent_ns) - (sample.replied_ns - sample.received_ns)
@@ -293,11 +294,17 @@ class Shipper:
         self._goodbye_said = False
         self._settled = asyncio.Event()
         self._ended = asyncio.Event()
+        self._at_work = asyncio.Event()
         self._outbox: list[bytes] = []
         self._round_trips = RoundTrips(own, self._send_soon, monotonic_ns)
         self._heard_ns = 0
         self._said = False
         self._it_goes = False
+
+    async def at_work(self, timeout_s: float) -> None:
+        """Wait until the collector's clock is measured, with which a stream begins; no longer than that."""
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._at_work.wait(), timeout_s)
 
     def notify(self) -> None:
         """There is something new in the spool."""
@@ -404,7 +411,8 @@ class Shipper:
             if kind == "ack":
                 self._acknowledged(message.ack.durable_sequence)
             elif kind == "clock":
-                self._round_trips.answered(message.clock)
+                if self._round_trips.answered(message.clock):
+                    self._at_work.set()
                 if message.clock.durable_sequence:
                     self._acknowledged(message.clock.durable_sequence)
             elif kind == "need":

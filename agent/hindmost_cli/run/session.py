@@ -232,6 +232,7 @@ class Session:
             collector, said = _collector(request, launcher, job, directory, environ, started, (host, proof))
             proves = proof.variables(elsewhere=elsewhere and launcher.ENVIRONMENT_IS_PRIVATE)
             agent = _agent(said["grpc"], job, rings, directory, {**environ, **proves}, started)
+            collector.ready("loaded")
         except (HindmostError, KeyboardInterrupt):
             for daemon in started:
                 daemon.kill()

@@ -71,8 +71,6 @@ class Watch:
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
-            if job.stall.in_haste(job):
-                self._judging.prepare()
             due = self._judging.due(job.id, job.window.still_ns / 1e9)
             due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
             ripe = job.stall.ripe(job)

@@ -227,7 +227,7 @@ STARTING_S = 2.0
 
 
 def load_judge(settings: Settings = DEFAULT) -> Judge:
-    """``hindmost_judge.judge.judge``, imported late: it is heavy, and a collector receives before it judges."""
+    """``hindmost_judge.judge.judge``, imported late: it is heavy, and a collector receives before."""
     judge: Callable[[Run, Settings], Any] = importlib.import_module("hindmost_judge.judge").judge
     return lambda run: judge(run, settings)
 
@@ -319,20 +319,14 @@ class Judging:
         self._judged_now = 0  # how many threads judge
         self._lock = threading.Lock()
         self._load_lock = threading.Lock()
-        self._loading: threading.Thread | None = None
 
     @property
     def busy(self) -> bool:
         """Whether a window is being judged, in whichever thread."""
         return self._judged_now > 0
 
-    def prepare(self) -> None:
-        """Load the judge in a thread, once: a job stands still before any was judged, and full cores take long."""
-        if self.judge is None and self._loading is None:
-            self._loading = threading.Thread(target=self._try_to_load, name="load judge", daemon=True)
-            self._loading.start()
-
-    def _try_to_load(self) -> None:
+    def load(self) -> None:
+        """Load the judge, once: before ranks wait for what it takes, and for the first verdict."""
         with contextlib.suppress(Exception):  # judging meets the same error, and logs it
             self._load()
 

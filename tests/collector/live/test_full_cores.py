@@ -130,10 +130,10 @@ def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> 
 
 
 @pytest.mark.parametrize(
-    ("began_s", "full", "due"), [(1.5, False, False), (2.5, False, True), (2.5, True, False), (15.0, True, True)]
+    ("began_s", "full", "due"), [(9.0, False, False), (11.0, False, True), (59.0, True, False), (61.0, True, True)]
 )
 def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float, full: bool, due: bool) -> None:
-    """Agents keep what is not written: a second's rows are worth no time of a rank, ten seconds' are."""
+    """Agents keep what is not written: a second's rows are worth no time of a rank, a minute's are."""
 
     async def scenario() -> bool:
         collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)

@@ -168,13 +168,13 @@ def test_a_job_that_stops_in_its_first_operation_stands_since_then(definitions: 
     assert job.stall.ripe(job)
 
 
-def test_the_judge_is_loaded_once_before_the_first_job_that_stands_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On full cores that takes seconds, which a hang's first verdict need not wait for."""
+def test_the_judge_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any job is judged: on full cores that takes seconds, for which ranks, and a hang's first verdict, wait."""
     loaded = []
     monkeypatch.setattr(evaluation_schedule, "load_judge", lambda _: loaded.append(1) or (lambda run: run))
     judging = Judging()
     for _ in range(2):
-        judging.prepare()
+        judging.load()
     assert judging.at_the_end(lambda: "run") == ("run", "run")  # type: ignore[arg-type,return-value]
     assert loaded == [1]
 
