@@ -294,8 +294,7 @@ _RARE = 0.125
 
 def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
     """The same of a job whose hosts or loaders set the pace, by their work."""
-    find = host_work.find if blocks.lanes is not None else straggler.find
-    habits = find(blocks, settings)
+    habits = host_work.find(blocks, settings)
     found, notes = of_habits(habits, blocks, settings)
     named = {habit.row for habit in habits}
     most = _RARE * len(blocks.steps)

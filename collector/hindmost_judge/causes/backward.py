@@ -108,7 +108,7 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     visible.
     """
     grid = blocks.joined
-    if not blocks.overlapped or grid is None or healthy_steps(blocks, habit) is not None or blocks.due is not None:
+    if not blocks.overlapped or grid is None or healthy_steps(blocks, habit) is not None:
         return False
     if np.isnan(grid.start).all():
         return True
@@ -156,7 +156,7 @@ def _places(blocks: Blocks, columns: Array) -> Ints | None:
     computed between them, and nothing tells it in two parts.
     """
     grid = blocks.joined
-    if not blocks.overlapped or grid is None or np.isnan(grid.start).all() or blocks.due is not None:
+    if not blocks.overlapped or grid is None or np.isnan(grid.start).all():
         return None
     counts = np.diff(np.append(blocks.starts, grid.columns))[columns]
     usual = int(np.bincount(counts).argmax())

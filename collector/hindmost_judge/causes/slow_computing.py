@@ -42,11 +42,11 @@ def finer(
     The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer
     beyond its delay, from collectives overlapped with backward.
     """
+    late = average(blocks.excess[row, columns]) + between
     more = more_work(blocks, row, columns, settings)
-    if more is not None:
+    if more is not None and _of_most(_work_beyond(blocks, row, columns), blocks, columns, late):
         return "workload", more
     now, before = _levels(blocks, columns, since)
-    late = average(blocks.excess[row, columns]) + between
     throttled = _throttled(blocks, row, columns, settings, now, before, late)
     if throttled is not None:
         return "gpu_throttle", throttled
@@ -137,10 +137,15 @@ def _throttled(
     least = min(settings.min_explained, _TOLD_WHY) if _has_reason(now, row) else settings.min_explained
     if lower * _driven(blocks, row, columns) < least * _longer(blocks, row, columns):
         return None
-    if lower * average(blocks.period[columns]) < _OF_ALL * late:
+    if not _of_most(lower, blocks, columns, late):
         return None
     mine, theirs = now["sm_clock"][row], _peers(now["sm_clock"], row)
     return f"SM clock: {mine / 1e6:.0f} MHz, others {theirs / 1e6:.0f} MHz{_reasons(now, row)}"
+
+
+def _of_most(longer: float, blocks: Blocks, columns: Array, late: float) -> bool:
+    """Whether all of a step being longer by this share explains much of what a rank is ``late`` by (ns a step)."""
+    return longer * average(blocks.period[columns]) >= _OF_ALL * late
 
 
 def _lower(levels: dict[str, Floats], row: int) -> float:

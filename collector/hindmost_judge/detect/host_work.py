@@ -27,11 +27,14 @@ _WAITS = ("sync", "device_wait")
 
 
 def find(blocks: Blocks, settings: Settings) -> list[Habit]:
-    """Persistent slowdowns of hosts, largest first; empty where hosts do not set the pace."""
+    """Persistent slowdowns of hosts, or of loaders that are waited for in turn, largest first."""
+    least, large = (share * blocks.step_ns for share in (settings.effect(len(blocks.ranks)), settings.large_effect))
+    phases: tuple[str | None, ...] = (None,)
     if blocks.lanes is None:
-        return []
-    least = settings.effect(len(blocks.ranks)) * blocks.step_ns
-    delays = find_delays(blocks.lanes, least, settings.large_effect * blocks.step_ns)
+        threshold = np.full(len(blocks.ranks), least)
+        delays = list(_delays(blocks.excess, blocks.role, 0, threshold, large, blocks.turn))
+    else:
+        delays, phases = find_delays(blocks.lanes, least, large), blocks.lanes.phases
     last = np.argmax(blocks.caused, axis=0)
     return [
         Habit(
@@ -43,10 +46,10 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
             consistency=1.0,
             spread_ratio=one.z,
             latest=float(np.mean(last[one.first : one.stop] == one.row)),
-            phase=blocks.lanes.phases[one.phase],
+            phase=phases[one.phase],
         )
         for one in delays
-        if blocks.lanes.phases[one.phase] not in _WAITS
+        if phases[one.phase] not in _WAITS
     ]
 
 
@@ -95,11 +98,21 @@ def find_delays(lanes: Lanes, least: float, large: float) -> list[Delay]:
             if lanes.wait.lag == 0:  # what may be a wait proves no delay
                 behind_peers = behind_peers - self_time + lanes.least[phase]
         threshold = np.hypot(least, doubt)  # noise and a wrong level add up only by chance
-        for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
-            peers = np.flatnonzero((lanes.cohort == lanes.cohort[row]) & (np.arange(len(lanes.cohort)) != row))
-            delays += _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large)
+        delays += _delays(behind_peers, lanes.cohort, phase, threshold, large)
     delays = [delay for delay in delays if not _may_be_wait(lanes, delay)]
     return _without_side_effects(sorted(delays, key=lambda delay: -delay.level * (delay.stop - delay.first)))
+
+
+def _delays(
+    behind_peers: Floats, cohort: Ints, phase: int, threshold: Floats, large: float, turn: int = 1
+) -> Iterator[Delay]:
+    """The persistent delays of all ranks in one phase, from those in each step [R, S]; ``threshold`` [R] ns counts.
+
+    What is known of so many steps at once, a ``turn``, is known once; and how long workers need does not drift.
+    """
+    for row in np.flatnonzero(_block_means(behind_peers).max(axis=1) >= threshold).tolist():
+        peers = np.flatnonzero((cohort == cohort[row]) & (np.arange(len(cohort)) != row))
+        yield from _delays_of_rank(behind_peers, row, peers, phase, float(threshold[row]), large, turn)
 
 
 def _may_be_wait(lanes: Lanes, delay: Delay) -> bool:
@@ -149,15 +162,17 @@ def _block_means(behind_peers: Floats) -> Floats:
 
 
 def _delays_of_rank(
-    behind_peers: Floats, row: int, peers: Ints, phase: int, least: float, large: float
+    behind_peers: Floats, row: int, peers: Ints, phase: int, least: float, large: float, turn: int
 ) -> Iterator[Delay]:
     """The persistent delays of one rank in one phase, from the delays of all in each step [R, S]; all in ns.
 
     What its ``peers`` (rows) differ by in the same steps is noise, too: it shows how far hosts drift. Of fewer peers
     only the rank's own series does.
     """
-    series, cohort = segmentation.clipped(behind_peers[row]), len(peers) >= FEW_RANKS
-    sigma = max(segmentation.noise(series, drifts=not cohort), 1.0)
+    series, cohort = segmentation.clipped(behind_peers[row, turn // 2 :: turn]), len(peers) >= FEW_RANKS
+    drifts = turn == 1 and not cohort
+    sigma = max(segmentation.noise(series, drifts=drifts) * float(np.sqrt(turn)), 1.0)
+    series = np.repeat(series, turn)[: behind_peers.shape[1]]
     bounds = _without_minor_changes(series, segmentation.segments(series, sigma))
     for first, stop in itertools.pairwise(bounds):
         level = float(series[first:stop].mean())

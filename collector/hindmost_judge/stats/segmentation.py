@@ -46,14 +46,16 @@ def noise(series: Floats, *, drifts: bool = True) -> float:
     """Noise of a series [S], in its unit: the mean of n steps has this standard deviation, divided by sqrt(n).
 
     It is measured on batches of 1, 2, 4, … steps, and the largest value counts: steps that resemble their neighbours
-    average out more slowly. 0 of a series without changes, infinite of a single step. The longest batches, of which a
-    change of the level spoils half the differences, only count for one that ``drifts``.
+    average out more slowly. What is exactly as before was filled in, and shows no noise. 0 of a series without changes,
+    infinite of a single step. The longest batches, of which a change of the level spoils half the differences, only
+    count for one that ``drifts``.
     """
     largest, batch = 0.0, 1
     while batch == 1 or len(series) // batch >= (_MIN_BATCHES if drifts else 2 * _MIN_BATCHES):
         count = len(series) // batch
         means = series[: count * batch].reshape(count, batch).mean(axis=1)
-        apart = float(np.median(np.abs(np.diff(means)))) if count > 1 else float("inf")
+        changes = np.abs(np.diff(means)) if count > 1 else np.array([np.inf])
+        apart = float(np.median(changes[changes > 0])) if changes.any() else 0.0
         largest = max(largest, MAD_TO_SIGMA * apart * float(np.sqrt(batch / 2)))
         batch *= 2
     return largest

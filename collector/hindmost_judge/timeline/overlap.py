@@ -35,30 +35,29 @@ def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: 
     if waits_for_each(joined):
         return False
     position = np.arange(joined.columns) - starts[step_of]
+    more = (work - peers_median(work))[:, step_of] if work is not None else np.zeros(own.shape)
     if joined.gathers.sum() < len(starts) or joined.columns < 2 or np.isnan(joined.start).all():
-        return not _computes_after_each(joined, own, position)
+        return not _computes_after_each(joined, own, position, more)
     late = peers_median(joined.duration) - joined.duration
-    more = work - peers_median(work) if work is not None else None
     for place in np.unique(position):
         held = position == place
-        late[:, held] = _changes(late[:, held])
-        if more is not None:
-            late[:, held] = _without(late[:, held], _changes(more[:, step_of[held]]))
+        late[:, held] = _without(_changes(late[:, held]), _changes(more[:, held]))
         late[:, held] -= median(late[:, held], axis=0)  # whom all are compared with had more to do, or less
     if _carried(late, own, position, starts) or _queue_where_one_computes(own, position, starts):
         return True
-    if _computed_meanwhile(joined, position, more[:, step_of] if more is not None else np.zeros(late.shape)):
+    if _computed_meanwhile(joined, position, more):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
     now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
     return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
 
 
-def _computes_after_each(joined: Grid, own: Floats, position: Ints) -> bool:
+def _computes_after_each(joined: Grid, own: Floats, position: Ints, more: Floats) -> bool:
     """Whether every rank computes between any two collectives of a step, and as long however long it waited before.
 
     So it is where hosts wait for each collective, with launches unrecorded. Otherwise what is due after a collective
-    goes on while a rank waits in it.
+    goes on while a rank waits in it. A rank with ``more`` [R, K] work in a step waits less and computes longer, either
+    way.
     """
     within = np.flatnonzero(np.diff(position) > 0)
     waited, gap = joined.duration[:, within], own[:, within + 1]
@@ -67,8 +66,9 @@ def _computes_after_each(joined: Grid, own: Floats, position: Ints) -> bool:
         return False
     for place in np.unique(position[within]):
         held = position[within] == place
+        beyond = more[:, within[held]] - median(more[:, within[held]], axis=1)[:, None]
         for block in (waited, gap):
-            block[:, held] -= median(block[:, held], axis=1)[:, None]
+            block[:, held] = _without(block[:, held] - median(block[:, held], axis=1)[:, None], beyond)
     return traded(waited, gap) < _MEANWHILE
 
 

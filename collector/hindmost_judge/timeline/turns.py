@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _MOST = 16
 #: Steps resemble those a turn later: correlation at that lag, and by how much it exceeds that of neighbours.
 _ALIKE, _MORE = 0.5, 0.3
+#: Standard errors by which correlations at two lags differ by chance; one is a root of the steps' number (Bartlett).
+_BY_CHANCE = 2.0
 #: A rank that waits for fewer batches than this is not slow: each of them may be long by chance.
 _OFTEN = 8
 #: Workers of the rank that waits most are ahead in so many of the steps. A loop that loads without workers takes
@@ -49,9 +51,10 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     if loads is None:
         return blocks
     fetched = blocks.parts["input"]
-    usual = lower_median(median(loads[0], axis=1), axis=0)
-    often = np.sum(~np.isnan(loads[1]), axis=1) >= _OFTEN
-    lasted = mean_of_turn(np.where(often[:, None], loads[1], np.nan), turn)
+    known, often = (np.sum(~np.isnan(one), axis=1)[:, None] >= _OFTEN for one in loads)
+    measured = known if known.sum() > 1 else np.ones_like(known)
+    usual = lower_median(median(np.where(measured, loads[0], np.nan), axis=1), axis=0)
+    lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     lasted = np.where(np.isnan(lasted), usual, lasted)
     waited = np.nan_to_num(mean_of_turn(fetched, turn))
     excess = np.minimum(lasted - peers_median(lasted), waited)
@@ -107,7 +110,7 @@ def length(blocks: Blocks) -> int:
         return 1
     differs = waited - waited.mean()
     alike = np.array([np.mean(differs[lag:] * differs[:-lag]) for lag in lags]) / max(float(np.mean(differs**2)), 1.0)
-    found = int(np.argmax(alike >= 0.9 * alike.max())) + 1
+    found = int(np.argmax(alike >= alike.max() - _BY_CHANCE / np.sqrt(len(waited)))) + 1
     return found if found > 1 and alike[found - 1] >= max(_ALIKE, alike[0] + _MORE) else 1
 
 
