@@ -1,0 +1,189 @@
+"""A collector and an agent as services, and jobs that come and go: what grows.
+
+    python -m bench.soak [--minutes 30] [--retention-gib 0.02] [--out FILE]
+
+One after the other, jobs of two real ranks run for some seconds each; every 20 s a simulated job of 16 ranks is sent at
+once. Memory, open files, threads and disk are read every 5 s. A slope is a least-squares fit over the second half, when
+caches are full; its error is twice the standard error of the fit. `bench/agent_years.py` has an agent's 28 hours by an
+injected clock.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[1]
+RANK = str(ROOT / "bench/hosts/rank.py")
+EVERY_S, SIMULATED_EVERY_S = 5.0, 20.0
+STEPS, STEP_MS = 400, 20
+
+
+class Soak:
+    """Everything that runs; ``folder`` has stores and spools."""
+
+    def __init__(self, folder: Path, retention_gib: float) -> None:
+        self.folder, self.over = folder, threading.Event()
+        self.jobs = self.simulated = self.failed = 0
+        limit = ["--retention-gib", str(retention_gib)]
+        self.collector = self.start(
+            "collector",
+            "--listen",
+            "127.0.0.1:0",
+            "--http",
+            "127.0.0.1:0",
+            "--store",
+            str(folder / "store"),
+            "--flush-seconds",
+            "2",
+            *limit,
+        )
+        assert self.collector.stdout is not None
+        self.address = json.loads(self.collector.stdout.readline())["grpc"]
+        self.agent = self.start("agent", "--collector", self.address, "--spool", str(folder / "spool"))
+        assert self.agent.stdout is not None
+        self.agent.stdout.readline()
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        """``hindmost WORDS``, which writes its log next to the store."""
+        with (self.folder / f"{words[0]}.log").open("a") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "hindmost", *words, "--exit-when-stdin-closes"],
+                env=self.environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+            )  # fmt: skip
+
+    def environ(self, **more: str) -> dict[str, str]:
+        """Of this checkout."""
+        packages = ":".join(str(ROOT / one) for one in ("agent", "collector", "proto"))
+        return {**os.environ, "PYTHONPATH": packages, **more}
+
+    def come_and_go(self) -> None:
+        """Jobs of two ranks, one after the other."""
+        while not self.over.is_set():
+            self.jobs += 1
+            job = f"soak-{os.getpid()}-{self.jobs}"
+            rings = Path(f"/dev/shm/hindmost-{os.getuid()}/{job}")  # noqa: S108 - where rings live
+            rings.parent.mkdir(mode=0o700, exist_ok=True)
+            rings.mkdir(mode=0o700)
+            marks = self.folder / "marks" / job
+            marks.mkdir(parents=True)
+            own = {"HINDMOST_JOB_ID": job, "HINDMOST_RING_DIR": str(rings), "WORLD_SIZE": "2"}
+            own["PYTHONPATH"] = ":".join(str(ROOT / one) for one in ("agent/hindmost/inject", "agent", "proto"))
+            command = [sys.executable, RANK, str(marks), "none", str(STEPS), str(STEP_MS)]
+            ranks = [
+                subprocess.Popen(command, env=self.environ(**own, RANK=str(rank), LOCAL_RANK=str(rank)))
+                for rank in range(2)
+            ]
+            self.failed += sum(one.wait() != 0 for one in ranks)
+
+    def simulate(self) -> None:
+        """Jobs that are sent at once."""
+        while not self.over.wait(SIMULATED_EVERY_S):
+            self.simulated += 1
+            words = ["simulate", "--collector", self.address, "--ranks", "16", "--seed", str(self.simulated)]
+            done = subprocess.run(
+                [sys.executable, "-m", "hindmost", *words, "--fault", "compute:3:20%"],
+                env=self.environ(), capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            self.failed += done.returncode != 0
+
+    def look(self) -> dict[str, float]:
+        """What there is now."""
+        found: dict[str, float] = {"store_mib": _size(self.folder / "store"), "spool_mib": _size(self.folder / "spool")}
+        for name, process in (("collector", self.collector), ("agent", self.agent)):
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            values = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
+            found[f"{name}_mib"] = int(values["VmRSS"].split()[0]) / 1024
+            found[f"{name}_threads"] = int(values["Threads"])
+            found[f"{name}_files"] = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
+        rings = Path(f"/dev/shm/hindmost-{os.getuid()}")  # noqa: S108 - where rings live
+        found["job_folders"] = len(list(rings.glob(f"soak-{os.getpid()}-*")))
+        return found
+
+    def end(self) -> dict[str, Any]:
+        """Let both leave in order: the agent's account of samples."""
+        said, _ = self.agent.communicate(timeout=60)
+        self.collector.communicate(timeout=120)
+        account: dict[str, Any] = json.loads(said.splitlines()[-1])["samples"]
+        return account
+
+    def kill(self) -> None:
+        """End whatever still runs."""
+        for one in (self.agent, self.collector):
+            if one.poll() is None:
+                one.send_signal(signal.SIGKILL)
+                one.wait()
+
+
+def _size(folder: Path) -> float:
+    """MiB on disk."""
+    done = subprocess.run(["du", "-sk", str(folder)], capture_output=True, text=True, check=False)
+    return int((done.stdout.split() or ["0"])[0]) / 1024
+
+
+def slope(at_s: list[float], values: list[float]) -> dict[str, float]:
+    """A least-squares fit: units an hour, and twice its standard error."""
+    hours, y = np.array(at_s) / 3600, np.array(values)
+    (rate, start), rest = np.polyfit(hours, y, 1), hours - hours.mean()
+    error = np.sqrt(((y - rate * hours - start) ** 2).sum() / max(len(y) - 2, 1) / (rest**2).sum())
+    return {"an_hour": round(float(rate), 3), "error": round(float(2 * error), 3)}
+
+
+def main() -> int:
+    """Soak; 1 where a job failed or a sample is not accounted for."""
+    parser = argparse.ArgumentParser(description="a collector, an agent, and jobs that come and go: what grows")
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--retention-gib", type=float, default=0.02)
+    parser.add_argument("--out", type=Path, help="write the results here, as JSON")
+    args = parser.parse_args()
+    seen: list[tuple[float, dict[str, float]]] = []
+    with tempfile.TemporaryDirectory(prefix="hindmost-soak-") as folder:
+        soak = Soak(Path(folder), args.retention_gib)
+        threads = [threading.Thread(target=one, daemon=True) for one in (soak.come_and_go, soak.simulate)]
+        try:
+            for one in threads:
+                one.start()
+            began = time.monotonic()
+            while (at := time.monotonic() - began) < args.minutes * 60:
+                seen.append((at, soak.look()))
+                time.sleep(EVERY_S)
+            soak.over.set()
+            for one in threads:
+                one.join(120)
+            account = soak.end()
+        finally:
+            soak.kill()
+    half = [(at, look) for at, look in seen if at > args.minutes * 30]
+    result = {
+        "what": f"bench/soak.py: {args.minutes:g} minutes; {os.cpu_count()} cores, shared with other work",
+        "jobs": soak.jobs, "simulated_jobs": soak.simulated, "failed": soak.failed, "samples": account,
+        "growth": {
+            name: {
+                "first": round(seen[0][1][name], 1), "half": round(half[0][1][name], 1),
+                "last": round(half[-1][1][name], 1), "most": round(max(look[name] for _, look in seen), 1),
+                "second_half": slope([at for at, _ in half], [look[name] for _, look in half]),
+            }
+            for name in seen[0][1]
+        },
+    }  # fmt: skip
+    text = json.dumps(result, indent=1)
+    print(text)
+    if args.out:
+        args.out.write_text(text + "\n")
+    accounted = account["produced"] == account["delivered"] + sum(account["dropped"].values()) + account["kept"]
+    return int(soak.failed > 0 or not accounted or account["kept"] > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
