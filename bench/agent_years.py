@@ -8,8 +8,6 @@ each job, two ranks that write into their rings, live in a control group of thei
 it spools is acknowledged after each tick, as a collector would. ``held``: objects and bytes that the agent leads to.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

@@ -1,7 +1,5 @@
 """How the training scripts of the Horovod benches begin: a small model on one thread, and its optimizer."""
 
-from __future__ import annotations
-
 OPENING = """
 import os, sys, time, torch
 import horovod.torch as hvd

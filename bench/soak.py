@@ -8,8 +8,6 @@ caches are full; its error is twice the standard error of the fit. `bench/agent_
 injected clock.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

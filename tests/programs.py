@@ -6,18 +6,13 @@
 Needs nothing but the standard library: it runs before there is a virtual environment.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: The Debian packages of each program; Ubuntu calls them alike.
 PACKAGES = {

@@ -6,8 +6,6 @@
 The controller and the accounting run as user slurm, the nodes' daemons as root. Jobs may be any user's.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pwd
@@ -17,11 +15,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
 
 NODES = ("one", "two", "three")
 USER = "slurm"

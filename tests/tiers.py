@@ -7,8 +7,6 @@
 A line of `.ci/tiers` holds a suite's name (`make test-NAME` runs it), a hash of its files, and their paths.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import subprocess

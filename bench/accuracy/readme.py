@@ -1,7 +1,5 @@
 """Writes the measured figures and goals into the README, between two comments."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 README = Path(__file__).parent / "README.md"

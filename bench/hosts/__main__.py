@@ -7,8 +7,6 @@ cores. A job that ends in order has all ranks of both hosts, each step once, no 
 left. After a fault that ends it, what is stored was marked, once, and all processes have left.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,15 +1,11 @@
 """An agent that runs for years: what it holds is of the jobs that run, not of those that ran."""
 
-from __future__ import annotations
-
 import gc
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import pytest
 
 from bench.agent_years import Node, held
-
-if TYPE_CHECKING:
-    import pytest
 
 WARM, MORE = 12, 24
 #: Not the writers: they are the ranks'.

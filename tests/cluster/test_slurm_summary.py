@@ -1,15 +1,13 @@
 """Jobs of a real Slurm, by another user: observed without a word from the user, and summed up in Slurm's accounting."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -17,9 +15,6 @@ import pytest
 from tests.cluster.jobs import HINDMOST, ROOT, environ
 from tests.needs import need
 from tests.slurm import Slurm, slurm
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 pytestmark = [pytest.mark.slurm, pytest.mark.timeout(300)]
 

@@ -1,17 +1,13 @@
 """What boards show: of jobs that hang, are balanced, unsure or lost, and of a job of 96 ranks."""
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable
 
 import pytest
 
 from tests.dashboards.conftest import INTERVAL_S, TICKS, Case, Target, targets
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+Evaluate = Callable[[Iterable[Case]], None]
 
-    Evaluate = Callable[[Iterable[Case]], None]
 
 pytestmark = pytest.mark.needs("promtool")
 

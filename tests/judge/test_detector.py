@@ -1,19 +1,15 @@
 """Detectors are found by being in their folder, asked in order, and the runner owns their errors."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge import detect
 from hindmost_judge.detect import Case, Registered, in_order, register
 from hindmost_judge.judge import judge
+from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
-
-if TYPE_CHECKING:
-    from hindmost_judge.model import Run
 
 
 @pytest.fixture(scope="module")

@@ -1,23 +1,17 @@
 """Operations that a profiler tells the times of others are known, and their times are not believed."""
 
-from __future__ import annotations
-
 import json
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hindmost_collector.formats import profiler_csv
+from hindmost_collector.formats.profiler_csv import Columns
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from hindmost_collector.formats.profiler_csv import Columns
 
 MS = 1_000_000
 BEGIN, STEP = 1_795_346_662_000 * MS, 20 * MS

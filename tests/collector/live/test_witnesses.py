@@ -1,9 +1,7 @@
 """Jobs of so many ranks, or collectives, that a window holds too few steps of all of them."""
 
-from __future__ import annotations
-
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
@@ -16,12 +14,8 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.simulate import Fault, Scenario
 from hindmost_collector.simulate.stream import Job
 from hindmost_judge.judge import judge
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from hindmost_judge.model import Run
-    from hindmost_judge.verdict.schema import Report
+from hindmost_judge.model import Run
+from hindmost_judge.verdict.schema import Report
 
 RANKS, STEPS = 128, 120
 #: Rows of a window: of ten collectives of all ranks these are eight steps.

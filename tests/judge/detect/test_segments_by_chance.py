@@ -1,21 +1,16 @@
 """Among very many segments of steps some are high by chance: the tests that a persistent slowdown must pass."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
+from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import nested_segments, straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 
 from tests.runs import blocks_of
-
-if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks
 
 #: Steps of a series, those of the segment, and its scatter from step to step, in units of the least effect.
 STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4
