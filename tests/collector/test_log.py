@@ -27,16 +27,13 @@ def said_by(logger: logging.Logger, caplog) -> list[str]:
     return [record.message for record in caplog.records if record.name == logger.name]
 
 
-def test_a_life_in_the_log(tmp_path, caplog, capsys):
+async def test_a_life_in_the_log(tmp_path, caplog, capsys):
     """Start says where agents connect, where records go; stop says who is asked, and that it is done."""
     caplog.set_level(logging.INFO, "hindmost_collector")
 
-    async def scenario():
-        stopped = asyncio.Event()
-        stopped.set()
-        await main.serve(Options(listen="127.0.0.1:0", http="none", store=str(tmp_path)), stopped)
-
-    asyncio.run(scenario())
+    stopped = asyncio.Event()
+    stopped.set()
+    await main.serve(Options(listen="127.0.0.1:0", http="none", store=str(tmp_path)), stopped)
     assert '"grpc"' in capsys.readouterr().out
     started, stopping, stopped = said_by(main.log, caplog)
     assert started.startswith("started: agents on 127.0.0.1:")

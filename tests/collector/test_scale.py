@@ -100,7 +100,7 @@ async def test_elastic_job(collecting, fake_agent, tmp_path):
     assert run.job.world_size == 1
 
 
-def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
     """Twenty jobs at once, over gRPC, each recorded apart; beyond the limit they are recorded and not watched live."""
     monkeypatch.setattr(service, "JOB_LIMIT", 15)
 
@@ -112,12 +112,9 @@ def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
         await agent.until_acked(number + 1)
         await agent.close()
 
-    async def scenario():
-        async with collecting(store=str(tmp_path)) as collector:
-            await asyncio.gather(*(one(collector, number) for number in range(20)))
-            return len(collector.jobs)
-
-    assert asyncio.run(scenario()) == 15
+    async with collecting(store=str(tmp_path)) as collector:
+        await asyncio.gather(*(one(collector, number) for number in range(20)))
+        assert len(collector.jobs) == 15
     assert [len(read_run(tmp_path / f"job{number}").steps["step"]) for number in range(20)] == [
         2 * (number + 1) for number in range(20)
     ]

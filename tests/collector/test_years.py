@@ -1,7 +1,5 @@
 """A collector that runs for years: what it holds is of the jobs that run, not of those that ran."""
 
-import asyncio
-
 import pytest
 
 from bench.agent_years import held
@@ -11,20 +9,17 @@ from bench.collector_years import Service
 WARM, MORE, MINUTES = 3, 5, 40
 
 
-def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nearly three times as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
     monkeypatch.setattr("hindmost_collector.store.parquet.store.MOST_DIRECTORIES", 8)
 
-    async def scenario() -> list[dict[str, int]]:
-        service, states = Service(tmp_path), []
-        await service.connect()
-        for number in range(WARM + MORE):
-            await service.job(number, MINUTES)
-            if number in {WARM - 1, WARM + MORE - 1}:
-                states.append(held(service.collector))
-        await service.close()
-        return states
-
-    before, after = asyncio.run(scenario())
+    service, states = Service(tmp_path), []
+    await service.connect()
+    for number in range(WARM + MORE):
+        await service.job(number, MINUTES)
+        if number in {WARM - 1, WARM + MORE - 1}:
+            states.append(held(service.collector))
+    await service.close()
+    before, after = states
     assert after["objects"] - before["objects"] < MORE
     assert after["bytes"] - before["bytes"] < 4096

@@ -411,7 +411,7 @@ def test_a_wrong_web_config_is_refused(tmp_path: Path, kind: str) -> None:
     assert f"--web-config {tmp_path}/web.yml" in str(caught.value)
 
 
-def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp_path: Path) -> None:
+async def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp_path: Path) -> None:
     """TLS, and a password; without it /healthz alone."""
     hashed = bcrypt.hashpw(b"right", bcrypt.gensalt(4)).decode()
     pair = f"cert_file: {authority}/collector.pem, key_file: {authority}/collector.key"
@@ -425,15 +425,12 @@ def test_an_agents_metrics_are_as_its_web_config_says(authority: Path, tmp_path:
         writer.close()
         return answer
 
-    async def scenario() -> list[bytes]:
-        server = await listen(Address("127.0.0.1", 0), lambda: b"up 1\n", web)
-        port = server.sockets[0].getsockname()[1]
-        basic = "Authorization: Basic cHJvbWV0aGV1czpyaWdodA==\r\n"
-        found = [await asked(port, "/metrics", basic), await asked(port, "/metrics"), await asked(port, "/healthz")]
-        server.close()
-        return found
-
-    right, none, health = asyncio.run(scenario())
+    server = await listen(Address("127.0.0.1", 0), lambda: b"up 1\n", web)
+    port = server.sockets[0].getsockname()[1]
+    basic = "Authorization: Basic cHJvbWV0aGV1czpyaWdodA==\r\n"
+    found = [await asked(port, "/metrics", basic), await asked(port, "/metrics"), await asked(port, "/healthz")]
+    server.close()
+    right, none, health = found
     assert right.endswith(b"up 1\n")
     assert none.startswith(b"HTTP/1.1 401")
     assert b"up 1" not in none

@@ -111,31 +111,28 @@ def test_a_backlog_is_acknowledged_as_it_comes():
     assert told(talk) == ["welcome", "ack 1", "ack 65", "ack 129", "ack 193", "ack 199"]
 
 
-def test_a_stream_ends_after_its_agent_has_read_the_last_ack():
+async def test_a_stream_ends_after_its_agent_has_read_the_last_ack():
     """The agent ends its side first: a server that does is a reset to it, which may overtake the acknowledgement."""
 
-    async def scenario():
-        definitions = Definitions()
-        ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
-        acked, read = asyncio.Event(), asyncio.Event()
+    definitions = Definitions()
+    ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
+    acked, read = asyncio.Event(), asyncio.Event()
 
-        async def said():
-            yield wire.AgentMessage(hello=wire.Hello(protocol=1, agent_id="a", node="n"))
-            yield wire.AgentMessage(goodbye=wire.Goodbye(reason="done"))
-            await read.wait()
+    async def said():
+        yield wire.AgentMessage(hello=wire.Hello(protocol=1, agent_id="a", node="n"))
+        yield wire.AgentMessage(goodbye=wire.Goodbye(reason="done"))
+        await read.wait()
 
-        class Context:
-            async def write(self, message):
-                if message.WhichOneof("body") == "ack":
-                    acked.set()
+    class Context:
+        async def write(self, message):
+            if message.WhichOneof("body") == "ack":
+                acked.set()
 
-        stream = asyncio.create_task(ingest.stream(said(), Context()))
-        await asyncio.wait_for(acked.wait(), PATIENCE_S)
-        for _ in range(10):
-            await asyncio.sleep(0)
-        open_until_then = not stream.done()
-        read.set()
-        await asyncio.wait_for(stream, PATIENCE_S)
-        return open_until_then
-
-    assert asyncio.run(scenario())
+    stream = asyncio.create_task(ingest.stream(said(), Context()))
+    await asyncio.wait_for(acked.wait(), PATIENCE_S)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    open_until_then = not stream.done()
+    read.set()
+    await asyncio.wait_for(stream, PATIENCE_S)
+    assert open_until_then

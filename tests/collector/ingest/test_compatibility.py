@@ -88,7 +88,7 @@ async def played(address: str, sent: list[bytes]) -> int:
 
 @pytest.mark.parametrize("change", [as_recorded, from_later, from_earlier])
 @pytest.mark.parametrize("path", RECORDED, ids=lambda path: path.name.removesuffix(".stream.gz"))
-def test_every_row_of_another_version_is_stored(
+async def test_every_row_of_another_version_is_stored(
     tmp_path: Path, collecting: Callable[..., Any], path: Path, change: Callable[[wire.AgentMessage], None]
 ) -> None:
     """Whatever is new in it, or not yet there: nothing is refused, and the rows are those that were recorded."""
@@ -97,11 +97,8 @@ def test_every_row_of_another_version_is_stored(
         change(message)
         sent.append(message.SerializeToString(deterministic=True))
 
-    async def go() -> None:
-        async with collecting(out=str(tmp_path / "run"), job_id="ledger") as collector:
-            assert await played(collector.addresses["grpc"], sent) > 0
-
-    asyncio.run(go())
+    async with collecting(out=str(tmp_path / "run"), job_id="ledger") as collector:
+        assert await played(collector.addresses["grpc"], sent) > 0
     version = path.name.removesuffix(".stream.gz")
     rows = {table: segments.read_table(tmp_path / "run/segments" / table, table)[0].num_rows for table in HELD[version]}
     assert rows == HELD[version]

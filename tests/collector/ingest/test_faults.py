@@ -68,103 +68,90 @@ def fill(path):
             os.write(file.fileno(), bytes(4096))
 
 
-def test_full_disk(collecting, small_disk, tmp_path):
+async def test_full_disk(collecting, small_disk, tmp_path):
     """On a disk that is really full nothing is acknowledged and readiness says why; with room again all is stored."""
 
-    async def scenario():
-        async with collecting(store=str(small_disk), flush_seconds=0.1) as collector:
-            clients = [Client(number, collector.addresses["grpc"]) for number in range(2)]
-            async with running(*clients):
-                for one in clients:
+    async with collecting(store=str(small_disk), flush_seconds=0.1) as collector:
+        clients = [Client(number, collector.addresses["grpc"]) for number in range(2)]
+        async with running(*clients):
+            for one in clients:
+                one.make()
+            await until(lambda: all(one.acked == 1 for one in clients))
+            fill(small_disk / "ballast")
+            for one in clients:
+                for _ in range(50):
                     one.make()
-                await until(lambda: all(one.acked == 1 for one in clients))
-                fill(small_disk / "ballast")
-                for one in clients:
-                    for _ in range(50):
-                        one.make()
-                await until(lambda: collector.recorder.failures > 2)
-                reason, acked = collector.endpoints.ready(), [one.acked for one in clients]
-                (small_disk / "ballast").unlink()
-                await until(lambda: all(one.acked == one.sequence for one in clients))
-                return clients, reason, acked, collector.endpoints.ready()
-
-    clients, reason, acked, ready = asyncio.run(scenario())
+            await until(lambda: collector.recorder.failures > 2)
+            reason, acked = collector.endpoints.ready(), [one.acked for one in clients]
+            (small_disk / "ballast").unlink()
+            await until(lambda: all(one.acked == one.sequence for one in clients))
+            ready = collector.endpoints.ready()
     assert (reason, acked, ready) == ("recording fails: the disk is full", [1, 1], None)
     assert troubles(clients, small_disk) == {}
     assert list(small_disk.rglob("*.tmp")) == []
 
 
 @pytest.mark.parametrize("jump_s", [3600, -3600])
-def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
+async def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
     """Nodes with clocks hours apart, and one that jumps by an hour, are on one clock after three round trips."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agents = [fake_agent(collector.addresses["grpc"], agent_id=name, node=name) for name in ("near", "far")]
-            agents[1].clock_shift_ns = 5 * 3600 * 10**9
-            for agent in agents:
-                await agent.connect()
-                await agent.round_trip()
-                await agent.send(agent.batch(0))
-            agents[0].clock_shift_ns += jump_s * 10**9
-            for _ in range(4):
-                await agents[0].round_trip()
-            await agents[0].send(agents[0].batch(1))
-            for agent, last in zip(agents, (2, 1), strict=True):
-                await agent.until_acked(last)
-                await agent.close()
-            return collector.clock.now()
-
-    now = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        agents = [fake_agent(collector.addresses["grpc"], agent_id=name, node=name) for name in ("near", "far")]
+        agents[1].clock_shift_ns = 5 * 3600 * 10**9
+        for agent in agents:
+            await agent.connect()
+            await agent.round_trip()
+            await agent.send(agent.batch(0))
+        agents[0].clock_shift_ns += jump_s * 10**9
+        for _ in range(4):
+            await agents[0].round_trip()
+        await agents[0].send(agents[0].batch(1))
+        for agent, last in zip(agents, (2, 1), strict=True):
+            await agent.until_acked(last)
+            await agent.close()
+        now = collector.clock.now()
     run = read_run(tmp_path)
     assert np.sort(run.steps["step"]).tolist() == [0, 0, 0, 0, 1, 1]
     assert np.abs(run.steps["start_ns"] - now).max() < 60e9
 
 
-def test_client_that_never_reads(collecting, fake_agent, tmp_path):
+async def test_client_that_never_reads(collecting, fake_agent, tmp_path):
     """A client that sends and never reads holds no other client up, and what waits for it does not grow."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:
-            deaf = fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf")
-            await deaf.connect()
-            client = Client(0, collector.addresses["grpc"])
-            async with running(client):
-                for step in range(100):
-                    await deaf.send(deaf.batch(step))
-                    client.make()
-                await until(lambda: client.acked == 100)
-                await until(lambda: collector.ingest.agents["deaf@n9"].durable == 100)
-                waiting = len(collector.ingest.agents["deaf@n9"].outbox.drain())
-            await deaf.close()
-            return waiting
-
-    assert asyncio.run(scenario()) <= 2
+    async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:
+        deaf = fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf")
+        await deaf.connect()
+        client = Client(0, collector.addresses["grpc"])
+        async with running(client):
+            for step in range(100):
+                await deaf.send(deaf.batch(step))
+                client.make()
+            await until(lambda: client.acked == 100)
+            await until(lambda: collector.ingest.agents["deaf@n9"].durable == 100)
+            waiting = len(collector.ingest.agents["deaf@n9"].outbox.drain())
+        await deaf.close()
+        assert waiting <= 2
 
 
-def test_bytes_that_are_no_protocol(collecting, tmp_path):
+async def test_bytes_that_are_no_protocol(collecting, tmp_path):
     """Noise on the port, half a handshake and messages that do not parse end their connections, and nothing else."""
 
-    async def scenario():
-        async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
-            address = collector.addresses["grpc"]
-            host, port = address.rsplit(":", 1)
-            idle = socket.create_connection((host, int(port)))
-            idle.sendall(b"PRI * HTT")  # and never the rest
-            with socket.create_connection((host, int(port))) as noise, contextlib.suppress(OSError):
-                noise.sendall(os.urandom(1 << 20))
-            async with grpc.aio.insecure_channel(address) as channel:
-                call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
-                await call.write(b"\xff" * 1000)
-                code = await call.code()
-            client = Client(0, address)
-            async with running(client):
-                client.make()
-                await until(lambda: client.acked == 1)
-            idle.close()
-            return client, code
-
-    client, code = asyncio.run(scenario())
+    async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
+        address = collector.addresses["grpc"]
+        host, port = address.rsplit(":", 1)
+        idle = socket.create_connection((host, int(port)))
+        idle.sendall(b"PRI * HTT")  # and never the rest
+        with socket.create_connection((host, int(port))) as noise, contextlib.suppress(OSError):
+            noise.sendall(os.urandom(1 << 20))
+        async with grpc.aio.insecure_channel(address) as channel:
+            call = channel.stream_stream("/hindmost.v1.Telemetry/Stream")()
+            await call.write(b"\xff" * 1000)
+            code = await call.code()
+        client = Client(0, address)
+        async with running(client):
+            client.make()
+            await until(lambda: client.acked == 1)
+        idle.close()
     assert code == grpc.StatusCode.INVALID_ARGUMENT
     assert troubles([client], tmp_path) == {}
 
@@ -207,42 +194,35 @@ def announce_gigabyte(host, port):
         return answer
 
 
-def test_gigabyte_message(collecting, tmp_path):
+async def test_gigabyte_message(collecting, tmp_path):
     """A message that says it has 1 GB is refused before a byte of memory is taken for it; others are served."""
 
-    async def scenario():
-        async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
-            host, port = collector.addresses["grpc"].rsplit(":", 1)
-            before = psutil.Process().memory_info().rss
-            answers = [await asyncio.to_thread(announce_gigabyte, host, int(port)) for _ in range(3)]
-            grown = psutil.Process().memory_info().rss - before
-            client = Client(0, collector.addresses["grpc"])
-            async with running(client):
-                client.make()
-                await until(lambda: client.acked == 1)
-            return client, answers, grown
-
-    client, answers, grown = asyncio.run(scenario())
+    async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
+        host, port = collector.addresses["grpc"].rsplit(":", 1)
+        before = psutil.Process().memory_info().rss
+        answers = [await asyncio.to_thread(announce_gigabyte, host, int(port)) for _ in range(3)]
+        grown = psutil.Process().memory_info().rss - before
+        client = Client(0, collector.addresses["grpc"])
+        async with running(client):
+            client.make()
+            await until(lambda: client.acked == 1)
     assert all(b"larger than max (1073741824" in answer for answer in answers)
     assert grown < 100 << 20
     assert troubles([client], tmp_path) == {}
 
 
-def test_two_agents_of_one_identity(collecting, tmp_path, caplog):
+async def test_two_agents_of_one_identity(collecting, tmp_path, caplog):
     """Two agents with one identity: each sequence number is taken once, the rest is counted, and one line says so."""
 
-    async def scenario():
-        async with collecting(store=str(tmp_path), flush_seconds=0.05) as collector:
-            twins = [Client(0, collector.addresses["grpc"]) for _ in range(2)]
-            async with running(*twins):
-                for one in twins:
-                    for _ in range(20):
-                        one.make()
-                await until(lambda: all(one.acked == 20 for one in twins))
-                await until(lambda: next(iter(collector.ingest.agents.values())).contested)
-            return twins, collector.ingest.counts
-
-    twins, counts = asyncio.run(scenario())
+    async with collecting(store=str(tmp_path), flush_seconds=0.05) as collector:
+        twins = [Client(0, collector.addresses["grpc"]) for _ in range(2)]
+        async with running(*twins):
+            for one in twins:
+                for _ in range(20):
+                    one.make()
+            await until(lambda: all(one.acked == 20 for one in twins))
+            await until(lambda: next(iter(collector.ingest.agents.values())).contested)
+        counts = collector.ingest.counts
     assert troubles(twins[:1], tmp_path) == {}
     assert counts["batches"] - counts["duplicate_batches"] == 20
     assert sum("two agents on node n0" in record.message for record in caplog.records) == 1

@@ -158,25 +158,22 @@ def test_rejected_calls_are_logged_once_a_minute(caplog):
     assert calls.counts["garbage"] == 5
 
 
-def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
+async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
     """A tick that fails for an unforeseen reason loses nothing and is in the log: agents send again."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await agent.until_acked(1)
-            with monkeypatch.context() as patch:
-                patch.setattr(collector, "job", lambda _: 1 / 0)
-                await agent.send(agent.batch(1))
-                assert "send it again" in await agent.ended()
-            await agent.close()
-            assert await agent.connect() == 1
-            await agent.until_acked(2)
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await agent.until_acked(1)
+        with monkeypatch.context() as patch:
+            patch.setattr(collector, "job", lambda _: 1 / 0)
+            await agent.send(agent.batch(1))
+            assert "send it again" in await agent.ended()
+        await agent.close()
+        assert await agent.connect() == 1
+        await agent.until_acked(2)
+        await agent.close()
     run = read_run(tmp_path)
     assert (sorted(run.steps["step"].tolist()), run.ranks["rank"].tolist()) == ([0, 0, 1, 1], [0, 1])
     assert [one.message for one in caplog.records if one.exc_info] == ["a tick failed; its data is requested again"]

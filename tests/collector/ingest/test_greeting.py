@@ -45,61 +45,52 @@ async def asked(store):
     assert await asyncio.to_thread(store.asked.wait, 30)
 
 
-def test_agents_do_not_wait_on_the_loop():
+async def test_agents_do_not_wait_on_the_loop():
     """While the store thinks the loop goes on; all agents that came meanwhile are answered by one more question."""
     store = Slow()
 
-    async def scenario():
-        ingest = receiving(store)
-        first = asyncio.create_task(ingest.greet(hello("a0")))
-        await asked(store)
-        store.known = {"a3@n": 7}
-        others = [asyncio.create_task(ingest.greet(hello(f"a{number}"))) for number in range(1, 20)]
-        await asyncio.sleep(0)
-        assert not first.done()
-        store.answer.set()
-        greeted = [await one for one in (first, *others)]
-        return [agent.durable for agent, _ in greeted]
-
-    assert asyncio.run(scenario()) == [0, 0, 0, 7, *[0] * 16]
+    ingest = receiving(store)
+    first = asyncio.create_task(ingest.greet(hello("a0")))
+    await asked(store)
+    store.known = {"a3@n": 7}
+    others = [asyncio.create_task(ingest.greet(hello(f"a{number}"))) for number in range(1, 20)]
+    await asyncio.sleep(0)
+    assert not first.done()
+    store.answer.set()
+    greeted = [await one for one in (first, *others)]
+    assert [agent.durable for agent, _ in greeted] == [0, 0, 0, 7, *[0] * 16]
     assert store.questions == 2
 
 
-def test_clock_counts_from_the_arrival():
+async def test_clock_counts_from_the_arrival():
     """However long the store takes, the clock offset of a new agent is that of the moment at which its Hello came."""
     store = Slow()
 
-    async def scenario():
-        ingest = receiving(store)
-        now = 1_000
-        ingest.clock.now = lambda: now
-        task = asyncio.create_task(ingest.greet(hello("a")))
-        await asked(store)
-        now = 60_000_000_000
-        store.answer.set()
-        agent, _ = await task
-        return agent.clock.offset(1)
-
-    assert asyncio.run(scenario()) == 999
+    ingest = receiving(store)
+    now = 1_000
+    ingest.clock.now = lambda: now
+    task = asyncio.create_task(ingest.greet(hello("a")))
+    await asked(store)
+    now = 60_000_000_000
+    store.answer.set()
+    agent, _ = await task
+    assert agent.clock.offset(1) == 999
 
 
-def test_known_agents_need_no_store():
+async def test_known_agents_need_no_store():
     """An agent that was here before is greeted without a question; a new one is turned away while the store fails."""
     store = Slow()
     store.answer.set()
 
-    async def scenario():
-        ingest = receiving(store)
-        await ingest.greet(hello("old"))
-        store.known = OSError("no route")
-        with pytest.raises(StoreAway, match="what of this agent is durable; try again: no route"):
-            await ingest.greet(hello("new"))
-        again, _ = await ingest.greet(hello("old"))
-        store.known = {"new@n": 3}
-        new, _ = await ingest.greet(hello("new"))
-        return again.durable, new.durable
-
-    assert asyncio.run(scenario()) == (0, 3)
+    ingest = receiving(store)
+    await ingest.greet(hello("old"))
+    store.known = OSError("no route")
+    with pytest.raises(StoreAway, match="what of this agent is durable; try again: no route"):
+        await ingest.greet(hello("new"))
+    again, _ = await ingest.greet(hello("old"))
+    store.known = {"new@n": 3}
+    new, _ = await ingest.greet(hello("new"))
+    assert (again.durable, new.durable) == (0, 3)
     assert store.questions == 3
 
 
@@ -213,25 +204,22 @@ def test_flood_before_the_greeting_is_bounded():
     assert (after, connected) == ((2, "welcome", ""), 1)
 
 
-def test_agent_hears_why_it_is_turned_away(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_agent_hears_why_it_is_turned_away(collecting, fake_agent, tmp_path, monkeypatch):
     """Over gRPC an agent that cannot be greeted hears the reason, and is served once the store answers."""
 
     def away(store):
         raise OSError("the store is away")
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), http="none") as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            with monkeypatch.context() as patch:
-                patch.setattr(ParquetStore, "sequences", property(away))
-                with pytest.raises((AttributeError, grpc.RpcError)):  # an end in place of the Welcome
-                    await agent.connect()
-                said = await agent.stream.code(), await agent.stream.details()
-            await agent.close()
-            durable = await agent.connect()
-            await agent.close()
-            return said, durable
-
-    (code, details), durable = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), http="none") as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        with monkeypatch.context() as patch:
+            patch.setattr(ParquetStore, "sequences", property(away))
+            with pytest.raises((AttributeError, grpc.RpcError)):  # an end in place of the Welcome
+                await agent.connect()
+            said = await agent.stream.code(), await agent.stream.details()
+        await agent.close()
+        durable = await agent.connect()
+        await agent.close()
+        (code, details) = said
     assert (code.name, durable) == ("UNAVAILABLE", 0)
     assert details.endswith("try again: the store is away")

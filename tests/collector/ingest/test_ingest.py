@@ -26,20 +26,17 @@ def get(url):
         return answer.read()
 
 
-def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
+async def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
     """What an agent sends is what read_run returns, on the job clock."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), job_id="j", command="train.py") as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            for step in range(5):
-                await agent.send(agent.batch(step))
-            await agent.until_acked(5)
-            await agent.close()
-            return collector.clock.now()
-
-    now = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), job_id="j", command="train.py") as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        for step in range(5):
+            await agent.send(agent.batch(step))
+        await agent.until_acked(5)
+        await agent.close()
+        now = collector.clock.now()
     run = read_run(tmp_path)
     assert sorted(zip(run.steps["rank"].tolist(), run.steps["step"].tolist(), strict=True)) == [
         (rank, step) for rank in range(2) for step in range(5)
@@ -54,261 +51,225 @@ def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
 
 
 @pytest.mark.parametrize("pause_at", [1, 5, 20, 38])
-def test_verdict_is_of_the_job_and_not_of_the_machine_it_is_tested_on(collecting, fake_agent, tmp_path, pause_at):
+async def test_verdict_is_of_the_job_and_not_of_the_machine_it_is_tested_on(collecting, fake_agent, tmp_path, pause_at):
     """Batches that are made in a burst, with a pause of the machine between, tell of steps that follow each other."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), job_id="j", http="none") as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            began = agent.now()
-            await agent.connect()
-            for step in range(40):
-                agent.now = lambda at=began + step * 150_000 + 22_700_000 * (step >= pause_at): at
-                await agent.send(agent.batch(step, slow_rank=1))
-            await agent.until_acked(40)
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), job_id="j", http="none") as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        began = agent.now()
+        await agent.connect()
+        for step in range(40):
+            agent.now = lambda at=began + step * 150_000 + 22_700_000 * (step >= pause_at): at
+            await agent.send(agent.batch(step, slow_rank=1))
+        await agent.until_acked(40)
+        await agent.close()
     found = judge(read_run(tmp_path)).verdicts
     assert [(one.kind, one.ranks, one.cause, one.since_step) for one in found] == [("straggler", (1,), "compute", 0)]
 
 
-def test_batches_count_once(collecting, fake_agent, tmp_path):
+async def test_batches_count_once(collecting, fake_agent, tmp_path):
     """A batch that comes twice, on one stream or two, is stored once."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            first, second = agent.batch(0), agent.batch(1)
-            for batch in (first, first, second):
-                await agent.send(batch)
-            await agent.until_acked(2)
-            await agent.close()
-            agent.kept = {1: first, 2: second}
-            assert await agent.connect() == 2
-            agent.kept = {1: first}
-            await agent.stream.write(wire.AgentMessage(batch=first))
-            await agent.send(agent.batch(2))
-            await agent.until_acked(3)
-            await agent.close()
-            return collector.ingest.counts["duplicate_batches"]
-
-    assert asyncio.run(scenario()) == 2
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        first, second = agent.batch(0), agent.batch(1)
+        for batch in (first, first, second):
+            await agent.send(batch)
+        await agent.until_acked(2)
+        await agent.close()
+        agent.kept = {1: first, 2: second}
+        assert await agent.connect() == 2
+        agent.kept = {1: first}
+        await agent.stream.write(wire.AgentMessage(batch=first))
+        await agent.send(agent.batch(2))
+        await agent.until_acked(3)
+        await agent.close()
+        assert collector.ingest.counts["duplicate_batches"] == 2
     assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in range(3)]
 
 
-def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_path):
+async def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_path):
     """The question arrives with one batch and the whole round trip with the next: the node's hours are taken off."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            agent.clock_shift_ns = 5 * 3600 * 10**9
-            asked = agent.now()
-            await agent.stream.write(wire.AgentMessage(batch=agent.batch(0), asked_ns=asked))
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        agent.clock_shift_ns = 5 * 3600 * 10**9
+        asked = agent.now()
+        await agent.stream.write(wire.AgentMessage(batch=agent.batch(0), asked_ns=asked))
+        reply = (await agent.read()).clock
+        while not reply.sent_ns:
             reply = (await agent.read()).clock
-            while not reply.sent_ns:
-                reply = (await agent.read()).clock
-            measured = wire.ClockSample(sent_ns=asked, received_ns=reply.received_ns, replied_ns=reply.replied_ns)
-            measured.returned_ns = agent.now()
-            await agent.stream.write(wire.AgentMessage(batch=agent.batch(1), measured=measured))
-            await agent.until_acked(2)
-            clock = collector.ingest.agents["a@n0"].clock
-            found = agent.now() + clock.offset(agent.now()) - collector.clock.now()
-            await agent.close()
-            return reply.sent_ns == asked, found, clock.round_trip_ns
-
-    same, error, round_trip = asyncio.run(scenario())
+        measured = wire.ClockSample(sent_ns=asked, received_ns=reply.received_ns, replied_ns=reply.replied_ns)
+        measured.returned_ns = agent.now()
+        await agent.stream.write(wire.AgentMessage(batch=agent.batch(1), measured=measured))
+        await agent.until_acked(2)
+        clock = collector.ingest.agents["a@n0"].clock
+        found = agent.now() + clock.offset(agent.now()) - collector.clock.now()
+        await agent.close()
+        same, error, round_trip = reply.sent_ns == asked, found, clock.round_trip_ns
     assert same
     assert abs(error) <= max(round_trip, 1_000_000)
 
 
-def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
+async def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
     """Batches out of order are all stored, and skipped numbers are counted as missing only while they are."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            batches = [agent.batch(step) for step in range(4)]
-            for index in (0, 3, 1):
-                await agent.send(batches[index])
-            await agent.until_acked(4)
-            await agent.close()
-            return [one.skipped for one in collector.ingest.agents.values()]
-
-    assert asyncio.run(scenario()) == [1]
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        batches = [agent.batch(step) for step in range(4)]
+        for index in (0, 3, 1):
+            await agent.send(batches[index])
+        await agent.until_acked(4)
+        await agent.close()
+        assert [one.skipped for one in collector.ingest.agents.values()] == [1]
     assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in (0, 1, 3)]
 
 
-def test_asks_for_definitions(collecting, fake_agent, tmp_path):
+async def test_asks_for_definitions(collecting, fake_agent, tmp_path):
     """A batch that refers to the unknown waits for the definitions that the collector asks for."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect(define=False)
-            await agent.send(agent.batch(0))
-            message = await agent.read()
-            assert set(message.need.refs) == {9, agent.rank_ref(0), agent.rank_ref(1)}
-            await agent.define()
-            await agent.until_acked(1)
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect(define=False)
+        await agent.send(agent.batch(0))
+        message = await agent.read()
+        assert set(message.need.refs) == {9, agent.rank_ref(0), agent.rank_ref(1)}
+        await agent.define()
+        await agent.until_acked(1)
+        await agent.close()
     assert steps(tmp_path) == [(0, 0), (1, 0)]
 
 
-def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
+async def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
     """Blocks that make no sense are counted and left out; the rest of the batch is kept."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            batch = agent.batch(0)
-            batch.steps[0].duration_ns.append(3)
-            batch.collectives[0].op[0] = 77
-            batch.metrics[0].values.append(1.0)
-            await agent.send(batch)
-            await agent.until_acked(1)
-            await agent.close()
-            return collector.ingest.counts["malformed_blocks"]
-
-    assert asyncio.run(scenario()) == 3
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        batch = agent.batch(0)
+        batch.steps[0].duration_ns.append(3)
+        batch.collectives[0].op[0] = 77
+        batch.metrics[0].values.append(1.0)
+        await agent.send(batch)
+        await agent.until_acked(1)
+        await agent.close()
+        assert collector.ingest.counts["malformed_blocks"] == 3
     assert steps(tmp_path) == [(1, 0)]
 
 
 @pytest.mark.parametrize(("failing", "kept"), [("add", [2, 3]), ("missing", [0, 1, 2, 3]), ("learn", [0, 1, 2, 3])])
-def test_what_fails_in_an_unforeseen_way_is_set_aside(
+async def test_what_fails_in_an_unforeseen_way_is_set_aside(
     collecting, fake_agent, tmp_path, monkeypatch, caplog, failing, kept
 ):
     """It is counted, named once and acknowledged; the agent keeps its stream, and nothing else of it is lost."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            brittle = collector.decoder if failing == "add" else collector.ingest.definitions
-            real, left = getattr(brittle, failing), [2]
+    async with collecting(out=str(tmp_path)) as collector:
+        brittle = collector.decoder if failing == "add" else collector.ingest.definitions
+        real, left = getattr(brittle, failing), [2]
 
-            def fails_twice(*given):
-                left[0] -= 1
-                if left[0] >= 0:
-                    raise ZeroDivisionError("no such thing")
-                return real(*given)
+        def fails_twice(*given):
+            left[0] -= 1
+            if left[0] >= 0:
+                raise ZeroDivisionError("no such thing")
+            return real(*given)
 
-            monkeypatch.setattr(brittle, failing, fails_twice)
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            for _ in range(2):
-                await agent.define()
-            for step in range(4):
-                await agent.send(agent.batch(step))
-            await agent.until_acked(4)
-            await agent.close()
-            return collector.ingest.counts
-
-    counts = asyncio.run(scenario())
+        monkeypatch.setattr(brittle, failing, fails_twice)
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        for _ in range(2):
+            await agent.define()
+        for step in range(4):
+            await agent.send(agent.batch(step))
+        await agent.until_acked(4)
+        await agent.close()
+        counts = collector.ingest.counts
     assert (counts["set_aside"], counts["streams"]) == (2, 1)
     assert steps(tmp_path) == [(rank, step) for rank in (0, 1) for step in kept]
     assert caplog.text.count("the part not yet taken is left out") == 1
     assert "ZeroDivisionError: no such thing" in caplog.text
 
 
-def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
+async def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
     """An agent that says Goodbye gets an ack of everything, and then the end of the stream."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), flush_seconds=30.0) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")))
-            await agent.until_acked(1)
-            assert await agent.ended() == ""
-            await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), flush_seconds=30.0) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        await agent.stream.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")))
+        await agent.until_acked(1)
+        assert await agent.ended() == ""
+        await agent.close()
 
 
 @pytest.mark.parametrize("first", [wire.AgentMessage(batch=wire.Batch(sequence=1)), wire.AgentMessage()])
-def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_path, first):
+async def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_path, first):
     """A stream that does not begin with Hello is refused with a reason, and others go on."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            stranger = fake_agent(collector.addresses["grpc"])
-            await stranger.connect(define=False)
-            await stranger.close()
-            stream = fake_agent(collector.addresses["grpc"])
+    async with collecting(out=str(tmp_path)) as collector:
+        stranger = fake_agent(collector.addresses["grpc"])
+        await stranger.connect(define=False)
+        await stranger.close()
+        stream = fake_agent(collector.addresses["grpc"])
 
-            async with grpc.aio.insecure_channel(stream.address) as channel:
-                call = open_stream(channel)
-                await call.write(first)
-                assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
-                assert "must be Hello" in await call.details()
-
-    asyncio.run(scenario())
+        async with grpc.aio.insecure_channel(stream.address) as channel:
+            call = open_stream(channel)
+            await call.write(first)
+            assert await call.code() == grpc.StatusCode.INVALID_ARGUMENT
+            assert "must be Hello" in await call.details()
 
 
-def test_newest_stream_wins(collecting, fake_agent, tmp_path):
+async def test_newest_stream_wins(collecting, fake_agent, tmp_path):
     """Of two streams with one identity the older ends with the reason; nothing is stored twice."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            older = fake_agent(collector.addresses["grpc"])
-            await older.connect()
-            await older.send(older.batch(0))
-            await older.until_acked(1)
-            newer = fake_agent(collector.addresses["grpc"])
-            assert await newer.connect() == 1
-            assert "replaced" in await older.ended()
-            newer.sequence = 1
-            await newer.send(newer.batch(5))
-            await newer.until_acked(2)
-            await older.close()
-            await newer.close()
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        older = fake_agent(collector.addresses["grpc"])
+        await older.connect()
+        await older.send(older.batch(0))
+        await older.until_acked(1)
+        newer = fake_agent(collector.addresses["grpc"])
+        assert await newer.connect() == 1
+        assert "replaced" in await older.ended()
+        newer.sequence = 1
+        await newer.send(newer.batch(5))
+        await newer.until_acked(2)
+        await older.close()
+        await newer.close()
     assert steps(tmp_path) == [(0, 0), (0, 5), (1, 0), (1, 5)]
 
 
-def test_many_jobs_stay_apart(collecting, fake_agent, tmp_path):
+async def test_many_jobs_stay_apart(collecting, fake_agent, tmp_path):
     """A store keeps each job as a run directory of its own."""
 
-    async def scenario():
-        async with collecting(store=str(tmp_path)) as collector:
-            for job in ("alpha", "beta/1"):
-                agent = fake_agent(collector.addresses["grpc"], agent_id=job, job=job)
-                await agent.connect()
-                await agent.send(agent.batch(3))
-                await agent.until_acked(1)
-                await agent.close()
-
-    asyncio.run(scenario())
+    async with collecting(store=str(tmp_path)) as collector:
+        for job in ("alpha", "beta/1"):
+            agent = fake_agent(collector.addresses["grpc"], agent_id=job, job=job)
+            await agent.connect()
+            await agent.send(agent.batch(3))
+            await agent.until_acked(1)
+            await agent.close()
     assert read_run(tmp_path / "alpha").job.id == "alpha"
     assert read_run(tmp_path / "beta%2F1").job.id == "beta/1"
     assert read_run(tmp_path / "beta%2F1").steps["step"].tolist() == [3, 3]
 
 
-def test_metrics_page(collecting, fake_agent, tmp_path):
+async def test_metrics_page(collecting, fake_agent, tmp_path):
     """/metrics shows who waits and who causes it, node metrics with their node, and is valid exposition text."""
     from prometheus_client.parser import text_string_to_metric_families
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), job_id="j") as collector:
-            agent = fake_agent(collector.addresses["grpc"], ranks=4)
-            await agent.connect()
-            for step in range(10):
-                await agent.send(agent.batch(step, slow_rank=2))
-            await agent.until_acked(10)
-            url = f"http://{collector.addresses['http']}"
-            pages = [await asyncio.to_thread(get, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
-            await agent.close()
-            return pages
-
-    metrics, jobs, page, ready = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), job_id="j") as collector:
+        agent = fake_agent(collector.addresses["grpc"], ranks=4)
+        await agent.connect()
+        for step in range(10):
+            await agent.send(agent.batch(step, slow_rank=2))
+        await agent.until_acked(10)
+        url = f"http://{collector.addresses['http']}"
+        pages = [await asyncio.to_thread(get, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
+        await agent.close()
+        metrics, jobs, page, ready = pages
     found = {
         (sample.name, *sorted(sample.labels.items())): sample.value
         for family in text_string_to_metric_families(metrics.decode())

@@ -119,17 +119,14 @@ def test_what_is_parked_goes_with_its_stream():
     assert (agents.ingest.parking.bytes, agent.outbox is not None) == (0, True)
 
 
-def test_what_is_parked_counts_as_pressure(collecting):
+async def test_what_is_parked_counts_as_pressure(collecting):
     """Batches that wait for definitions fill the same memory as rows that wait for the disk."""
 
-    async def scenario():
-        async with collecting(memory_mib=16, http="none") as collector:
-            collector.ingest.parking = Parking(1 << 30)
-            collector.ingest.parking.add("a@n", wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (9 << 17))]), 1)
-            collector.gather()
-            return collector.ingest.shed_metrics
-
-    assert asyncio.run(scenario())
+    async with collecting(memory_mib=16, http="none") as collector:
+        collector.ingest.parking = Parking(1 << 30)
+        collector.ingest.parking.add("a@n", wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (9 << 17))]), 1)
+        collector.gather()
+        assert collector.ingest.shed_metrics
 
 
 def test_what_is_overdue_is_taken():
@@ -143,21 +140,18 @@ def test_what_is_overdue_is_taken():
     assert not parking.overdue("b", 1)
 
 
-def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent, tmp_path):
+async def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent, tmp_path):
     """Its calls and samples are let go once the recording is read; what the page shows of it stays."""
 
-    async def scenario():
-        async with collecting(out=str(tmp_path)) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            for step in range(20):
-                await agent.send(agent.batch(step))
-            await agent.until_acked(20)
-            await agent.close()
-            job = collector.jobs["j"]
-            assert len(job.snapshot(collector.decoder.words)().collectives["rank"]) == 40
-        return job, len(job.snapshot(collector.decoder.words)().collectives["rank"])
-
-    job, held = asyncio.run(scenario())
+    async with collecting(out=str(tmp_path)) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        for step in range(20):
+            await agent.send(agent.batch(step))
+        await agent.until_acked(20)
+        await agent.close()
+        job = collector.jobs["j"]
+        assert len(job.snapshot(collector.decoder.words)().collectives["rank"]) == 40
+    held = len(job.snapshot(collector.decoder.words)().collectives["rank"])
     assert (held, job.window.last_step) == (0, 19)
     assert job.report["job"]["steps"] == 20

@@ -59,7 +59,7 @@ def counted(folder):
 
 
 @pytest.mark.torture
-def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):
+async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, tmp_path):
     """One job over two relays, one of which is killed: every step of every rank is stored once, and rank 3 is named."""
     collector = collector_process("--out", tmp_path, "--job-id", "j", "--http", "none", "--exit-when-stdin-closes")
     relays = [collector_process("--relay-to", collector.addresses["grpc"], "--http", "none") for _ in range(2)]
@@ -70,11 +70,8 @@ def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_agent, t
         if step == STEPS // 2:
             relays[0].kill()
 
-    async def scenario():
-        agents = [Four(fake_agent)(number) for number in range(2)]
-        await asyncio.gather(deliver(agents[0], addresses, steps, killing), deliver(agents[1], addresses[::-1], steps))
-
-    asyncio.run(scenario())
+    agents = [Four(fake_agent)(number) for number in range(2)]
+    await asyncio.gather(deliver(agents[0], addresses, steps, killing), deliver(agents[1], addresses[::-1], steps))
     assert counted(tmp_path) == [(rank, STEPS, STEPS) for rank in range(4)]
     collector.popen.stdin.close()
     assert collector.popen.wait(60) == 0
@@ -122,51 +119,45 @@ def test_collector_killed_behind_a_relay(collector_process, fake_agent, tmp_path
     assert f'hindmost_collector_relay_connected{{collector="{where}"}} 1.0' in page
 
 
-def test_relay_without_its_collector_takes_nothing(collector_process, fake_agent):
+async def test_relay_without_its_collector_takes_nothing(collector_process, fake_agent):
     """While the collector is out of reach a relay is not ready and turns agents away: they keep what they have."""
     relay = collector_process("--relay-to", "127.0.0.1:1", "--http", "127.0.0.1:0")
 
-    async def scenario():
-        agent = fake_agent(relay.addresses["grpc"])
-        try:
-            with pytest.raises(Exception, match=r"collector 127.0.0.1:1 is out of reach of this relay"):
-                await agent.connect()
-        finally:
-            await agent.close()
-
-    asyncio.run(scenario())
+    agent = fake_agent(relay.addresses["grpc"])
+    try:
+        with pytest.raises(Exception, match=r"collector 127.0.0.1:1 is out of reach of this relay"):
+            await agent.connect()
+    finally:
+        await agent.close()
     with pytest.raises(urllib.error.HTTPError) as caught:
         urllib.request.urlopen(f"http://{relay.addresses['http']}/readyz", timeout=20)
     assert caught.value.read() == b"out of reach: 127.0.0.1:1\n"
 
 
 @pytest.mark.torture
-def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, tmp_path):
+async def test_garbage_ends_only_its_own_stream(collector_process, fake_agent, tmp_path):
     """Bytes that are no message are refused from any client; the other agents of the relay go on."""
     collector = collector_process("--out", tmp_path, "--http", "none")
     relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
 
-    async def scenario():
-        good = fake_agent(relay.addresses["grpc"])
-        deadline = time.monotonic() + PATIENCE_S
-        while good.stream is None or not good.messages:
-            assert time.monotonic() < deadline
-            try:
-                await good.connect()
-                await good.send(good.batch(0))
-                await good.until_acked(1)
-            except BROKEN:
-                await good.close()
-                await asyncio.sleep(0.1)
-        async with grpc.aio.insecure_channel(relay.addresses["grpc"]) as channel:
-            call = channel.stream_stream(METHOD)()
-            await call.write(b"\x1a\xff\xff\xff")
-            assert await call.code() != grpc.StatusCode.OK
-        await good.send(good.batch(1))
-        await good.until_acked(2)
-        await good.close()
-
-    asyncio.run(scenario())
+    good = fake_agent(relay.addresses["grpc"])
+    deadline = time.monotonic() + PATIENCE_S
+    while good.stream is None or not good.messages:
+        assert time.monotonic() < deadline
+        try:
+            await good.connect()
+            await good.send(good.batch(0))
+            await good.until_acked(1)
+        except BROKEN:
+            await good.close()
+            await asyncio.sleep(0.1)
+    async with grpc.aio.insecure_channel(relay.addresses["grpc"]) as channel:
+        call = channel.stream_stream(METHOD)()
+        await call.write(b"\x1a\xff\xff\xff")
+        assert await call.code() != grpc.StatusCode.OK
+    await good.send(good.batch(1))
+    await good.until_acked(2)
+    await good.close()
     assert counted(tmp_path) == [(0, 2, 2), (1, 2, 2)]
 
 
@@ -300,24 +291,21 @@ async def refusal(requests, context):
     ],
     ids="hangs-up says-nothing no-gRPC silent nonsense nonsense-later another-service refuses".split(),
 )
-def test_what_is_no_collector_is_named_and_ends_no_link(peer, silence_s, reason, caplog):
+async def test_what_is_no_collector_is_named_and_ends_no_link(peer, silence_s, reason, caplog):
     """The link lives through whatever is at the other end, and says what that said."""
     caplog.set_level(logging.WARNING, "hindmost_collector")
 
     def said():
         return [one.getMessage() for one in caplog.records if one.name.startswith("hindmost")]
 
-    async def scenario():
-        async with peer() as port:
-            link = Link(f"127.0.0.1:{port}", jitter=lambda: 0.0, silence_s=silence_s)
-            running = asyncio.create_task(link.run())
-            deadline = time.monotonic() + PATIENCE_S
-            while not said() and time.monotonic() < deadline:
-                await asyncio.sleep(0.01)
-            assert not running.done()
-            assert not link.connected
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
-
-    asyncio.run(scenario())
+    async with peer() as port:
+        link = Link(f"127.0.0.1:{port}", jitter=lambda: 0.0, silence_s=silence_s)
+        running = asyncio.create_task(link.run())
+        deadline = time.monotonic() + PATIENCE_S
+        while not said() and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        assert not running.done()
+        assert not link.connected
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
     assert f"cannot be reached ({reason}" in said()[0]

@@ -1,7 +1,5 @@
 """What the collector asks of agents when a verdict opens, of whom, and that the question reaches them."""
 
-import asyncio
-
 import pytest
 from hindmost_collector.ingest.clock import JobClock
 from hindmost_collector.ingest.session import Outbox
@@ -36,41 +34,35 @@ def test_nothing_is_requested_where_there_is_nothing_to_see(event):
     assert zoom("j", event) is None
 
 
-def test_a_question_reaches_the_agents_of_the_job_and_of_whole_nodes(collecting, fake_agent):
+async def test_a_question_reaches_the_agents_of_the_job_and_of_whole_nodes(collecting, fake_agent):
     """Those of another job are left in peace."""
 
-    async def scenario():
-        async with collecting() as collector:
-            jobs = {"own": "j", "node": "", "other": "k"}
-            agents = {name: fake_agent(collector.addresses["grpc"], name, job=job) for name, job in jobs.items()}
-            for agent in agents.values():
-                await agent.connect(define=False)
-            collector.ingest.ask("j", wire.Zoom(job_id="j", stacks=True))
-            asked = []
-            for name, agent in agents.items():
-                for _ in range(2):  # what waited is sent with the first answer or before the second
-                    await agent.round_trip()
-                asked += [(name, one.zoom) for one in agent.messages if one.HasField("zoom")]
-                await agent.close()
-            return asked
-
     question = wire.Zoom(job_id="j", stacks=True)
-    assert asyncio.run(scenario()) == [("own", question), ("node", question)]
+    async with collecting() as collector:
+        jobs = {"own": "j", "node": "", "other": "k"}
+        agents = {name: fake_agent(collector.addresses["grpc"], name, job=job) for name, job in jobs.items()}
+        for agent in agents.values():
+            await agent.connect(define=False)
+        collector.ingest.ask("j", wire.Zoom(job_id="j", stacks=True))
+        asked = []
+        for name, agent in agents.items():
+            for _ in range(2):  # what waited is sent with the first answer or before the second
+                await agent.round_trip()
+            asked += [(name, one.zoom) for one in agent.messages if one.HasField("zoom")]
+            await agent.close()
+        assert asked == [("own", question), ("node", question)]
 
 
-def test_of_too_many_questions_the_oldest_give_way():
+async def test_of_too_many_questions_the_oldest_give_way():
     """An agent that reads slowly is asked what is asked last, in order."""
     sent = []
 
     async def write(message):
         sent.append(message.zoom.first_step)
 
-    async def scenario():
-        outbox = Outbox(JobClock())
-        for step in range(20):
-            outbox.zoom(wire.Zoom(job_id="j", first_step=step))
-        outbox.close()
-        await outbox.pump(write)
-
-    asyncio.run(scenario())
+    outbox = Outbox(JobClock())
+    for step in range(20):
+        outbox.zoom(wire.Zoom(job_id="j", first_step=step))
+    outbox.close()
+    await outbox.pump(write)
     assert sent == list(range(4, 20))

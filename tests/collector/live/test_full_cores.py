@@ -1,6 +1,5 @@
 """While ranks use every core, a job is judged less often; one that stands still is judged soon."""
 
-import asyncio
 import itertools
 import sys
 import time
@@ -132,13 +131,10 @@ def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> 
 @pytest.mark.parametrize(
     ("began_s", "full", "due"), [(9.0, False, False), (11.0, False, True), (59.0, True, False), (61.0, True, True)]
 )
-def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float, full: bool, due: bool) -> None:
+async def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float, full: bool, due: bool) -> None:
     """Agents keep what is not written: a second's rows are worth no time of a rank, a minute's are."""
 
-    async def scenario() -> bool:
-        collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)
-        collector.cores_are_full = lambda: full
-        collector.began = collector.recorder.last_flush = time.monotonic() - began_s
-        return collector.flush_due()
-
-    assert asyncio.run(scenario()) is due
+    collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)
+    collector.cores_are_full = lambda: full
+    collector.began = collector.recorder.last_flush = time.monotonic() - began_s
+    assert collector.flush_due() is due

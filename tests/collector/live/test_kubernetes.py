@@ -3,7 +3,6 @@
 tests/kubernetes does the same with a real API server.
 """
 
-import asyncio
 import json
 import ssl
 import threading
@@ -202,33 +201,30 @@ def test_without_a_pods_name_it_is_an_event_of_what_made_the_pod() -> None:
     assert made["involvedObject"] == {"namespace": "team-a", "kind": "MPIJob", "name": "train"}
 
 
-def test_a_collector_writes_of_a_job_that_it_judges(
+async def test_a_collector_writes_of_a_job_that_it_judges(
     server: Server, collecting: Any, fake_agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From what an agent says of a rank's pod to an Event of that pod, and its end when the job is over."""
     monkeypatch.setattr(components, "Kubernetes", server.written)
 
-    async def scenario() -> None:
-        options = {"kubernetes": "events", "exit_when_stdin_closes": True, "http": "none", "job_id": "j"}
-        async with collecting(**options) as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            plain, began = agent.definitions, agent.now()
+    options = {"kubernetes": "events", "exit_when_stdin_closes": True, "http": "none", "job_id": "j"}
+    async with collecting(**options) as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        plain, began = agent.definitions, agent.now()
 
-            def in_pods() -> wire.Definitions:
-                found: wire.Definitions = plain()
-                for rank in found.ranks:
-                    rank.pod.CopyFrom(wire.Pod(namespace="team-a", name=f"train-{rank.rank}", uid="u"))
-                return found
+        def in_pods() -> wire.Definitions:
+            found: wire.Definitions = plain()
+            for rank in found.ranks:
+                rank.pod.CopyFrom(wire.Pod(namespace="team-a", name=f"train-{rank.rank}", uid="u"))
+            return found
 
-            agent.definitions = in_pods
-            await agent.connect()
-            for step in range(40):
-                agent.now = lambda at=began + step * 150_000: at
-                await agent.send(agent.batch(step, slow_rank=1))
-            await agent.round_trip()
-            await agent.close()
-
-    asyncio.run(scenario())
+        agent.definitions = in_pods
+        await agent.connect()
+        for step in range(40):
+            agent.now = lambda at=began + step * 150_000: at
+            await agent.send(agent.batch(step, slow_rank=1))
+        await agent.round_trip()
+        await agent.close()
     assert [(method, body["reason"]) for method, _, body in server.requests] == [
         ("POST", "Straggler"), ("POST", "VerdictClosed"), ("PATCH", "VerdictClosed"),
     ]  # fmt: skip

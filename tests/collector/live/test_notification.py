@@ -1,6 +1,5 @@
 """Verdicts reach a webhook or a command once each, whatever the receiver does, and hold up nothing."""
 
-import asyncio
 import json
 import os
 import socket
@@ -231,7 +230,7 @@ def test_what_is_neither_command_nor_url_is_refused_at_once(text: str) -> None:
         destination(text)
 
 
-def test_a_collector_notifies_of_a_job_that_it_judges(
+async def test_a_collector_notifies_of_a_job_that_it_judges(
     receiver: Receiver, collecting: Any, fake_agent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The webhook, and a line on stdout for the process that started it, have the same events: opened, and closed when
@@ -239,19 +238,16 @@ def test_a_collector_notifies_of_a_job_that_it_judges(
     read, write = os.pipe()
     monkeypatch.setattr(notification, "STDOUT", write)
 
-    async def scenario() -> None:
-        options = {"on_verdict": receiver.url, "print_verdicts": True, "exit_when_stdin_closes": True, "http": "none"}
-        async with collecting(**options, job_id="j") as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            began = agent.now()
-            await agent.connect()
-            for step in range(40):
-                agent.now = lambda at=began + step * 150_000: at
-                await agent.send(agent.batch(step, slow_rank=1))
-            await agent.round_trip()
-            await agent.close()
-
-    asyncio.run(scenario())
+    options = {"on_verdict": receiver.url, "print_verdicts": True, "exit_when_stdin_closes": True, "http": "none"}
+    async with collecting(**options, job_id="j") as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        began = agent.now()
+        await agent.connect()
+        for step in range(40):
+            agent.now = lambda at=began + step * 150_000: at
+            await agent.send(agent.batch(step, slow_rank=1))
+        await agent.round_trip()
+        await agent.close()
     os.close(write)
     with open(read) as lines:  # noqa: PTH123 - a file descriptor
         printed = [json.loads(line)["verdict"] for line in lines]

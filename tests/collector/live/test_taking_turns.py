@@ -17,36 +17,32 @@ from hindmost_collector.store import recorder
 from tests.collector.live.pacing import never_ends
 
 
-def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
+async def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     """What a whole run takes keeps no running job's verdict waiting, in the watch or in what judging may take."""
     begun, forgotten = [], []
 
-    async def scenario():
-        through = asyncio.Event()
+    through = asyncio.Event()
 
-        async def end(job):
-            job.sealed = True
-            begun.append(job.id)
-            await through.wait()
-            del jobs[job.id]
+    async def end(job):
+        job.sealed = True
+        begun.append(job.id)
+        await through.wait()
+        del jobs[job.id]
 
-        jobs = {
-            name: SimpleNamespace(id=name, heard_ns=heard, over=True)
-            for name, heard in (("a", 0), ("b", 0), ("c", 10**12))
-        }
-        collector = SimpleNamespace(jobs=jobs, outlets=(), clock=SimpleNamespace(now=lambda: 10**12))
-        watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
-        for _ in range(3):
-            watch.seal_finished()
-            await asyncio.sleep(0)
-        meanwhile = list(begun)
-        through.set()
-        for _ in range(9):
-            watch.seal_finished()
-            await asyncio.sleep(0)
-        return meanwhile, list(jobs)
-
-    assert asyncio.run(scenario()) == (["a"], ["c"])
+    jobs = {
+        name: SimpleNamespace(id=name, heard_ns=heard, over=True) for name, heard in (("a", 0), ("b", 0), ("c", 10**12))
+    }
+    collector = SimpleNamespace(jobs=jobs, outlets=(), clock=SimpleNamespace(now=lambda: 10**12))
+    watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
+    for _ in range(3):
+        watch.seal_finished()
+        await asyncio.sleep(0)
+    meanwhile = list(begun)
+    through.set()
+    for _ in range(9):
+        watch.seal_finished()
+        await asyncio.sleep(0)
+    assert (meanwhile, list(jobs)) == (["a"], ["c"])
     assert begun == forgotten == ["a", "b"]
     judging = Judging(cpu=iter((0.0, 500.0)).__next__)
     judging.judge = lambda run: "judged"
@@ -65,18 +61,15 @@ def test_a_turn_that_waits_for_a_write_begins_as_soon_as_it_can_wait_no_more(now
     assert judging.pause_s(9.0) == pause
 
 
-def test_a_flush_waits_for_the_judging(monkeypatch):
+async def test_a_flush_waits_for_the_judging(monkeypatch):
     """What is due is written once judging is through, or has taken too long."""
 
-    async def scenario():
-        collector, found = Collector(Options(flush_seconds=10), None), []
-        for busy, overdue in ((False, 1.0), (True, 1.0), (True, recorder.WAIT_S + 1.0), (False, -5.0)):
-            monkeypatch.setattr(type(collector.judging), "busy", busy)
-            collector.recorder.last_flush = time.monotonic() - 10 - overdue
-            found.append(collector.flush_due())
-        return found
-
-    assert asyncio.run(scenario()) == [True, False, True, False]
+    collector, found = Collector(Options(flush_seconds=10), None), []
+    for busy, overdue in ((False, 1.0), (True, 1.0), (True, recorder.WAIT_S + 1.0), (False, -5.0)):
+        monkeypatch.setattr(type(collector.judging), "busy", busy)
+        collector.recorder.last_flush = time.monotonic() - 10 - overdue
+        found.append(collector.flush_due())
+    assert found == [True, False, True, False]
 
 
 def test_judging_is_busy_while_it_judges():
@@ -97,43 +90,40 @@ def test_judging_is_busy_while_it_judges():
     ("writing", "overdue", "ripe", "judged"),
     [(False, False, False, True), (True, False, False, False), (True, True, False, True), (True, False, True, True)],
 )
-def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
+async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
     """A job is not judged while a write is under way, unless its verdicts get old or it may hang; then the whole of its
     window is."""
     looked, told = [], []
 
-    async def scenario():
-        stall = SimpleNamespace(in_haste=lambda job: True, question=lambda job: None, ripe=lambda job: ripe)
-        job = SimpleNamespace(
-            id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0)
-        )
-        collector = SimpleNamespace(
-            jobs={"j": job},
-            recorder=SimpleNamespace(writing=writing),
-            options=SimpleNamespace(exit_when_stdin_closes=True),
-            cores_are_full=lambda: False,
-        )
-        judging = SimpleNamespace(
-            prepare=lambda: None,
-            due=lambda name, still_s: looked.append(name) or True,
-            turn=lambda name: 0,
-            overdue=lambda name: overdue,
-            pause_s=lambda usual: usual,
-        )
-        watch = Watch(collector, judging, never_ends)
+    stall = SimpleNamespace(in_haste=lambda job: True, question=lambda job: None, ripe=lambda job: ripe)
+    job = SimpleNamespace(
+        id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0)
+    )
+    collector = SimpleNamespace(
+        jobs={"j": job},
+        recorder=SimpleNamespace(writing=writing),
+        options=SimpleNamespace(exit_when_stdin_closes=True),
+        cores_are_full=lambda: False,
+    )
+    judging = SimpleNamespace(
+        prepare=lambda: None,
+        due=lambda name, still_s: looked.append(name) or True,
+        turn=lambda name: 0,
+        overdue=lambda name: overdue,
+        pause_s=lambda usual: usual,
+    )
+    watch = Watch(collector, judging, never_ends)
 
-        async def turn(job, *, whole):
-            assert whole == ripe
-            told.append(job.id)
-            job.judged_revision = job.revision
+    async def turn(job, *, whole):
+        assert whole == ripe
+        told.append(job.id)
+        job.judged_revision = job.revision
 
-        monkeypatch.setattr(watch, "turn", turn)
-        task = asyncio.create_task(watch.run())
-        while not (looked or told or task.done()):
-            await asyncio.sleep(0.01)
-        task.cancel()
-
-    asyncio.run(scenario())
+    monkeypatch.setattr(watch, "turn", turn)
+    task = asyncio.create_task(watch.run())
+    while not (looked or told or task.done()):
+        await asyncio.sleep(0.01)
+    task.cancel()
     assert bool(told) == judged
 
 
@@ -249,15 +239,12 @@ def test_a_full_evaluation_that_takes_longer_delays_no_other_evaluation(monkeypa
     assert costly.job.report == {"verdicts": []}
 
 
-def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same_round():
+async def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_the_same_round():
     """It is through when its turn is."""
     costly = Costly()
     judging = costly.judging()
     judging.costly, judging.judged = lambda name: False, lambda *_, beside, show: {"verdicts": []}
 
-    async def scenario():
-        watch = costly.watch(judging)
-        await watch.turn(costly.job, whole=False)
-        return watch.wholes
-
-    assert asyncio.run(scenario()) == {}
+    watch = costly.watch(judging)
+    await watch.turn(costly.job, whole=False)
+    assert watch.wholes == {}

@@ -33,7 +33,9 @@ def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_a
     assert report["job"]["steps"] == 2
 
 
-def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(collecting, fake_agent, tmp_path, monkeypatch):
+async def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(
+    collecting, fake_agent, tmp_path, monkeypatch
+):
     """SIGKILL may come two seconds after SIGTERM: a report is there by then, and says what it is."""
     monkeypatch.setattr("hindmost_collector.collector.SIGNALLED_S", 0.0)
     monkeypatch.setattr("hindmost_collector.collector.LAST_WORD_S", 0.0)
@@ -41,18 +43,15 @@ def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(collectin
     async def killed(*_):
         return None
 
-    async def scenario():
-        async with collecting(out=str(tmp_path), job_id="j") as collector:
-            agent = fake_agent(collector.addresses["grpc"])
-            await agent.connect()
-            await agent.send(agent.batch(0))
-            while "j" not in collector.jobs or collector.jobs["j"].report is None:
-                await asyncio.sleep(0.05)
-            await agent.close()
-            monkeypatch.setattr("hindmost_collector.collector.seal", killed)
-            await collector.stop("the collector is stopping", asyncio.Event())
-
-    asyncio.run(scenario())
+    async with collecting(out=str(tmp_path), job_id="j") as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.send(agent.batch(0))
+        while "j" not in collector.jobs or collector.jobs["j"].report is None:
+            await asyncio.sleep(0.05)
+        await agent.close()
+        monkeypatch.setattr("hindmost_collector.collector.seal", killed)
+        await collector.stop("the collector is stopping", asyncio.Event())
     assert "before it judged the whole recording" in json.loads((tmp_path / "report.json").read_text())["notes"][0]
     assert "before it judged the whole recording" in (tmp_path / "report.html").read_text()
 

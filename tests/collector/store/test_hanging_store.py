@@ -159,7 +159,7 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
     assert stored.fetchall() == [(step, 2) for step in range(5)]
 
 
-def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, caplog):
+async def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, caplog):
     """Asked to stop while a write hangs it waits no longer than writes take, says so, and reports what it remembers.
 
     That job was never judged: it was short, or its ranks used every core.
@@ -171,23 +171,20 @@ def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, capsys, ca
     def leave(code):
         raise Left(code)
 
-    async def scenario():
-        options = Options(out=str(tmp_path), job_id="j", http="none")
-        collector = service.Collector(options, open_store(options))
-        collector.job("j").exit_code = 3
-        stopping = asyncio.get_running_loop().create_future()
-        waiting = asyncio.create_task(main.ended(stopping, collector, look_s=0.01))
-        await asyncio.wait({waiting}, timeout=0.05)
-        patient = not waiting.done()
-        collector.recorder.writing_since = time.monotonic() - store_recorder.HANGS_S - 5
-        assert not await asyncio.wait_for(waiting, 60)
-        with pytest.raises(Left, match="1"):
-            main.abandon(collector)
-        return patient
-
     monkeypatch.setattr("os._exit", leave)
     monkeypatch.setattr("logging.shutdown", lambda: None)
-    assert asyncio.run(scenario())
+    options = Options(out=str(tmp_path), job_id="j", http="none")
+    collector = service.Collector(options, open_store(options))
+    collector.job("j").exit_code = 3
+    stopping = asyncio.get_running_loop().create_future()
+    waiting = asyncio.create_task(main.ended(stopping, collector, look_s=0.01))
+    await asyncio.wait({waiting}, timeout=0.05)
+    patient = not waiting.done()
+    collector.recorder.writing_since = time.monotonic() - store_recorder.HANGS_S - 5
+    assert not await asyncio.wait_for(waiting, 60)
+    with pytest.raises(Left, match="1"):
+        main.abandon(collector)
+    assert patient
     report = json.loads(capsys.readouterr().out)["report"]
     assert (report["job"]["exit_code"], report["verdicts"][0]["kind"]) == (3, "insufficient_data")
     assert any("a write has not come back for 35 s" in note for note in report["notes"])

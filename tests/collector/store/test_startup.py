@@ -44,7 +44,7 @@ def pages(monkeypatch):
     return found
 
 
-def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
+async def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
     """Until the store answers the collector is alive and not ready, says why, once, and then has it and the page."""
     away = [True]
 
@@ -53,18 +53,15 @@ def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
             raise Unreachable("ClickHouse at db:8123 does not answer: Connection refused")
         return open_store(options)
 
-    async def scenario():
-        options = Options(http="127.0.0.1:0", store=str(tmp_path))
-        waiting = asyncio.create_task(main.store_and_page(options, asyncio.Event(), opened))
-        await until(lambda: pages)
-        seen = [await asyncio.to_thread(fetched, pages[0], path) for path in ("/healthz", "/readyz", "/metrics")]
-        away[0] = False
-        store, page = await waiting
-        page.close()
-        store.close()
-        return seen, page.address
-
-    (alive, ready, metrics), address = asyncio.run(scenario())
+    options = Options(http="127.0.0.1:0", store=str(tmp_path))
+    waiting = asyncio.create_task(main.store_and_page(options, asyncio.Event(), opened))
+    await until(lambda: pages)
+    seen = [await asyncio.to_thread(fetched, pages[0], path) for path in ("/healthz", "/readyz", "/metrics")]
+    away[0] = False
+    store, page = await waiting
+    page.close()
+    store.close()
+    (alive, ready, metrics), address = seen, page.address
     assert (alive, address) == ((200, "ok\n"), pages[0])
     said = "waiting for the store: ClickHouse at db:8123 does not answer: Connection refused\n"
     assert ready == (503, said)
@@ -75,7 +72,7 @@ def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
     ]
 
 
-def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, capsys):
+async def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, capsys):
     """A health check that began while the store was away finds the collector ready at the same address."""
     tries = iter([Unreachable("away"), Unreachable("away"), None])
 
@@ -85,20 +82,17 @@ def test_the_same_page_then_shows_the_collector(tmp_path, pages, monkeypatch, ca
             raise trouble
         return open_store(options)
 
-    async def scenario():
-        stopped = asyncio.Event()
-        real = main.store_and_page
-        monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
-        options = Options(listen="127.0.0.1:0", http="127.0.0.1:0", store=str(tmp_path))
-        served = asyncio.create_task(main.serve(options, stopped))
-        await until(lambda: pages)
-        ready = (503, "")
-        while ready[0] != 200:
-            ready = await asyncio.to_thread(fetched, pages[0], "/readyz")
-        stopped.set()
-        return ready, await served
-
-    assert asyncio.run(scenario()) == ((200, "ready\n"), 0)
+    stopped = asyncio.Event()
+    real = main.store_and_page
+    monkeypatch.setattr(main, "store_and_page", lambda *args: real(*args, opened))
+    options = Options(listen="127.0.0.1:0", http="127.0.0.1:0", store=str(tmp_path))
+    served = asyncio.create_task(main.serve(options, stopped))
+    await until(lambda: pages)
+    ready = (503, "")
+    while ready[0] != 200:
+        ready = await asyncio.to_thread(fetched, pages[0], "/readyz")
+    stopped.set()
+    assert (ready, await served) == ((200, "ready\n"), 0)
     assert pages[0] in capsys.readouterr().out
 
 

@@ -97,18 +97,11 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
     assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {told}"]
 
 
-def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
+async def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
     """Readiness stays and names the file, the metric counts it, also after a restart; once repaired neither does."""
     Upkeep(store, Retention()).compact()
     (aside,) = store.torn
     store.close()
-
-    async def scenario():
-        async with collecting(store=str(tmp_path)) as collector:
-            first = look(collector)
-            (tmp_path / aside).unlink()
-            Upkeep(collector.recorder.store, Retention()).expire()
-            return first, look(collector)
 
     def look(collector):
         with urllib.request.urlopen(f"http://{collector.addresses['http']}/readyz") as answer:
@@ -117,7 +110,11 @@ def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
             rb"^hindmost_collector_torn_segments (.*)$", collector.endpoints.metrics(), re.MULTILINE
         )
 
-    before, after = asyncio.run(scenario())
+    async with collecting(store=str(tmp_path)) as collector:
+        first = look(collector)
+        (tmp_path / aside).unlink()
+        Upkeep(collector.recorder.store, Retention()).expire()
+        before, after = first, look(collector)
     assert before == (f"ready\ntorn, left out by every reader: {aside}\n", [b"1.0"])
     assert after == ("ready\n", [b"0.0"])
 
