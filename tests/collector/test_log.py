@@ -48,7 +48,7 @@ def test_no_password_in_the_log():
     assert shown == "clickhouse://me@db:8123/runs"
 
 
-def told(log: ConnectionLog, caplog, connected: int = 0) -> list[str]:
+def messages(log: ConnectionLog, caplog, connected: int = 0) -> list[str]:
     """What one tick says."""
     caplog.clear()
     log.tell(lambda: connected)
@@ -62,15 +62,15 @@ def test_comings_and_goings_take_a_line_a_second(caplog):
     log = ConnectionLog(lambda: seconds[0])
     for number in range(500):
         log.joined(f"a@n{number}")
-    assert told(log, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 connected"]
+    assert messages(log, caplog, 512) == ["500 agents joined (a@n0, a@n1, a@n2, …): 512 connected"]
     log.left("a@n7", said_goodbye=True)
     seconds[0] += 0.9
-    assert told(log, caplog, 511) == []
+    assert messages(log, caplog, 511) == []
     log.left("a@n8", said_goodbye=False)
     seconds[0] += 0.2
     said = ["1 agent left (a@n7): 510 connected", "1 agent broke off (a@n8): 510 connected"]
-    assert told(log, caplog, 510) == said
-    assert told(log, caplog) == []
+    assert messages(log, caplog, 510) == said
+    assert messages(log, caplog) == []
 
 
 async def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
@@ -83,9 +83,9 @@ async def test_an_agent_is_logged_when_it_joins_and_leaves(caplog):
 
     first, second = [await ingest.greet(hello) for _ in range(2)]
     ingest.part(*first)
-    joined = told(ingest.connection_log, caplog, ingest.connected())
+    joined = messages(ingest.connection_log, caplog, ingest.connected())
     ingest.part(*second)
-    left = told(ingest.connection_log, caplog, ingest.connected())
+    left = messages(ingest.connection_log, caplog, ingest.connected())
     assert joined == ["1 agent joined (a@n): 1 connected"]
     assert left == ["1 agent broke off (a@n): 0 connected"]
 

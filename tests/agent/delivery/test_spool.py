@@ -21,7 +21,7 @@ def sent(spool: Spool) -> list[int]:
     return [outgoing.sequence for outgoing in iter(spool.next, None)]
 
 
-def held(spool: Spool) -> int:
+def pending(spool: Spool) -> int:
     ledger = spool.ledger
     return ledger.produced - ledger.delivered - ledger.dropped.total()
 
@@ -78,7 +78,7 @@ def test_an_acknowledged_segment_gives_its_space_back(spool: Spool) -> None:
     sent(spool)
     spool.acknowledge(40)
     assert spool.size < LIMIT / 8
-    assert (spool.ledger.delivered, held(spool)) == (400, 0)
+    assert (spool.ledger.delivered, pending(spool)) == (400, 0)
 
 
 def test_a_full_spool_drops_the_oldest_and_counts_them(spool: Spool) -> None:
@@ -121,7 +121,7 @@ def test_a_dropped_batch_that_had_arrived_may_still_be_stored(spool: Spool) -> N
     numbers = sent(spool)
     spool.acknowledge(numbers[-1])
     assert spool.ledger.delivered == 120 + 10 * len(numbers)
-    assert held(spool) == 0
+    assert pending(spool) == 0
 
 
 def test_kill_9_loses_nothing_that_was_appended(spool: Spool, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_the_account_of_a_killed_agent_goes_on_where_it_was(spool: Spool, tmp_pa
     sent(spool)
     again = killed(spool, tmp_path / "spool")
     again.connected(5)
-    assert (again.ledger.produced, again.ledger.delivered, held(again)) == (50, 50, 0)
+    assert (again.ledger.produced, again.ledger.delivered, pending(again)) == (50, 50, 0)
     again.close()
 
 
@@ -172,7 +172,7 @@ def test_another_collector_is_not_sent_what_was_delivered(spool: Spool) -> None:
     spool.connected(0)
     assert sent(spool) == [3]
     spool.acknowledge(3)
-    assert (spool.ledger.delivered, held(spool)) == (30, 0)
+    assert (spool.ledger.delivered, pending(spool)) == (30, 0)
 
 
 def test_a_record_torn_by_kill_9_is_cut_off(spool: Spool, tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_marks_outlive_the_delivery_of_their_batch(spool: Spool, tmp_path: Path)
     spool.acknowledge(1)
     again = killed(killed(spool, tmp_path / "spool"), tmp_path / "spool")
     again.connected(1)
-    assert (again.marks, sent(again), held(again)) == ({"/a.ring": [5]}, [], 0)
+    assert (again.marks, sent(again), pending(again)) == ({"/a.ring": [5]}, [], 0)
     again.close()
 
 
@@ -259,7 +259,7 @@ def test_what_memory_held_is_left_to_the_next_agent_where_the_disk_takes_it_agai
     spool.close()
     again = Spool(tmp_path / "spool", LIMIT)
     again.connected(0)
-    assert (sent(again), held(again)) == (list(range(1, 54)), 530)
+    assert (sent(again), pending(again)) == (list(range(1, 54)), 530)
     again.close()
 
 
@@ -269,10 +269,10 @@ def test_what_went_with_an_agent_s_memory_is_counted(spool: Spool, disk: set[str
     disk.add("full")
     fill(spool, 20)
     spool.close()
-    assert (spool.ledger.dropped, held(spool)) == ({"memory_lost": 200}, 30)
+    assert (spool.ledger.dropped, pending(spool)) == ({"memory_lost": 200}, 30)
     disk.clear()
     again = Spool(tmp_path / "spool", LIMIT)
-    assert (again.ledger.dropped, held(again)) == ({"memory_lost": 200}, 30)
+    assert (again.ledger.dropped, pending(again)) == ({"memory_lost": 200}, 30)
     again.close()
 
 
@@ -283,7 +283,7 @@ def test_what_a_killed_agent_s_memory_held_is_counted_by_the_next(spool: Spool, 
     fill(spool, 20)
     spool.ledger.save()
     again = killed(spool, tmp_path / "spool")
-    assert (again.ledger.produced, again.ledger.dropped, held(again)) == (230, {"memory_lost": 200}, 30)
+    assert (again.ledger.produced, again.ledger.dropped, pending(again)) == (230, {"memory_lost": 200}, 30)
     again.close()
 
 
@@ -302,10 +302,10 @@ def test_what_was_damaged_while_the_agent_was_away_is_counted(
     again.connected(0)
     batches = sent(again)
     lost = 400 - 10 * len(batches)
-    assert (again.ledger.dropped, held(again)) == ({"damaged": lost}, 400 - lost)
+    assert (again.ledger.dropped, pending(again)) == ({"damaged": lost}, 400 - lost)
     assert [f" {lost} samples" in one.getMessage() for one in caplog.records][-1]
     again.acknowledge(40)
-    assert (lost > 0, held(again)) == (True, 0)
+    assert (lost > 0, pending(again)) == (True, 0)
     again.close()
 
 
@@ -318,12 +318,12 @@ def test_a_segment_that_can_be_read_again_is_delivered(spool: Spool, tmp_path: P
     path.write_bytes(b"!" + data[1:])
     between = Spool(tmp_path / "spool", LIMIT)
     fill(between, 2)
-    assert (between.ledger.dropped, held(between)) == ({"damaged": 30}, 20)
+    assert (between.ledger.dropped, pending(between)) == ({"damaged": 30}, 20)
     between.close()
     path.write_bytes(data)
     again = Spool(tmp_path / "spool", LIMIT)
     again.connected(0)
-    assert (sent(again), again.ledger.dropped, held(again)) == ([1, 2, 3, 4, 5], {}, 50)
+    assert (sent(again), again.ledger.dropped, pending(again)) == ([1, 2, 3, 4, 5], {}, 50)
     again.close()
 
 
@@ -332,7 +332,7 @@ def test_what_was_removed_while_it_was_written_is_not_kept(spool: Spool, tmp_pat
     fill(spool, 40, size=20_000)
     shutil.rmtree(tmp_path / "spool")
     spool.close()
-    assert (spool.ledger.dropped, held(spool)) == ({"damaged": 400}, 0)
+    assert (spool.ledger.dropped, pending(spool)) == ({"damaged": 400}, 0)
 
 
 def test_without_a_disk_memory_takes_over_and_is_bounded(spool: Spool, disk: set[str]) -> None:

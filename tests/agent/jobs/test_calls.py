@@ -67,7 +67,7 @@ class OneByOne:
         return Call(name, comm, seq, start, took, value, flags & FLAGS, peer, *gap, launched)
 
 
-def some(usual: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
+def usually(usual: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
     """Mostly what a probe writes; whatever fits into the field, now and then."""
     return st.one_of(usual, usual, usual, usual, st.integers(0, (1 << bits) - 1))
 
@@ -75,16 +75,16 @@ def some(usual: st.SearchStrategy[int], bits: int) -> st.SearchStrategy[int]:
 EVENTS = st.builds(
     ring.Event,
     kind=st.sampled_from([*CALLS, *CALLS, ring.SELF, ring.SELF, ring.LAUNCH, ring.IO, layout.VOID]),
-    flags=some(st.sampled_from([0, 0, ring.GPU_TIME, ring.NONBLOCKING, ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN]), 8),
+    flags=usually(st.sampled_from([0, 0, ring.GPU_TIME, ring.NONBLOCKING, ring.CPU_KNOWN | ring.RUNQUEUE_KNOWN]), 8),
     name=st.sampled_from(["all_reduce", "send", "", "wait"]),
-    start_ns=some(st.integers(0, 10_000), 64),
-    duration_ns=some(st.integers(0, 2_000), 64),
-    seq=some(st.integers(0, 3), 32),
-    peer=some(st.sampled_from([-1, 0, 1, 63, 64, 300, ring.ANY16]), 16).map(
+    start_ns=usually(st.integers(0, 10_000), 64),
+    duration_ns=usually(st.integers(0, 2_000), 64),
+    seq=usually(st.integers(0, 3), 32),
+    peer=usually(st.sampled_from([-1, 0, 1, 63, 64, 300, ring.ANY16]), 16).map(
         lambda peer: -1 if peer == 0xFFFF else peer
     ),
-    comm_id=some(st.sampled_from([0, 7, 8]), 64),
-    value=some(st.integers(0, 1 << 20), 64),
+    comm_id=usually(st.sampled_from([0, 7, 8]), 64),
+    value=usually(st.integers(0, 1 << 20), 64),
 )
 #: Of one kind of job, in the order in which its probe writes them.
 REGULAR = st.tuples(st.sampled_from([(5, 3), (4,), (8, 3), (5, 4, 4)]), st.lists(EVENTS, max_size=40)).map(

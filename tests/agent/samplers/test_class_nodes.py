@@ -26,7 +26,7 @@ Values = dict[tuple[str, ...], float]
 
 
 @pytest.fixture
-def found(request: pytest.FixtureRequest, tmp_path: Path) -> Values:
+def values(request: pytest.FixtureRequest, tmp_path: Path) -> Values:
     """All values of a node at its second reading, by name without ``hindmost_`` and labels."""
     root = class_nodes.build(request.param, tmp_path)
     host = Host(
@@ -47,121 +47,121 @@ def found(request: pytest.FixtureRequest, tmp_path: Path) -> Values:
 
 
 def on(name: str) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("found", [name], indirect=True)
+    return pytest.mark.parametrize("values", [name], indirect=True)
 
 
-def of(found: Values, metric: str) -> Values:
-    return {key[1:]: value for key, value in found.items() if key[0] == metric}
+def of(values: Values, metric: str) -> Values:
+    return {key[1:]: value for key, value in values.items() if key[0] == metric}
 
 
-@pytest.mark.parametrize("found", list(class_nodes.NODES), indirect=True)
-def test_no_number_is_negative_and_few_are_missing(found: Values) -> None:
+@pytest.mark.parametrize("values", list(class_nodes.NODES), indirect=True)
+def test_no_number_is_negative_and_few_are_missing(values: Values) -> None:
     """All sources of each node are read whole: at most one in fifty numbers is one that this kernel does not keep."""
-    assert min(value for value in found.values() if not math.isnan(value)) >= 0
-    assert sum(map(math.isnan, found.values())) <= len(found) / 50
+    assert min(value for value in values.values() if not math.isnan(value)) >= 0
+    assert sum(map(math.isnan, values.values())) <= len(values) / 50
 
 
 @on("rhel8")
-def test_an_infiniband_port_has_no_roce_congestion(found: Values) -> None:
+def test_an_infiniband_port_has_no_roce_congestion(values: Values) -> None:
     """Words of four bytes, retransmissions; no counter that such a port does not have, nor one that is full."""
     port = ("mlx5_0", "1")
-    assert found[("node_infiniband_transmit_bytes_total", *port)] == 4 * 2880761508848
-    assert found[("node_infiniband_adaptive_retransmissions_total", *port)] == 99
-    assert found[("node_infiniband_ack_timeouts_total", *port)] == 131
-    assert found[("node_infiniband_link_bytes_per_second", *port)] == 25e9
-    assert math.isnan(found[("node_infiniband_transmit_wait_ticks_total", *port)])
-    assert not of(found, "node_infiniband_cnp_sent_total")
+    assert values[("node_infiniband_transmit_bytes_total", *port)] == 4 * 2880761508848
+    assert values[("node_infiniband_adaptive_retransmissions_total", *port)] == 99
+    assert values[("node_infiniband_ack_timeouts_total", *port)] == 131
+    assert values[("node_infiniband_link_bytes_per_second", *port)] == 25e9
+    assert math.isnan(values[("node_infiniband_transmit_wait_ticks_total", *port)])
+    assert not of(values, "node_infiniband_cnp_sent_total")
 
 
 @on("rhel8")
-def test_lustre_of_a_class_node(found: Values) -> None:
+def test_lustre_of_a_class_node(values: Values) -> None:
     """7 TiB read in 1.8 million calls, none of them under a millisecond too short to be seen."""
-    assert found["node_lustre_read_bytes_total", "scratch"] == 7730165571584
-    assert found["node_lustre_operations_total", "scratch", "read"] == 1843030
-    assert found["node_lustre_operation_seconds_total", "scratch", "read"] == pytest.approx(5203.1145)
-    assert found["node_lustre_operation_seconds_total", "scratch", "page_fault"] == pytest.approx(0.08121)
-    assert not of(found, "node_nfs_read_bytes_total")
+    assert values["node_lustre_read_bytes_total", "scratch"] == 7730165571584
+    assert values["node_lustre_operations_total", "scratch", "read"] == 1843030
+    assert values["node_lustre_operation_seconds_total", "scratch", "read"] == pytest.approx(5203.1145)
+    assert values["node_lustre_operation_seconds_total", "scratch", "page_fault"] == pytest.approx(0.08121)
+    assert not of(values, "node_nfs_read_bytes_total")
 
 
-@pytest.mark.parametrize(("found", "kills"), [("rhel8", 2.0), ("rhel7", None)], indirect=["found"])
-def test_slurm_s_groups_of_version_1(found: Values, kills: float | None) -> None:
+@pytest.mark.parametrize(("values", "kills"), [("rhel8", 2.0), ("rhel7", None)], indirect=["values"])
+def test_slurm_s_groups_of_version_1(values: Values, kills: float | None) -> None:
     """The job's group has the limit, the task's none; where the kernel counts no kills, they are missing and not 0."""
     job, task = "/slurm/uid_1000/job_77", class_nodes.SLURM_V1
-    assert of(found, "node_cgroup_memory_limit_bytes") == {(job,): 128 << 30}
-    assert set(of(found, "node_cgroup_memory_used_bytes")) == {(job,), (task,)}
-    assert of(found, "node_cgroup_memory_events_total").get((job, "oom_kill")) == kills
-    assert of(found, "node_cgroup_memory_events_total")[job, "max"] == 41
-    assert not of(found, "node_cgroup_cpu_limit_cores")
+    assert of(values, "node_cgroup_memory_limit_bytes") == {(job,): 128 << 30}
+    assert set(of(values, "node_cgroup_memory_used_bytes")) == {(job,), (task,)}
+    assert of(values, "node_cgroup_memory_events_total").get((job, "oom_kill")) == kills
+    assert of(values, "node_cgroup_memory_events_total")[job, "max"] == 41
+    assert not of(values, "node_cgroup_cpu_limit_cores")
 
 
 @on("rhel8")
-def test_what_memory_and_boards_say(found: Values) -> None:
+def test_what_memory_and_boards_say(values: Values) -> None:
     """ECC's counts by controller, two packages under one chip's name, stalls in all zones, throttling of each core."""
-    assert of(found, "node_memory_errors_total") == {
+    assert of(values, "node_memory_errors_total") == {
         ("mc0", "yes"): 0, ("mc0", "no"): 0, ("mc1", "yes"): 262, ("mc1", "no"): 0,
     }  # fmt: skip
-    assert of(found, "node_temperature_celsius") == {
+    assert of(values, "node_temperature_celsius") == {
         ("coretemp_1", "Package id 0"): 61,
         ("coretemp_2", "Package id 1"): 61,
     }
-    assert found["node_allocation_stalls_total",] == 430
-    assert found["node_oom_kills_total",] == 2
-    assert found["node_cpu_package_throttles_total", "63"] == 3
-    assert found["node_numa_hit_pages_total", "1"] == 193460335813
-    assert (found["node_cpus",], found["node_timeslices_total",]) == (64, 64 * 120033)
+    assert values["node_allocation_stalls_total",] == 430
+    assert values["node_oom_kills_total",] == 2
+    assert values["node_cpu_package_throttles_total", "63"] == 3
+    assert values["node_numa_hit_pages_total", "1"] == 193460335813
+    assert (values["node_cpus",], values["node_timeslices_total",]) == (64, 64 * 120033)
 
 
 @on("roce")
-def test_adapters_of_three_makers_say_the_same_by_the_same_names(found: Values) -> None:
+def test_adapters_of_three_makers_say_the_same_by_the_same_names(values: Values) -> None:
     """Congestion, timeouts and bytes, each as far as the adapter counts it."""
-    assert of(found, "node_infiniband_cnp_sent_total") == {
+    assert of(values, "node_infiniband_cnp_sent_total") == {
         ("mlx5_0", "1"): 1541, ("irdma0", "1"): 5, ("bnxt_re0", "1"): 2,
     }  # fmt: skip
-    assert of(found, "node_infiniband_ecn_marked_packets_total") == {
+    assert of(values, "node_infiniband_ecn_marked_packets_total") == {
         ("mlx5_0", "1"): 1543, ("irdma0", "1"): 9, ("bnxt_re0", "1"): 4,
     }  # fmt: skip
-    assert of(found, "node_infiniband_retransmit_timeouts_total") == {("bnxt_re0", "1"): 7}
-    assert of(found, "node_infiniband_out_of_sequence_total") == {("mlx5_0", "1"): 0, ("bnxt_re0", "1"): 3}
-    assert of(found, "node_infiniband_transmit_bytes_total") == {
+    assert of(values, "node_infiniband_retransmit_timeouts_total") == {("bnxt_re0", "1"): 7}
+    assert of(values, "node_infiniband_out_of_sequence_total") == {("mlx5_0", "1"): 0, ("bnxt_re0", "1"): 3}
+    assert of(values, "node_infiniband_transmit_bytes_total") == {
         ("mlx5_0", "1"): 4 * 80530636800,
         ("bnxt_re0", "1"): 402113344,
     }
 
 
 @on("roce")
-def test_nfs_over_rdma_is_read_as_over_tcp(found: Values) -> None:
+def test_nfs_over_rdma_is_read_as_over_tcp(values: Values) -> None:
     """Several transports, more columns of each, columns of errors: 5 TiB with O_DIRECT, six milliseconds a request."""
     mount = ("nas2:/data", "/data")
-    assert found[("node_nfs_read_bytes_total", *mount)] == 5 << 40
-    assert found[("node_nfs_operations_total", *mount, "read")] == 5 << 20
-    assert found[("node_nfs_round_trip_seconds_total", *mount, "read")] / (5 << 20) == pytest.approx(0.006)
-    assert {key[2] for key in of(found, "node_nfs_operations_total")} == {"read", "open"}
+    assert values[("node_nfs_read_bytes_total", *mount)] == 5 << 40
+    assert values[("node_nfs_operations_total", *mount, "read")] == 5 << 20
+    assert values[("node_nfs_round_trip_seconds_total", *mount, "read")] / (5 << 20) == pytest.approx(0.006)
+    assert {key[2] for key in of(values, "node_nfs_operations_total")} == {"read", "open"}
 
 
 @on("roce")
-def test_pressure_of_interrupts_has_only_a_full_line(found: Values) -> None:
+def test_pressure_of_interrupts_has_only_a_full_line(values: Values) -> None:
     """Of a CPU all cannot wait, of interrupts some cannot."""
-    assert set(of(found, "node_pressure_waiting_seconds_total")) == {("cpu",), ("io",), ("memory",)}
-    assert of(found, "node_pressure_stalled_seconds_total") == {("io",): 0, ("memory",): 0, ("irq",): 0.008494}
+    assert set(of(values, "node_pressure_waiting_seconds_total")) == {("cpu",), ("io",), ("memory",)}
+    assert of(values, "node_pressure_stalled_seconds_total") == {("io",): 0, ("memory",): 0, ("irq",): 0.008494}
 
 
 @on("rhel7")
-def test_an_old_kernel_is_understood(found: Values) -> None:
+def test_an_old_kernel_is_understood(values: Values) -> None:
     """Wide counters in a folder of their own, one kind of stall, sensors below the device, no list of children."""
-    assert found["node_infiniband_transmit_bytes_total", "mlx4_0", "1"] == 4 * 26509113295
-    assert found["node_allocation_stalls_total",] == 83165
-    assert math.isnan(found["node_oom_kills_total",])
-    assert found["node_temperature_celsius", "coretemp_0", "Physical id 0"] == 47
-    assert found["process_threads", "j", "0"] == 2
-    assert not of(found, "process_children")
+    assert values["node_infiniband_transmit_bytes_total", "mlx4_0", "1"] == 4 * 26509113295
+    assert values["node_allocation_stalls_total",] == 83165
+    assert math.isnan(values["node_oom_kills_total",])
+    assert values["node_temperature_celsius", "coretemp_0", "Physical id 0"] == 47
+    assert values["process_threads", "j", "0"] == 2
+    assert not of(values, "process_children")
 
 
 @on("rhel7")
-def test_nfs_3_among_automounts(found: Values) -> None:
+def test_nfs_3_among_automounts(values: Values) -> None:
     """Mounts that keep no statistics are passed over; a request that timed out was sent again."""
     mount = ("nas1:/vol/home/ada", "/home/ada")
-    assert set(of(found, "node_nfs_read_bytes_total")) == {mount}
-    assert found[("node_nfs_read_bytes_total", *mount)] == 1207640230 + 524288000
-    assert found[("node_nfs_transmissions_total", *mount, "read")] == 1301
-    assert found[("node_nfs_timeouts_total", *mount, "read")] == 1
-    assert {key[2] for key in of(found, "node_nfs_operations_total")} == {"getattr", "lookup", "read", "write"}
+    assert set(of(values, "node_nfs_read_bytes_total")) == {mount}
+    assert values[("node_nfs_read_bytes_total", *mount)] == 1207640230 + 524288000
+    assert values[("node_nfs_transmissions_total", *mount, "read")] == 1301
+    assert values[("node_nfs_timeouts_total", *mount, "read")] == 1
+    assert {key[2] for key in of(values, "node_nfs_operations_total")} == {"getattr", "lookup", "read", "write"}

@@ -23,7 +23,7 @@ class Clock:
         return self.ns
 
 
-def told(talk):
+def messages(talk):
     """What is sent while ``talk(outbox, clock, settle)`` goes on, in words."""
     sent = []
 
@@ -64,7 +64,7 @@ def test_ack_goes_with_the_next_message():
         outbox.clock_reply(1, 2)
         await settle()
 
-    assert told(talk) == ["welcome", "ack 1", "clock", "ack 3"]
+    assert messages(talk) == ["welcome", "ack 1", "clock", "ack 3"]
 
 
 def test_ack_is_a_part_of_the_answer_to_a_batch():
@@ -81,7 +81,7 @@ def test_ack_is_a_part_of_the_answer_to_a_batch():
         clock.ns += ACK_NS - 1
         outbox.ack(3)
 
-    assert told(talk) == ["welcome", "ack 1", "clock 2", "clock", "ack 3"]
+    assert messages(talk) == ["welcome", "ack 1", "clock 2", "clock", "ack 3"]
 
 
 def test_ack_does_not_wait_for_ever():
@@ -97,7 +97,7 @@ def test_ack_does_not_wait_for_ever():
         await settle()
         outbox.ack(4)
 
-    assert told(talk) == ["welcome", "ack 1", "ack 3", "ack 4"]  # the last one because the stream ends
+    assert messages(talk) == ["welcome", "ack 1", "ack 3", "ack 4"]  # the last one because the stream ends
 
 
 def test_a_backlog_is_acknowledged_as_it_comes():
@@ -108,12 +108,11 @@ def test_a_backlog_is_acknowledged_as_it_comes():
             outbox.ack(sequence)
             await settle()
 
-    assert told(talk) == ["welcome", "ack 1", "ack 65", "ack 129", "ack 193", "ack 199"]
+    assert messages(talk) == ["welcome", "ack 1", "ack 65", "ack 129", "ack 193", "ack 199"]
 
 
 async def test_a_stream_ends_after_its_agent_has_read_the_last_ack():
     """The agent ends its side first: a server that does is a reset to it, which may overtake the acknowledgement."""
-
     definitions = Definitions()
     ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
     acked, read = asyncio.Event(), asyncio.Event()

@@ -70,7 +70,6 @@ def fill(path):
 
 async def test_full_disk(collecting, small_disk, tmp_path):
     """On a disk that is really full nothing is acknowledged and readiness says why; with room again all is stored."""
-
     async with collecting(store=str(small_disk), flush_seconds=0.1) as collector:
         clients = [Client(number, collector.addresses["grpc"]) for number in range(2)]
         async with running(*clients):
@@ -94,7 +93,6 @@ async def test_full_disk(collecting, small_disk, tmp_path):
 @pytest.mark.parametrize("jump_s", [3600, -3600])
 async def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
     """Nodes with clocks hours apart, and one that jumps by an hour, are on one clock after three round trips."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agents = [fake_agent(collector.addresses["grpc"], agent_id=name, node=name) for name in ("near", "far")]
         agents[1].clock_shift_ns = 5 * 3600 * 10**9
@@ -117,7 +115,6 @@ async def test_clock_jump(collecting, fake_agent, tmp_path, jump_s):
 
 async def test_client_that_never_reads(collecting, fake_agent, tmp_path):
     """A client that sends and never reads holds no other client up, and what waits for it does not grow."""
-
     async with collecting(out=str(tmp_path), flush_seconds=0.05) as collector:
         deaf = fake_agent(collector.addresses["grpc"], agent_id="deaf", node="n9", job="deaf")
         await deaf.connect()
@@ -135,7 +132,6 @@ async def test_client_that_never_reads(collecting, fake_agent, tmp_path):
 
 async def test_bytes_that_are_no_protocol(collecting, tmp_path):
     """Noise on the port, half a handshake and messages that do not parse end their connections, and nothing else."""
-
     async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
         address = collector.addresses["grpc"]
         host, port = address.rsplit(":", 1)
@@ -196,7 +192,6 @@ def announce_gigabyte(host, port):
 
 async def test_gigabyte_message(collecting, tmp_path):
     """A message that says it has 1 GB is refused before a byte of memory is taken for it; others are served."""
-
     async with collecting(store=str(tmp_path), flush_seconds=0.1) as collector:
         host, port = collector.addresses["grpc"].rsplit(":", 1)
         before = psutil.Process().memory_info().rss
@@ -213,7 +208,6 @@ async def test_gigabyte_message(collecting, tmp_path):
 
 async def test_two_agents_of_one_identity(collecting, tmp_path, caplog):
     """Two agents with one identity: each sequence number is taken once, the rest is counted, and one line says so."""
-
     async with collecting(store=str(tmp_path), flush_seconds=0.05) as collector:
         twins = [Client(0, collector.addresses["grpc"]) for _ in range(2)]
         async with running(*twins):

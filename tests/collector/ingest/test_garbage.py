@@ -160,7 +160,6 @@ def test_rejected_calls_are_logged_once_a_minute(caplog):
 
 async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeypatch, caplog):
     """A tick that fails for an unforeseen reason loses nothing and is in the log: agents send again."""
-
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()

@@ -28,7 +28,6 @@ def get(url):
 
 async def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
     """What an agent sends is what read_run returns, on the job clock."""
-
     async with collecting(out=str(tmp_path), job_id="j", command="train.py") as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
@@ -53,7 +52,6 @@ async def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
 @pytest.mark.parametrize("pause_at", [1, 5, 20, 38])
 async def test_verdict_is_of_the_job_and_not_of_the_machine_it_is_tested_on(collecting, fake_agent, tmp_path, pause_at):
     """Batches that are made in a burst, with a pause of the machine between, tell of steps that follow each other."""
-
     async with collecting(out=str(tmp_path), job_id="j", http="none") as collector:
         agent = fake_agent(collector.addresses["grpc"])
         began = agent.now()
@@ -69,7 +67,6 @@ async def test_verdict_is_of_the_job_and_not_of_the_machine_it_is_tested_on(coll
 
 async def test_batches_count_once(collecting, fake_agent, tmp_path):
     """A batch that comes twice, on one stream or two, is stored once."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
@@ -91,7 +88,6 @@ async def test_batches_count_once(collecting, fake_agent, tmp_path):
 
 async def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_path):
     """The question arrives with one batch and the whole round trip with the next: the node's hours are taken off."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
@@ -115,7 +111,6 @@ async def test_the_clock_is_measured_with_batches(collecting, fake_agent, tmp_pa
 
 async def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
     """Batches out of order are all stored, and skipped numbers are counted as missing only while they are."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
@@ -130,7 +125,6 @@ async def test_late_batches_fill_their_gap(collecting, fake_agent, tmp_path):
 
 async def test_asks_for_definitions(collecting, fake_agent, tmp_path):
     """A batch that refers to the unknown waits for the definitions that the collector asks for."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect(define=False)
@@ -145,7 +139,6 @@ async def test_asks_for_definitions(collecting, fake_agent, tmp_path):
 
 async def test_leaves_malformed_blocks_out(collecting, fake_agent, tmp_path):
     """Blocks that make no sense are counted and left out; the rest of the batch is kept."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
@@ -165,7 +158,6 @@ async def test_what_fails_in_an_unforeseen_way_is_set_aside(
     collecting, fake_agent, tmp_path, monkeypatch, caplog, failing, kept
 ):
     """It is counted, named once and acknowledged; the agent keeps its stream, and nothing else of it is lost."""
-
     async with collecting(out=str(tmp_path)) as collector:
         brittle = collector.decoder if failing == "add" else collector.ingest.definitions
         real, left = getattr(brittle, failing), [2]
@@ -194,7 +186,6 @@ async def test_what_fails_in_an_unforeseen_way_is_set_aside(
 
 async def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
     """An agent that says Goodbye gets an ack of everything, and then the end of the stream."""
-
     async with collecting(out=str(tmp_path), flush_seconds=30.0) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
@@ -208,7 +199,6 @@ async def test_goodbye_gets_the_last_ack(collecting, fake_agent, tmp_path):
 @pytest.mark.parametrize("first", [wire.AgentMessage(batch=wire.Batch(sequence=1)), wire.AgentMessage()])
 async def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_path, first):
     """A stream that does not begin with Hello is refused with a reason, and others go on."""
-
     async with collecting(out=str(tmp_path)) as collector:
         stranger = fake_agent(collector.addresses["grpc"])
         await stranger.connect(define=False)
@@ -224,7 +214,6 @@ async def test_refuses_streams_without_a_greeting(collecting, fake_agent, tmp_pa
 
 async def test_newest_stream_wins(collecting, fake_agent, tmp_path):
     """Of two streams with one identity the older ends with the reason; nothing is stored twice."""
-
     async with collecting(out=str(tmp_path)) as collector:
         older = fake_agent(collector.addresses["grpc"])
         await older.connect()
@@ -243,7 +232,6 @@ async def test_newest_stream_wins(collecting, fake_agent, tmp_path):
 
 async def test_many_jobs_stay_apart(collecting, fake_agent, tmp_path):
     """A store keeps each job as a run directory of its own."""
-
     async with collecting(store=str(tmp_path)) as collector:
         for job in ("alpha", "beta/1"):
             agent = fake_agent(collector.addresses["grpc"], agent_id=job, job=job)

@@ -121,7 +121,6 @@ def test_what_is_parked_goes_with_its_stream():
 
 async def test_what_is_parked_counts_as_pressure(collecting):
     """Batches that wait for definitions fill the same memory as rows that wait for the disk."""
-
     async with collecting(memory_mib=16, http="none") as collector:
         collector.ingest.parking = Parking(1 << 30)
         collector.ingest.parking.add("a@n", wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (9 << 17))]), 1)
@@ -142,7 +141,6 @@ def test_what_is_overdue_is_taken():
 
 async def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent, tmp_path):
     """Its calls and samples are let go once the recording is read; what the page shows of it stays."""
-
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()

@@ -32,7 +32,7 @@ def greeted(ingest, name):
     return asyncio.run(ingest.greet(hello))[1]
 
 
-def told(outbox):
+def throttles(outbox):
     """What is said about it on a stream, in order."""
     return [one.throttle for one in outbox.drain() if one.HasField("throttle")]
 
@@ -42,10 +42,10 @@ def test_every_agent_learns_the_pace_once():
     definitions = Definitions()
     ingest = Ingest(JobClock(), definitions, Decoder(definitions), dict)
     early = greeted(ingest, "a")
-    assert told(early) == []
+    assert throttles(early) == []
     for _ in range(2):
         ingest.throttle(shed_metrics=False, batch_ns=3 * NS)
     late = greeted(ingest, "b")
-    assert told(early) == told(late) == [wire.Throttle(batch_ns=3 * NS)]
+    assert throttles(early) == throttles(late) == [wire.Throttle(batch_ns=3 * NS)]
     ingest.throttle(shed_metrics=True, batch_ns=0)
-    assert told(early) == told(late) == [wire.Throttle(metrics=True)]
+    assert throttles(early) == throttles(late) == [wire.Throttle(metrics=True)]

@@ -80,12 +80,12 @@ async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_ag
     assert [(one["kind"], one["ranks"]) for one in report["verdicts"]][:1] == [("straggler", [3])]
 
 
-def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fake_agent):
+async def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fake_agent):
     """A relay keeps batches for a while, so only an agent connected directly may ask with them."""
     collector = collector_process("--http", "none")
     relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
 
-    async def told(address):
+    async def asks_with_batches(address):
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             async with grpc.aio.insecure_channel(address) as channel:
@@ -96,8 +96,8 @@ def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fa
             await asyncio.sleep(0.1)
         return None
 
-    assert asyncio.run(told(collector.addresses["grpc"])) is True
-    assert asyncio.run(told(relay.addresses["grpc"])) is False
+    assert await asks_with_batches(collector.addresses["grpc"]) is True
+    assert await asks_with_batches(relay.addresses["grpc"]) is False
 
 
 @pytest.mark.torture

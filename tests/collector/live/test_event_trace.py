@@ -36,7 +36,6 @@ def test_nothing_is_requested_where_there_is_nothing_to_see(event):
 
 async def test_a_question_reaches_the_agents_of_the_job_and_of_whole_nodes(collecting, fake_agent):
     """Those of another job are left in peace."""
-
     question = wire.Zoom(job_id="j", stacks=True)
     async with collecting() as collector:
         jobs = {"own": "j", "node": "", "other": "k"}

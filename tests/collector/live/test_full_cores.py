@@ -133,7 +133,6 @@ def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> 
 )
 async def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float, full: bool, due: bool) -> None:
     """Agents keep what is not written: a second's rows are worth no time of a rank, a minute's are."""
-
     collector = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None)
     collector.cores_are_full = lambda: full
     collector.began = collector.recorder.last_flush = time.monotonic() - began_s

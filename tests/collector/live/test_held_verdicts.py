@@ -97,7 +97,9 @@ def watched(scenario: Scenario) -> tuple[tuple[float, dict[str, Any], list[dict[
     return tuple(judged_live(scenario))
 
 
-def told(scenario: Scenario, used: list[float] | None = None) -> list[tuple[float, str, str, int | None, int | None]]:
+def live_events(
+    scenario: Scenario, used: list[float] | None = None
+) -> list[tuple[float, str, str, int | None, int | None]]:
     """When each verdict was opened or closed, its kind and its interval."""
     return [
         (at, event["event"], event["verdict"]["kind"], event["verdict"]["since_step"], event["verdict"]["until_step"])
@@ -109,7 +111,7 @@ def told(scenario: Scenario, used: list[float] | None = None) -> list[tuple[floa
 
 def events(scenario: Scenario, kind: str) -> list[tuple[str, int | None, int | None]]:
     """Each time that a verdict of this kind was opened or closed, with its interval."""
-    return [(what, since, until) for _, what, which, since, until in told(scenario) if which == kind]
+    return [(what, since, until) for _, what, which, since, until in live_events(scenario) if which == kind]
 
 
 FAULTS = {
@@ -130,7 +132,7 @@ def test_a_verdict_is_open_as_long_as_it_holds_and_is_closed_with_its_interval(k
 def test_what_costs_much_to_judge_is_reported_as_soon(kind: str) -> None:
     """An incremental evaluation later, with the same interval; full evaluations run for news, within the budget."""
     scenario, used = Scenario(8, STEPS, seed=3, faults=(FAULTS[kind],)), list[float]()
-    cheap, costly = told(scenario), told(scenario, used)
+    cheap, costly = live_events(scenario), live_events(scenario, used)
     assert [one[1:] for one in costly] == [one[1:] for one in cheap]
     assert [at for at, *_ in costly] == pytest.approx([at for at, *_ in cheap], abs=3.0)  # ends are borne out
     assert used.count(WHOLE_S) < 15

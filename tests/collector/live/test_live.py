@@ -37,7 +37,7 @@ def waiting(definitions: Definitions, life: int = RUNNING) -> Window:
     return window
 
 
-def found(window: Window, definitions: Definitions) -> hang.Hang | None:
+def hang_in(window: Window, definitions: Definitions) -> hang.Hang | None:
     return hang.find(window.snapshot("j", Words())(), float("nan"), DEFAULT)
 
 
@@ -57,11 +57,11 @@ def heard(window: Window, definitions: Definitions, second: int, node: str = "n0
 def test_a_silent_wait_becomes_a_hang_as_soon_as_it_is_old_enough(definitions: Definitions) -> None:
     """An agent speaks of a rank only when something changes: as long as the agent is heard, the wait goes on."""
     window = waiting(definitions)
-    assert found(window, definitions) is None
+    assert hang_in(window, definitions) is None
     heard(window, definitions, 4)
-    assert found(window, definitions) is None
+    assert hang_in(window, definitions) is None
     heard(window, definitions, 6)
-    stop = found(window, definitions)
+    stop = hang_in(window, definitions)
     assert stop is not None
     assert (stop.ranks, stop.victims, stop.waited_ns) == ((3,), (0, 1, 2), 5 * SECOND)
 
@@ -70,7 +70,7 @@ def test_another_node_says_nothing_of_these_ranks(definitions: Definitions) -> N
     """After lost contact with an agent the state of its ranks is unknown."""
     window = waiting(definitions)
     heard(window, definitions, 60, node="n1")
-    assert found(window, definitions) is None
+    assert hang_in(window, definitions) is None
 
 
 def standing(definitions: Definitions) -> LiveJob:
@@ -128,7 +128,7 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
     assert not job.stall.ripe(job)
     heard(job.window, definitions, 5)
     assert job.stall.ripe(job)
-    assert found(job.window, definitions) is not None
+    assert hang_in(job.window, definitions) is not None
     assert not job.stall.ripe(job)
 
 
@@ -243,7 +243,7 @@ def test_ranks_that_are_gone_wait_for_nothing(definitions: Definitions, life: in
     """What a process had entered when it ended is no hang of a running job."""
     window = waiting(definitions, life)
     heard(window, definitions, 60)
-    assert found(window, definitions) is None
+    assert hang_in(window, definitions) is None
     assert not window.waiting
 
 

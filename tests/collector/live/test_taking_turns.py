@@ -63,7 +63,6 @@ def test_a_turn_that_waits_for_a_write_begins_as_soon_as_it_can_wait_no_more(now
 
 async def test_a_flush_waits_for_the_judging(monkeypatch):
     """What is due is written once judging is through, or has taken too long."""
-
     collector, found = Collector(Options(flush_seconds=10), None), []
     for busy, overdue in ((False, 1.0), (True, 1.0), (True, recorder.WAIT_S + 1.0), (False, -5.0)):
         monkeypatch.setattr(type(collector.judging), "busy", busy)

@@ -12,7 +12,7 @@ def verdict(kind: str = "straggler", **known: Any) -> dict[str, Any]:
     return {"kind": kind, "evidence": [], **usual, **known}
 
 
-def told(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tuple[str, int | None, int | None]]]:
+def events_of(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tuple[str, int | None, int | None]]]:
     """Of each report the events with the interval that each gives."""
     return [
         [
@@ -25,7 +25,7 @@ def told(log: VerdictLog, *reports: list[dict[str, Any]]) -> list[list[tuple[str
 
 def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
     """It is silent while nothing changes; when two reports leave it out it held until the first one's newest step."""
-    assert told(VerdictLog(), [verdict()], [verdict()], [], [], []) == [
+    assert events_of(VerdictLog(), [verdict()], [verdict()], [], [], []) == [
         [("opened", 40, None)],
         [],
         [],
@@ -37,7 +37,7 @@ def test_a_verdict_is_opened_once_and_closed_where_it_stopped() -> None:
 def test_a_verdict_with_an_end_is_closed_with_it() -> None:
     """Two reports that say until when close it, and it stays closed however long the window remembers it."""
     ended = verdict(until_step=90)
-    assert told(VerdictLog(), [verdict()], [ended], [ended], [ended], []) == [
+    assert events_of(VerdictLog(), [verdict()], [ended], [ended], [ended], []) == [
         [("opened", 40, None)],
         [],
         [("closed", 40, 90)],
@@ -50,10 +50,10 @@ def test_a_verdict_with_an_end_is_closed_with_it() -> None:
 def test_what_one_report_does_not_find_goes_on(other: list[dict[str, Any]]) -> None:
     """Few steps in which a slow rank looks well end nothing: no event is sent, and the page goes on to show it."""
     log = VerdictLog()
-    assert told(log, [verdict()], other) == [[("opened", 40, None)], []]
+    assert events_of(log, [verdict()], other) == [[("opened", 40, None)], []]
     assert log.doubtful
     assert [(one["ranks"], one["until_step"]) for one in log.standing(other)] == [([2], None)]
-    assert told(log, [verdict()], [verdict()]) == [[], []]
+    assert events_of(log, [verdict()], [verdict()]) == [[], []]
     assert not log.doubtful
 
 
@@ -77,20 +77,20 @@ def test_a_verdict_keeps_its_id_from_its_opening_to_its_end() -> None:
 def test_what_passed_between_two_evaluations_is_reported_once() -> None:
     """An episode that began and ended between two judgements is opened and closed at once."""
     ended = verdict(until_step=90)
-    assert told(VerdictLog(), [ended], [ended]) == [[("opened", 40, 90), ("closed", 40, 90)], []]
+    assert events_of(VerdictLog(), [ended], [ended]) == [[("opened", 40, 90), ("closed", 40, 90)], []]
 
 
 def test_what_comes_back_is_opened_again() -> None:
     """A rank that is slow anew after its first episode is news."""
     again = verdict(since_step=200)
-    assert told(VerdictLog(), [verdict()], [], [], [again])[2:] == [[("closed", 40, 101)], [("opened", 200, None)]]
+    assert events_of(VerdictLog(), [verdict()], [], [], [again])[2:] == [[("closed", 40, 101)], [("opened", 200, None)]]
 
 
 def test_uneven_work_is_closed_once_it_was_not_reported_for_some_steps() -> None:
     """Batches in turn make ranks late in turn: some windows show it and some do not, and it is one verdict."""
     uneven = verdict("uneven_workload", ranks=[], since_step=0)
     reports = [[uneven], *[[]] * 24, [uneven], *[[]] * 51]
-    events = told(VerdictLog(), *reports)
+    events = events_of(VerdictLog(), *reports)
     assert [(at, *one) for at, found in enumerate(events) for one in found] == [
         (0, "opened", 0, None),
         (75, "closed", 0, 125),
@@ -108,14 +108,14 @@ def test_uneven_work_of_a_job_that_stands_still_is_closed() -> None:
 def test_uneven_work_gives_way_to_a_named_rank() -> None:
     """A rank that is slow explains what work in turn seemed to."""
     uneven = verdict("uneven_workload", ranks=[], since_step=0)
-    assert told(VerdictLog(), [uneven], [verdict()])[1] == [("opened", 40, None), ("closed", 0, 100)]
+    assert events_of(VerdictLog(), [uneven], [verdict()])[1] == [("opened", 40, None), ("closed", 0, 100)]
 
 
 def test_a_second_episode_between_two_reports_is_reported_too() -> None:
     """The same rank, slow again between two judgements; what the window still has of the first is no news."""
     first, later = verdict(until_step=90), verdict(since_step=120, until_step=140)
     rest = verdict(since_step=70, until_step=92)
-    assert told(VerdictLog(), [first], [rest], [later], [later])[1:] == [
+    assert events_of(VerdictLog(), [first], [rest], [later], [later])[1:] == [
         [],
         [("opened", 120, 140), ("closed", 120, 140)],
         [],
@@ -128,7 +128,7 @@ def test_two_episodes_of_one_rank_are_reported_each() -> None:
     always, first = verdict(since_step=0), verdict(since_step=40, until_step=60, cause="gc")
     later = verdict(since_step=120, cause="gc")
     ended = {**later, "until_step": 140}
-    assert told(VerdictLog(), [always, later, first], [later, always], [ended, always], [ended, always]) == [
+    assert events_of(VerdictLog(), [always, later, first], [later, always], [ended, always], [ended, always]) == [
         [("opened", 0, None), ("opened", 40, 60), ("closed", 40, 60), ("opened", 120, None)],
         [],
         [],
@@ -154,13 +154,13 @@ def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() ->
 def test_what_follows_at_once_is_the_same() -> None:
     """A slowdown that is reported in two parts, because it has grown, is no second one."""
     parts = [verdict(until_step=90), verdict(since_step=92)]
-    assert told(VerdictLog(), [verdict()], parts, [verdict()]) == [[("opened", 40, None)], [], []]
+    assert events_of(VerdictLog(), [verdict()], parts, [verdict()]) == [[("opened", 40, None)], [], []]
 
 
 def test_an_episode_that_was_over_is_not_the_one_that_is_open() -> None:
     """What ended before another began does not end that one."""
     old = verdict(since_step=10, until_step=60)
-    assert told(VerdictLog(), [verdict(since_step=80)], [old, verdict(since_step=80)])[1] == [
+    assert events_of(VerdictLog(), [verdict(since_step=80)], [old, verdict(since_step=80)])[1] == [
         ("opened", 10, 60),
         ("closed", 10, 60),
     ]
@@ -169,12 +169,12 @@ def test_an_episode_that_was_over_is_not_the_one_that_is_open() -> None:
 def test_a_set_that_loses_or_gains_a_rank_is_the_same() -> None:
     """With the same cause, as long as most of its ranks are in both."""
     pair = verdict(ranks=[2, 3])
-    assert [found[0][0] for found in told(VerdictLog(), [pair], [verdict(ranks=[2, 3, 4])], [pair])] == [
+    assert [found[0][0] for found in events_of(VerdictLog(), [pair], [verdict(ranks=[2, 3, 4])], [pair])] == [
         "opened",
         "changed",
         "changed",
     ]
-    assert told(VerdictLog(), [pair], [verdict(ranks=[4, 5])])[1] == [("opened", 40, None)]
+    assert events_of(VerdictLog(), [pair], [verdict(ranks=[4, 5])])[1] == [("opened", 40, None)]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_hang_is_reported_again_when_the_stacks_are_there() -> None:
 def test_what_begins_long_after_an_end_is_another() -> None:
     """A rank that was slow until 170 is slow again from 330 on: closed and opened, though no report lies between."""
     first, again = verdict(since_step=100, until_step=170), verdict(since_step=330)
-    assert told(VerdictLog(), [verdict(since_step=100)], [first], [again], [again])[2:] == [
+    assert events_of(VerdictLog(), [verdict(since_step=100)], [first], [again], [again])[2:] == [
         [("opened", 330, None), ("closed", 100, 170)],
         [],
     ]
@@ -255,22 +255,22 @@ def test_what_begins_long_after_an_end_is_another() -> None:
 def test_another_cause_later_is_another_trouble() -> None:
     """Its input was slow until two reports no longer said so; what it computes longer since then began then."""
     log = VerdictLog()
-    told(log, [verdict(cause="input")], [])
-    assert told(log, [verdict(cause="gc", since_step=690)])[0][0] == ("opened", 690, None)
+    events_of(log, [verdict(cause="input")], [])
+    assert events_of(log, [verdict(cause="gc", since_step=690)])[0][0] == ("opened", 690, None)
 
 
 def test_a_set_is_not_as_old_as_one_that_was_in_it() -> None:
     """Rank 0, ranks 0 and 1, then rank 1 alone since step 400: rank 1 is not said to be slow since step 100."""
     log = VerdictLog()
-    told(log, [verdict(ranks=[0], since_step=100)], [verdict(ranks=[0, 1], since_step=100)])
-    assert told(log, [verdict(ranks=[1], since_step=400)]) == [[("opened", 400, None)]]
+    events_of(log, [verdict(ranks=[0], since_step=100)], [verdict(ranks=[0, 1], since_step=100)])
+    assert events_of(log, [verdict(ranks=[1], since_step=400)]) == [[("opened", 400, None)]]
 
 
 def test_an_onset_that_a_report_does_not_tell_is_still_known() -> None:
     """Nothing has changed: no event is sent, and the page shows the onset."""
     log = VerdictLog()
-    assert told(log, [verdict()], [verdict(since_step=None)], [verdict()]) == [[("opened", 40, None)], [], []]
-    assert told(log, [without := verdict(since_step=None)]) == [[]]
+    assert events_of(log, [verdict()], [verdict(since_step=None)], [verdict()]) == [[("opened", 40, None)], [], []]
+    assert events_of(log, [without := verdict(since_step=None)]) == [[]]
     assert [one["since_step"] for one in log.standing([without])] == [40]
 
 
@@ -294,5 +294,5 @@ def test_what_is_in_doubt_stands_last() -> None:
     """A verdict that the newest report leaves out is below what it says."""
     log = VerdictLog()
     hang = verdict("hang", ranks=[1])
-    told(log, [verdict()], [hang])
+    events_of(log, [verdict()], [hang])
     assert [one["kind"] for one in log.standing([hang])] == ["hang", "straggler"]

@@ -68,7 +68,7 @@ def write_dump(folder: Path, rank: int, last: int, **off: Any) -> None:
     (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
 
 
-def told(folder: Path) -> list[Any]:
+def verdicts(folder: Path) -> list[Any]:
     return [(one.kind, one.ranks, one.victims, one.cause, one.since_step) for one in judge(load(folder)).verdicts]
 
 
@@ -79,10 +79,10 @@ def test_steps_in_one_rhythm_are_of_one_job(tmp_path: Path, rank: int, offset: i
     """The verdict is that of clocks which are together; a note says whose was set right, and by how much."""
     for one in range(4):
         write_steps(tmp_path, one, rhythm(1))
-    together = told(tmp_path)
+    together = verdicts(tmp_path)
     assert together[0][:2] == ("straggler", (3,))
     write_steps(tmp_path, rank, rhythm(1), offset=offset, ppm=ppm)
-    assert told(tmp_path) == together
+    assert verdicts(tmp_path) == together
     way = "ahead of" if offset > 0 else "behind"
     note = f"rank {rank}'s clock is {abs(offset) / 1e9:,.0f} s {way} the others': corrected by their common operations."
     assert note in load(tmp_path).notes
@@ -144,10 +144,10 @@ def test_dumps_that_stopped_at_one_place_are_of_one_job(tmp_path: Path, rank: in
     """Rank 1 had not come to where the others wait."""
     for one in range(4):
         write_dump(tmp_path, one, last=59 if one == 1 else 64)
-    together = told(tmp_path)
+    together = verdicts(tmp_path)
     assert together[0][:3] == ("hang", (1,), (0, 2, 3))
     write_dump(tmp_path, rank, last=59 if rank == 1 else 64, offset=offset)
-    assert told(tmp_path) == together
+    assert verdicts(tmp_path) == together
 
 
 def test_dumps_that_stopped_elsewhere_are_refused(tmp_path: Path) -> None:

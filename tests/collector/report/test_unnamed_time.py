@@ -14,7 +14,7 @@ from hindmost_judge.timeline.phases import unnamed
 MS = 1_000_000
 
 
-def told(duration: float, **phases: float) -> float:
+def unnamed_ms(duration: float, **phases: float) -> float:
     """ms of one step in no phase."""
     found = unnamed({name: np.array([ms]) for name, ms in phases.items()}, np.array([duration]))
     assert found is not None
@@ -24,24 +24,24 @@ def told(duration: float, **phases: float) -> float:
 def test_it_is_what_phases_of_the_host_leave_of_a_step() -> None:
     """GPU times, CPU time and negotiation are no part of the host's phases; what is unmeasured counts nothing."""
     phases = {"input": 2.0, "forward": 3.0, "backward": 4.0, "sync": 1.0, "optimizer": 5.0, "checkpoint": float("nan")}
-    assert told(20.0, **phases) == 5.0
-    assert told(20.0, **phases, cpu=18.0, runqueue=1.0, negotiation=1.0, gpu_backward=7.0) == 5.0
-    assert told(14.9, **phases) == 0.0
+    assert unnamed_ms(20.0, **phases) == 5.0
+    assert unnamed_ms(20.0, **phases, cpu=18.0, runqueue=1.0, negotiation=1.0, gpu_backward=7.0) == 5.0
+    assert unnamed_ms(14.9, **phases) == 0.0
 
 
 def test_a_copy_outside_the_gpu_s_phases_is_inside_forward() -> None:
     """On steps whose GPU was timed; a copy that the loop marks itself is a phase like any other."""
     phases = {"input": 2.0, "forward": 3.0, "h2d": 1.0, "optimizer": 5.0}
-    assert told(20.0, **phases) == 9.0
-    assert told(20.0, **phases, gpu_forward=3.0) == 10.0
-    assert told(20.0, **phases, gpu_forward=-1.0) == 9.0
+    assert unnamed_ms(20.0, **phases) == 9.0
+    assert unnamed_ms(20.0, **phases, gpu_forward=3.0) == 10.0
+    assert unnamed_ms(20.0, **phases, gpu_forward=-1.0) == 9.0
 
 
 def test_of_a_step_without_known_phases_it_is_unknown() -> None:
     """A loop of which only some phases are seen has no rest: missing, not everything."""
     assert unnamed({"input": np.array([2.0])}, np.array([20.0])) is None
-    assert np.isnan(told(20.0, input=2.0, optimizer=float("nan")))
-    assert np.isnan(told(20.0, input=2.0, optimizer=-1.0))
+    assert np.isnan(unnamed_ms(20.0, input=2.0, optimizer=float("nan")))
+    assert np.isnan(unnamed_ms(20.0, input=2.0, optimizer=-1.0))
 
 
 def test_counters_have_it() -> None:

@@ -23,12 +23,12 @@ SERIES = {
 BLOCKS = st.tuples(st.sampled_from(["n0", "n1", "n10"]), st.sampled_from(list(SERIES)), st.integers(1, 4))
 
 
-def known():
+def definitions():
     """What the references mean."""
-    definitions = Definitions()
-    for ref, given_ in SERIES.items():
-        definitions.schemas[ref] = Schema(Series(name, False, "", labels) for name, labels in given_)
-    return definitions
+    made = Definitions()
+    for ref, series in SERIES.items():
+        made.schemas[ref] = Schema(Series(name, False, "", labels) for name, labels in series)
+    return made
 
 
 def sent(blocks):
@@ -57,18 +57,18 @@ def test_every_sample_is_one_row(blocks, piece):
     made, expected = sent(blocks)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(arrow_tables, "PIECE_SAMPLES", piece)
-        told = rows(list(metrics_tables(made, known())))
-    assert len(told) == len(expected)
-    assert set(told) == expected
+        stored = rows(list(metrics_tables(made, definitions())))
+    assert len(stored) == len(expected)
+    assert set(stored) == expected
 
 
 def test_the_samples_of_a_series_are_neighbours_by_time():
     """In whichever blocks they came, and whatever other nodes sent between."""
     made, _ = sent([("n1", 1, 2), ("n0", 1, 2), ("n1", 1, 2), ("n0", 1, 2)])
-    told = [(node, name, labels) for node, name, labels, *_ in rows(list(metrics_tables(made, known())))]
-    changes = sum(one != other for one, other in itertools.pairwise(told))
-    assert changes == len(set(told)) - 1
-    times = [row[3] for row in rows(list(metrics_tables(made, known()))) if row[:3] == ("n1", *SERIES[1][0])]
+    stored = [(node, name, labels) for node, name, labels, *_ in rows(list(metrics_tables(made, definitions())))]
+    changes = sum(one != other for one, other in itertools.pairwise(stored))
+    assert changes == len(set(stored)) - 1
+    times = [row[3] for row in rows(list(metrics_tables(made, definitions()))) if row[:3] == ("n1", *SERIES[1][0])]
     assert times == sorted(times)
 
 
@@ -76,5 +76,5 @@ def test_pieces_follow_one_another_by_node(monkeypatch):
     """A reader that wants one node finds it in few row groups."""
     monkeypatch.setattr(arrow_tables, "PIECE_SAMPLES", 6)
     made, _ = sent([(f"n{number}", 1, 2) for number in (3, 1, 2, 0)])
-    nodes = [table["node"].to_pylist() for table in metrics_tables(made, known())]
+    nodes = [table["node"].to_pylist() for table in metrics_tables(made, definitions())]
     assert [node for one in nodes for node in dict.fromkeys(one)] == ["n0", "n1", "n2", "n3"]
