@@ -64,108 +64,83 @@ def of_k(series: dict[str, str]) -> dict[str, str]:
 
 
 VERDICT = {"job_id": "j", "kind": "straggler", "cause": "compute", "ranks": "2"}
+JOB, NODE, GPU, COLLECTOR = {"job_id": "j"}, {"node": "n"}, {"node": "n", "gpu_uuid": "G"}, {"instance": "c:1"}
+AGENT, OTHER_GPU, LAG = NODE | COLLECTOR, {"node": "m", "gpu_uuid": "H"}, "hindmost_collector_loop_lag_seconds_bucket"
+
+
+def of(metric: str, *labels: dict[str, str], **more: str) -> str:
+    """The name of a series."""
+    pairs = {name: value for one in (*labels, more) for name, value in one.items()}
+    return metric + "{" + ",".join(f'{name}="{value}"' for name, value in pairs.items()) + "}"
+
+
+def one(name: str, labels: dict[str, str], metric: str, values: str, *others: dict[str, str], **more: str) -> Alert:
+    """One that needs a single series, of the labels that the alert has, of ``others`` and of ``more``."""
+    return Alert(name, labels, {of(metric, labels, *others, **more): values})
+
+
 ALERTS = [
-    Alert(
-        "HindmostJobHangs",
-        {"job_id": "j", "kind": "hang", "cause": "unknown", "ranks": "3"},
-        {HANG: there(False, True)},
-    ),
-    Alert(
-        "HindmostJobLost", {"job_id": "j"}, {'hindmost_job_state{job_id="j",instance="c:1",state="lost"}': gauge(0, 1)}
-    ),
-    Alert("HindmostNodesLost", {"job_id": "j"}, {'hindmost_job_lost_nodes{job_id="j",instance="c:1"}': gauge(0, 16)}),
+    Alert("HindmostJobHangs", {**JOB, "kind": "hang", "cause": "unknown", "ranks": "3"}, {HANG: there(False, True)}),
+    one("HindmostJobLost", JOB, "hindmost_job_state", gauge(0, 1), COLLECTOR, state="lost"),
+    one("HindmostNodesLost", JOB, "hindmost_job_lost_nodes", gauge(0, 16), COLLECTOR),
     Alert("HindmostStraggler", VERDICT, {SLOW: gauge(0.09, 0.4), **started(OLD)}, more=({**VERDICT, "job_id": "k"},)),
     Alert("HindmostStragglerEarly", {**VERDICT, "job_id": "k"}, of_k({SLOW: gauge(0.09, 0.4), **started(YOUNG)})),
-    Alert("HindmostGpuDown", {"node": "n", "gpu_uuid": "D"}, {'hindmost_gpu_up{node="n",gpu_uuid="D"}': gauge(1, 0)}),
-    Alert(
-        "HindmostGpusUnread",
-        {"node": "n", "sampler": "nvidia"},
-        {'hindmost_agent_sampler_success{node="n",sampler="nvidia"}': gauge(1, 0)},
-    ),
+    one("HindmostGpuDown", {**NODE, "gpu_uuid": "D"}, "hindmost_gpu_up", gauge(1, 0)),
+    one("HindmostGpusUnread", {**NODE, "sampler": "nvidia"}, "hindmost_agent_sampler_success", gauge(1, 0)),
     Alert(
         "HindmostGpuVanished",
-        {"node": "n"},
-        {
-            'hindmost_gpu_up{node="n",gpu_uuid="G"}': there(True, False).replace("_x", "stale _x", 1),
-            CONNECTED % "n": ALWAYS,
-        },
+        NODE,
+        {of("hindmost_gpu_up", GPU): there(True, False).replace("_x", "stale _x", 1), CONNECTED % "n": ALWAYS},
     ),
-    Alert(
-        "HindmostGpuXid",
-        {"node": "n", "gpu_uuid": "G"},
-        {'hindmost_gpu_all_xid_errors_total{node="n",gpu_uuid="G"}': growing(0, 1)},
-    ),
+    one("HindmostGpuXid", GPU, "hindmost_gpu_all_xid_errors_total", growing(0, 1)),
     Alert(
         "HindmostGpuEcc",
-        {"node": "n", "gpu_uuid": "G"},
+        GPU,
         {
-            'hindmost_gpu_ecc_errors_total{node="n",gpu_uuid="G",corrected="no"}': growing(0, 1),
-            'hindmost_gpu_ecc_errors_total{node="m",gpu_uuid="H",corrected="yes"}': growing(0, 1),
+            of("hindmost_gpu_ecc_errors_total", GPU, corrected="no"): growing(0, 1),
+            of("hindmost_gpu_ecc_errors_total", OTHER_GPU, corrected="yes"): growing(0, 1),
         },
     ),
     Alert(
         "HindmostGpuThrottled",
-        {"node": "n", "gpu_uuid": "G"},
+        GPU,
         {
-            'hindmost_gpu_clocks_event_seconds_total{node="n",gpu_uuid="G",reason="sw_thermal_slowdown"}': growing(
-                0, 9
-            ),
-            'hindmost_gpu_clocks_event_seconds_total{node="m",gpu_uuid="H",reason="gpu_idle"}': growing(0, 15),
+            of("hindmost_gpu_clocks_event_seconds_total", GPU, reason="sw_thermal_slowdown"): growing(0, 9),
+            of("hindmost_gpu_clocks_event_seconds_total", OTHER_GPU, reason="gpu_idle"): growing(0, 15),
         },
     ),
-    Alert(
-        "HindmostCollectorDown",
-        {"instance": "c:2", "job": "hindmost"},
-        {'up{job="hindmost",instance="c:2"}': gauge(1, 0)},
-    ),
-    Alert("HindmostAgentsSilent", {"instance": "c:1"}, {CONNECTED % f"n{number}": gauge(1, 0) for number in range(16)}),
+    one("HindmostCollectorDown", {"instance": "c:2", "job": "hindmost"}, "up", gauge(1, 0)),
+    Alert("HindmostAgentsSilent", COLLECTOR, {CONNECTED % f"n{number}": gauge(1, 0) for number in range(16)}),
     Alert(
         "HindmostRanksUnmeasured",
-        {"node": "n"},
-        {
-            'hindmost_agent_rings{node="n",instance="c:1"}': ALWAYS,
-            'hindmost_agent_ring_events_total{node="n",instance="c:1"}': STOPS,
-        },
+        NODE,
+        {of("hindmost_agent_rings", AGENT): ALWAYS, of("hindmost_agent_ring_events_total", AGENT): STOPS},
     ),
-    Alert(
-        "HindmostEventsLost", {"job_id": "j"}, {'hindmost_rank_events_lost_total{job_id="j",rank="0"}': growing(0, 3)}
-    ),
+    one("HindmostEventsLost", JOB, "hindmost_rank_events_lost_total", growing(0, 3), rank="0"),
     Alert(
         "HindmostSpoolFills",
-        {"node": "n"},
+        NODE,
         {
-            'hindmost_agent_spool_bytes{node="n",instance="c:1"}': gauge(10, 90),
-            'hindmost_agent_spool_limit_bytes{node="n",instance="c:1"}': gauge(100, 100),
+            of("hindmost_agent_spool_bytes", AGENT): gauge(10, 90),
+            of("hindmost_agent_spool_limit_bytes", AGENT): gauge(100, 100),
         },
     ),
-    Alert(
+    one(
         "HindmostSamplesDropped",
-        {"node": "n", "reason": "spool_full"},
-        {'hindmost_agent_dropped_samples_total{node="n",reason="spool_full"}': growing(0, 3)},
+        {**NODE, "reason": "spool_full"},
+        "hindmost_agent_dropped_samples_total",
+        growing(0, 3),
     ),
-    Alert(
-        "HindmostDetectorFails",
-        {"instance": "c:1"},
-        {'hindmost_collector_detector_failures_total{instance="c:1"}': growing(0, 1)},
-    ),
+    one("HindmostDetectorFails", COLLECTOR, "hindmost_collector_detector_failures_total", growing(0, 1)),
     Alert(
         "HindmostLate",
-        {"instance": "c:1"},
-        {
-            'hindmost_collector_loop_lag_seconds_bucket{instance="c:1",le="0.1"}': STOPS,
-            'hindmost_collector_loop_lag_seconds_bucket{instance="c:1",le="5"}': f"0+9x{BEFORE + ILL + AFTER}",
-            'hindmost_collector_loop_lag_seconds_bucket{instance="c:1",le="+Inf"}': f"0+9x{BEFORE + ILL + AFTER}",
-        },
+        COLLECTOR,
+        {of(LAG, COLLECTOR, le="0.1"): STOPS}
+        | {of(LAG, COLLECTOR, le=le): f"0+9x{BEFORE + ILL + AFTER}" for le in ("5", "+Inf")},
     ),
-    Alert(
-        "HindmostSeriesWithheld",
-        {"instance": "c:1"},
-        {'hindmost_collector_withheld_series{instance="c:1"}': gauge(0, 7)},
-    ),
-    Alert(
-        "HindmostSegmentTorn", {"instance": "c:1"}, {'hindmost_collector_torn_segments{instance="c:1"}': gauge(0, 2)}
-    ),
-    Alert("HindmostStoreFails", {"instance": "c:1"}, {'hindmost_collector_store_failing{instance="c:1"}': gauge(0, 1)}),
+    one("HindmostSeriesWithheld", COLLECTOR, "hindmost_collector_withheld_series", gauge(0, 7)),
+    one("HindmostSegmentTorn", COLLECTOR, "hindmost_collector_torn_segments", gauge(0, 2)),
+    one("HindmostStoreFails", COLLECTOR, "hindmost_collector_store_failing", gauge(0, 1)),
 ]
 UP = {'up{job="hindmost",instance="c:1"}': ALWAYS}
 
@@ -194,14 +169,9 @@ def test_each_alert_fires_once_where_it_must_and_is_quiet_before_and_after(
     for alert in ALERTS:
         severity = next(rule["labels"]["severity"] for rule in rules() if rule["alert"] == alert.name)
         for labels in (alert.labels, *alert.more):
-            told = {
-                "__name__": "ALERTS",
-                "alertname": alert.name,
-                "alertstate": "firing",
-                "severity": severity,
-                **labels,
-            }
-            firing["{" + ",".join(f'{name}="{value}"' for name, value in told.items()) + "}"] = 1.0
+            firing[of("", labels, __name__="ALERTS", alertname=alert.name, alertstate="firing", severity=severity)] = (
+                1.0
+            )
     series = {name: values for alert in ALERTS for name, values in alert.series.items()}
     found = 'ALERTS{alertname!="HindmostWatchdog",alertstate="firing"}'
     expected = [(found, float(at), firing if at == FIRES else {}) for at in (QUIET, FIRES, RESOLVED)]
@@ -253,12 +223,8 @@ def test_texts_name_what_is_ill(tmp_path: Path) -> None:
     }
     texts = {rule["alert"]: rule["annotations"] for rule in rules()}
     filled = {
-        "HindmostAgentsSilent": ({"instance": "c:1"}, {"{{ $value }}": "1", "{{ $labels.instance }}": "c:1"}, "n7 "),
-        "HindmostGpuXid": (
-            {"node": "n", "gpu_uuid": "G"},
-            {"{{ $labels.gpu_uuid }}": "G", "{{ $labels.node }}": "n"},
-            "79 ",
-        ),
+        "HindmostAgentsSilent": (COLLECTOR, {"{{ $value }}": "1", "{{ $labels.instance }}": "c:1"}, "n7 "),
+        "HindmostGpuXid": (GPU, {"{{ $labels.gpu_uuid }}": "G", "{{ $labels.node }}": "n"}, "79 "),
     }
     expected = []
     for name, (labels, words, listed) in filled.items():
