@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,12 @@ class FakeAgent:
         """Keep and send."""
         self.kept[batch.sequence] = batch
         await self.stream.write(wire.AgentMessage(batch=batch))
+
+    async def deliver(self, steps: Iterable[int], slow_rank: int = -1) -> None:
+        """Send a batch of each step, and read until the last is durable."""
+        for step in steps:
+            await self.send(self.batch(step, slow_rank))
+        await self.until_acked(self.sequence)
 
     async def read(self) -> wire.CollectorMessage:
         """The next message; acks are taken to heart."""

@@ -107,9 +107,7 @@ async def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
     async def one(collector, number):
         agent = fake_agent(collector.addresses["grpc"], agent_id=str(number), node=f"n{number}", job=f"job{number}")
         await agent.connect()
-        for step in range(number + 1):
-            await agent.send(agent.batch(step))
-        await agent.until_acked(number + 1)
+        await agent.deliver(range(number + 1))
         await agent.close()
 
     async with collecting(store=str(tmp_path)) as collector:
@@ -157,8 +155,7 @@ async def test_agents_are_forgotten_and_known_again(collecting, fake_agent, tmp_
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
-        await agent.send(agent.batch(0))
-        await agent.until_acked(1)
+        await agent.deliver([0])
         collector.ingest.prune(2**62)
         there = len(collector.ingest.agents)
         await agent.close()

@@ -163,8 +163,7 @@ async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeyp
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
-        await agent.send(agent.batch(0))
-        await agent.until_acked(1)
+        await agent.deliver([0])
         with monkeypatch.context() as patch:
             patch.setattr(collector, "job", lambda _: 1 / 0)
             await agent.send(agent.batch(1))

@@ -31,9 +31,7 @@ async def test_rows_come_back_as_sent(collecting, fake_agent, tmp_path):
     async with collecting(out=str(tmp_path), job_id="j", command="train.py") as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
-        for step in range(5):
-            await agent.send(agent.batch(step))
-        await agent.until_acked(5)
+        await agent.deliver(range(5))
         await agent.close()
         now = collector.clock.now()
     run = read_run(tmp_path)
@@ -79,8 +77,7 @@ async def test_batches_count_once(collecting, fake_agent, tmp_path):
         assert await agent.connect() == 2
         agent.kept = {1: first}
         await agent.stream.write(wire.AgentMessage(batch=first))
-        await agent.send(agent.batch(2))
-        await agent.until_acked(3)
+        await agent.deliver([2])
         await agent.close()
         assert collector.ingest.counts["duplicate_batches"] == 2
     assert steps(tmp_path) == [(rank, step) for rank in range(2) for step in range(3)]
@@ -173,9 +170,7 @@ async def test_what_fails_in_an_unforeseen_way_is_set_aside(
         await agent.connect()
         for _ in range(2):
             await agent.define()
-        for step in range(4):
-            await agent.send(agent.batch(step))
-        await agent.until_acked(4)
+        await agent.deliver(range(4))
         await agent.close()
         counts = collector.ingest.counts
     assert (counts["set_aside"], counts["streams"]) == (2, 1)
@@ -217,14 +212,12 @@ async def test_newest_stream_wins(collecting, fake_agent, tmp_path):
     async with collecting(out=str(tmp_path)) as collector:
         older = fake_agent(collector.addresses["grpc"])
         await older.connect()
-        await older.send(older.batch(0))
-        await older.until_acked(1)
+        await older.deliver([0])
         newer = fake_agent(collector.addresses["grpc"])
         assert await newer.connect() == 1
         assert "replaced" in await older.ended()
         newer.sequence = 1
-        await newer.send(newer.batch(5))
-        await newer.until_acked(2)
+        await newer.deliver([5])
         await older.close()
         await newer.close()
     assert steps(tmp_path) == [(0, 0), (0, 5), (1, 0), (1, 5)]
@@ -236,8 +229,7 @@ async def test_many_jobs_stay_apart(collecting, fake_agent, tmp_path):
         for job in ("alpha", "beta/1"):
             agent = fake_agent(collector.addresses["grpc"], agent_id=job, job=job)
             await agent.connect()
-            await agent.send(agent.batch(3))
-            await agent.until_acked(1)
+            await agent.deliver([3])
             await agent.close()
     assert read_run(tmp_path / "alpha").job.id == "alpha"
     assert read_run(tmp_path / "beta%2F1").job.id == "beta/1"
@@ -251,9 +243,7 @@ async def test_metrics_page(collecting, fake_agent, tmp_path):
     async with collecting(out=str(tmp_path), job_id="j") as collector:
         agent = fake_agent(collector.addresses["grpc"], ranks=4)
         await agent.connect()
-        for step in range(10):
-            await agent.send(agent.batch(step, slow_rank=2))
-        await agent.until_acked(10)
+        await agent.deliver(range(10), slow_rank=2)
         url = f"http://{collector.addresses['http']}"
         pages = [await asyncio.to_thread(get, url + path) for path in ("/metrics", "/api/jobs", "/", "/readyz")]
         await agent.close()

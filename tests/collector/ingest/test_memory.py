@@ -144,9 +144,7 @@ async def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent
     async with collecting(out=str(tmp_path)) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
-        for step in range(20):
-            await agent.send(agent.batch(step))
-        await agent.until_acked(20)
+        await agent.deliver(range(20))
         await agent.close()
         job = collector.jobs["j"]
         assert len(job.snapshot(collector.decoder.words)().collectives["rank"]) == 40

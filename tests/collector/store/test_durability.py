@@ -191,7 +191,6 @@ async def test_oversized_message_ends_only_its_stream(collecting, fake_agent, tm
         assert await agent.stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         await agent.close()
         await agent.connect()
-        await agent.send(agent.batch(0))
-        await agent.until_acked(1)
+        await agent.deliver([0])
         await agent.close()
     assert read_run(tmp_path).steps["step"].tolist() == [0, 0]

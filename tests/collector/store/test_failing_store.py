@@ -48,8 +48,7 @@ async def test_long_failure_is_replayed(collecting, fake_agent, tmp_path, monkey
         await agent.close()
         durable = await agent.connect()
         await agent.until_acked(15)
-        await agent.send(agent.batch(15))
-        await agent.until_acked(16)
+        await agent.deliver([15])
         await until(lambda: collector.jobs["j"].window.last_step == 15)
         counted = dict(collector.jobs["j"].counters())["steps_total"].tolist()
         await agent.close()
@@ -83,8 +82,7 @@ async def test_retention_makes_room_on_a_full_disk(collecting, fake_agent, tmp_p
     async with collecting(store=str(tmp_path), flush_seconds=0.1, retention_gib=4999 / 2**30) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
-        await agent.send(agent.batch(0))
-        await agent.until_acked(1)
+        await agent.deliver([0])
         await agent.close()
         failures = collector.recorder.failures
     assert failures > 0
@@ -105,8 +103,7 @@ async def test_committed_rows_are_not_written_twice(collecting, fake_agent, tmp_
     async with collecting(out=str(tmp_path), flush_seconds=0.1) as collector:
         agent = fake_agent(collector.addresses["grpc"])
         await agent.connect()
-        await agent.send(agent.batch(0))
-        await agent.until_acked(1)
+        await agent.deliver([0])
         monkeypatch.setattr(segments, "sync_directory", once)
         await agent.send(agent.batch(1))
         await until(lambda: len(failed) == 3)

@@ -33,9 +33,7 @@ async def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake
     async with collecting(store=str(tmp_path / "a")) as first, collecting(store=str(tmp_path / "b")) as second:
         agent = fake_agent(first.addresses["grpc"])
         await agent.connect()
-        for step in range(3):
-            await agent.send(agent.batch(step))
-        await agent.until_acked(3)
+        await agent.deliver(range(3))
         first.recorder.last_flush += 600
         for step in range(3, 5):
             await agent.send(agent.batch(step))
@@ -43,8 +41,7 @@ async def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake
         await agent.close()
         agent.address = second.addresses["grpc"]
         await agent.connect()
-        await agent.send(agent.batch(5))
-        await agent.until_acked(6)
+        await agent.deliver([5])
         await agent.close()
     both = f"read_parquet('{tmp_path}/*/j/segments/steps/*.parquet')"
     counts = duckdb.sql(f"select step, count(*) from {both} group by step order by step").fetchall()  # noqa: S608
@@ -158,9 +155,7 @@ def test_a_collector_clears_no_rank_while_ranks_are_elsewhere(collecting, fake_a
             for rank in definitions.ranks:
                 rank.world_size = world
             await agent.stream.write(wire.AgentMessage(definitions=definitions))
-            for step in range(60):
-                await agent.send(agent.batch(step))
-            await agent.until_acked(60)
+            await agent.deliver(range(60))
             live = judge(collector.jobs["j"].snapshot(collector.decoder.words)())
             await agent.close()
         return live.to_dict(), json.loads((tmp_path / "report.json").read_bytes())
