@@ -64,6 +64,27 @@ def test_a_slow_host_behind_a_slower_one_is_named_too(bench: Any, family: str, s
     assert found["cost"] == pytest.approx(1.0, rel=0.2)
 
 
+@pytest.mark.parametrize(
+    ("seed", "last", "named"),
+    [
+        (8810001, 14, [(6, "input")]),
+        (8810004, 22, []),  # one host is a step late, and works as long as the others
+    ],
+)
+def test_after_a_few_steps_a_host_is_named_by_its_work(bench: Any, seed: int, last: int, named: list[Any]) -> None:
+    """Who comes last then may only have started later: it costs the others nothing in the steps that follow."""
+    run = bench("").simulate(bench(".families").job("input-bound, never", seed)).run
+    begins = run.steps["start_ns"][run.steps["step"] == last + 1].min()
+    seen = {name: begun_before(getattr(run, name), begins) for name in ("steps", "collectives", "intervals")}
+    verdicts = judge(replace(run, **seen)).verdicts
+    assert [(rank, one.cause) for one in verdicts for rank in one.ranks] == named
+
+
+def begun_before(rows: Any, time_ns: int) -> Any:
+    """The rows of a table from before a time."""
+    return {name: column[rows["start_ns"] < time_ns] for name, column in rows.items()}
+
+
 @pytest.mark.parametrize(("cpu", "cause"), [(1.0, "compute"), (0.0, "unknown")])
 def test_a_host_that_stalls_in_no_phase_computes_if_its_process_used_that_much_more_cpu(
     bench: Any, cpu: float, cause: str

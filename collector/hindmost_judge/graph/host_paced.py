@@ -31,7 +31,7 @@ BETWEEN = "between"
 #: Steps by which the begin of a step's collectives may be numbered too late or too early.
 _MISCOUNTED = 2
 #: Steps of which fewer say nothing of how a host and its GPU keep pace.
-_FEWEST = 20
+_FEWEST = 8
 
 
 def by_work(blocks: Blocks) -> Blocks:
