@@ -1,7 +1,7 @@
 """The stream's client against grpcio's server, and against peers that are no collector."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import grpc.aio
@@ -10,9 +10,7 @@ from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_proto import SERVICE
 from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
 
-
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 20.0))
+pytestmark = pytest.mark.timeout(20)
 
 
 async def collector(stream: Callable[..., AsyncIterator[bytes]]) -> tuple[grpc.aio.Server, int]:
@@ -52,134 +50,103 @@ async def nonsense(messages: AsyncIterator[bytes], _: Any) -> AsyncIterator[byte
 
 
 @pytest.mark.parametrize("sizes", [[0, 1, 5], [4 << 20] * 3, [7] * 1000])
-def test_messages_arrive_whole_and_in_order_and_both_sides_end(sizes: list[int]) -> None:
+async def test_messages_arrive_whole_and_in_order_and_both_sides_end(sizes: list[int]) -> None:
     """Smaller and larger than frames and windows, while answers come."""
+    server, port = await collector(lengths)
+    async with connect("127.0.0.1", port, 5.0) as call:
 
-    async def work() -> None:
-        server, port = await collector(lengths)
-        async with connect("127.0.0.1", port, 5.0) as call:
+        async def send() -> None:
+            for size in sizes:
+                await call.write(bytes(size))
+            await call.done_writing()
 
-            async def send() -> None:
-                for size in sizes:
-                    await call.write(bytes(size))
-                await call.done_writing()
-
-            sender = asyncio.create_task(send())
-            answers = [await call.read() for _ in sizes]
-            assert [answer.ack.durable_sequence for answer in answers if answer] == sizes
-            assert await call.read() is None
-            await sender
-        await server.stop(0)
-
-    run(work())
+        sender = asyncio.create_task(send())
+        answers = [await call.read() for _ in sizes]
+        assert [answer.ack.durable_sequence for answer in answers if answer] == sizes
+        assert await call.read() is None
+        await sender
+    await server.stop(0)
 
 
-def test_a_refusal_is_reported_in_the_collector_s_words() -> None:
+async def test_a_refusal_is_reported_in_the_collector_s_words() -> None:
     """What was said before it is still read."""
-
-    async def work() -> None:
-        server, port = await collector(refusal)
-        with pytest.raises(CallError, match="not today: é, 100 %"):  # noqa: PT012 - the call is over inside of its block
-            async with connect("127.0.0.1", port, 5.0) as call:
-                await call.write(b"please")
-                answer = await call.read()
-                assert answer is not None
-                assert answer.ack.durable_sequence == len(b"please")
-                await call.read()
-        await server.stop(0)
-
-    run(work())
+    server, port = await collector(refusal)
+    with pytest.raises(CallError, match="not today: é, 100 %"):  # noqa: PT012 - the call is over inside of its block
+        async with connect("127.0.0.1", port, 5.0) as call:
+            await call.write(b"please")
+            answer = await call.read()
+            assert answer is not None
+            assert answer.ack.durable_sequence == len(b"please")
+            await call.read()
+    await server.stop(0)
 
 
-def test_a_collector_that_ends_the_call_while_the_agent_writes_is_reported() -> None:
+async def test_a_collector_that_ends_the_call_while_the_agent_writes_is_reported() -> None:
     """Not as a stream that was reset, and not by its number: nothing is wrong with the connection."""
-
-    async def work() -> None:
-        server, port = await collector(end)
-        with pytest.raises(CallError) as caught:  # noqa: PT012 - as above
-            async with connect("127.0.0.1", port, 5.0) as call:
-                while True:
-                    await call.write(bytes(1 << 16))
-                    await asyncio.sleep(0)
-        assert str(caught.value) == "it ended the stream"
-        await server.stop(0)
-
-    run(work())
+    server, port = await collector(end)
+    with pytest.raises(CallError) as caught:  # noqa: PT012 - as above
+        async with connect("127.0.0.1", port, 5.0) as call:
+            while True:
+                await call.write(bytes(1 << 16))
+                await asyncio.sleep(0)
+    assert str(caught.value) == "it ended the stream"
+    await server.stop(0)
 
 
-def test_another_service_at_that_port_is_no_silence() -> None:
+async def test_another_service_at_that_port_is_no_silence() -> None:
     """It does not know the method."""
-
-    async def work() -> None:
-        server = grpc.aio.server()
-        port = server.add_insecure_port("127.0.0.1:0")
-        await server.start()
-        with pytest.raises(CallError, match=r"[Mm]ethod not found"):
-            async with connect("127.0.0.1", port, 5.0) as call:
-                await call.read()
-        await server.stop(0)
-
-    run(work())
+    server = grpc.aio.server()
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    with pytest.raises(CallError, match=r"[Mm]ethod not found"):
+        async with connect("127.0.0.1", port, 5.0) as call:
+            await call.read()
+    await server.stop(0)
 
 
-def test_a_collector_that_goes_is_noticed() -> None:
+async def test_a_collector_that_goes_is_noticed() -> None:
     """By a client that waits for a message."""
-
-    async def work() -> None:
-        server, port = await collector(lengths)
-        with pytest.raises(ConnectionError):  # noqa: PT012 - as above
-            async with connect("127.0.0.1", port, 5.0) as call:
-                await call.write(b"there?")
-                await call.read()
-                reading = asyncio.create_task(call.read())
-                await server.stop(0)
-                await reading
-
-    run(work())
+    server, port = await collector(lengths)
+    with pytest.raises(ConnectionError):  # noqa: PT012 - as above
+        async with connect("127.0.0.1", port, 5.0) as call:
+            await call.write(b"there?")
+            await call.read()
+            reading = asyncio.create_task(call.read())
+            await server.stop(0)
+            await reading
 
 
-def test_a_message_that_cannot_be_read_is_a_reason() -> None:
+async def test_a_message_that_cannot_be_read_is_a_reason() -> None:
     """Whatever its decoder raises."""
-
-    async def work() -> None:
-        server, port = await collector(nonsense)
-        with pytest.raises(CallError, match="cannot be read"):  # noqa: PT012 - as above
-            async with connect("127.0.0.1", port, 5.0) as call:
-                await call.write(AgentMessage(goodbye=Goodbye()).SerializeToString())
-                await call.read()
-        await server.stop(0)
-
-    run(work())
+    server, port = await collector(nonsense)
+    with pytest.raises(CallError, match="cannot be read"):  # noqa: PT012 - as above
+        async with connect("127.0.0.1", port, 5.0) as call:
+            await call.write(AgentMessage(goodbye=Goodbye()).SerializeToString())
+            await call.read()
+    await server.stop(0)
 
 
 @pytest.mark.parametrize("said", [b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", bytes(range(256)) * 9])
-def test_what_is_no_collector_is_an_error_of_the_connection(said: bytes) -> None:
+async def test_what_is_no_collector_is_an_error_of_the_connection(said: bytes) -> None:
     """Another program listens at that port: it hangs up, or says what is no HTTP/2."""
 
     async def other(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(said)
         writer.close()
 
-    async def work() -> None:
-        server = await asyncio.start_server(other, "127.0.0.1", 0)
-        with pytest.raises(ConnectionError):
-            async with connect("127.0.0.1", server.sockets[0].getsockname()[1], 5.0) as call:
-                await call.read()
-        server.close()
-
-    run(work())
+    server = await asyncio.start_server(other, "127.0.0.1", 0)
+    with pytest.raises(ConnectionError):
+        async with connect("127.0.0.1", server.sockets[0].getsockname()[1], 5.0) as call:
+            await call.read()
+    server.close()
 
 
-def test_a_port_without_a_listener_is_an_error_of_the_system() -> None:
+async def test_a_port_without_a_listener_is_an_error_of_the_system() -> None:
     """As the caller expects it."""
-
-    async def work() -> None:
-        server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
-        port = server.sockets[0].getsockname()[1]
-        server.close()
-        await server.wait_closed()
-        with pytest.raises(OSError, match=r"refused|failed"):
-            async with connect("127.0.0.1", port, 5.0):
-                pass
-
-    run(work())
+    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    with pytest.raises(OSError, match=r"refused|failed"):
+        async with connect("127.0.0.1", port, 5.0):
+            pass

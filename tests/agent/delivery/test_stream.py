@@ -19,10 +19,11 @@ from hindmost_proto import SERVICE, retry
 from hindmost_proto import telemetry_pb2 as wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine
+    from collections.abc import AsyncIterator
     from pathlib import Path
 
 PATIENCE_S = 10.0
+pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
 #: A port without a listener.
 NOBODY = 9
 
@@ -135,76 +136,56 @@ async def until(true: Any) -> None:
         await asyncio.sleep(0.005)
 
 
-def run(work: Coroutine[Any, Any, None]) -> None:
-    asyncio.run(asyncio.wait_for(work, 4 * PATIENCE_S))
-
-
 @pytest.fixture
 def spool(tmp_path: Path) -> Spool:
     return Spool(tmp_path / "spool", 4 << 20)
 
 
-def test_hello_definitions_batches_acks(spool: Spool) -> None:
+async def test_hello_definitions_batches_acks(spool: Spool) -> None:
     """The order on a stream, and that acknowledged samples are counted as delivered."""
-
-    async def work() -> None:
-        append(spool, 3)
-        async with listening(Collector()) as collector, shipping(spool, collector.port):
-            await until(lambda: spool.ledger.delivered == 30)
-        kinds = [kind for kind in collector.kinds() if kind != "clock"]
-        assert kinds == ["hello", "definitions", "batch", "batch", "batch"]
-        assert collector.sequences() == [1, 2, 3]
-
-    run(work())
+    append(spool, 3)
+    async with listening(Collector()) as collector, shipping(spool, collector.port):
+        await until(lambda: spool.ledger.delivered == 30)
+    kinds = [kind for kind in collector.kinds() if kind != "clock"]
+    assert kinds == ["hello", "definitions", "batch", "batch", "batch"]
+    assert collector.sequences() == [1, 2, 3]
 
 
-def test_the_clock_is_measured_in_round_trips(spool: Spool) -> None:
+async def test_the_clock_is_measured_in_round_trips(spool: Spool) -> None:
     """Each reply is answered with all four times; here both clocks are one, so the offset is next to nothing."""
-
-    async def work() -> None:
-        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
-            whole = lambda: [one.clock for one in collector.messages if one.clock.returned_ns]  # noqa: E731
-            await until(lambda: len(whole()) >= 8)
-        assert all(sample.sent_ns < sample.returned_ns for sample in whole())
-        assert link.own.clock_offset_s is not None
-        assert abs(link.own.clock_offset_s) < 0.05
-
-    run(work())
+    async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+        whole = lambda: [one.clock for one in collector.messages if one.clock.returned_ns]  # noqa: E731
+        await until(lambda: len(whole()) >= 8)
+    assert all(sample.sent_ns < sample.returned_ns for sample in whole())
+    assert link.own.clock_offset_s is not None
+    assert abs(link.own.clock_offset_s) < 0.05
 
 
-def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) -> None:
+async def test_a_collector_that_comes_back_gets_what_it_has_not(spool: Spool) -> None:
     """Killed after it had received but not secured some batches: those come again, no other does."""
-
-    async def work() -> None:
-        append(spool, 4)
-        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
-            collector.acknowledges = False
-            await until(lambda: collector.sequences() == [1, 2, 3, 4])
-            await collector.stop()
-            append(spool, 2)
-            async with listening(collector.successor(durable=2)) as again:
-                await until(lambda: spool.ledger.delivered == 60)
-                assert again.sequences() == [3, 4, 5, 6]
-                assert link.own.connects == 2
-
-    run(work())
+    append(spool, 4)
+    async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+        collector.acknowledges = False
+        await until(lambda: collector.sequences() == [1, 2, 3, 4])
+        await collector.stop()
+        append(spool, 2)
+        async with listening(collector.successor(durable=2)) as again:
+            await until(lambda: spool.ledger.delivered == 60)
+            assert again.sequences() == [3, 4, 5, 6]
+            assert link.own.connects == 2
 
 
-def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
+async def test_a_goodbye_comes_after_the_last_batch(spool: Spool) -> None:
     """Leaving waits until everything is durable, and says so."""
-
-    async def work() -> None:
-        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
-            append(spool, 5)
-            assert await link.shipper.finish("done", PATIENCE_S)
-            await until(lambda: "goodbye" in collector.kinds())
-        assert [kind for kind in collector.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
-        assert spool.ledger.pending == 0
-
-    run(work())
+    async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+        append(spool, 5)
+        assert await link.shipper.finish("done", PATIENCE_S)
+        await until(lambda: "goodbye" in collector.kinds())
+    assert [kind for kind in collector.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
+    assert spool.ledger.pending == 0
 
 
-def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
+async def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
     spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Restarting a collector ends no agent of a running job: it lets go of the stream, and comes back."""
@@ -217,34 +198,27 @@ def test_a_collector_that_goes_gets_what_there_is_and_the_next_one_the_rest(
                 if answer.WhichOneof("body") == "welcome":
                     yield wire.CollectorMessage(stop=wire.Stop(reason="the collector is stopping"))
 
-    async def work() -> None:
-        append(spool, 3)
-        async with listening(Going()) as going, shipping(spool, going.port) as link:
-            await until(lambda: "goodbye" in going.kinds())
-            await going.stop()
-            append(spool, 1)
-            async with listening(going.successor(going.durable)) as again:
-                await until(lambda: again.sequences() == [4])
-                assert "stop" not in link.requests
-                assert [kind for kind in going.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
-                assert await link.shipper.finish("done", PATIENCE_S)
-
-    run(work())
+    append(spool, 3)
+    async with listening(Going()) as going, shipping(spool, going.port) as link:
+        await until(lambda: "goodbye" in going.kinds())
+        await going.stop()
+        append(spool, 1)
+        async with listening(going.successor(going.durable)) as again:
+            await until(lambda: again.sequences() == [4])
+            assert "stop" not in link.requests
+            assert [kind for kind in going.kinds() if kind != "clock"][-2:] == ["batch", "goodbye"]
+            assert await link.shipper.finish("done", PATIENCE_S)
 
 
-def test_leaving_without_a_collector_takes_no_longer_than_allowed(spool: Spool) -> None:
+async def test_leaving_without_a_collector_takes_no_longer_than_allowed(spool: Spool) -> None:
     """Without a listener finish gives up in time, and the spool still holds everything."""
-
-    async def work() -> None:
-        append(spool, 2)
-        async with shipping(spool, NOBODY) as link:
-            assert not await link.shipper.finish("done", 0.3)
-        assert spool.ledger.pending == 20
-
-    run(work())
+    append(spool, 2)
+    async with shipping(spool, NOBODY) as link:
+        assert not await link.shipper.finish("done", 0.3)
+    assert spool.ledger.pending == 20
 
 
-def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> None:
+async def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> None:
     """What a collector says on the way back reaches the agent."""
 
     class Talkative(Collector):
@@ -257,64 +231,50 @@ def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spool) -> 
                     yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True, batch_ns=3))
                     yield wire.CollectorMessage(stop=wire.Stop(reason=retry.JOB_OVER))
 
-    async def work() -> None:
-        append(spool, 1)
-        async with listening(Talkative()) as collector, shipping(spool, collector.port) as link:
-            await until(lambda: "stop" in link.requests and collector.kinds().count("definitions") == 2)
-        assert link.requests[0] == wire.Zoom(job_id="j", stacks=True)
-        assert (link.shipper.held_back, link.shipper.batch_ns) == (True, 3)
-
-    run(work())
+    append(spool, 1)
+    async with listening(Talkative()) as collector, shipping(spool, collector.port) as link:
+        await until(lambda: "stop" in link.requests and collector.kinds().count("definitions") == 2)
+    assert link.requests[0] == wire.Zoom(job_id="j", stacks=True)
+    assert (link.shipper.held_back, link.shipper.batch_ns) == (True, 3)
 
 
-def test_a_backlog_is_sent_no_faster_than_allowed(spool: Spool) -> None:
+async def test_a_backlog_is_sent_no_faster_than_allowed(spool: Spool) -> None:
     """1 MB at 4 MB a second, a tenth of that at once, takes a fifth of a second and more."""
-
-    async def work() -> None:
-        for _ in range(100):
-            batch = wire.Batch(attachments=[wire.Attachment(content=bytes(10_000))])
-            spool.append(1, message(spool.next_sequence, [batch.SerializeToString()]), {})
-        async with listening(Collector()) as collector:
-            started = time.monotonic()
-            async with shipping(spool, collector.port, pace=Pace(rate=4e6, burst=1e5)):
-                await until(lambda: spool.ledger.delivered == 100)
-            assert time.monotonic() - started >= 0.2
-
-    run(work())
+    for _ in range(100):
+        batch = wire.Batch(attachments=[wire.Attachment(content=bytes(10_000))])
+        spool.append(1, message(spool.next_sequence, [batch.SerializeToString()]), {})
+    async with listening(Collector()) as collector:
+        started = time.monotonic()
+        async with shipping(spool, collector.port, pace=Pace(rate=4e6, burst=1e5)):
+            await until(lambda: spool.ledger.delivered == 100)
+        assert time.monotonic() - started >= 0.2
 
 
-def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_no_collector_is_said_once(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     """A port without a listener: one line, however many attempts."""
-
     attempts: list[int] = []
 
-    async def work() -> None:
-        async with shipping(spool, NOBODY) as link:
-            link.shipper.jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
-            await until(lambda: len(attempts) == 3)
-
-    run(work())
+    async with shipping(spool, NOBODY) as link:
+        link.shipper.jitter = lambda: attempts.append(1) or 0.0  # type: ignore[func-returns-value]
+        await until(lambda: len(attempts) == 3)
     said = [record.message for record in caplog.records if record.name.startswith("hindmost")]
     assert len(said) == 1, said
     assert "does not answer" in said[0]
 
 
-def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pytest.LogCaptureFixture) -> None:
     """After the line that it is out of reach, one that it is back; none when it was there from the start."""
     caplog.set_level("INFO", logger="hindmost_agent.delivery.stream")
 
-    async def work() -> None:
-        async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
-            await until(lambda: link.own.connected)
-            assert not [one for one in caplog.records if one.name == "hindmost_agent.delivery.stream"]
-            await collector.stop()
-            async with listening(collector.successor()):
-                await until(lambda: link.own.connects == 2)
-                lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.delivery.stream")
-        assert "does not answer" in lost
-        assert "answers again" in back
-
-    run(work())
+    async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
+        await until(lambda: link.own.connected)
+        assert not [one for one in caplog.records if one.name == "hindmost_agent.delivery.stream"]
+        await collector.stop()
+        async with listening(collector.successor()):
+            await until(lambda: link.own.connects == 2)
+            lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.delivery.stream")
+    assert "does not answer" in lost
+    assert "answers again" in back
 
 
 def test_attempts_are_spread_and_ever_rarer(spool: Spool) -> None:
