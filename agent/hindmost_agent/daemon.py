@@ -43,11 +43,11 @@ log = logging.getLogger(__name__)
 NS = 1_000_000_000
 PROTOCOL = 1
 FLUSH_TIMEOUT_S = 10.0
-#: A job's agent leaves when no rank has been there for this long; sooner once it has seen some come and go.
+#: A job's agent leaves when no rank has been there for NO_RANK_NS, or ALL_GONE_NS after the last that it saw ended.
 NO_RANK_NS = 60 * NS
 ALL_GONE_NS = 3 * NS
 NO_RANK, ALL_GONE = "no rank appeared", "all ranks have ended"
-#: Reasons that a job itself gives by its silence. It may start again under the same id, as elastic ones do.
+#: Reasons to leave because no rank runs. The job may start again under the same id, as elastic jobs do.
 SILENCE = (NO_RANK, ALL_GONE)
 CLOSED, NO_STDIN = "stdin was closed", "stdin is closed"
 #: Reasons that mean the job is over: no collector will read what ranks still write.
@@ -56,7 +56,7 @@ OVER = (CLOSED, NO_STDIN)
 AT_WORK_S = 2.0
 #: How often to look whether ranks have come while the last acknowledgement is waited for, s.
 LOOK_S = 0.25
-#: A process that only checks the lock holds it for an instant, and is no agent: tries, and s between them.
+#: Another process may hold the lock briefly, to check it: how often to try, and the pause between tries, s.
 LOCK_TRIES, LOCK_PAUSE_S = 5, 0.02
 #: How often to look whether ranks stand still, for RAS to be asked, s.
 RAS_LOOK_S = 0.5

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Longer than a driver takes that loads its GPUs or waits for one's firmware, which passes.
+#: A driver that loads its GPUs, or waits for firmware, answers sooner than this.
 HUNG_NS = 10 * NS
 #: How long a tick waits for the driver, which answers a tick's questions in less than a millisecond.
 PATIENCE_S = 0.1
@@ -51,7 +51,7 @@ class Hung(NamedTuple):
 
 
 class Worker:
-    """One thread. It ends when it is dropped or given up, unless a call keeps it."""
+    """One thread. Once dropped or given up it ends, but not before its driver call returns."""
 
     def __init__(self, read: Callable[[Slot, int], Outcome]) -> None:
         #: The samplers that are being read, the first of them just now.

@@ -2,7 +2,7 @@
 """A node as its kernel shows it: 192 cores, two NUMA nodes, InfiniBand, Lustre, NFS, one rank in a control group.
 
 Composed in the formats of Linux 5.14 (RHEL 9), mlx5 with NDR and Lustre 2.15, for tests that need much of everything; few
-lines of each file, round numbers, and no copy of a machine. Nodes closer to real ones are in ``class_nodes.py``, recorded
+lines of each file, round numbers, and no copy of a machine. Nodes closer to real ones are in ``typical_nodes.py``, recorded
 ones in ``tests/fixtures/nodes``.
 """
 

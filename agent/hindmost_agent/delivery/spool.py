@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Why samples are given up: the spool's limit; that of memory while the disk takes nothing; the agent ended meanwhile;
-#: files of the spool were damaged, or taken away.
+#: Why samples are given up. spool_full: the spool is at its limit. memory_full: the disk cannot be written, and memory
+#: is at its limit. memory_lost: the agent ended meanwhile. damaged: files of the spool were damaged, or taken away.
 REASONS = ("spool_full", "memory_full", "memory_lost", "damaged")
-#: Of these any part may be lost, of the others always the oldest that is held.
+#: Reasons for which any batch may be lost; for the others the oldest are.
 ANYWHERE = ("memory_lost", "damaged")
-#: The highest sequence sent is saved this far ahead, so that it is not saved with every batch.
+#: ``sent`` is saved as higher by this, so that so many batches need one save.
 AHEAD = 64
 #: Made once: ``json.dumps`` makes a new encoder for each call with separators.
 COMPACT = json.JSONEncoder(separators=(",", ":")).encode
@@ -57,7 +57,7 @@ class Ledger:
         self.agent_id = uuid.uuid4().hex
         self.sequence = 0
         self.sent = 0
-        #: What ``sent`` is without being ahead: exact in the agent that sends, after a restart an upper bound.
+        #: The last sequence that was sent: exact in the agent that sends, after a restart an upper bound.
         self._gone_out = 0
         self.acked = 0
         self.dropped_through = 0

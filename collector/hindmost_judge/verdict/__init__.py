@@ -1,1 +1,1 @@
-"""Findings, causes and costs to verdicts, and their sentences."""
+"""Makes verdicts from findings, causes and costs, and words their evidence."""

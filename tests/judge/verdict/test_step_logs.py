@@ -1,4 +1,4 @@
-"""What a log of the steps alone tells of who is slow: a forward that no other rank's is like."""
+"""From a log of steps alone, a rank is named if its forward time differs from that of all others."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ STEPS_EACH = 60
 
 
 def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]] | None = None) -> Run:
-    """Ranks by their forward, ms, who all end their backward with the last; ``groups`` met for an unknown time."""
+    """Ranks with these forward times, ms, that end backward together; ``groups`` have untimed collectives."""
     count = len(forward)
     noise = np.random.default_rng(1).normal(0, 0.03, (count, STEPS_EACH))
     ahead = np.array(forward)[:, None] + noise
@@ -31,31 +31,31 @@ def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]
     )
 
 
-def _found(run: Run) -> list[tuple[str, tuple[int, ...]]]:
+def _named(run: Run) -> list[tuple[str, tuple[int, ...]]]:
     return [(one.kind, one.ranks) for one in judge(run).verdicts]
 
 
 def test_a_rank_whose_forward_is_longer_than_every_other_is_named() -> None:
-    """A rank that splits a model with others takes as long as they do: one alone is slow itself."""
-    assert _found(_logged([8.0, 8.0, 8.0, 11.0])) == [("straggler", (3,))]
+    """Ranks that share a model take equally long: a single longer one is slow itself."""
+    assert _named(_logged([8.0, 8.0, 8.0, 11.0])) == [("straggler", (3,))]
 
 
 @pytest.mark.parametrize("second", [10.6, 13.0])
 def test_two_ranks_of_forwards_as_long_are_not_named(second: float) -> None:
-    """One of them may wait for the other in its forward, and be as long in it."""
+    """One may only look slow, because it waits for the other in forward."""
     (verdict,) = judge(_logged([8.0, 8.0, 11.0, second])).verdicts
     assert verdict.kind == "insufficient_data"
     assert "ranks 2 and 3 take up to" in verdict.evidence[1]
 
 
 def test_two_ranks_of_unlike_forwards_are_named() -> None:
-    """Who waits for another is longer by as much as that is."""
-    assert _found(_logged([8.0, 8.0, 10.0, 16.0])) == [("straggler", (2, 3))]
+    """A rank that waits takes as long as the one it waits for: unequal ranks are both slow."""
+    assert _named(_logged([8.0, 8.0, 10.0, 16.0])) == [("straggler", (2, 3))]
 
 
 def test_two_ranks_as_slow_are_named_where_all_ranks_are_one_group() -> None:
     """No part of a model has a communicator of its own: no rank waits in forward for some of the others only."""
-    assert _found(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3]])) == [("straggler", (2, 3))]
+    assert _named(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3]])) == [("straggler", (2, 3))]
     (verdict,) = judge(_logged([8.0, 8.0, 11.0, 11.0], groups=[[0, 1, 2, 3], [0, 1], [2, 3]])).verdicts
     assert verdict.kind == "insufficient_data"
 

@@ -1,4 +1,4 @@
-"""What kernels say of network file systems, as captures that others keep have it; see ``class_nodes``."""
+"""What kernels say of network file systems, as captures that others keep have it; see ``typical_nodes``."""
 
 LUSTRE_2_15 = """snapshot_time             1710759783.271040288 secs.nsecs
 start_time                1710700000.000000000 secs.nsecs

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - files of a kernel, line by line as it writes them
-"""Three nodes of a kind that clusters have: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS.
+"""Files of three typical cluster nodes, made up: RHEL 8 with HDR InfiniBand and Lustre, RoCE, and an old one with NFS.
 
 None of them was recorded by us, and the numbers are made up. Which files there are, their names, columns, units and orders
 of magnitude come from captures that others keep: procfs, node_exporter and hwloc (mlx4, mlx5, qib, i40iw and hfi1 adapters,
@@ -12,12 +12,12 @@ names /proc/vmstat has in which kernel, Slurm's groups and files of 3.10 are as 
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.agent.class_mounts import LUSTRE_2_15, NFS_V3, NFS_V4_RDMA
+from tests.agent.typical_mounts import LUSTRE_2_15, NFS_V3, NFS_V4_RDMA
 
 PID, START = 31415, 91827
 SLURM_V1 = "/slurm/uid_1000/job_77/step_0/task_0"
 
-#: Names of /proc/vmstat in their order, where versions differ and around what is read.
+#: A part of the names in /proc/vmstat, in order: those that are read, their neighbours, and those that differ by version.
 VMSTAT_3_10 = "nr_free_pages nr_dirty numa_hit numa_miss numa_foreign pgpgin pgpgout pswpin pswpout pgalloc_normal pgfree pgactivate pgdeactivate pgfault pgmajfault pgscan_direct_normal pgscan_direct_throttle zone_reclaim_failed pageoutrun allocstall pgrotated pgmigrate_success pgmigrate_fail compact_stall thp_fault_alloc"
 VMSTAT_4_18 = "nr_free_pages nr_dirty numa_hit numa_miss numa_foreign pgpgin pgpgout pswpin pswpout pgalloc_dma pgalloc_dma32 pgalloc_normal pgalloc_movable allocstall_dma allocstall_dma32 allocstall_normal allocstall_movable pgfree pgactivate pgdeactivate pglazyfree pgfault pgmajfault pgsteal_kswapd pgsteal_direct pgscan_kswapd pgscan_direct oom_kill numa_pages_migrated pgmigrate_success pgmigrate_fail compact_stall thp_fault_alloc"
 VMSTAT_6_8 = "nr_free_pages nr_dirty numa_hit numa_miss numa_foreign pgpgin pgpgout pswpin pswpout pgalloc_dma pgalloc_dma32 pgalloc_normal pgalloc_movable pgalloc_device allocstall_dma allocstall_dma32 allocstall_normal allocstall_movable allocstall_device pgfree pgactivate pgfault pgmajfault pgsteal_kswapd pgsteal_direct pgsteal_khugepaged pgscan_kswapd pgscan_direct oom_kill numa_pages_migrated pgmigrate_success pgmigrate_fail thp_migration_success compact_stall thp_fault_alloc"
@@ -28,12 +28,12 @@ BNXT_RE = "active_pds active_qps rx_pkts rx_bytes tx_pkts tx_bytes recoverable_e
 
 
 def counted(folder: str, names: str, **known: int) -> dict[str, str]:
-    """A file of a number for each name; 0 where nothing else is known."""
+    """A file for each name, with its number in it: 0 where none is given."""
     return {f"{folder}/{name}": f"{known.get(name, 0)}\n" for name in names.split()}
 
 
 def table(names: str, **known: int) -> str:
-    """A line of a name and a number for each name."""
+    """A line for each name: the name, and a number."""
     return "".join(f"{name} {known.get(name, place * 11)}\n" for place, name in enumerate(names.split()))
 
 

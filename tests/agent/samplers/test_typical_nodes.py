@@ -9,7 +9,7 @@ from hindmost_agent.jobs.ranks import RankProcess
 from hindmost_agent.runner import Runner
 from hindmost_agent.sampler import NS, Host
 
-from tests.agent import class_nodes
+from tests.agent import typical_nodes
 from tests.agent.conftest import FakePsutil, local_statvfs
 
 EVERYWHERE = {
@@ -28,12 +28,12 @@ Values = dict[tuple[str, ...], float]
 @pytest.fixture
 def values(request: pytest.FixtureRequest, tmp_path: Path) -> Values:
     """All values of a node at its second reading, by name without ``hindmost_`` and labels."""
-    root = class_nodes.build(request.param, tmp_path)
+    root = typical_nodes.build(request.param, tmp_path)
     host = Host(
         proc=root / "proc", sys=root / "sys", cgroup=root / "cgroup", dev=root / "dev", statvfs=local_statvfs,
         psutil=FakePsutil(),
     )  # fmt: skip
-    host.ranks.put(RankProcess("j", 0, 8, 0, class_nodes.PID, class_nodes.START))
+    host.ranks.put(RankProcess("j", 0, 8, 0, typical_nodes.PID, typical_nodes.START))
     runner = Runner({name: kind for name, kind in samplers.load().items() if name != "agent"}, host, NS)
     for second in (0, 1000):
         runner.run(second * NS)
@@ -54,7 +54,7 @@ def of(values: Values, metric: str) -> Values:
     return {key[1:]: value for key, value in values.items() if key[0] == metric}
 
 
-@pytest.mark.parametrize("values", list(class_nodes.NODES), indirect=True)
+@pytest.mark.parametrize("values", list(typical_nodes.NODES), indirect=True)
 def test_no_number_is_negative_and_few_are_missing(values: Values) -> None:
     """All sources of each node are read whole: at most one in fifty numbers is one that this kernel does not keep."""
     assert min(value for value in values.values() if not math.isnan(value)) >= 0
@@ -86,7 +86,7 @@ def test_lustre_of_a_class_node(values: Values) -> None:
 @pytest.mark.parametrize(("values", "kills"), [("rhel8", 2.0), ("rhel7", None)], indirect=["values"])
 def test_slurm_s_groups_of_version_1(values: Values, kills: float | None) -> None:
     """The job's group has the limit, the task's none; where the kernel counts no kills, they are missing and not 0."""
-    job, task = "/slurm/uid_1000/job_77", class_nodes.SLURM_V1
+    job, task = "/slurm/uid_1000/job_77", typical_nodes.SLURM_V1
     assert of(values, "node_cgroup_memory_limit_bytes") == {(job,): 128 << 30}
     assert set(of(values, "node_cgroup_memory_used_bytes")) == {(job,), (task,)}
     assert of(values, "node_cgroup_memory_events_total").get((job, "oom_kill")) == kills
