@@ -90,7 +90,7 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
 COMPUTED = ("compute", "workload", "gpu_throttle", "gpu_contention", "unknown")
 
 
-def told(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
+def limits_of_evidence(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
     """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
     found = []
     if cause.unseen > 0:
@@ -257,12 +257,12 @@ def _of_alike(mine: Floats, exact: Floats, most: Floats, token: Ints) -> Floats:
         found[held] = np.where(np.isnan(found[held]), median(exact[held]), found[held])
         bound[held] = np.fmin(bound[held], np.fmin.reduce(most[held]))
     known = exact if not np.isnan(exact - mine).all() else bound
-    told = np.flatnonzero(~np.isnan(known - mine))
-    if not len(told):
+    compared = np.flatnonzero(~np.isnan(known - mine))
+    if not len(compared):
         return mine
     mean = np.mean if known is exact else np.max  # what is longer at least is so nowhere too much
-    less = max(float(mean(mine[told] - known[told])), 0.0)
-    ratio = 1 - max(float(mean(1 - known[told] / mine[told])), 0.0)
+    less = max(float(mean(mine[compared] - known[compared])), 0.0)
+    ratio = 1 - max(float(mean(1 - known[compared] / mine[compared])), 0.0)
     return np.where(np.isnan(found), np.fmin(bound, np.maximum(mine - less, ratio * mine)), found)
 
 

@@ -175,10 +175,10 @@ def apart(blocks: Blocks, row: int, columns: Array) -> tuple[float, Blocks | Non
     known = columns[~np.isnan(forward[row, columns])] if forward is not None else columns
     if not len(known):
         return idled(blocks, row, columns), blocks
-    told = launch_bound_steps(blocks, slice(row, row + 1))
-    if forward is None or told is None or not told[0, columns].any():
+    starved = launch_bound_steps(blocks, slice(row, row + 1))
+    if forward is None or starved is None or not starved[0, columns].any():
         return 0.0, blocks
-    fed = columns[told[0, columns]]
+    fed = columns[starved[0, columns]]
     others = np.delete(np.arange(len(blocks.ranks)), row)
     longer = float(np.nansum(forward[row, fed] - median(forward[np.ix_(others, fed)], axis=0))) / len(known)
     if 2 * len(fed) > len(known):
@@ -293,12 +293,12 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     hosts = LaunchingHosts(run.collectives, blocks, fed)
     computed = np.where(_blind(blocks)[:, None], 0.0, computed_delay(blocks))
     for row in rows:
-        for few in alike_steps(np.flatnonzero(late[row]), blocks.excess[row]):
-            slower, excess = hosts.slower(row, few), float(blocks.excess[row, few].mean())
+        for columns in alike_steps(np.flatnonzero(late[row]), blocks.excess[row]):
+            slower, excess = hosts.slower(row, columns), float(blocks.excess[row, columns].mean())
             if slower is not None:
-                slower = max(slower, float(median(computed[row, few])))
+                slower = max(slower, float(median(computed[row, columns])))
             if slower is not None and slower < excess:
-                share[row, few] = slower / excess
+                share[row, columns] = slower / excess
     if (share == 1.0).all():
         return blocks
     taken = np.where(_blind(blocks)[:, None], np.nan_to_num(blocks.excess) * (1.0 - share), 0.0)
@@ -330,8 +330,8 @@ def alike_steps(steps: Ints, late: Floats) -> list[Ints]:
     large = late[steps] > typical / 2
     if large.sum() < _ENOUGH or typical <= _STALL * median(late[steps]):
         large[:] = False
-    groups = [np.array_split(some, max(len(some) // _WINDOW, 1)) for some in (steps[~large], steps[large])]
-    return [few for group in groups for few in group if len(few)]
+    groups = [np.array_split(size, max(len(size) // _WINDOW, 1)) for size in (steps[~large], steps[large])]
+    return [window for group in groups for window in group if len(window)]
 
 
 def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:

@@ -30,7 +30,7 @@ _WORKERS = 0.5
 #: A cause explains most of a wait.
 _MOST = 0.5
 #: Ranks of one verdict whose storage is described.
-_TOLD = 2
+_DESCRIBED = 2
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Loading:
         share = float(self.shares[name][row])
         return (name, share) if name != "input" and share >= _MOST else ("input", 1.0)
 
-    def told(self, blocks: Blocks, row: int) -> list[str]:
+    def evidence(self, blocks: Blocks, row: int) -> list[str]:
         """What shows that storage, or the run queue, is what a rank's input waits for; then how fast it reads."""
         rank, others = int(blocks.ranks[row]), np.arange(len(blocks.ranks)) != row
         who = f"all workers of rank {rank} together" if self.workers[row] else f"rank {rank}"
@@ -127,7 +127,7 @@ def on(verdict: Verdict, blocks: Blocks) -> Verdict:
     found = [made.cause(row) for row in rows] if made is not None else []
     if made is None or len({cause for cause, _ in found}) != 1 or found[0][0] == "input":
         return verdict
-    shown = [line for row in rows[:_TOLD] for line in made.told(blocks, row)]
+    shown = [line for row in rows[:_DESCRIBED] for line in made.evidence(blocks, row)]
     causes = tuple(found[0][0] if one == "input" else one for one in verdict.causes)
     explained = (verdict.explained or 1.0) * min(share for _, share in found)
     return replace(verdict, cause=found[0][0], causes=causes, explained=explained, evidence=(*shown, *verdict.evidence))

@@ -107,7 +107,7 @@ def _levels(blocks: Blocks, columns: Array, since: int) -> tuple[dict[str, Float
     """Quantities over these steps, and over those before ``since``."""
     if blocks.samples is None:
         return {}, {}
-    return blocks.gauges(columns), blocks.samples.before(since)
+    return blocks.gauges(columns), blocks.samples.until(since)
 
 
 #: A low clock rate with a reason from the driver is the cause if it explains this share of the longer computing. The

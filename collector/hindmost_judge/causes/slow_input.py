@@ -106,9 +106,9 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
     typical = float(lower_median(level, axis=0)[0])
     shows = np.array([_shows(blocks, row, settings) for row in rows.tolist()], bool)
     found = [
-        _longer(blocks, some, float(median(longer[some])), told)
-        for some, told in ((rows[~shows], _HIDDEN), (rows[shows], _UNSURE))
-        if len(some)
+        _longer(blocks, waiting, float(median(longer[waiting])), hides)
+        for waiting, hides in ((rows[~shows], _HIDDEN), (rows[shows], _UNSURE))
+        if len(waiting)
     ]
     covered = typical - float(np.nan_to_num(input_share(inputs, blocks))) * blocks.step_ns
     if not blamed and covered > _HIDDEN_INPUT_ALL * blocks.step_ns:

@@ -70,7 +70,7 @@ def during(run: Run, since: int, until: int) -> dict[int, float]:
     return {rank: lasted for rank, lasted in seconds.items() if lasted >= _MOST * (until - since) / 1e9}
 
 
-def seen(blocks: Blocks) -> list[int]:
+def stopped_rows(blocks: Blocks) -> list[int]:
     """Rows that were stopped at a sample, unless most were, as a job that a scheduler suspends."""
     counts = _counted(blocks, np.arange(len(blocks.steps)))
     rows = [row for row, (stops, _) in counts.items() if stops]
@@ -78,7 +78,7 @@ def seen(blocks: Blocks) -> list[int]:
 
 
 def bears_out(blocks: Blocks, row: int, share: float) -> bool:
-    """Whether samples show a row of :func:`seen` stopped as often as its delay, a ``share`` of the time, takes."""
+    """Whether samples show one of :func:`stopped_rows` stopped as often as it is late, a ``share`` of the time."""
     stops, samples = _counted(blocks, np.arange(len(blocks.steps)))[row]
     return 1 - recurring_events.tail(stops + 1, samples, min(share, 1.0)) > _SELDOM
 
@@ -89,7 +89,7 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     All ranks leave such a collective late and alike. Only samples say whose stop it was: where they show one rank
     stopped, as often as these delays last, and the delays are of one size.
     """
-    rows = seen(blocks)
+    rows = stopped_rows(blocks)
     if len(rows) != 1 or blocks.overlapped or np.isnan(blocks.transfer).all(axis=0).any():
         return blocks
     extra = np.zeros_like(blocks.excess)

@@ -57,7 +57,7 @@ _SYSTEM = ("memory", "cpu_contention", "gc", "checkpoint", "io")
 #: Parts that are there now and then, in some steps of some ranks: not seen is not happened.
 NOW_AND_THEN = ("checkpoint", "gc")
 #: What a rank did instead of working, for an unknown reason.
-_UNTOLD = ("blocked", "idle")
+_UNEXPLAINED = ("blocked", "idle")
 _HOST_FIRST = (*_SYSTEM, "input", "h2d", "compute")
 #: Where GPU phases were timed, what the host does late may be hidden by work still queued: the GPU's own word first.
 _GPU_FIRST = (*_SYSTEM, "compute", "input", "h2d")
@@ -167,10 +167,10 @@ def _shares(blocks: Blocks, row: int, columns: Array, between: float) -> dict[st
         found[moved] = found.get(moved, 0.0) + found.pop("idle")
     stood = of_files(blocks, row, columns)
     if stood > 0:
-        told = sum(max(ns, 0.0) for name, ns in found.items() if name not in _UNTOLD)
-        more = float(np.clip(late - told, 0.0, stood))
+        explained = sum(max(ns, 0.0) for name, ns in found.items() if name not in _UNEXPLAINED)
+        more = float(np.clip(late - explained, 0.0, stood))
         found["io"] = found.get("io", 0.0) + more
-        for name in _UNTOLD:
+        for name in _UNEXPLAINED:
             found[name] = max(found.get(name, 0.0) - more, 0.0)
     return found
 
@@ -231,8 +231,8 @@ def _charge_rest(blocks: Blocks, row: int, columns: Array, found: dict[str, floa
     if OTHER not in blocks.parts or "cpu" not in blocks.parts or np.isnan(blocks.parts["cpu"][row, columns]).all():
         return
     more = max(excess_of(blocks.parts[OTHER], row, columns), 0.0)
-    told = sum(max(found.get(name, 0.0), 0.0) for name in ("compute", "input", "gc", "checkpoint"))
-    ran = float(np.clip(excess_of(blocks.parts["cpu"], row, columns) - told, 0.0, more))
+    explained = sum(max(found.get(name, 0.0), 0.0) for name in ("compute", "input", "gc", "checkpoint"))
+    ran = float(np.clip(excess_of(blocks.parts["cpu"], row, columns) - explained, 0.0, more))
     queued = float(np.clip(found.get("cpu_contention", 0.0), 0.0, more - ran))
     found["compute"] = found.get("compute", 0.0) + ran
     found["blocked"] = found.get("blocked", 0.0) + more - ran - queued
@@ -438,8 +438,8 @@ def with_gpu_idle(shares: dict[str, float], idle: float, excess: float) -> dict[
         return shares
     more = left if more >= cpu_wait.MOSTLY_OFF_CPU * left else more
     computing = max(shares.get("compute", 0.0), 0.0)
-    told = left - more if computing <= left else computing - more * computing / left
-    return shares | {"idle": more, "compute": min(computing, told)}
+    computed = left - more if computing <= left else computing - more * computing / left
+    return shares | {"idle": more, "compute": min(computing, computed)}
 
 
 def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:

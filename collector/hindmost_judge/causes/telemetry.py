@@ -335,7 +335,7 @@ class Samples:
             self._known[key] = self._during(steps)
         return self._known[key]
 
-    def before(self, step: int) -> dict[str, Floats]:
+    def until(self, step: int) -> dict[str, Floats]:
         """The same over the steps before this one; empty where there are none."""
         return self._during(np.arange(step), strictly=True) if step > 0 and len(self._bounds) else {}
 

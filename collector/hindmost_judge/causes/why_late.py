@@ -266,8 +266,8 @@ def longer_interrupted(blocks: Blocks, habit: Habit) -> float:
     rows = with_peers(habit.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
     late = _late_by(grid, rows, where)
     stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)
-    told = max(habit.excess - float(median(late[0, :, 0])), 0.0)
-    return max(float(stood[0] - median(stood[1:])) - told, 0.0)
+    waited = max(habit.excess - float(median(late[0, :, 0])), 0.0)
+    return max(float(stood[0] - median(stood[1:])) - waited, 0.0)
 
 
 def _late_by(grid: Grid, rows: Ints, where: Ints) -> Floats:

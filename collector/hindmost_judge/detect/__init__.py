@@ -78,14 +78,14 @@ def register(*, after: Collection[str] = ()) -> Callable[[Detector], Detector]:
     Raises :class:`ValueError` where the name is taken.
     """
 
-    def known(judged: Detector) -> Detector:
+    def register(judged: Detector) -> Detector:
         name = judged.__module__.rpartition(".")[2]
         if name in REGISTRY:
             raise ValueError(f"two detectors are called {name}")
         REGISTRY[name] = Registered(judged, tuple(after))
         return judged
 
-    return known
+    return register
 
 
 def in_order(registered: Mapping[str, Registered]) -> dict[str, Detector]:
@@ -115,15 +115,15 @@ def run(detectors: Mapping[str, Detector], case: Case) -> tuple[list[Verdict], l
     found: list[Verdict] = []
     notes: list[str] = []
     for name, judged in detectors.items():
-        more, told = _asked(name, judged, replace(case, found=(*case.found, *found)))
+        more, failed = _asked(name, judged, replace(case, found=(*case.found, *found)))
         found += more
-        notes += told
+        notes += failed
     return found, notes
 
 
 def _asked(name: str, judged: Detector, case: Case) -> tuple[list[Verdict], list[str]]:
     try:
-        return [_known(one) for one in judged(case)], []
+        return [_as_verdict(one) for one in judged(case)], []
     except Exception as error:
         failures[name] += 1
         if failures[name] == 1:  # a running job is judged every second or two
@@ -132,7 +132,7 @@ def _asked(name: str, judged: Detector, case: Case) -> tuple[list[Verdict], list
         return [], [f"the detector {name} failed ({why}): what it looks for was not looked for"]
 
 
-def _known(found: object) -> Verdict:
+def _as_verdict(found: object) -> Verdict:
     """What a detector gave, where a report can show it; raises ``TypeError`` where it is something else."""
     if not isinstance(found, Verdict) or found.kind not in KINDS:
         raise TypeError(f"{found!r:.60} is no verdict")

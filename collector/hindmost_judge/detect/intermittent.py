@@ -44,19 +44,19 @@ def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> li
     mate = cohorts.mates(blocks.role)
     found = [one for one in _large(blocks, excess, settings) if not _in_turn(blocks.excess, one, mate)]
     found += _beside(blocks, [row for one in found for row in one.rows], habits, settings)
-    told = {row for one in found for row in one.rows}
-    return _sets(blocks, settings, told, {habit.row for habit in habits}) or found
+    reported = {row for one in found for row in one.rows}
+    return _sets(blocks, settings, reported, {habit.row for habit in habits}) or found
 
 
-def _sets(blocks: Blocks, settings: Settings, told: set[int], late: set[int]) -> list[Stalls]:
-    """All ranks that stall, if they are more than those reported (``told``), or too many of their peers for those.
+def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]) -> list[Stalls]:
+    """All ranks that stall, if they are more than those ``reported``, or too many of their peers for those.
 
     Also if some are ``late`` persistently only because they stall in most steps.
     """
     found = find_stall_sets(blocks, settings)
     most = _most_of_peers(blocks, list(found), _MAJORITY)
     rows = set(found)
-    if len(rows) < 2 or (told >= rows and not most and late.isdisjoint(rows)):
+    if len(rows) < 2 or (reported >= rows and not most and late.isdisjoint(rows)):
         return []
     behind = behind_early_ranks(np.nan_to_num(blocks.excess), blocks.role)
     total = sum(int(np.count_nonzero(held)) for held in found.values())
@@ -95,8 +95,8 @@ def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     owners = _owners(stalled, settings, slow_input.throughout(blocks))
     found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
-    told = {row for one in found for row in one.rows}
-    return [*found, *(one for one in _of_one_size(blocks, excess, settings) if told.isdisjoint(one.rows))]
+    reported = {row for one in found for row in one.rows}
+    return [*found, *(one for one in _of_one_size(blocks, excess, settings) if reported.isdisjoint(one.rows))]
 
 
 def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
@@ -128,7 +128,7 @@ def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
 def _worth_it(late: Floats, blocks: Blocks, settings: Settings) -> list[recurring_events.Recurring]:
     """Rows of ``late`` [R, K] ns with a few delays of one size that are worth it, and are mostly theirs."""
     smallest = settings.stall_effect * blocks.step_ns
-    found = recurring_events.find(late, smallest, settings.min_stalls, stopped.seen(blocks))
+    found = recurring_events.find(late, smallest, settings.min_stalls, stopped.stopped_rows(blocks))
     least = settings.min_effect * float(np.nansum(blocks.period))
     return [one for one in found if one.share >= settings.min_stall_share and one.size * len(one.steps) >= least]
 
@@ -158,11 +158,11 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
         others[habit.row, habit.first : habit.stop] = 0.0
     large = settings.stall_effect * blocks.step_ns
     for size in (large, max(_SMALL * large, _CALM * calm)):
-        few = list(_few(others >= size, settings))
-        for row, _, _ in few:
+        most = list(_rows_with_most(others >= size, settings))
+        for row, _, _ in most:
             others[row] = 0.0
         found = []
-        for row, _, share in few:
+        for row, _, share in most:
             one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
             found += [one] if _stands_apart(above[row], one.excess, len(one.stalled)) else []
         if found:
@@ -189,7 +189,7 @@ def _alone(row: int, above: Floats, others: Floats) -> Floats:
 _MOST_RANKS = 4
 
 
-def _few(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
+def _rows_with_most(stalled: Array, settings: Settings) -> Iterator[tuple[int, Ints, float]]:
     """Row, stalled steps and share of all stalls, of the fewest that have most, each by far more than the rest."""
     episodes = _count_stalls(stalled)
     order = np.argsort(-episodes, kind="stable")

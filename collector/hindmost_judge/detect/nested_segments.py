@@ -74,9 +74,9 @@ def find(
         calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
         sure = [_stands_out(series, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
         if min(sure, default=1.0) >= 1:
-            told = sum(layer.outer is None and layer.level < large for layer in layers)
-            few = told <= settings.max_segments and len(layers) <= _IN_TURN * settings.max_segments
-            return layers if few else [_all(series, layers)]
+            lower = sum(layer.outer is None and layer.level < large for layer in layers)
+            alike = lower <= settings.max_segments and len(layers) <= _IN_TURN * settings.max_segments
+            return layers if alike else [_all(series, layers)]
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
         edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]

@@ -80,8 +80,8 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
     found = [habit for row in candidates.tolist() for habit in _habits(ranks, row)]
-    told = [(habit.row, habit.first, habit.stop) for habit in found]
-    for row, *span in transient.find(blocks.excess, settings.stall_effect * blocks.step_ns, told, settings):
+    segments = [(habit.row, habit.first, habit.stop) for habit in found]
+    for row, *span in transient.find(blocks.excess, settings.stall_effect * blocks.step_ns, segments, settings):
         habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [habit] if habit is not None else []
     return _beside_a_crowd(sorted(found, key=lambda habit: -habit.excess), ranks)
@@ -90,7 +90,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
 def of_stopped(blocks: Blocks, settings: Settings) -> list[Habit]:
     """Ranks late on the whole that samples show stopped as often as that takes: that is no noise, however they vary."""
     found = []
-    for row in stopped.seen(blocks):
+    for row in stopped.stopped_rows(blocks):
         late = blocks.excess[row][~np.isnan(blocks.excess[row])]
         level = float(median(late)) if len(late) else 0.0
         worth = level >= settings.effect(len(blocks.ranks)) * blocks.step_ns
@@ -128,7 +128,7 @@ class _Series:
         end = int(self.known[stop - 1]) + 1 if stop < len(self.late) else self.steps
         return int(self.known[first]) if first else 0, end
 
-    def held(self, first: int, stop: int) -> slice | Ints:
+    def picked(self, first: int, stop: int) -> slice | Ints:
         """The same steps, as what picks them from a block."""
         return slice(first, stop) if self.known is None else self.known[first:stop]
 
@@ -223,13 +223,13 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     if len(part) < needed or not level >= ranks.smallest:
         return None
     z = level / max(standard_error(part), _noise(series.late) / np.sqrt(len(part)), 1.0)
-    told = part if layer.end - end <= len(part) / 2 else series.late[begin : layer.end]
-    consistency = float(np.mean(block_medians(told) >= level / 2))
-    held = series.held(begin, end)
+    lasting = part if layer.end - end <= len(part) / 2 else series.late[begin : layer.end]
+    consistency = float(np.mean(block_medians(lasting) >= level / 2))
+    held = series.picked(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    few = len(ranks.excess) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
-    if not burst and few and drifts(series.late, begin, end, level):
+    small = len(ranks.excess) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
+    if not burst and small and drifts(series.late, begin, end, level):
         return None
     healthy = ranks.excess[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
@@ -303,9 +303,9 @@ def extreme(ranks: int) -> float:
 
 def _healthy(ranks: int, left_out: Iterable[list[int]], least: int) -> Ints:
     """Rows without the first of these sets that leaves at least ``least`` ranks: suspects are left out if possible."""
-    for some in left_out:
+    for suspects in left_out:
         kept = np.ones(ranks, bool)
-        kept[[row for row in some if row >= 0]] = False
+        kept[[row for row in suspects if row >= 0]] = False
         others = np.flatnonzero(kept)
         if len(others) >= least:
             break
@@ -340,8 +340,8 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
     so many ranks that most of them show what is usual.
     """
     blocks, compared = ranks.blocks, ranks.whole and ranks.mate[row] < 0 and not ranks.shared
-    few = FEW_RANKS <= len(excess) <= _SMALL and blocks.pipeline is None
-    if not (few and compared) or blocks.unsure is not None:
+    small = FEW_RANKS <= len(excess) <= _SMALL and blocks.pipeline is None
+    if not (small and compared) or blocks.unsure is not None:
         return 0.0
     beside = excess.copy()
     beside[row] = part

@@ -30,28 +30,28 @@ _MOST = 8
 
 
 def find(
-    excess: Floats, least: float, told: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
+    excess: Floats, least: float, reported: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
 ) -> list[tuple[int, int, int]]:
     """Row, first and stop (indices of steps) of each burst that is later than ``least`` ns and has no equal elsewhere.
 
-    A rank may have several bursts. Segments already reported (``told``) are neither bursts nor equals of one.
+    A rank may have several bursts. Segments already ``reported`` are neither bursts nor equals of one.
     """
     if excess.shape[1] < 3 * _SHORTEST:
         return []
     found = []
-    for row, at in _latest(excess, least, told):
-        bursts = _of_row(excess[row], at, least, [span for one, *span in told if one == row], settings.max_segments)
+    for row, at in _latest(excess, least, reported):
+        bursts = _of_row(excess[row], at, least, [span for one, *span in reported if one == row], settings.max_segments)
         lowest = _BURST_ALIKE * min((level for _, _, level in bursts), default=np.inf)
         own = [(row, first, stop) for first, stop, _ in bursts]
-        if bursts and not _have_their_like(excess, [*own, *told], lowest):
+        if bursts and not _have_their_like(excess, [*own, *reported], lowest):
             found += own
     return found
 
 
-def _of_row(series: Floats, at: int, least: float, told: list[list[int]], most: int) -> list[tuple[int, int, float]]:
+def _of_row(series: Floats, at: int, least: float, spans: list[list[int]], most: int) -> list[tuple[int, int, float]]:
     """First, stop and level of the bursts of one rank, of which the latest is around the step ``at``."""
     series = np.nan_to_num(series)
-    for first, stop in told:
+    for first, stop in spans:
         series[first:stop] = 0.0
     found: list[tuple[int, int, float]] = []
     while len(found) < most:
@@ -83,9 +83,9 @@ def _late(excess: Floats, level: float, left_out: Sequence[tuple[int, int, int]]
     return np.asarray(late)
 
 
-def _latest(excess: Floats, least: float, told: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+def _latest(excess: Floats, least: float, reported: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Rows that are late for eight steps on end, the latest first, and where each is latest."""
-    late = _late(excess, least, told)
+    late = _late(excess, least, reported)
     rows = np.flatnonzero(np.count_nonzero(late, axis=1) >= _SHORTEST - _DIPS)  # of a large job a few
     late = _sums(late[rows]) >= _SHORTEST - _DIPS
     rows, late = rows[late.any(axis=1)], late[late.any(axis=1)]

@@ -80,8 +80,8 @@ def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Unev
         due = _expected(blocks, more, more_work(work))
     else:
         due = _expected(blocks, more) * (1 - savings.own_part(blocks))
-    even = blocks.segments - due
-    cost = float((stretched(blocks, blocks.segments) - stretched(blocks, even)).mean())
+    level = blocks.segments - due
+    cost = float((stretched(blocks, blocks.segments) - stretched(blocks, level)).mean())
     return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
 
 
@@ -166,8 +166,8 @@ def no_batches(habits: list[Habit], timed: Floats, settings: Settings) -> list[H
     With random batch sizes, some consecutive steps have longer ones by chance: what remains of them is not
     persistent.
     """
-    told = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
-    return [one for one, more in told if float(median(more)) >= settings.min_z * standard_error(more)]
+    computed = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
+    return [one for one, more in computed if float(median(more)) >= settings.min_z * standard_error(more)]
 
 
 def _loses(blocks: Blocks, settings: Settings) -> bool:

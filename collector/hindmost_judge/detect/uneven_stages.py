@@ -46,7 +46,7 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
         return None
     beyond = level / _typical(level) - 1
     found = [(one, _habit(series, settings)) for one, series in enumerate(beyond)]
-    heavy = {one: span for one, span in found if span is not None and _told(slow_themselves[stage == one])}
+    heavy = {one: span for one, span in found if span is not None and _is_known(slow_themselves[stage == one])}
     if not heavy:
         return None
     span = max(heavy.values(), key=lambda each: each.stop - each.start)
@@ -67,7 +67,7 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     )
 
 
-def _told(named: Array) -> bool:
+def _is_known(named: Array) -> bool:
     """Whether a stage's replicas tell its work, of which some are ``named``: the only one left may wait for these."""
     return not named.any() or len(named) - int(named.sum()) > 1
 
@@ -96,7 +96,7 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
             usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
             own = _without(own, np.maximum(host - usual, 0.0), rows)
     if blocks.joined is None and blocks.pipeline is not None:
-        own -= _unseen(blocks.pipeline.before_first(len(own)))
+        own -= _before_messages(blocks.pipeline.before_first(len(own)))
     level = np.array([lower_median(own[held], axis=0) for held in rows])
     return level if (level > 0).all() else None
 
@@ -110,7 +110,7 @@ def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
     return left
 
 
-def _unseen(before: Floats) -> Floats:
+def _before_messages(before: Floats) -> Floats:
     """[R, S] ns by which a rank's work ``before`` its first message of a step [R, S] exceeds the others'.
 
     An unrecorded collective, on hosts for example, may make the last stages wait there for the first.

@@ -191,7 +191,7 @@ def _straggler(
         partial=cause.partial,
         evidence=(
             *wording.why(blocks, habits, cause),
-            *backward.told(blocks, habits, cause),
+            *backward.limits_of_evidence(blocks, habits, cause),
             *slow_input.stalls_sentence(habits, cause),
             *wording.victims(victims, ranks),
             *on_cost,

@@ -231,7 +231,7 @@ def _of_storage(made: Loading | None, blocks: Blocks, rows: Ints) -> list[str]:
         return []
     by_storage = [row for row in rows.tolist() if made.cause(row)[0] == "io"]
     most = max(by_storage, key=lambda row: float(made.storage[row]), default=None)
-    return made.told(blocks, most) if most is not None and 2 * len(by_storage) > len(rows) else []
+    return made.evidence(blocks, most) if most is not None and 2 * len(by_storage) > len(rows) else []
 
 
 def input_share(inputs: Floats, blocks: Blocks) -> float:
