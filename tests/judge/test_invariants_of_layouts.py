@@ -1,5 +1,7 @@
 """What must hold of every judgement, whatever the waits: tried on jobs of every layout."""
 
+import json
+
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
@@ -76,6 +78,34 @@ def test_clocks_that_are_apart_change_nothing(
     run = recorded(layout, cause, max(size, 0.08) if throttled and size else size, 0 if throttled else onset, seed)
     offsets = dict(zip(run.ranks["node"].tolist(), (second * 10**9 for second in ahead), strict=False))
     assert told(shifted(run, offsets)) == told(run)
+
+
+@every_layout
+@pytest.mark.parametrize("cause", ["hang", "compute"])
+def test_numbers_of_ranks_may_have_gaps(layout: str, cause: str) -> None:
+    """Of a job that lost ranks, or that shares its numbers with another: two of three numbers name no rank."""
+    run, gaps = recorded(layout, cause, 0.3, 25, seed=2), range(0, 24, 3)
+    assert told(renamed(run, gaps)) == told(run, tuple(gaps))
+    assert any(3 in one.ranks for one in judge(run).verdicts)
+
+
+@every_layout
+@quick
+@given(cause=causes, size=sizes, onset=onsets, seed=seeds)
+def test_a_run_is_left_as_it_was_and_its_report_has_figures_that_can_be(
+    layout: str, cause: str, size: float, onset: int, seed: int
+) -> None:
+    """The second report is the first; its numbers are finite, and its costs are parts of a step."""
+    run = recorded(layout, cause, size, onset, seed)
+    for table in run.tables().values():
+        for column in table.values():
+            column.flags.writeable = False
+    first = judge(run)
+    assert json.dumps(first.to_dict(), allow_nan=False) == json.dumps(judge(run).to_dict(), allow_nan=False)
+    for one in first.verdicts:
+        assert 0 <= (one.cost_ratio or 0) <= 1
+        assert 0 <= (one.confidence or 0) <= 1
+        assert set(one.ranks) | set(one.victims) <= set(range(8))
 
 
 @every_layout

@@ -113,6 +113,13 @@ def test_more_samples_lengthen_what_the_host_does_too(bench: Any, seed: int) -> 
     )
 
 
+def test_a_rank_last_in_most_collectives_at_a_cost_is_suspected(bench: Any) -> None:
+    """Its workers are slow in too few steps to name it; its typical step is as early as the others'."""
+    (found,) = judge(bench("").simulate(bench(".families").job("input-bound, workers", 3_407_007)).run).verdicts
+    assert (found.kind, found.confidence) == ("balanced", 0.5)
+    assert found.evidence[0].startswith("rank 1 is suspected: it is last in 51 % of collectives; others wait 10.1 ms")
+
+
 @pytest.mark.parametrize("paced", ["host-bound", "input-bound", "hidden"])
 def test_the_verdict_explains_the_table_of_a_simulated_job(bench: Any, paced: str) -> None:
     """Wherever hosts wait for their GPUs, of small jobs with a fault."""

@@ -480,7 +480,7 @@ def members(run: Run, comm: int) -> set[int]:
     defined = run.communicators["rank"][run.communicators["comm"] == comm].tolist()
     sizes = run.communicators["size"][run.communicators["comm"] == comm].tolist()
     world = run.job.world_size or 0
-    if world and sizes and max(sizes) == world:
+    if world and max(sizes, default=0) == world > len(set(defined)):
         return set(range(world))
     seen = set(run.collectives["rank"][run.collectives["comm"] == comm].tolist())
     return set(defined) | seen or set(run.ranks["rank"].tolist())

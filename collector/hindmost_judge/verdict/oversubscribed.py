@@ -20,7 +20,7 @@ from hindmost_judge.stats.robust import average, mean, median
 from hindmost_judge.verdict import advice, wording
 from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.slow_ranks import of_habits
+from hindmost_judge.verdict.slow_ranks import of_habits, right
 from hindmost_judge.verdict.whole_job import balanced, since
 from hindmost_judge.verdict.wording import ms, names
 from hindmost_judge.whatif import savings
@@ -353,10 +353,8 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
     kept, notes = [], []
     for one in found:
         others = [each for each in found if each is not one]
-        alone, in_all = (
-            _saved_awake(blocks, off, [one]),
-            _saved_awake(blocks, off, found) - _saved_awake(blocks, off, others),
-        )
+        alone = _saved_awake(blocks, off, [one])
+        in_all = _saved_awake(blocks, off, found) - _saved_awake(blocks, off, others)
         conditional = float(alone.sum()) < BY_ITSELF * float(in_all.sum())
         saved = in_all if conditional else alone
         span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
@@ -369,12 +367,22 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
             one.verdict,
             cost_ms_per_step=cost / 1e6,
             cost_ratio=cost / average(blocks.period[span]),
+            confidence=min(one.verdict.confidence or 0.0, _how_sure(saved, one, off, blocks, settings)),
             shown_ms=None,
             given=tuple(sorted(rank for each in others for rank in each.verdict.ranks)) if conditional else (),
             evidence=(*one.verdict.evidence, *_meanwhile(each, cost)),
         )
         kept.append(replace(one, verdict=costly))
     return kept, notes
+
+
+def _how_sure(saved: Floats, one: _Slept, off: Blocks, blocks: Blocks, settings: Settings) -> float:
+    """How sure its cost, [S] ns, is: each of the ranks that share CPUs is last now and then, and would save that."""
+    alike = replace(off, excess=np.broadcast_to(off.excess[one.rows].mean(axis=0), off.excess.shape))
+    peers = np.setdiff1d(np.arange(len(off.ranks)), one.rows).tolist()
+    by_chance = mean(np.array([_saved_by(np.nan_to_num(blocks.excess), alike, [row], one.columns) for row in peers]).T)
+    more = (saved - len(one.rows) * by_chance)[one.columns]
+    return right(average(more) / max(settings.min_z * float(more.std()) / np.sqrt(len(more)), 1.0))
 
 
 def _saved_awake(blocks: Blocks, off: Blocks, found: list[_Slept]) -> Floats:

@@ -261,7 +261,12 @@ def _confidence(habits: list[Habit], settings: Settings) -> float:
     margins = [
         getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
     ]
-    return float(np.interp(np.log(max(min(margins, default=0.0), MARGINS[0])), np.log(MARGINS), RIGHT))
+    return right(min(margins, default=0.0))
+
+
+def right(margin: float) -> float:
+    """The share of names right that stand out so many times as far as they must."""
+    return float(np.interp(np.log(max(margin, MARGINS[0])), np.log(MARGINS), RIGHT))
 
 
 def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[Verdict]:

@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
 from hindmost_judge.causes.table import MEASURES, NOW_AND_THEN
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import average, median
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -436,6 +436,11 @@ def balanced(
     last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     judged, sure = _how_surely(share, least)
     found = [f"{last}: {judged}"]
+    latest = waited_for_most(blocks) if needs is None and sure else None
+    often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
+    if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
+        who = f"rank {int(blocks.ranks[latest])} is suspected: it is last in {percent(often)} of collectives"
+        found, sure = [f"{who}; others wait {ms(caused)} per step for it, typically less"], False
     if needs is not None:
         row, most = _most(needs)
         usual = float(median(needs.own))

@@ -134,6 +134,22 @@ def test_peers_that_queue_for_a_while_do_not_hide_who_sleeps() -> None:
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(5.0 * 84 / 150, abs=0.3)
 
 
+def test_who_sleeps_and_is_last_no_more_than_by_chance_is_hardly_surely_costly() -> None:
+    """Each other rank queues for 15 ms in a quarter of the steps: 6 ms less would save as much."""
+    asleep = {"rank": 1, "blocked": 6.0}
+    in_turn = [
+        {"rank": rank, "runqueue": 15.0, "from": begin, "until": begin + 20}
+        for at, rank in enumerate((0, 2, 3))
+        for begin in range(20 * at, 320, 80)
+    ]
+    alone, beside = (
+        judge(replace(make(Load(steps=320, compute=0.5, transfer=3.0, faults=faults)), metrics=_threads_rest()))
+        for faults in ([asleep], [asleep, *in_turn])
+    )
+    assert said(alone) == said(beside) == [("straggler", (1,), "unknown")]
+    assert (alone.verdicts[0].confidence, beside.verdicts[0].confidence) == (0.99, 0.65)
+
+
 def test_who_only_queues_for_a_while_does_not_compute() -> None:
     """Rank 3 stood in the queue for 20 ms a step for a while and ran for 0.1: a scheduler's doing is no computing."""
     queueing = {"rank": 3, "runqueue": 20.0, "compute": 0.1, "from": 100, "until": 126}
