@@ -114,8 +114,8 @@ GOODBYE_S = 12.0
 #: started this collector to say how the job ended.
 SIGNALLED_S, LAST_WORD_S = 5.0, 1.0
 #: Ticks and flushes are so much further apart while cores are full; agents keep what is not written. A flush of one
-#: second's rows costs as much as that of a minute's: a file a table.
-FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 60
+#: second's rows costs as much as that of half a minute's: a file a table.
+FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 30
 #: So long (s) the agent and ranks start: it is not known yet whether they fill the cores.
 STARTING_S = 10.0
 #: Jobs that are watched live at one time.

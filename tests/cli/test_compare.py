@@ -98,6 +98,15 @@ def test_what_acts_in_a_part_of_the_steps_is_a_change_of_the_mean() -> None:
     assert "slower by" in text.render(found, width=200)
 
 
+def test_a_job_whose_mean_step_did_not_change_is_not_called_slower() -> None:
+    """The median alone changes where steps become more alike: the job takes as long."""
+    found = compare(job(), job(2, faults=[SLOW]))
+    measure(found, "mean_step")["changed"] = False
+    shown = text.render(found, width=200)
+    assert "RESULT no sure change of the mean step" in shown
+    assert "the median is slower by" in shown
+
+
 def test_the_same_rank_late_for_another_reason_is_reported_as_that() -> None:
     """The same rank in both, but other work to do."""
     waits = {"rank": 2, "runqueue": 3.0}

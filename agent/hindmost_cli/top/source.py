@@ -46,7 +46,9 @@ def place(address: str, scheme: str = "http") -> str:
     """``http://HOST:PORT`` of whatever the user pasted; ``scheme`` where that names none."""
     base = address if "://" in address else f"{scheme}://{address}"
     scheme, _, rest = base.partition("://")
-    host = rest.partition("/")[0].partition("?")[0]
+    host, slash, _ = rest.partition("?")[0].partition("/")
+    if slash and ":" not in host and "://" not in address:
+        raise UsageError(f"{address}: no such run directory; give one, or {GIVE.removeprefix('give ')}")
     if scheme not in ("http", "https") or not host or (":" in host and parse(host) is None):
         raise UsageError(f"ADDRESS {address!r}: {GIVE}, or a run directory")
     return f"{scheme}://{host}"

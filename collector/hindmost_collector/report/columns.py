@@ -67,7 +67,7 @@ def on_bound(report: Mapping[str, Any]) -> str:
 
 
 _DO_ON = {
-    "cpu": "run fewer ranks per node, each on its own CPU; look for other processes there (`top`)",
+    "cpu": "see what uses the CPUs (`top`): stop other programs, or run fewer ranks per node, each on its own CPU",
     "communication": "overlap transfers with computing, or send less data",
     "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
     "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",
@@ -231,7 +231,7 @@ _EXPLAINED = {
     "CPU forward": "the CPU's part, launching kernels",
     "GPU backward": "as all GPU phases, includes waits for slower ranks",
     "sync": "waiting for gradients of all ranks",
-    "other": "in no phase (logging, metrics)",
+    "other": "in no phase (logging, metrics, .item())",
     "CPU queue": "ready to run, no free CPU",
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time in which it was blocked",

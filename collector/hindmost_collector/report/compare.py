@@ -498,14 +498,16 @@ def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
     both = f"{duration(step['a_ms'])} to {duration(step['b_ms'])} per step"
     if step["changed"] is None:
         return f"{both}; too few steps to call it a change", "bold yellow"
+    mean = measures["mean_step"]
     if not step["changed"]:
-        mean = measures["mean_step"]
         if not mean["changed"]:
             return f"no change beyond noise: {both}", "bold green"
         by, both, style = _by(mean)
         return f"B is {by} on the mean: {both}; some steps changed, the median did not", style
     low, high = sorted((abs(step["low_ms"]), abs(step["high_ms"])))
     by, both, style = _by(step)
+    if mean["changed"] is False:  # the job as a whole takes as long
+        return f"no sure change of the mean step, {_by(mean)[1]}; the median is {by}: {both}", "bold yellow"
     return f"B is {by}: {both} (by {number(low)} to {number(high)} ms)", style
 
 

@@ -243,7 +243,7 @@ SECTIONS: dict[str, Section] = {
                 "By rank over the whole recording; workers are its DataLoader and other child processes.",
                 (
                     RANK,
-                    Column("read", "read", "bytes"),
+                    Column("read", "read from disk", "bytes"),
                     Column("read_per_s", "read/s", "bytes/s"),
                     Column("workers_read_per_s", "workers' read/s", "bytes/s"),
                     Column("written_per_s", "written/s", "bytes/s"),
@@ -397,7 +397,7 @@ def _seconds(value: float) -> str:
 
 def _number(value: float) -> str:
     return (
-        f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 0.05 or value == 0 else f"{value:.2g}"
+        f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 0.05 or value == 0 else f"{value:.4f}"
     )
 
 

@@ -129,7 +129,7 @@ def test_the_first_judgement_waits_until_a_look_has_seen_the_ranks_at_work() -> 
 
 
 @pytest.mark.parametrize(
-    ("began_s", "full", "due"), [(9.0, False, False), (11.0, False, True), (59.0, True, False), (61.0, True, True)]
+    ("began_s", "full", "due"), [(9.0, False, False), (11.0, False, True), (29.0, True, False), (31.0, True, True)]
 )
 async def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s: float, full: bool, due: bool) -> None:
     """Agents keep what is not written: a second's rows are worth no time of a rank, a minute's are."""
