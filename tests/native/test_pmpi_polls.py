@@ -113,12 +113,16 @@ def test_a_poll_waits_from_its_first_test_to_the_one_that_succeeds(ran: Job, pla
     assert statistics.median(owns) < 0.2
 
 
+#: The shim counts ticks between two reads of the clock that the program reads, and each of its ends may be 1 us off.
+CLOCKS_NS = 2000
+
+
 @pytest.mark.parametrize("place", range(TIMED))
 def test_no_rank_waits_longer_than_it_polls(ran: Job, place: int) -> None:
     """In no round, on no rank: not rank 1 either, that the others wait for."""
     for events, polled in zip(ran.events, ran.polled, strict=True):
         for wait, one in zip(waited(events, place), polled[place], strict=True):
-            assert wait <= one.ns
+            assert wait <= one.ns + CLOCKS_NS
 
 
 def test_what_is_polled_for_together_is_waited_for_once(ran: Job) -> None:

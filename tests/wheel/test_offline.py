@@ -35,7 +35,8 @@ def test_what_is_downloaded_installs_and_works_without_a_network(tmp_path: Path)
     python = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
     def run(line: str, cwd: Path, *front: str) -> str:
-        words = [*front, "bash", "-euc", line.replace("/opt/hindmost", str(opt)).replace("/tmp/", f"{tmp_path}/")]
+        placed = line.replace("/opt/hindmost", str(opt)).replace("/tmp/", f"{tmp_path}/")
+        words = [*front, "bash", "-euc", placed.replace(" .", f" {ROOT}") if line == wheel else placed]
         done = subprocess.run(
             words, cwd=cwd, env=os.environ | python, capture_output=True, text=True, timeout=400, check=False
         )
@@ -43,7 +44,7 @@ def test_what_is_downloaded_installs_and_works_without_a_network(tmp_path: Path)
         return done.stdout + done.stderr
 
     for line in (wheel, download, pack):
-        run(line.replace(" .", f" {ROOT}") if line == wheel else line, tmp_path)
+        run(line, tmp_path)
     (archive,) = tmp_path.glob("*.tar")
     archive.rename(elsewhere / archive.name)
     for line in (unpack, make, install):
