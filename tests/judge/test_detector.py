@@ -1,6 +1,7 @@
 """Detectors are found by being in their folder, asked in order, and the runner owns their errors."""
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -26,7 +27,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return failures
 
 
-def beside(monkeypatch: pytest.MonkeyPatch, **more: detect.Detector) -> None:
+def beside(monkeypatch: pytest.MonkeyPatch, **more: Callable[[Case], list[Verdict]]) -> None:
     """Let the judge ask these first, and then all others."""
     known = detect.load()
     monkeypatch.setattr(detect, "load", lambda: {**more, **known})

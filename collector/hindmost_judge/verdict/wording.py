@@ -436,7 +436,7 @@ def balanced(
     last = f"rank {int(blocks.ranks[row])} typically comes last, {percent(share)} of a step after its peers"
     judged, sure = _how_surely(share, least)
     found = [f"{last}: {judged}"]
-    latest = waited_for_most(blocks) if needs is None and sure else None
+    latest = waited_for_most(blocks) if needs is None and blocks.pipeline is None and sure else None
     often, caused = (0.0 if latest is None else average(block[latest]) for block in (blocks.last, blocks.caused))
     if latest is not None and often > _MOSTLY and caused >= max(_MUCH, least) * blocks.step_ns:
         who = f"rank {int(blocks.ranks[latest])} is suspected: it is last in {percent(often)} of collectives"

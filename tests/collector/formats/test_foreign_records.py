@@ -2,11 +2,11 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hindmost_collector.formats import profiler_csv
-from hindmost_collector.formats.profiler_csv import Columns
 from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
@@ -19,7 +19,7 @@ AHEAD = 3 * MS
 STEPS = 40
 
 
-def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> Columns:
+def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> dict[str, Any]:
     """400 sends and 400 reductions, one of either a ms; the latter's times are from so many ns before their own, the
     GPU's clock gains so much a operation, and ends are logged so much later."""
     enqueue = BEGIN + np.arange(800) * MS
@@ -51,7 +51,7 @@ def test_of_all_files_where_it_is_in_one() -> None:
 
 
 @pytest.mark.parametrize("columns", [_columns(), _columns(drift=1_000), _columns(drift=-1_000), _columns(logged=MS)])
-def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: Columns) -> None:
+def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: dict[str, Any]) -> None:
     """A GPU's clock is some ms off its host's, and gains or loses."""
     assert not profiler_csv.find_foreign([columns])
 

@@ -9,6 +9,7 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.detect import nested_segments, straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
+from hindmost_judge.types import Floats
 
 from tests.runs import blocks_of
 
@@ -18,7 +19,7 @@ STEPS, STRETCH, NOISE = 240, slice(100, 116), 0.4
 STRETCH_MORE = 0.8
 
 
-def series(usual: float, more: float) -> nested_segments.Floats:
+def series(usual: float, more: float) -> Floats:
     """A rank that is late by ``usual`` throughout, and by so much more for sixteen steps."""
     made = usual + NOISE * np.random.default_rng(1).standard_normal(STEPS)
     made[STRETCH] += more

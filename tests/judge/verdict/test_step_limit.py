@@ -141,7 +141,7 @@ def test_a_report_says_it_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("by", "cause", "said"),
     [
-        ("cpu", None, "run fewer ranks per node"),
+        ("cpu", None, "see what uses the CPUs"),
         ("cpu", "cpu_contention", ""),  # its verdict says it
         ("communication", None, "overlap transfers with computing"),
         ("gpu_compute", None, ""),
