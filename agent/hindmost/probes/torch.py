@@ -32,8 +32,6 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     gpu = GpuPhases(t.cuda, recorder) if t.version.cuda or getattr(t.version, "hip", None) else None
     hooks = native_hooks(torch, recorder, gpu) or Hooks(torch, recorder, gpu)
     recorder.name_framework("torch")
-    if hasattr(t._C, "_nccl_version"):
-        recorder.record_version("nccl", ".".join(map(str, t.cuda.nccl.version()[:3])))
     hooks.surround(t.utils.data.dataloader._BaseDataLoaderIter, "__next__", "fetch")
     backward = hooks.surround(t.autograd, "backward", "backward")
     as_phase(t, "save", "checkpoint", recorder)
@@ -42,6 +40,9 @@ def install(torch: ModuleType, recorder: Recorder) -> None:
     self_time = SelfTime(recorder)
     torch_ddp.install(t, recorder, self_time, backward)
     torch_collectives.install(t, recorder, self_time)
+    # Last: an error in asking costs no hook.
+    if hasattr(t._C, "_nccl_version"):
+        recorder.record_version("nccl", ".".join(map(str, t.cuda.nccl.version()[:3])))
 
 
 def _hook_optimizers(torch: Any, hooks: Hooks | NativeHooks) -> None:
