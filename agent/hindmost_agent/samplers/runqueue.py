@@ -1,4 +1,4 @@
-"""How long threads waited for a core, on the whole node and to the nanosecond."""
+"""How long threads waited for a core, on the whole node and to the nanosecond; of one process: `process.py`."""
 
 from __future__ import annotations
 

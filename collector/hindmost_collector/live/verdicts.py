@@ -38,7 +38,7 @@ _BACK = 5
 
 @dataclass
 class _Open:
-    """An open verdict, as last reported (``told``) and as in the ``newest`` report, with its best known onset.
+    """An open verdict, as last reported (``reported``) and as in the ``newest`` report, with its best known onset.
 
     ``over`` is the verdict with its end, from one report that no other has confirmed yet."""
 
