@@ -282,7 +282,9 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[l
     if shared is not None:
         found, more = oversubscribed.on_shared_cpus(shared, found, stalls, blocks, settings)
         return found, [*notes, *more], []
-    found = found or oversubscribed.asking_most(blocks, settings)
+    asking = oversubscribed.asking_most(blocks, settings) if not found else []
+    if asking:
+        return [*asking, *oversubscribed.stalling_beside(asking, stalls, blocks, settings)], notes, by_chance
     named = {rank for one in found for rank in one.ranks}
     named_habits = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
     return [*found, *of_stalls(stalls, blocks, settings, habits=named_habits)], notes, by_chance

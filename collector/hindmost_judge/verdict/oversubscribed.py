@@ -147,9 +147,15 @@ def on_shared_cpus(
         found = [_at_most(one, blocks, shared) for one in late if one.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
         sentence += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
-    stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
-    more = [one for one in of_stalls(stalls, blocks, settings) if one.cause not in _SCHEDULING]
+    more = [one for one in stalling_beside(found, stalls, blocks, settings) if one.cause not in _SCHEDULING]
     return found + [one for one in more if not _in(by_sleep, one.ranks)], [*notes, *hidden, sentence]
+
+
+def stalling_beside(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:
+    """Verdicts on stalls next to those ``found``: not on turns that ranks which need more CPU wait for."""
+    stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
+    verdicts = of_stalls(stalls, blocks, settings)
+    return [one for one in verdicts if one.cause not in _SCHEDULING or not _in(found, one.ranks)]
 
 
 def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
@@ -164,12 +170,17 @@ def _rather_slept(one: Verdict, slept: list[_Slept]) -> bool:
 
 
 def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
-    """Whether ranks named for more computing stall in the run queue: more computing has that effect there."""
+    """Whether ranks named for more computing stall in the run queue, as more computing makes them.
+
+    Then they compute little more in their stalls than in their other steps.
+    """
     computing = {rank for verdict in found if verdict.cause == "compute" for rank in verdict.ranks}
     cpu = cpu_sharing.cpu_time(blocks)
     if cpu is None or not computing.issuperset(blocks.ranks[list(one.rows)].tolist()):
         return False
-    return all(table.excess_of(cpu, row, one.stalled) < _COMPUTED * one.excess for row in one.rows)
+    others = np.setdiff1d(np.arange(len(blocks.steps)), one.stalled)
+    more = (table.excess_of(cpu, row, one.stalled) - table.excess_of(cpu, row, others) for row in one.rows)
+    return all(each < _COMPUTED * one.excess for each in more)
 
 
 def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> tuple[list[Verdict], list[str]]:
