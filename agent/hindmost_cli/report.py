@@ -114,16 +114,17 @@ def run(args: argparse.Namespace) -> int:
                 if row["what"] == "MFU"
             ]
             report["notes"] = [*(f"no MFU: {one}" for one in why if args.flops_per_sample), *report["notes"]]
+        path = named(one, args)
         if args.format == "html":
             pages.append(html.render(report, run, found.overview))
         elif args.format == "markdown":
-            pages.append(markdown.render(report, chosen))
+            pages.append(markdown.render(report, chosen, path))
         elif args.brief:
             pages.append(brief.render(report))
         elif args.format == "csv" and wanted:
             pages.append(csv.render_sections(report, wanted))
         else:
-            pages.append(render(report, args.format, chosen, color, args.explain, again(one, args), wanted))
+            pages.append(render(report, args.format, chosen, color, args.explain, path, wanted))
     write("\n".join(pages), args.output)
     return 0
 
@@ -172,11 +173,11 @@ def _needed(kind: str, wanted: list[str]) -> set[str]:
     return {*(wanted or every), *_ALWAYS.get(kind, ())}
 
 
-def again(path: Path | str, args: argparse.Namespace) -> str:
-    """The command that shows all of the report on ``path``, as it can be typed."""
+def named(path: Path | str, args: argparse.Namespace) -> str:
+    """What follows ``hindmost report`` in a command on ``path`` again, as it can be typed."""
     settings = [word for one in args.set or () for word in ("--set", one)]
     settings += ["--config", str(args.config)] if args.config else []
-    return shlex.join(["hindmost", "report", *map(str, (path, *args.others)), *settings, "--explain"])
+    return shlex.join([*map(str, (path, *args.others)), *settings])
 
 
 def _recordings(path: Path | str, kind: str) -> list[Path | str]:
@@ -254,10 +255,10 @@ def render(
     ranks: list[int] | None,
     color: bool,
     explain: bool = False,
-    more: str = "",
+    path: str = "PATH",
     wanted: Sequence[str] = (),
 ) -> str:
-    """The report in one of the formats; ``more`` is the command that explains it."""
+    """The report in one of the formats; ``path`` is the recording's in commands."""
     from hindmost_collector.report import csv, html, text, verdict_lines
 
     if kind == "json":
@@ -267,7 +268,7 @@ def render(
     if kind == "csv":
         return csv.render(report, ranks)
     width = stdio.width(least=80)
-    return text.render(report, width, color, ranks, explain=explain, more=more or text.EXPLAIN, wanted=wanted)
+    return text.render(report, width, color, ranks, explain=explain, path=path, wanted=wanted)
 
 
 def write(content: str, output: Path | None, flag: str = "") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge import communication, detect, overview
+from hindmost_judge import communication, detect, overview, usage
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, slow_input, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, small_cohorts, straggler, uneven
 from hindmost_judge.graph import host_paced
@@ -112,8 +112,11 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
+    metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, seen)
+    used = usage.cpu_use(metrics if span is None else metrics.during(*span))
+    bound = step_limit(blocks, found, settings, used)
     return Report(
-        job=replace(summary.job(run, blocks), bound=step_limit(blocks, found, settings), stalls=stalls, slowed=slower),
+        job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
         ranks=summary.ranks(run, blocks),
         what_if=replace(what_if, waste=waste.find(run, blocks, what_if, found, aside)),

@@ -205,6 +205,11 @@ class Facts:
         return usage.cpu_busy(self._of_steps) or usage.cpu_busy(self.metrics)
 
     @cached_property
+    def cpu_use(self) -> dict[str, usage.CpuUse]:
+        """Node to who uses its CPUs."""
+        return usage.cpu_use(self._of_steps) or usage.cpu_use(self.metrics)
+
+    @cached_property
     def busiest(self) -> float:
         """The share in use of the CPUs of the node that uses most; 0 where none was sampled."""
         return max(self.used.values(), default=0.0)
@@ -268,12 +273,15 @@ def _too_many_threads(facts: Facts) -> Advice | None:
 
 
 def _too_many_ranks(facts: Facts) -> Advice | None:
-    """More ranks that compute than CPUs."""
+    """More ranks that compute than CPUs, which no other processes use."""
     waits = facts.typical("runqueue_seconds_total", "rate")
     used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
     if not facts.cpus_each < 1.0 or not waits >= cpu_wait.QUEUED or not waits >= used or full < FULL:
         return None
     node, _ = min(facts.shares_of_cpus, key=lambda one: one[1])
+    use = facts.cpu_use.get(node)
+    if use is not None and use.others > use.ranks:
+        return None
     most = max(int(facts.cpus[node]), 1)
     return Advice(
         "ranks per node",

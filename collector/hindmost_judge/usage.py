@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -87,6 +87,25 @@ def cpu_busy(metrics: Metrics) -> dict[str, float]:
         if every > 0 and "idle" in modes:
             found[node] = 1.0 - sum(modes.get(mode, 0.0) for mode in _NOT_WORK) / every
     return found
+
+
+class CpuUse(NamedTuple):
+    """CPUs of a node: how many there are, and how many its ``ranks`` with their workers and all ``others`` use."""
+
+    cpus: float
+    ranks: float
+    others: float
+
+
+def cpu_use(metrics: Metrics) -> dict[str, CpuUse]:
+    """Node to who uses its CPUs, of nodes of which all of it was sampled."""
+    cpus = {node: value for (node, _), value in summary(metrics, "hindmost_node_cpus", "", "median").items()}
+    ours: dict[str, float] = {}
+    for whose in ("", "children_"):
+        for (node, _), value in summary(metrics, f"hindmost_process_{whose}cpu_seconds_total", "rank", "rate").items():
+            ours[node] = ours.get(node, 0.0) + value
+    busy = {node: share * cpus[node] for node, share in cpu_busy(metrics).items() if node in cpus and node in ours}
+    return {node: CpuUse(cpus[node], ours[node], max(used - ours[node], 0.0)) for node, used in busy.items()}
 
 
 def _number(found: MetricSamples, how: str) -> Floats:

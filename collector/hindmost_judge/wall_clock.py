@@ -47,10 +47,13 @@ class Throughput(NamedTuple):
         return None if np.isnan(self.work).all() else float(np.nansum(self.work / self.steps))
 
 
-def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int | None = None) -> WallClock | None:
+def wall_clock(
+    run: Run, stalls: Sequence[tuple[float, float]] = (), first: int | None = None, *, hung: bool = False
+) -> WallClock | None:
     """The parts of each rank's time; ``None`` where no rank recorded when its steps or collectives were.
 
     ``stalls`` are (since, until) in seconds from the start of the job, ``first`` the first step after warm-up.
+    What follows the last step of a job that ``hung`` is no tear-down.
     """
     table = _spans(run)
     if table is None:
@@ -85,7 +88,7 @@ def wall_clock(run: Run, stalls: Sequence[tuple[float, float]] = (), first: int 
         "checkpoints": zero,
         "stalls": zero,
         "between steps": last_ns - first_ns - line.lengths(np.ones(len(row), bool), ranks),
-        "tear-down" if job.ended_ns else "not recorded": float(ended - began) - last_ns,
+        "hang" if hung else "tear-down" if job.ended_ns else "not recorded": float(ended - began) - last_ns,
     }
     busy = "training" if of_steps is not None else "first to last collective"
     for name, which in (("warm-up steps", warms), (busy, ~evaluates & ~warms)):

@@ -192,6 +192,12 @@ CASES: list[tuple[str, str, dict[str, Any], dict[str, Any]]] = [
         {"run": job(*of_ranks(runqueue_seconds_total=0.55, cpu_seconds_total=0.4), *cpu_time(0.99, 4), cpus=4)},
     ),
     (
+        "ranks per node",
+        "4 ranks share the 2 CPUs of n0",
+        {"run": job(*of_ranks(runqueue_seconds_total=0.7, cpu_seconds_total=0.25), *cpu_time(0.99, 2), cpus=2)},
+        {"run": job(*of_ranks(runqueue_seconds_total=0.7, cpu_seconds_total=0.2), *cpu_time(0.99, 2), cpus=2)},
+    ),
+    (
         "threads that spin",
         "each rank uses 3.8 of its 4 CPUs, though it waits for other ranks 50 % of the step",
         {"run": job(*of_ranks(cpu_seconds_total=3.8), *cpu_time(0.98)), "seen": seen(own=50.0, wait=50.0)},

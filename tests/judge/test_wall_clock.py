@@ -98,6 +98,14 @@ def test_what_nobody_recorded_is_no_tear_down() -> None:
     assert "tear-down" not in found
 
 
+def test_the_time_that_a_job_hung_is_no_tear_down() -> None:
+    """It ended by a signal."""
+    found = wall_clock(job(steps(0, (10, 10, "train"))), hung=True)
+    assert found is not None
+    assert "hang" in found.parts
+    assert "tear-down" not in found.parts
+
+
 def intervals(*spans: tuple[str, float, float]) -> Any:
     """Intervals of rank 0: name, from when and how long (s)."""
     names, begin, long = zip(*spans, strict=True)

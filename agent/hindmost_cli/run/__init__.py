@@ -233,8 +233,8 @@ def show(directory: Path, said: str) -> None:
     from hindmost_collector.report import text
 
     width = stdio.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
-    more = f"hindmost report {shlex.quote(str(directory))} --explain"
-    stdio.say(text.render(report, width, stdio.colored(sys.stderr), more=more).rstrip("\n") + "\n")
+    path = shlex.quote(str(directory))
+    stdio.say(text.render(report, width, stdio.colored(sys.stderr), path=path).rstrip("\n") + "\n")
 
 
 def _say_files(directory: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     recorded = bool(args.address) and Path(args.address).is_dir()
     source = RunDirectory(Path(args.address)) if recorded else Collector(args.address, arguments.client(args))
     if args.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
-        sys.stdout.write(printed(source, args.job))
+        sys.stdout.write(printed(source, args.job, shlex.quote(args.address) if recorded else ""))
         return 0
     from hindmost_cli.top.app import Top
 
@@ -66,11 +67,14 @@ def run(args: argparse.Namespace) -> int:
     return top.return_code or 0
 
 
-def printed(source: Collector | RunDirectory, job: str | None) -> str:
-    """The current report as text. Raises HindmostError where the source does not answer or does not know the job."""
+def printed(source: Collector | RunDirectory, job: str | None, path: str = "") -> str:
+    """The current report as text, of the recording at ``path`` if it is one.
+
+    Raises HindmostError where the source does not answer or does not know the job.
+    """
     report = source.report(job)
     if report is None:
         return f"hindmost · {', '.join(source.jobs()) or 'no job yet'} · no verdict yet\n"
     from hindmost_collector.report import text
 
-    return text.render(report, stdio.width(), stdio.colored(sys.stdout), more="on the page")
+    return text.render(report, stdio.width(), stdio.colored(sys.stdout), path=path)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
+from hindmost_judge.verdict.wording import OTHERS_USE, UNMEASURED, duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -63,11 +63,15 @@ def on_bound(report: Mapping[str, Any]) -> str:
     """What to do about the line on what limits the job; empty where nothing is, or a verdict says it."""
     by = report["job"]["bound"]["by"] if bound(report) else ""
     said = by == "cpu" and any(one.get("cause") == "cpu_contention" for one in report["verdicts"])
+    if by == "cpu" and OTHERS_USE in report["job"]["bound"]["evidence"]:
+        return "" if said else _DO_ON_OTHERS
     return "" if said else _DO_ON.get(by, "")
 
 
+#: What to do about CPUs that other processes use.
+_DO_ON_OTHERS = "stop the other processes (`top` lists them), or reserve whole nodes"
 _DO_ON = {
-    "cpu": "see what uses the CPUs (`top`): stop other programs, or run fewer ranks per node, each on its own CPU",
+    "cpu": "run fewer ranks per node, each on its own CPU",
     "communication": "overlap transfers with computing, or send less data",
     "copies": "copy from pinned memory, in the background: `pin_memory=True`, `batch.to(device, non_blocking=True)`",
     "host": "launch fewer, larger kernels: CUDA graphs, torch.compile, fused optimizers, larger batches",
@@ -319,8 +323,11 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
     """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
     named = any(one["ranks"] for one in report["verdicts"])
     found = [title_of("caused")] if named and _measured("caused", report["ranks"]) else []
-    for one in report["verdicts"]:
-        for names in _DECIDING.get(one.get("cause") or _OF_KIND.get(one["kind"], ""), ()):
+    causes = [one.get("cause") or _OF_KIND.get(one["kind"], "") for one in report["verdicts"]]
+    if (report["job"].get("bound") or {}).get("by") == "cpu":
+        causes.append("cpu_contention")
+    for cause in causes:
+        for names in _DECIDING.get(cause, ()):
             titles = [title_of(name) for name in names if _measured(name, report["ranks"])]
             if titles:
                 found += titles

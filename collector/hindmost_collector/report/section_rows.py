@@ -107,7 +107,8 @@ _NEGLIGIBLE = 0.0005
 def _wall_clock(one: _Run) -> dict[str, list[dict[str, Any]]]:
     stalls = [(stall["since_s"], stall["until_s"]) for stall in one.report["job"].get("stalls") or ()]
     first = None if one.seen is None or not len(one.seen.steps) else int(one.seen.steps[0])
-    found = wall_clock.wall_clock(one.run, stalls, first)
+    hung = any(verdict["kind"] in STOPS for verdict in one.report["verdicts"][:1])
+    found = wall_clock.wall_clock(one.run, stalls, first, hung=hung)
     if found is None:
         one.lacks("wall_clock", "parts of the run", "no step, and no collective of a host, was recorded with its time")
         return {"parts": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
@@ -16,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, sections
-from hindmost_collector.report.verdict_lines import in_short, overlap, rendered
+from hindmost_collector.report.verdict_lines import decisive, in_short, overlap, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -38,8 +39,10 @@ _NOTES, _ADVICE = 2, 2
 #: A table with a text of more words than this is written row by row; settings are tried first that are about this
 #: share of the step.
 _PROSE, _TRIED = 7, 0.05
-#: How the rest of the evidence is asked for.
-EXPLAIN = "hindmost report PATH --explain"
+#: What stands for a recording where its path is not known, and what judges write in advice for it.
+PATH, _RUN = "PATH", "hindmost report RUN"
+#: The label of what limits the typical step, as verdicts on all ranks have it.
+_LIMITED = "LIMITED BY"
 #: What the numbers of a verdict are, with all its evidence.
 _MEANS = "how sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
 
@@ -51,13 +54,14 @@ def render(
     ranks: Iterable[int] | None = None,
     *,
     explain: bool = False,
-    more: str = EXPLAIN,
+    path: str = PATH,
     wanted: Collection[str] = (),
 ) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as text.
 
     ``ranks`` limits the tables to these. Without ``explain`` each verdict has the one line of evidence that decided it,
-    and a last line has the command that shows ``more``: of a job that stopped the table, too. Of a report with
+    and a last line has the command that shows more, with the ``path`` of the recording as a shell takes it (empty: the
+    job runs). Of a job that stopped or failed that also has the limit, the pace and the table. Of a report with
     sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
@@ -66,15 +70,25 @@ def render(
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):
         page.print(labelled("DO", report["job"]["to_do"]))
-    verdicts = (rendered if explain else in_short)(report)
+    verdicts = [
+        replace(one, do=tuple(text.replace(_RUN, f"hindmost report {path}") for text in one.do))
+        for one in (rendered if explain else in_short)(report)
+    ]
     notes = sorted(report.get("notes") or (), key=lambda note: not note.startswith(STALL))
     stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
+    costs = any(one.cost for one in shown)
+    over = not explain and (stopped or (bool(report["job"].get("to_do")) and not costs))  # the end is the news
     for one in shown:
-        aside = one.head == "OK" and report["job"].get("ended") and not explain  # how the job ended is the news
-        said = "; ".join((one.what, *one.why[:1]))
+        aside = not explain and (
+            (one.head == "OK" and report["job"].get("ended")) or (one.head == "UNSURE" and report["job"].get("to_do"))
+        )
+        said = "; ".join((one.what, *decisive(one)) if one.head == "OK" else decisive(one))
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
-    _print_job(page, report, costs=any(one.cost for one in shown), explain=explain)
+    if overlapping := overlap(report):
+        page.print(labelled("NOTE", overlapping, "dim"))
+    if not over:
+        _print_job(page, report, costs=costs, explain=explain)
     waste = columns.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
@@ -82,12 +96,13 @@ def render(
     shown_notes = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
     for note in shown_notes:
         page.print(labelled("NOTE", note, "dim"))
-    hidden = sum(len(one.why[1:]) for one in shown) + len(report["verdicts"]) - len(shown)
-    if not explain and (hidden or waste or len(notes) > len(shown_notes)):
+    hidden = sum(len(one.why) - len(decisive(one)) for one in shown) + len(report["verdicts"]) - len(shown)
+    if not explain and (over or hidden or waste or len(notes) > len(shown_notes)):
+        more = f"hindmost report {path} --explain" if path else "on the page"
         page.print(Text(f"all evidence: {more}", "dim"), soft_wrap=True)
-    if explain and any(one.cost for one in shown):
+    if explain and costs:
         page.print(labelled("NOTE", _MEANS, "dim"))
-    if explain or ranks is not None or not stopped:  # no column shows a stop
+    if ranks is not None or not over:  # no column shows a stop
         _print_ranks(page, report, ranks)
     asked = {name: found for name, found in (report.get("sections") or {}).items() if name in wanted}
     title = ""
@@ -150,18 +165,15 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
 
 
 def _print_job(page: Console, report: Mapping[str, Any], *, costs: bool, explain: bool) -> None:
-    """What is said of the job as a whole: how verdicts overlap, what limits it, its pace, and settings to try."""
-    if overlapping := overlap(report):
-        page.print(labelled("NOTE", overlapping, "dim"))
-    if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
-        limited = "otherwise limited by" if costs else "by"
-        page.print(labelled("BOUND", f"{limited} {bound}" if columns.bound_by(report) else bound))
-        if to_do := columns.on_bound(report):
-            page.print(labelled("DO", to_do))
+    """What is said of the job as a whole: what limits it, its pace, and settings to try."""
     parts = report.get("sections") or {}
+    settings = [one for one in (parts.get("advice") or {}).get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
+    if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
+        page.print(labelled(_LIMITED, f"also {bound}" if costs and columns.bound_by(report) else bound))
+        if (to_do := columns.on_bound(report)) and not settings:
+            page.print(labelled("DO", to_do))
     if pace := sections.in_one_line(parts):
         page.print(labelled("PACE", pace))
-    settings = [one for one in (parts.get("advice") or {}).get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
     for one in settings[:_ADVICE]:
         page.print(labelled("TRY", f"{one['set']} ({one['found']})"))
 
@@ -229,7 +241,7 @@ def _verdict(one: RenderedVerdict, width: int, explain: bool) -> Group:
     lines = [_head(one, width)]
     lines += [labelled("COST", one.cost)] if one.cost else []
     lines += [labelled("ALSO", one.also)] if one.also else []
-    why = one.why if explain else one.why[:1]
+    why = one.why if explain else decisive(one)
     lines += [labelled("" if at else "WHY", text) for at, text in enumerate(why)]
     lines += [labelled("WHERE", one.where)] if one.where and explain else []
     lines += [labelled("" if at else "DO", text) for at, text in enumerate(one.do)]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from hindmost_judge.verdict.schema import UNSURE
-from hindmost_judge.verdict.wording import TWO_CAUSES, duration, names
+from hindmost_judge.verdict.wording import RANKS_WAIT, TWO_CAUSES, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
@@ -79,6 +79,12 @@ def in_short(report: Mapping[str, Any]) -> list[RenderedVerdict]:
         else:
             first[key] = words
     return [replace(words, also=_periods(again.get(key, ()))) for key, words in first.items()]
+
+
+def decisive(one: RenderedVerdict) -> tuple[str, ...]:
+    """The evidence that is shown first: what decided; and how long ranks wait though none is slow."""
+    waits = one.head == "OK" and "".join(one.why[1:2]).startswith(RANKS_WAIT)
+    return one.why[: 2 if waits else 1]
 
 
 def _periods(verdicts: Iterable[Mapping[str, Any]]) -> str:

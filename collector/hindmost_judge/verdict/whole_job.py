@@ -18,12 +18,13 @@ from hindmost_judge.verdict.schema import UNSURE, Bound, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
     from hindmost_judge.causes.loading import Loading
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.usage import CpuUse
 
 #: Exposed transfers take this share of the typical step: the job is limited by communication (of the step).
 _BOUND_TRANSFER = 0.5
@@ -255,8 +256,12 @@ _MOSTLY_STALLS = 0.5
 _MATH = {"tensor_activity": "tensor cores", "fp64_activity": "FP64", "fp32_activity": "FP32", "fp16_activity": "FP16"}
 
 
-def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settings) -> Bound | None:
+def step_limit(
+    blocks: Blocks | None, named: Sequence[Verdict], settings: Settings, used: Mapping[str, CpuUse] | None = None
+) -> Bound | None:
     """By what the typical step is bound: the resource that would have to be faster for it to be shorter.
+
+    ``used`` says of nodes who uses their CPUs.
 
     ``unknown`` where what was measured shows none; ``None`` if nothing was measured.
 
@@ -276,24 +281,24 @@ def step_limit(blocks: Blocks | None, named: Sequence[Verdict], settings: Settin
     if "oversubscribed" in kinds:
         return Bound("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found = _of_queue(blocks) or _of_transfers(blocks, queued) or _of_copies(blocks)
+    found = _of_queue(blocks, used or {}) or _of_transfers(blocks, queued) or _of_copies(blocks)
     return found or _of_gpus(blocks) or _of_computing(blocks)
 
 
-def _of_queue(blocks: Blocks) -> Bound | None:
+def _of_queue(blocks: Blocks, use: Mapping[str, CpuUse]) -> Bound | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
     if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
         return None
-    waits = float(np.min(rates))
-    if waits >= _BOUND_TRANSFER:
-        return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} of the time")
-    if used is None or not waits >= cpu_wait.QUEUED:
+    waits, when = float(np.min(rates)), "of the time"
+    if not waits >= _BOUND_TRANSFER and used is not None and waits >= cpu_wait.QUEUED:
+        waits = float(np.min(rates / (rates + used)))  # ranks that wait for each other want none meanwhile
+        when = "of the time in which it wants one"
+    if not waits >= _BOUND_TRANSFER:
         return None
-    wanted = float(np.min(rates / (rates + used)))  # ranks that wait for each other want none meanwhile
-    if not wanted >= _BOUND_TRANSFER:
-        return None
-    return Bound("cpu", f"every rank waits for a CPU for at least {percent(wanted)} of the time in which it wants one")
+    node = max(use, key=lambda one: use[one].others / use[one].cpus, default=None)
+    whose = f". {wording.who_uses_cpus(node, *use[node])}" if node is not None else ""
+    return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} {when}{whose}")
 
 
 def _of_transfers(blocks: Blocks, queued: float) -> Bound | None:

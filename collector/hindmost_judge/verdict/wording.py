@@ -423,6 +423,10 @@ TELLING_ON_SHARED_CPUS = (
 )
 
 
+#: How the evidence begins that says what ranks wait though none is slow.
+RANKS_WAIT = "ranks wait"
+
+
 def balanced(
     blocks: Blocks, wasted: float, least: float, needs: Blocks | None = None, *, queued: bool = False
 ) -> tuple[list[str], bool]:
@@ -458,8 +462,20 @@ def balanced(
         beside = ", overlapped with computing" if blocks.overlapped else ""
         found.append(f"transfers: {ms(transfers * blocks.step_ns)} per step ({percent(transfers)}{beside})")
     if wasted > 0.05 * blocks.step_ns:
-        found.append(f"ranks wait {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
+        found.insert(1, f"{RANKS_WAIT} {ms(wasted)} per step for the last to arrive, {last_in_turn(blocks)}")
     return found, sure
+
+
+#: How a sentence begins that says that the job's CPUs are mostly used by others.
+OTHERS_USE = "Other processes use"
+
+
+def who_uses_cpus(node: str, cpus: float, ranks: float, others: float) -> str:
+    """``Ranks use 1.6 of the 2 CPUs of node17, other processes 0.3``: who uses more of them comes first."""
+    of = f"of the {cpus:.0f} CPUs of {node}"
+    if others > ranks:
+        return f"{OTHERS_USE} {others:.1f} {of}, ranks {ranks:.1f}"
+    return f"Ranks use {ranks:.1f} {of}, other processes {others:.1f}"
 
 
 def _how_surely(share: float, least: float) -> tuple[str, bool]:

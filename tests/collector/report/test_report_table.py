@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from hindmost_collector.report import columns, text, verdict_lines
+from hindmost_collector.report import columns, markdown, text, verdict_lines
 
 
 def report(**row: Any) -> dict[str, Any]:
@@ -53,6 +53,15 @@ def test_advice_is_given_once() -> None:
     other = slow | {"ranks": [0], "advice": ["look at rank 1", "look at rank 0"]}
     found = verdict_lines.rendered(report() | {"verdicts": [slow, {**slow, "since_step": 40}, other]})
     assert [one.do for one in found] == [("look at rank 1",), (), ("look at rank 0",)]
+
+
+def test_commands_have_the_path_of_the_recording() -> None:
+    """In text and in Markdown: a reader at another machine has no RUN and no PATH."""
+    advised = {"kind": "insufficient_data", "ranks": [], "evidence": ["a", "b"], "advice": ["`hindmost report RUN`"]}
+    found = report() | {"verdicts": [advised]}
+    for shown in (text.render(found, path="'my run'"), markdown.render(found, path="'my run'")):
+        assert "`hindmost report 'my run'`" in shown
+        assert "all evidence: hindmost report 'my run' --explain" in shown
 
 
 def test_a_fault_that_comes_again_is_one_verdict() -> None:

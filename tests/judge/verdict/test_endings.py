@@ -293,6 +293,7 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
     assert lines[1].startswith("ENDED  exit code 137 (SIGKILL); rank 0 on node0 died first")
     advice = OOM.replace("rank 1", "rank 0")
     assert f"DO     {advice}" in lines
+    assert not any(line.startswith("UNSURE") for line in lines), "how the job ended is the news"
     assert inside(html.render(report.to_dict()))["report"]["job"]["to_do"] == advice
 
 

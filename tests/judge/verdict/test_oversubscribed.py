@@ -134,4 +134,4 @@ def test_the_report_reads_as_one_finding() -> None:
     """Head line, cost, the CPUs; and no line that calls it communication."""
     page = text.render(judge(bound(shared(2, 0, 1), {0: "0", 1: "0"})).to_dict(), width=120)
     assert "SLOW   ranks 0 and 1 on node0: share too few CPUs" in page
-    assert "BOUND" not in page
+    assert "LIMITED BY" not in page

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.tables import concatenate, table
 from hindmost_collector.report import columns, html, text
 from hindmost_collector.report.verdict_lines import with_rendered
@@ -15,6 +16,7 @@ from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import build_blocks
+from hindmost_judge.usage import CpuUse
 from hindmost_judge.verdict import whole_job
 from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
 
@@ -93,7 +95,7 @@ def test_where_nothing_was_sampled_nothing_is_said() -> None:
     report = judge(replace(recorded(), metrics=table("metrics", node=[]))).to_dict()
     assert report["job"]["bound"] is None
     assert columns.bound(report) == ""
-    assert "BOUND" not in text.render(report)
+    assert "LIMITED BY" not in text.render(report)
 
 
 def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
@@ -132,7 +134,7 @@ def test_too_few_steps_say_nothing() -> None:
 def test_a_report_says_it_in_one_line() -> None:
     """In text and in HTML, in words for each of what it may be."""
     report = judge(recorded(gpu_bound="memory")).to_dict()
-    assert "BOUND  by GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
+    assert "LIMITED BY GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
     assert inside(html.render(report))["report"]["bound"].startswith("GPU memory bandwidth, no fault")
     for by in BOUNDS:
         assert "_" not in columns.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
@@ -141,7 +143,7 @@ def test_a_report_says_it_in_one_line() -> None:
 @pytest.mark.parametrize(
     ("by", "cause", "said"),
     [
-        ("cpu", None, "see what uses the CPUs"),
+        ("cpu", None, "run fewer ranks per node"),
         ("cpu", "cpu_contention", ""),  # its verdict says it
         ("communication", None, "overlap transfers with computing"),
         ("gpu_compute", None, ""),
@@ -164,3 +166,27 @@ def test_a_job_that_mostly_stalls_is_not_limited_by_what_its_steps_do() -> None:
     stalls = Verdict("intermittent", (1,), cost_ratio=0.77)
     assert whole_job.step_limit(blocks, [replace(stalls, cost_ratio=0.2)], DEFAULT) is not None
     assert whole_job.step_limit(blocks, [stalls], DEFAULT) is None
+
+
+@pytest.mark.parametrize(
+    ("ranks", "others", "said", "do"),
+    [
+        (1.6, 0.3, "Ranks use 1.6 of the 2 CPUs of n1, other processes 0.3", "run fewer ranks per node"),
+        (0.4, 1.5, "Other processes use 1.5 of the 2 CPUs of n1, ranks 0.4", "stop the other processes"),
+    ],
+)
+def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
+    ranks: float, others: float, said: str, do: str
+) -> None:
+    """Of the node where others use most; what to do follows from that, and the table has the wait for a CPU."""
+    run = load(ROOT / "tests/fixtures/recordings/mpi-observed-even-4.tar.xz")
+    use = {"n0": CpuUse(2.0, 1.0, 0.1), "n1": CpuUse(2.0, ranks, others)}
+    told = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, use)
+    assert told is not None
+    assert told.by == "cpu"
+    assert told.evidence.endswith(f". {said}")
+    report = judge(run).to_dict()
+    report["job"]["bound"] = {"by": told.by, "evidence": told.evidence}
+    report["verdicts"][0]["cause"] = None
+    assert columns.on_bound(report).startswith(do)
+    assert "CPU queue" in columns.deciding(report)

@@ -146,7 +146,8 @@ def test_the_last_rank_on_shared_cpus_is_the_schedulers_doing() -> None:
     found = judge(make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))).verdicts[0]
     assert found.kind == "balanced"
     assert "more CPU and file I/O time than its peers: negligible" in found.evidence[0]
-    assert "the scheduler's doing" in found.evidence[1]
+    assert "ranks wait" in found.evidence[1]
+    assert "the scheduler's doing" in found.evidence[2]
 
 
 def test_a_rank_that_nearly_always_comes_last_is_not_excused_by_shared_cpus() -> None:
@@ -325,3 +326,18 @@ def test_the_table_of_a_stopped_job_says_which_steps_it_shows() -> None:
     report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
     assert "ms per step" not in text.render(report)
     assert "ms per step, medians of the steps before the job stopped" in text.render(report, explain=True)
+
+
+def test_the_end_of_a_job_is_not_followed_by_what_limits_its_steps() -> None:
+    """Who has a hang to find, or a traceback to read, needs no pace, no settings and no table."""
+    report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
+    report["job"]["bound"] = {"by": "cpu", "evidence": "so it is"}
+    assert "LIMITED BY" not in text.render(report)
+    assert "LIMITED BY too few free CPUs: so it is" in text.render(report, explain=True)
+
+
+def test_that_ranks_wait_though_none_is_slow_is_shown_with_ok() -> None:
+    """The table shows waits; the line above says that they are no rank's fault."""
+    found = judge(make(Load(ranks=4, steps=300, compute=2.0, cpus=2, jostle=3.0))).to_dict()
+    (line,) = [line for line in text.render(found, 200).splitlines() if "ranks wait" in line]
+    assert line.endswith("per step for the last to arrive, a different rank each time")
