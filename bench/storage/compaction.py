@@ -1,5 +1,7 @@
 """What compaction costs while a job runs: ``python -m bench.storage.compaction --nodes 1 --seconds 7200``.
 
+With ``--finished-jobs N`` instead: what rounds of upkeep cost a store of so many jobs that ended long ago.
+
 Simulated nodes' samples are flushed every ten seconds, and the store's upkeep runs after every third flush, as the
 collector runs it. A process of its own, so that its peak memory is this work's.
 """
@@ -14,8 +16,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import metrics_tables
-from hindmost_collector.store.parquet import compaction
+from hindmost_collector.store.parquet import compaction, segments
 from hindmost_collector.store.parquet.compaction import merged
 from hindmost_collector.store.parquet.store import ParquetStore
 
@@ -65,6 +68,25 @@ def measured(nodes: int, seconds: int, folder: Path) -> dict[str, Any]:
     }
 
 
+def at_rest(jobs: int, folder: Path) -> dict[str, Any]:
+    """CPU seconds of three rounds of upkeep, compaction and retention, when nothing happens."""
+    store = ParquetStore(folder, single=False)
+    for job in range(jobs):
+        for table in schema.FILED:
+            directory = folder / f"job{job}" / "segments" / table
+            directory.mkdir(parents=True)
+            (directory / segments.file_name(f"202601{1 + job % 28:02}", job, job)).write_bytes(b"rows")
+    work = compaction.Upkeep(store, compaction.Retention(days=10_000.0, bytes=1 << 40))
+    rounds = []
+    for _ in range(3):
+        began = time.thread_time()
+        while work.compact() or work.expire():
+            pass
+        rounds.append(round(time.thread_time() - began, 3))
+    store.close()
+    return {"jobs": jobs, "tables": len(schema.FILED) * jobs, "round_cpu_s": rounds}
+
+
 def _peak_mib() -> float:
     """Of this program: ru_maxrss would count the one that started it too."""
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -78,9 +100,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--nodes", type=int, default=1)
     parser.add_argument("--seconds", type=int, default=7200)
+    parser.add_argument("--finished-jobs", type=int, default=0)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        sys.stdout.write(json.dumps(measured(args.nodes, args.seconds, Path(name))) + "\n")
+        jobs, folder = args.finished_jobs, Path(name)
+        found = at_rest(jobs, folder) if jobs else measured(args.nodes, args.seconds, folder)
+        sys.stdout.write(json.dumps(found) + "\n")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from hindmost.errors import UsageError
 from hindmost_cli import query
 from hindmost_collector.store import schema
 from hindmost_collector.store.arrow_tables import in_order
-from hindmost_collector.store.parquet import segments
+from hindmost_collector.store.parquet import compaction, segments
 from hindmost_collector.store.parquet.compaction import LEAST_SEGMENTS as LEAST
 from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore
@@ -88,6 +88,49 @@ def test_compaction_happens_again_with_what_came_later(store, tmp_path):
         store.write({("j", "steps"): [steps(step)]}, {"a@n": step})
     assert upkeep.compact() == LEAST + 1
     assert len(hindmost_collector.open(tmp_path).steps()) == 2 * LEAST + 4
+
+
+def test_a_store_at_rest_is_not_read(store, monkeypatch):
+    """Upkeep reads what flushes wrote into since, and the whole store once a day: old jobs cost nothing."""
+    now = time.time()
+    upkeep = Upkeep(store, Retention(days=7, bytes=1 << 40), now=lambda: now)
+    store.write({("old", "ranks"): [schema.arrow_schema("ranks").empty_table()]}, {})
+    read = []
+    listdir = segments.os.listdir
+    monkeypatch.setattr(segments.os, "listdir", lambda path: read.append(path) or listdir(path))
+
+    def round_of_upkeep():
+        read.clear()
+        while upkeep.compact() or upkeep.expire():
+            pass
+        return {path.parents[1].name for path in read if path.parent.name == "segments"}
+
+    assert round_of_upkeep() == {"j", "old"}
+    assert round_of_upkeep() == set()
+    store.write({("j", "steps"): [steps(100)]}, {})
+    assert round_of_upkeep() == {"j"}
+    now += DAY
+    assert round_of_upkeep() == {"j", "old"}
+
+
+def test_a_full_store_is_surveyed_when_what_goes_next_is_unknown(store, tmp_path, monkeypatch):
+    """Over its limit the oldest go, round after round; what a user removed by hand makes room within an hour."""
+    monkeypatch.setattr(compaction, "_OLDEST", 3)
+    directory = tmp_path / "j/segments/steps"
+    one = next(directory.glob("*.parquet")).stat().st_size
+    now = time.time()
+    upkeep = Upkeep(store, Retention(bytes=(LEAST + 4) * one + one // 2), now=lambda: now)
+    assert upkeep.expire() == 0
+    for step in range(100, 106):
+        store.write({("j", "steps"): [steps(step)]}, {})
+        assert upkeep.expire() > 0
+    kept = hindmost_collector.open(tmp_path).steps()["step"].to_pylist()
+    assert kept == [*range(7, LEAST + 4), *range(100, 106)]
+    for path in list(directory.glob("*.parquet"))[:10]:
+        path.unlink()
+    now += compaction.SURVEY_S
+    store.write({("j", "steps"): [steps(106)]}, {})
+    assert upkeep.expire() == 0
 
 
 def test_compaction_survives_a_crash(store, tmp_path, monkeypatch):

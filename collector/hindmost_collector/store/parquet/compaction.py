@@ -11,8 +11,11 @@ as its table has doubled since, and not every few minutes until the day is over.
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
+import math
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -27,7 +30,7 @@ from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.segments import TEMPORARY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
     from pathlib import Path
 
     Array = np.ndarray[Any, Any]
@@ -287,6 +290,8 @@ LEAST_SEGMENTS, MOST_SEGMENTS = 16, 64
 LARGE_BYTES = 32 << 20
 #: This part at most of the allowed space is kept free for the data until the next round.
 _MOST_AHEAD = 8
+#: Between two surveys of a store that is full, s; and segments that are known, from one, to go next.
+SURVEY_S, _OLDEST = 3600.0, 4096
 
 
 @dataclass(frozen=True)
@@ -298,24 +303,47 @@ class Retention:
 
 
 class Upkeep:
-    """What the collector does to its store between flushes; one small piece at each call."""
+    """What the collector does to its store between flushes; one small piece at each call.
+
+    It looks at what flushes wrote since. The whole store is read once a day, when what is left of the day before is to
+    be merged or has become too old; and for its size at most once in an hour, or each ``_OLDEST`` deletions.
+    """
 
     def __init__(self, store: ParquetStore, retention: Retention, now: Callable[[], float] = time.time) -> None:
         self._store, self._retention, self._now = store, retention, now
         self._emptied: set[Path] = set()
         self._newer: set[Path] = set()
-        self._left: int | None = None  # bytes of all segments after the last round by size
+        self._day_merged = self._day_expired = ""  # those of which everything was looked at
+        self._due: dict[Path, None] = {}  # directories of tables that may have something to merge
+        self._came = 0  # bytes since the last round by size
+        self._taken = 0  # bytes of all segments
+        self._surveyed_s = -math.inf
+        self._oldest: deque[Segment] = deque()  # those that go next for their size
+
+    def _follow(self) -> None:
+        """Take in what flushes wrote."""
+        news = self._store.news()
+        self._due |= dict.fromkeys(one for one in news if one.name not in schema.LEVELS)
+        came = sum(news.values())
+        self._came, self._taken = self._came + came, self._taken + came
 
     def compact(self) -> int:
         """Merge the small segments of one table, if any has enough of them; how many went. Raises OSError.
 
         A damaged one among them is set aside instead, and the others are merged at the next call.
         """
-        today = time.strftime("%Y%m%d", time.gmtime(self._now()))
-        for directory in sorted(self._store.root.rglob("segments/*")):
-            if directory.name in schema.LEVELS or directory in self._newer:
-                continue  # levels are made from the samples, and merged as they are
+        self._follow()
+        today = self._day(0)
+        if today != self._day_merged:  # levels are made from the samples, and merged as they are
+            every = segments.tables(self._store.root)
+            self._day_merged, self._due = today, dict.fromkeys(one for one in every if one.name not in schema.LEVELS)
+        while self._due:
+            directory = next(iter(self._due))
+            del self._due[directory]
+            if directory in self._newer:
+                continue
             for small in mergeable(directory, today):
+                self._due[directory] = None  # again, after all others: more may be left, or this fails
                 try:
                     self._merge(directory, small)
                 except HindmostError as error:
@@ -357,7 +385,12 @@ class Upkeep:
             for writer in writers.values():
                 writer.discard()
             raise error if isinstance(error, OSError) else OSError(str(error)) from error
-        self._store.swap(made, [directory.with_name(table) / one.path.name for table in tables for one in small])
+        replaced = [directory.with_name(table) / one.path.name for table in tables for one in small]
+        before = _bytes(replaced)
+        self._store.swap(made, replaced)
+        self._taken += _bytes(made.values()) - before
+        if self._oldest and _age(small[0]) <= _age(self._oldest[-1]):
+            self._oldest.clear()  # the merged one is to go in its turn
 
     def expire(self) -> int:
         """Delete what is older or more than the retention allows; how many bytes went. Raises OSError.
@@ -366,49 +399,73 @@ class Upkeep:
         """
         freed = 0
         self._store.review_torn()
-        if self._retention.days:
+        self._follow()
+        if self._retention.days and self._day_expired != self._day(0):
             limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
-            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in _expendable(self._segments())]
-            freed += self._delete([one for one, longer in kept if one.day < limits[longer]])
-        return freed + (self._expire_by_size() if self._retention.bytes else 0)
+            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in _expendable(self._survey())]
+            freed = self._delete([one for one, longer in kept if one.day < limits[longer]])
+            self._day_expired = self._day(0) if not freed else ""  # of a job that ends so, more may go now
+        freed += self._expire_by_size() if self._retention.bytes else 0
+        if not self._store.single:  # a job of which nothing is left to report on goes, now or in a later round
+            self._emptied = {job for job in self._emptied if not self._store.remove_empty(job)}
+        return freed
 
     def _expire_by_size(self) -> int:
         """Delete the oldest, so that what comes until the next round fits too: as much as came since the last one."""
-        limit, found = self._retention.bytes, self._segments()
-        total = sum(one.bytes for one in found)
-        coming = 0 if self._left is None else min(max(total - self._left, 0), limit // _MOST_AHEAD)
-        excess, doomed = total + coming - limit, []
-        for one in sorted(
-            _expendable(found), key=lambda one: (one.path.parent.name in schema.LEVELS, one.day, one.flush)
-        ):
+        limit, known = self._retention.bytes, self._surveyed_s > -math.inf
+        coming, self._came = min(self._came, limit // _MOST_AHEAD) if known else 0, 0
+        if known and self._taken + coming <= limit:
+            return 0
+        doomed, excess = self._first_to_go(self._taken + coming - limit)
+        if excess > 0 or self._now() - self._surveyed_s >= SURVEY_S:
+            self._survey()
+            doomed, _ = self._first_to_go(self._taken + coming - limit)
+        for _ in doomed:
+            self._oldest.popleft()
+        return self._delete(doomed)
+
+    def _first_to_go(self, excess: int) -> tuple[list[Segment], int]:
+        """The oldest segments that have so many bytes, and the bytes that they lack."""
+        doomed = []
+        for one in self._oldest:
             if excess <= 0:
                 break
             doomed.append(one)
             excess -= one.bytes
-        freed = self._delete(doomed)
-        self._left = total - freed
-        return freed
+        return doomed, excess
+
+    def _survey(self) -> list[Segment]:
+        """Every segment there is, those that were set aside too; their size, and the oldest, are kept."""
+        self._follow()
+        every = segments.tables(self._store.root)
+        found = [one for table in every for one in (*segments.listed(table), *segments.aside(table))]
+        self._taken, self._surveyed_s = sum(one.bytes for one in found), self._now()
+        self._oldest = deque(heapq.nsmallest(_OLDEST, _expendable(found), key=_age))
+        return found
 
     def _day(self, ago: float) -> str:
         """The day so many days ago as names have it; 1970 at the earliest, as names of earlier years do not sort."""
         return time.strftime("%Y%m%d", time.gmtime(max(0.0, self._now() - ago * 86400)))
 
-    def _segments(self) -> list[Segment]:
-        """Every segment there is, those that were set aside too."""
-        tables = list(self._store.root.rglob("segments/*"))
-        return [one for table in tables for one in (*segments.listed(table), *segments.aside(table))]
-
     def _delete(self, doomed: list[Segment]) -> int:
         freed = sum(one.bytes for one in doomed)
         for one in doomed:
             one.path.unlink(missing_ok=True)
-        if not self._store.single:  # a job of which nothing is left to report on goes, now or in a later round
-            self._emptied |= {one.path.parents[2] for one in doomed}
-            self._emptied = {job for job in self._emptied if not self._store.remove_empty(job)}
+        self._taken -= freed
+        self._emptied |= {one.path.parents[2] for one in doomed}
         if doomed:
             self._store.review_torn()
             log.info("retention: %d segments, %d bytes deleted", len(doomed), freed)
         return freed
+
+
+def _bytes(paths: Iterable[Path]) -> int:
+    return sum(path.stat().st_size for path in paths if path.exists())
+
+
+def _age(one: Segment) -> tuple[bool, str, int]:
+    """What goes first for its size: samples before what sums them up, the oldest before the others."""
+    return one.path.parent.name in schema.LEVELS, one.day, one.flush
 
 
 def _expendable(found: list[Segment]) -> list[Segment]:

@@ -76,6 +76,7 @@ class ParquetStore:
         self._known_directories: set[Path] = set()
         self._writing = threading.Lock()  # flushes and upkeep commit from different threads
         self._preparing: set[Path] = set()  # directories of jobs that a flush is about to commit to
+        self._news: dict[Path, int] = {}  # tables' directories, and the bytes that flushes committed to each
 
     @property
     def sequences(self) -> Mapping[str, int]:
@@ -116,10 +117,15 @@ class ParquetStore:
                 final = self._directory(job, str(PurePosixPath(name).parent)) / PurePosixPath(name).name
                 renames.append((final.with_name(f".{final.name}{TEMPORARY}"), final))
                 write_synced(renames[-1][0], content)
-            total = sum(temporary.stat().st_size for temporary, _ in renames)
+            sizes = {final: temporary.stat().st_size for temporary, final in renames}
             named = [(str(old.relative_to(self.root)), str(new.relative_to(self.root))) for old, new in renames]
             with self._writing:
-                self._journal.commit(named, sequences=dict(sequences), clock=clock)
+                before = self._journal.state
+                try:
+                    self._journal.commit(named, sequences=dict(sequences), clock=clock)
+                finally:
+                    if self._journal.state is not before:
+                        self._note(sizes)
         except UnsettledError:
             raise
         except OSError:
@@ -131,7 +137,18 @@ class ParquetStore:
         finally:
             with self._writing:
                 self._preparing = set()
-        return rows, total
+        return rows, sum(sizes.values())
+
+    def _note(self, sizes: Mapping[Path, int]) -> None:
+        for path, size in sizes.items():
+            if path.suffix == segments.SUFFIX:
+                self._news[path.parent] = self._news.get(path.parent, 0) + size
+
+    def news(self) -> dict[Path, int]:
+        """The directories of tables that flushes committed to since this was last asked, and how many bytes."""
+        with self._writing:
+            news, self._news = self._news, {}
+        return news
 
     def swap(self, made: Mapping[Path, Path], replaced: Iterable[Path]) -> None:
         """Put segments (temporary to final name) in the place of others, all in one commit. Raises OSError."""
@@ -222,9 +239,10 @@ class ParquetStore:
         self._torn = [path for path in self._torn if path.exists()]
 
     def _set_torn_aside(self) -> None:
-        for path in list(self.root.rglob(f"segments/*/*{segments.SUFFIX}")):
-            if segments.is_torn(path):
-                self.set_aside(path)
+        for table in segments.tables(self.root):
+            for one in segments.listed(table):
+                if segments.is_torn(one.path):
+                    self.set_aside(one.path)
 
     def close(self) -> None:
         """Give the directory free for another writer."""
