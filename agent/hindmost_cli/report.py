@@ -279,4 +279,8 @@ def write(content: str, output: Path | None, flag: str = "") -> None:
     try:
         output.write_text(content, encoding="utf-8")
     except OSError as error:
-        raise UsageError(f"{flag} {output}: cannot be written: {error.strerror}".lstrip()) from error
+        folder = output.parent
+        remedy = (
+            "name another file" if folder.is_dir() else f"make its folder first: mkdir -p {shlex.quote(str(folder))}"
+        )
+        raise UsageError(f"{flag} {output}: cannot be written: {error.strerror}; {remedy}".lstrip()) from error

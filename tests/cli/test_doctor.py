@@ -128,6 +128,18 @@ def test_the_kind_of_mpi_is_named(bare: Machine, said: str, state: str, names: s
     assert (finding.state, names in finding.found) == (state, True)
 
 
+def test_python_without_mpi4py_is_named_with_effect_and_remedy(bare: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled programs need it not, so that it is no failure of MPI."""
+    monkeypatch.setattr(Machine, "versions", lambda *_: {})
+    program = bare.root / "mpirun"
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'\n")
+    program.chmod(0o755)
+    finding = doctor.mpi(bare)
+    assert (finding.state, finding.remedy) == ("part", "pip install mpi4py")
+    assert "no mpi4py" in finding.found
+    assert "Python" in finding.lost
+
+
 def test_an_interpreter_that_is_too_old(bare: Machine) -> None:
     """Jobs of an interpreter that the probe does not support are said to be invisible."""
     old = bare.root / "python"

@@ -209,7 +209,17 @@ def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
         )
         == 2
     )
-    assert capsys.readouterr().err.startswith(f"hindmost simulate: --ground-truth {truth}: cannot be written: ")
+    said = capsys.readouterr().err
+    assert said.startswith(f"hindmost simulate: --ground-truth {truth}: cannot be written: ")
+    assert said.endswith(f"; make its folder first: mkdir -p {truth.parent}\n")
+
+
+def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who mixes two commands up reads which one has it; of an unknown option, where all are listed."""
+    assert hindmost_cli.main(["report", "run", "--fail-if", "step>3%"]) == 2
+    assert "; --fail-if belongs to `hindmost compare`" in capsys.readouterr().err
+    assert hindmost_cli.main(["report", "run", "--fail-never"]) == 2
+    assert "; `hindmost report --help` lists the options" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,15 @@ def test_a_useless_directory_loses_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     assert note == f"{wanted}: {why}; recording into {found}"
 
 
+def test_other_files_of_a_directory_stay_as_they_are(tmp_path: Path) -> None:
+    """A run's report.html does not replace the one that is there; the run is next to it."""
+    (tmp_path / "report.html").write_text("mine")
+    found, note = environment.run_directory(tmp_path, "job")
+    assert found == tmp_path / "job"
+    assert note == f"{tmp_path}: contains other files; recording into {found}"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job", "report.html"]
+
+
 def test_rings_of_another_user_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ring directory that another user made in our name is not trusted."""
     monkeypatch.setattr(environment.os, "getuid", lambda: 12345)

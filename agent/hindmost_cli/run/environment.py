@@ -67,12 +67,16 @@ def job_id(asked: str | None, argv: Sequence[str], environ: Mapping[str, str], n
 def run_directory(asked: Path | None, job: str) -> tuple[Path, str | None]:
     """The directory of this run, made, absolute and writable; and a sentence where it is not the one asked for.
 
-    A directory that cannot be written, is full, or contains another run must not lose this one: it goes to the
-    temporary directory instead. ``HindmostError`` where that fails too.
+    A directory that holds something else gets a new one inside. One that cannot be written, is full, or contains
+    another run must not lose this one: it goes to the temporary directory instead. ``HindmostError`` where that fails
+    too.
     """
-    wanted = asked or Path("hindmost-runs") / job
+    wanted, moved = asked or Path("hindmost-runs") / job, None
     try:
-        return _claimed(wanted.absolute()), None
+        if asked is not None and _holds_others(asked):
+            wanted = asked / job
+            moved = f"{asked}: contains other files; recording into {wanted}"
+        return _claimed(wanted.absolute()), moved
     except OSError as error:
         why = f"{wanted}: {error.strerror or error}"
     try:
@@ -142,6 +146,13 @@ def must_be_free(listen: str) -> None:
     except OSError as error:
         why = os.strerror(error.errno) if error.errno and error.errno > 0 else "no such host"
         raise HindmostError(f"--listen {listen}: {why}; name another port, or leave it out for a free one") from error
+
+
+def _holds_others(directory: Path) -> bool:
+    """Whether it has files that are of no run, which a run's could replace."""
+    if not directory.is_dir() or (directory / "meta.json").exists() or (directory / "segments").exists():
+        return False
+    return any(path.name != "logs" for path in directory.iterdir())
 
 
 def _claimed(directory: Path) -> Path:

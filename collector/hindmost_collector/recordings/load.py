@@ -140,7 +140,7 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
     if not strangers and not path.is_dir() and not is_archive(path):
         return f"{path}: neither a file nor a folder; hindmost reads {understood}"
     if not strangers and path.is_dir() and not any(path.iterdir()):
-        return f"{path}: an empty folder; hindmost reads {understood}"
+        return f"{path}: an empty folder; give a run directory (hindmost-runs/JOB), or a folder of traces"
     if not strangers:
         return f"{path}: no file in it that could be read; hindmost reads {understood}"
     if all(head.size == 0 for head in strangers):

@@ -374,7 +374,12 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if isolated:
         return "no rank was seen", job_command.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
-    return f"no MPI, NCCL or Python step was seen in {called}", _INHERIT
+    return f"no rank was seen: {called} ended{_after(job)} without MPI, NCCL or a Python step", _INHERIT
+
+
+def _after(job: Job) -> str:
+    """`` after 1.6 s``; empty where it is not known."""
+    return f" after {(job.ended_ns - job.started_ns) / 1e9:.1f} s" if job.started_ns and job.ended_ns else ""
 
 
 def _ended_early(run: Run, steps: int) -> tuple[str, str]:
