@@ -162,6 +162,23 @@ def test_size_is_bounded_oldest_first(store, tmp_path):
     assert hindmost_collector.open(tmp_path).steps()["step"].to_pylist() == [LEAST + 1, LEAST + 2, LEAST + 3]
 
 
+def test_reports_count_as_space_and_go_with_their_job(store, tmp_path):
+    """The page of a job is larger than a short job's segments; what another job wrote need not go for it as well."""
+    store.write({("k", "steps"): [steps(1)]}, {})
+    ranks = tmp_path / "j/segments/ranks"
+    ranks.mkdir(exist_ok=True)
+    segments.write("ranks", [schema.arrow_schema("ranks").empty_table()], ranks / segments.file_name("20250101", 1))
+    store.write_file("j", "report.html", bytes(1 << 20))
+    store.write_file("j", "stacks/0.txt", bytes(1 << 20))
+    upkeep = Upkeep(store, Retention(bytes=(5 << 20) // 2))
+    upkeep.expire()
+    assert (tmp_path / "j/report.html").exists()
+    store.write_file("j", "stacks/1.txt", bytes(1 << 20))
+    upkeep.expire()
+    assert not (tmp_path / "j").exists()
+    assert len(list((tmp_path / "k/segments/steps").glob("*.parquet"))) == 1
+
+
 def test_the_size_is_not_overshot_between_rounds(store, tmp_path):
     """Room is made for as much as came since the round before, and for no more where nothing comes."""
     directory = tmp_path / "j/segments/steps"

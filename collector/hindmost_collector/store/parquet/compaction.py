@@ -316,14 +316,15 @@ class Upkeep:
         self._day_merged = self._day_expired = ""  # those of which everything was looked at
         self._due: dict[Path, None] = {}  # directories of tables that may have something to merge
         self._came = 0  # bytes since the last round by size
-        self._taken = 0  # bytes of all segments
+        self._taken = 0  # bytes of all segments, and of the reports and stacks next to them
         self._surveyed_s = -math.inf
         self._oldest: deque[Segment] = deque()  # those that go next for their size
 
     def _follow(self) -> None:
         """Take in what flushes wrote."""
         news = self._store.news()
-        self._due |= dict.fromkeys(one for one in news if one.name not in schema.LEVELS)
+        tables = (one for one in news if one.parent.name == "segments")  # others hold reports and stacks
+        self._due |= dict.fromkeys(one for one in tables if one.name not in schema.LEVELS)
         came = sum(news.values())
         self._came, self._taken = self._came + came, self._taken + came
 
@@ -407,7 +408,11 @@ class Upkeep:
             self._day_expired = self._day(0) if not freed else ""  # of a job that ends so, more may go now
         freed += self._expire_by_size() if self._retention.bytes else 0
         if not self._store.single:  # a job of which nothing is left to report on goes, now or in a later round
-            self._emptied = {job for job in self._emptied if not self._store.remove_empty(job)}
+            for job in list(self._emptied):
+                beside = _beside(job)
+                if self._store.remove_empty(job):
+                    self._emptied.remove(job)
+                    self._taken -= 0 if job.exists() else beside
         return freed
 
     def _expire_by_size(self) -> int:
@@ -416,30 +421,45 @@ class Upkeep:
         coming, self._came = min(self._came, limit // _MOST_AHEAD) if known else 0, 0
         if known and self._taken + coming <= limit:
             return 0
-        doomed, excess = self._first_to_go(self._taken + coming - limit)
+        doomed, excess, with_their_job = self._first_to_go(self._taken + coming - limit)
         if excess > 0 or self._now() - self._surveyed_s >= SURVEY_S:
             self._survey()
-            doomed, _ = self._first_to_go(self._taken + coming - limit)
+            doomed, _, with_their_job = self._first_to_go(self._taken + coming - limit)
         for _ in doomed:
             self._oldest.popleft()
-        return self._delete(doomed)
+        return self._delete([*doomed, *with_their_job])
 
-    def _first_to_go(self, excess: int) -> tuple[list[Segment], int]:
-        """The oldest segments that have so many bytes, and the bytes that they lack."""
-        doomed = []
+    def _first_to_go(self, excess: int) -> tuple[list[Segment], int, list[Segment]]:
+        """The oldest segments that have so many bytes, the bytes that they lack, and what goes with their jobs.
+
+        Of a job of which nothing else is left that is who was where, its reports and its stacks.
+        """
+        doomed: list[Segment] = []
+        with_their_job: list[Segment] = []
+        rest: dict[Path, set[Path]] = {}
         for one in self._oldest:
             if excess <= 0:
                 break
             doomed.append(one)
             excess -= one.bytes
-        return doomed, excess
+            job = one.path.parents[2]
+            left = rest.setdefault(job, set(job.glob(f"segments/*/*{segments.SUFFIX}")))
+            if self._store.single or one.path not in left:
+                continue
+            left.remove(one.path)
+            if one.path.parent.name not in schema.IDENTITY and _says_who(left):
+                who = [each for table in {path.parent for path in left} for each in segments.listed(table)]
+                with_their_job += who
+                excess -= sum(one.bytes for one in who) + _beside(job)
+        return doomed, excess, with_their_job
 
     def _survey(self) -> list[Segment]:
         """Every segment there is, those that were set aside too; their size, and the oldest, are kept."""
         self._follow()
         every = segments.tables(self._store.root)
         found = [one for table in every for one in (*segments.listed(table), *segments.aside(table))]
-        self._taken, self._surveyed_s = sum(one.bytes for one in found), self._now()
+        beside = sum(map(_beside, {table.parents[1] for table in every}))
+        self._taken, self._surveyed_s = sum(one.bytes for one in found) + beside, self._now()
         self._oldest = deque(heapq.nsmallest(_OLDEST, _expendable(found), key=_age))
         return found
 
@@ -461,6 +481,16 @@ class Upkeep:
 
 def _bytes(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.exists())
+
+
+def _beside(job: Path) -> int:
+    """Bytes of a job's reports and stacks."""
+    return _bytes([*job.glob("report.*"), *job.glob("stacks/*")])
+
+
+def _says_who(paths: Iterable[Path]) -> bool:
+    """Whether all of these segments only say who is where."""
+    return all(path.parent.name in schema.IDENTITY for path in paths)
 
 
 def _age(one: Segment) -> tuple[bool, str, int]:

@@ -76,7 +76,7 @@ class ParquetStore:
         self._known_directories: set[Path] = set()
         self._writing = threading.Lock()  # flushes and upkeep commit from different threads
         self._preparing: set[Path] = set()  # directories of jobs that a flush is about to commit to
-        self._news: dict[Path, int] = {}  # tables' directories, and the bytes that flushes committed to each
+        self._news: dict[Path, int] = {}  # tables' directories, or of files, and the bytes that came to each
 
     @property
     def sequences(self) -> Mapping[str, int]:
@@ -145,7 +145,8 @@ class ParquetStore:
                 self._news[path.parent] = self._news.get(path.parent, 0) + size
 
     def news(self) -> dict[Path, int]:
-        """The directories of tables that flushes committed to since this was last asked, and how many bytes."""
+        """The directories that flushes committed to, or files were written to, since this was last asked, and how many
+        bytes."""
         with self._writing:
             news, self._news = self._news, {}
         return news
@@ -198,7 +199,10 @@ class ParquetStore:
         """Replace a file of the run directory (``report.json``, ``stacks/…``). Raises OSError."""
         path = self.job_directory(job) / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        before = path.stat().st_size if path.exists() else 0
         write_durably(path, content)
+        with self._writing:
+            self._news[path.parent] = self._news.get(path.parent, 0) + len(content) - before
 
     def read_file(self, job: str, name: str) -> bytes | None:
         """The content of a file of the run directory; None where there is none of that name. Raises OSError."""
