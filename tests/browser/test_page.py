@@ -12,7 +12,7 @@ from hindmost_collector.page import data, document
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.report import html, section_rows, sections
 from hindmost_collector.serve.live_page import Condition
-from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_judge.judge import judge
 from hindmost_judge.overview import Overview
@@ -195,6 +195,40 @@ def test_each_state_is_shown_as_what_it_is(browser: Any, show: Callable[..., Any
     assert list(colours.values()).count(colours["running"]) == 1
 
 
+def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -> None:
+    """How it ended and what to do stand at the top; OK is not green, no steps are chosen, nothing limits it."""
+    found = judge(simulate(Scenario(4, 60, faults=(Fault("hang", (1,), 0.0, 30),))).run)
+    report = found.to_dict()
+    report["job"] |= {"ended": "exit code 1", "to_do": "read the traceback", "bound": {"by": "cpu", "evidence": "so"}}
+    page = tmp_path / "report.html"
+    page.write_text(html.render(report, simulate(Scenario(4, 60)).run, found.overview), encoding="utf-8")
+    browser.open(page.as_uri())
+    browser.until(f"{ROWS} == 4")
+    assert browser.text("#alarm") == "The job has ended: exit code 1. Do: read the traceback."
+    assert "LIMITED BY" not in browser.text("#notes")
+    assert browser.run("return view.range") is None
+    report["verdicts"] = [{**report["verdicts"][0], "kind": "balanced", "ranks": [], "confidence": 0.9}]
+    page.write_text(html.render(report), encoding="utf-8")
+    browser.open(page.as_uri())
+    browser.until("document.querySelector('.verdict h2').innerText.startsWith('OK')")
+    assert "nodata" in browser.run("return document.querySelector('.verdict').className")
+    assert browser.text("#notes").startswith("LIMITED BY too few free CPUs")
+
+
+def test_a_job_without_gpus_has_no_tab_and_no_lane_of_them(browser: Any, show: Callable[..., Any]) -> None:
+    """What a job cannot have is not said to be missing; the commands of a running job can be typed as they are."""
+    stuck = {"kind": "insufficient_data", "ranks": [], "victims": [], "cause": None, "evidence": ["x"]}
+    show(report(verdicts=[stuck | {"advice": ["run `hindmost attach --stacks --job ID`"]}]), overview())
+    browser.until(f"{ROWS} == 4")
+    gpus = browser.run("return onGpus()")
+    assert browser.run("return document.getElementById('tab-gpus').hidden") == (not gpus)
+    browser.run("now.ranks.gpu = []; delete shown().lanes; lanesOf(shown()).gpu = []; showTable()")
+    assert browser.run("return document.getElementById('tab-gpus').hidden")
+    assert "GPU" not in browser.text("#ranks")
+    assert browser.text(".verdict code") == "hindmost attach --stacks --job demo"
+    assert browser.text("#notes code").startswith("hindmost top 127.0.0.1:")
+
+
 @pytest.mark.parametrize(
     ("verdict", "head", "calm"),
     [
@@ -294,7 +328,7 @@ def test_the_page_of_a_run_has_its_sections_in_a_tab(browser: Any, tmp_path: Pat
     browser.run("document.getElementById('tab-run').click()")
     browser.until("document.querySelectorAll('#other table').length > 5")
     titles = browser.run("return [...document.querySelectorAll('#other h2')].map(one => one.innerText)")
-    assert [title.lower() for title in titles[:3]] == ["wall clock", "throughput", "what bounds the job"]
+    assert [title.lower() for title in titles[:3]] == ["wall clock", "throughput", "what limits the job"]
     assert "all_reduce" in browser.text("#other")
     browser.width(400)
     assert browser.run("return document.documentElement.scrollWidth") <= 400

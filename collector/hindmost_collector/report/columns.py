@@ -324,7 +324,7 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
     named = any(one["ranks"] for one in report["verdicts"])
     found = [title_of("caused")] if named and _measured("caused", report["ranks"]) else []
     causes = [one.get("cause") or _OF_KIND.get(one["kind"], "") for one in report["verdicts"]]
-    if (report["job"].get("bound") or {}).get("by") == "cpu":
+    if (report["job"].get("bound") or {}).get("by") == "cpu" and not of_fault(report)[0]:  # which needs the room
         causes.append("cpu_contention")
     for cause in causes:
         for names in _DECIDING.get(cause, ()):

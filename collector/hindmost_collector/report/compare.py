@@ -259,6 +259,7 @@ def _series(seen: Overview | None) -> dict[str, Floats]:
         found["self"] = median(seen.planes["own"], axis=0)
     # What acts in a part of the steps only leaves medians as they are: means of the run's blocks of time show it.
     means = np.array([average(seen.period[cut]) for cut in time_blocks(len(seen.period))])
+    means += average(seen.period) - average(means)  # blocks differ in length: their mean is that of all steps
     found = {"step": seen.period, "mean_step": means, **found}
     return {name: values for name, values in found.items() if not np.isnan(values).all()}
 

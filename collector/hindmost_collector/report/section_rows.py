@@ -179,7 +179,7 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     bound = one.report["job"].get("bound")
     found = one.throughput
     if one.seen is None or found is None or not found.step_ms:
-        one.lacks("limits", "what bounds the job", "no steps were recognised")
+        one.lacks("limits", "what limits the job", "no steps were recognised")
         return {"bound": [bound] if bound else [], "achieved": [], "if_free": []}
     work = found.work_per_step
     roof = _achieved(one, None if work is None else work * 1e3 / found.step_ms)
@@ -236,7 +236,7 @@ def _achieved(one: _Run, work_per_s: float | None) -> list[dict[str, Any]]:
     counted = one.flops_per_sample * work_per_s if one.flops_per_sample and work_per_s else None
     found = roofline.achieved(one.metrics, gpus, span, counted) if span else []
     if gpus and not any(row.flops or row.bytes_per_s for row in found):
-        why = "GPUs since Hopper report their activity (GPM), of 5 s each; what bounds the job is less sure without"
+        why = "GPUs since Hopper report their activity (GPM), of 5 s each; what limits the job is less sure without"
         one.lacks("limits", "achieved TFLOP/s and TB/s", why)
     if (gpus or one.flops_per_sample) and not any(row.mfu for row in found):
         one.lacks("limits", "MFU", _why_no_mfu(one, gpus, work_per_s))

@@ -109,7 +109,7 @@ SECTIONS: dict[str, Section] = {
         },
     ),
     "limits": Section(
-        "What bounds the job",
+        "What limits the job",
         {
             "bound": Table("What limits the typical step.", (Column("by", "by"), Column("evidence", "evidence"))),
             "achieved": Table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
@@ -17,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hindmost_collector.report import columns, sections
-from hindmost_collector.report.verdict_lines import decisive, in_short, overlap, rendered
+from hindmost_collector.report.verdict_lines import decisive, filled, in_short, overlap, rendered
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -70,10 +69,7 @@ def render(
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):
         page.print(labelled("DO", report["job"]["to_do"]))
-    verdicts = [
-        replace(one, do=tuple(text.replace(_RUN, f"hindmost report {path}") for text in one.do))
-        for one in (rendered if explain else in_short)(report)
-    ]
+    verdicts = [filled(one, {_RUN: f"hindmost report {path}"}) for one in (rendered if explain else in_short)(report)]
     notes = sorted(report.get("notes") or (), key=lambda note: not note.startswith(STALL))
     stopped = any(one.kind in STOPS for one in verdicts[:1])
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]

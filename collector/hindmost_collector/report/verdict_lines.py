@@ -106,8 +106,20 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False) -> dict[str,
     """
     bound = "; ".join(filter(None, (columns.bound(report), columns.on_bound(report))))
     words = {"title": columns.title(report), "bound": bound, "waste": columns.waste(report)}
-    shown = rendered(report) if over else [*_over(report), *rendered(report)]
+    job = report["job"]["id"]
+    fill = {"hindmost report RUN": f"hindmost report hindmost-runs/{job}"} | (
+        {} if over else {"--job ID": f"--job {job}"}
+    )
+    shown = [filled(one, fill) for one in (rendered(report) if over else [*_over(report), *rendered(report)])]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
+
+
+def filled(one: RenderedVerdict, fill: Mapping[str, str]) -> RenderedVerdict:
+    """The same with what stands for the recording, or for a job that runs, replaced in its advice."""
+    do = one.do
+    for blank, known in fill.items():
+        do = tuple(text.replace(blank, known) for text in do)
+    return replace(one, do=do)
 
 
 def overlap(report: Mapping[str, Any]) -> str:
@@ -226,7 +238,7 @@ def _later(one: Mapping[str, Any]) -> str:
 
 def _intermittent(one: Mapping[str, Any], who: str) -> tuple[str, str]:
     stall = "stalls" if len(one["ranks"]) == 1 else "stall"
-    return "SLOW", f"{who}: {stall} ({doing(one)}){_interval(one)}"
+    return "SLOW", f"{who}: {stall} now and then ({doing(one)}){_later(one)}"
 
 
 def _hung(one: Mapping[str, Any], who: str) -> tuple[str, str]:

@@ -146,9 +146,7 @@ def of_stopped(at: Place, *, still: bool = False) -> str:
         held = "it" if len(at.ranks) == 1 else "them"
         return f"`kill -CONT {pids}`{at.on} lets {names(at.ranks)} go on; if a debugger holds {held}, detach that"
     which = f" (PID {at.pids[0]})" if len(at.pids) == 1 == len(at.ranks) else ""
-    return (
-        f"find what stopped {names(at.ranks)}{which}{at.on}: `kill -STOP`, Ctrl-Z, a debugger, cpulimit, the scheduler"
-    )
+    return f"find what stopped {names(at.ranks)}{which}{at.on}: SIGSTOP, Ctrl-Z, a debugger, cpulimit, the scheduler"
 
 
 _OF_ONE = {"it": "it", "its": "its", "gpu": "GPU", "link": "link", "reads": "reads and writes"}

@@ -239,9 +239,12 @@ def test_a_cost_that_names_no_rank_is_a_share_of_the_same_step(kind: str) -> Non
     assert found.cost_ms_per_step == pytest.approx((found.cost_ratio or 0.0) * mean, rel=1e-6)
 
 
-@pytest.mark.parametrize(("ranks", "stall"), [([4], "rank 4: stalls"), ([4, 5], "ranks 4 and 5: stall ")])
+@pytest.mark.parametrize(
+    ("ranks", "stall"), [([4], "rank 4: stalls now and then"), ([4, 5], "ranks 4 and 5: stall now and then")]
+)
 def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> None:
-    """A verb agrees with how many there are."""
+    """A verb agrees with how many there are. What comes and goes is not said to last since the first step."""
+    assert not of_verdict({"kind": "intermittent", "ranks": ranks, "since_step": 0}).what.endswith("since step 0")
     assert of_verdict({"kind": "intermittent", "ranks": ranks}).what.startswith(stall)
 
 

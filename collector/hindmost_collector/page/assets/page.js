@@ -2,7 +2,7 @@
 
 const ABSENT = "–";
 const SEVERITY = { HUNG: "bad", DESYNC: "bad", OK: "ok", UNSURE: "unsure", "LIMITED BY": "info" };
-const FINE = new Set(["balanced", "insufficient_data"]);
+const FINE = new Set(["balanced", "insufficient_data"]), STOPS = new Set(["hang", "desync"]);
 const STATES = {
   running: "running", hung: "hung", ended: "ended", lost: "contact lost", starting: "starting", waiting: "waiting for a job",
   unknown: "no such job", unreachable: "collector does not answer",
@@ -70,12 +70,12 @@ const UNITS = {
   celsius: value => (known(value) ? value.toFixed(0) + " °C" : ABSENT),
 };
 
-// A sentence with its commands as code, which can be copied.
+// A sentence with its commands as code, which can be copied; a single word is typed as fast.
 function sentence(text, copies = false) {
   const line = make("p");
   text.split("`").forEach((part, at) => {
     line.append(at % 2 ? make("code", part) : part);
-    if (at % 2 && copies) line.append(copyButton(part));
+    if (at % 2 && copies && part.includes(" ")) line.append(copyButton(part));
   });
   return line;
 }
@@ -175,11 +175,13 @@ function showState(which) {
     if (!entry.firstChild) entry.append(make("span"), " ", make("b"), " ", make("span"));
     texts.forEach((text, place) => setText(entry.children[place], text));
   });
+  const job = (now.report && now.report.job) || {};
   const alarms = [
     state.recording && "Recording stopped: " + state.recording,
     which === "lost" && "Contact lost: " + state.why + ". What is below was so before.",
     which === "unreachable" && "The collector does not answer. What is below is " + seconds(age) + " old.",
     which === "ended" && state.why && "The job has ended: " + state.why + ".",
+    which === "ended" && job.to_do && "Do: " + job.to_do + ".",
     which === "ended" && now.over && "The collector has stopped; this page keeps what it had.",
     which === "unknown" && "No such job runs here: " + view.job,
     (which === "running" || which === "starting" || which === "hung") && state.why && state.why[0].toUpperCase() + state.why.slice(1) + ".",
@@ -187,7 +189,8 @@ function showState(which) {
   const alarm = find("alarm");
   alarm.hidden = !alarms.length;
   alarm.classList.toggle("mild", !state.recording);
-  setText(alarm, alarms.join(" "));
+  const said = alarms.join(" ");
+  if (alarm.said !== said) alarm.replaceChildren(...sentence(alarm.said = said).childNodes);
 }
 
 // What changed is fetched: no more often than each second, and what is large less often.
@@ -227,12 +230,12 @@ async function fetchSteps() {
   if (now.state) showState((find("state").className.split(" ")[1]) || "running");
 }
 
-// The steps that the first verdict that still holds is about; null where that is all of them.
+// The steps that the first verdict that still holds is about; null where that is all of them, or the job stopped.
 function faulty() {
   const first = troubled()[0];
   const begun = now.steps ? now.steps.columns.first[0] : 0;
   const last = now.steps ? now.steps.columns.last : Infinity;
-  if (!first || !first.since_step || first.since_step <= begun + 1 || first.since_step > last) return null;
+  if (!first || STOPS.has(first.kind) || !first.since_step || first.since_step <= begun + 1 || first.since_step > last) return null;
   return [first.since_step, first.until_step ?? null];
 }
 
@@ -252,7 +255,8 @@ const opened = new Set();
 let spoken = null;
 
 function severity(rendered) {
-  return rendered.kind === "insufficient_data" ? "nodata" : SEVERITY[rendered.head] || "";
+  const failed = rendered.head === "OK" && now.report && now.report.job.to_do; // how it ended is the news
+  return failed || rendered.kind === "insufficient_data" ? "nodata" : SEVERITY[rendered.head] || "";
 }
 
 // The first verdict in full, the others as a line with the rest behind a fold.
@@ -303,9 +307,9 @@ function showVerdicts() {
   const notes = find("notes");
   notes.replaceChildren();
   if (!report) return;
-  const job = report.job || {};
-  const lines = [job.to_do, report.bound && "Bound by " + report.bound].filter(Boolean).map(one => sentence(one, true));
-  notes.append(...lines);
+  const stopped = shown.length && (shown[0].head === "HUNG" || shown[0].head === "DESYNC");
+  if (report.bound && !stopped) notes.append(labelled("LIMITED BY", report.bound, true));
+  if (source.live) notes.append(sentence("in a terminal: `hindmost top " + location.host + "`", true));
   if (report.waste && report.waste.length) notes.append(fold("where ranks lose time", report.waste.map(one => sentence(one)), "waste"));
   if (report.notes && report.notes.length) notes.append(fold(report.notes.length + (report.notes.length === 1 ? " note" : " notes"), report.notes.map(one => sentence(one)), "notes"));
 }
@@ -335,17 +339,18 @@ function showMap() {
     const colours = RAMPS[isDark() ? "dark" : "light"];
     const bar = make("i");
     bar.style.background = "linear-gradient(90deg," + colours.join(",") + ")";
-    find("scale").replaceChildren("0", bar, milliseconds(steps.heat.top_ms) + " late; middle " + milliseconds(steps.heat.top_ms / 4));
+    find("scale").replaceChildren("on time", bar, milliseconds(steps.heat.top_ms) + " late or more");
   }
   heat.showRange(view.range);
   const whatIf = (now.report && now.report.what_if) || {};
   const intervals = verdicts.filter(one => !FINE.has(one.kind) && one.since_step != null).map(one => ({
-    since: one.since_step, until: one.until_step, colour: one.kind === "hang" || one.kind === "desync" ? "--bad" : "--warn",
+    since: one.since_step, until: one.until_step, colour: STOPS.has(one.kind) ? "--bad" : "--warn",
   }));
   line.show(steps.columns, whatIf.ideal_step_ms, intervals);
-  const entries = [["--forward", "median step"], ["--sync", "slowest 1 %"]];
+  const entries = [["--forward", "median step"]];
+  if (steps.columns.p99_ms.some((one, at) => one > steps.columns.step_ms[at])) entries.push(["--sync", "slowest 1 %"]);
   if (known(whatIf.ideal_step_ms)) entries.push(["--ok", "ideal: all ranks alike, " + milliseconds(whatIf.ideal_step_ms)]);
-  if (intervals.length) entries.push(["--warn", "verdict holds"]);
+  if (intervals.some(one => one.since <= steps.columns.last)) entries.push(["--warn", "verdict holds"]);
   if (steps.columns.checkpoint.length) entries.push(["--soft", "checkpoint"]);
   find("legend").replaceChildren(...entries.map(([colour, text]) => keyEntry(text, colour)));
   setText(find("map-text"), mapText());
@@ -381,7 +386,7 @@ function choose(range, automatic = false) {
 const COLUMNS = [
   { key: "rank", name: "rank" },
   { key: "node", name: "node", left: true },
-  { key: null, name: "where a step goes: host above, GPU below", left: true },
+  { key: null, name: "where a step goes", left: true },
   { key: "delay", name: "delay" },
   { key: "wait", name: "wait" },
   { key: "caused", name: "caused wait" },
@@ -461,6 +466,12 @@ function showTable(again = false) {
     of ? "means of steps " + means.first + " to " + means.last + "; small: of all steps" : "means of steps " + means.first + " to " + means.last);
 }
 
+// Whether any rank is known to have a GPU.
+function onGpus() {
+  const means = shown();
+  return Boolean((now.ranks && now.ranks.gpu.some(Boolean)) || (means && lanesOf(means).gpu.length));
+}
+
 function showHead() {
   const head = find("head");
   if (!head.children.length) {
@@ -474,6 +485,9 @@ function showHead() {
       return cell;
     }));
   }
+  const gpus = onGpus();
+  setText(head.children[2], COLUMNS[2].name + (gpus ? ": host above, GPU below" : ""));
+  find("tab-gpus").hidden = !gpus && view.tab !== "gpus";
   COLUMNS.forEach((column, at) => {
     const cell = head.children[at];
     if (column.key === view.sort) cell.setAttribute("aria-sort", view.down ? "descending" : "ascending");
@@ -632,7 +646,7 @@ function showKey() {
     if (values.some(one => one > 0.004)) used.set(part, true);
   }
   find("key").replaceChildren(...[...used.keys()].map(part => keyEntry(partName(part), "--" + part.replace("_", "-"), part === "idle" ? "idle" : "")));
-  if (!lanes.gpu.length) find("key").append(make("span", "GPU lane: not measured"));
+  if (!lanes.gpu.length && onGpus()) find("key").append(make("span", "GPU lane: not measured"));
 }
 
 // The drawer: one rank compared with its peers.
@@ -676,13 +690,14 @@ async function showDrawer() {
         if (mine > 0.002 * means.stepMs || others > 0.002 * means.stepMs) table.append(compared((lane === "gpu" ? "GPU: " : "host: ") + partName(part).replace("GPU ", ""), mine, others, milliseconds, part));
       }
     }
-    parts.push(make("h2", "a step of " + milliseconds(means.stepMs)), table);
+    parts.push(make("h2", "the mean step, " + milliseconds(means.stepMs)), table);
+    parts.push(make("p", "Means; the line Why has medians. Waits and transfers are not counted in the phase that they are in.", "soft"));
   }
   const gauges = (found && found.gauges) || [];
-  parts.push(make("h2", "what its process, node and GPU did"));
+  parts.push(make("h2", onGpus() ? "what its process, node and GPU did" : "what its process and node did"));
   if (gauges.length) {
     const table = comparison();
-    for (const one of gauges) table.append(compared(one.name, one.value, one.peers, UNITS[one.unit]));
+    for (const one of gauges.filter(one => one.value || one.peers)) table.append(compared(one.name, one.value, one.peers, UNITS[one.unit]));
     parts.push(table);
   } else {
     parts.push(make("p", source.live ? "not measured, or not yet: figures come with the next full evaluation" : "not measured", "soft"));
@@ -800,7 +815,7 @@ async function showSections() {
     if (one.title !== title) parts.push(make("h2", title = one.title));
     parts.push(make("p", one.about, "soft"));
     parts.push(tableOf(one.columns.map(column => [column.name, column.text ? "left wrap" : ""]), one.rows, one.title));
-    if (one.left_out) parts.push(make("p", number(one.left_out) + " more rows: hindmost report RUN --format csv", "soft"));
+    if (one.left_out) parts.push(make("p", number(one.left_out) + " more rows: hindmost report hindmost-runs/" + now.state.job + " --format csv", "soft"));
   }
   find("other").replaceChildren(...(parts.length ? parts : [make("p", "The recording of this report was not at hand.", "soft")]));
 }
