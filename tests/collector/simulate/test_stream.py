@@ -122,7 +122,7 @@ async def test_a_collector_that_leaves_is_reported_in_one_line(
     line = f"hindmost simulate: the collector at 127.0.0.1:{port} left before it had all of the job ("
     await server.stop(None)
     (err,) = capsys.readouterr().err.splitlines()
-    # Whoever still writes may meet the end before its message arrives; whoever has sent all waits for it.
+    # A sender that still writes may meet the end before its message arrives; one that has sent all waits for it.
     told_as = {told} if after == BATCHES else {told, "it gave no reason"}
     assert err.removeprefix(line).split("): see")[0] in told_as
 
