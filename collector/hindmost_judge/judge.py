@@ -10,12 +10,12 @@ import numpy as np
 
 from hindmost_judge import communication, detect, overview, usage
 from hindmost_judge.causes import cpu_sharing, launch_bound, loading, slow_input, stopped, telemetry
-from hindmost_judge.detect import hang, host_work, intermittent, slow_link, small_cohorts, straggler, uneven
+from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, rows
 from hindmost_judge.settings import DEFAULT, Settings
 from hindmost_judge.stats.robust import percentile
-from hindmost_judge.timeline import build_blocks, phases, turns
+from hindmost_judge.timeline import build_blocks, phases
 from hindmost_judge.timeline.separate_jobs import (
     MembershipChange,
     groups_do_the_same,
@@ -34,7 +34,6 @@ from hindmost_judge.verdict import (
     oversubscribed,
     stops,
     summary,
-    witnesses,
     wording,
 )
 from hindmost_judge.verdict.intermittent import of_stalls
@@ -64,7 +63,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if both is not None:
         return both
     if run.witnesses is not None:
-        return witnesses.judged(run, run.witnesses, lambda one: judge(one, settings))
+        return missing_ranks.judged_by_witnesses(run, run.witnesses, lambda one: judge(one, settings))
     run = telemetry.with_gpus(run)
     change = membership_change(run, settings)
     if change is not None:
@@ -134,12 +133,12 @@ def _compared(
     blocks = built = build_blocks.build(run, settings)
     if blocks is None or built is None:
         return None, [], [], None
-    by_work = turns.by_turn(blocks, run)
+    by_work = host_paced.by_turn(blocks, run)
     by_work = by_work if by_work.turn > 1 else host_paced.by_work(blocks)
     if by_work is blocks:
         by_work = launch_bound.late_by_hosts(blocks, run)
     blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
-    blocks = small_cohorts.set_apart(uneven.in_full(blocks, settings), settings)
+    blocks = straggler.set_apart(uneven.in_full(blocks, settings), settings)
     return blocks, aside, notes, overview.of(built, blocks.excess)
 
 

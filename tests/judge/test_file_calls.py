@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hindmost_judge import file_calls
+from hindmost_judge import usage
 from hindmost_judge.model import Job, Run
 
 
@@ -19,7 +19,7 @@ def run(*calls: tuple[int, str, int, float]) -> Run:
 def test_requests_are_counted_by_their_size() -> None:
     """Two ranks write 1 MiB five times in 10 ms each; one reads 4 KiB; opening moves nothing."""
     write = [(rank, "file_write", 10_000_000, 1 << 20) for rank in range(2) for _ in range(5)]
-    found = file_calls.find(run(*write, (0, "file_read", 500_000, 4096), (1, "file_open", 2_000_000, 0)))
+    found = usage.file_calls(run(*write, (0, "file_read", 500_000, 4096), (1, "file_open", 2_000_000, 0)))
     assert [(one.operation, one.most, one.ranks, one.calls, one.total) for one in found] == [
         ("write", 1 << 20, 2, 10, 10 << 20),
         ("open", None, 1, 1, None),
@@ -31,5 +31,5 @@ def test_requests_are_counted_by_their_size() -> None:
 
 def test_other_intervals_are_no_calls_on_files() -> None:
     """Nor is a run without any."""
-    assert file_calls.find(run((0, "checkpoint", 1, 0.0))) == []
-    assert file_calls.find(Run(Job("j"))) == []
+    assert usage.file_calls(run((0, "checkpoint", 1, 0.0))) == []
+    assert usage.file_calls(Run(Job("j"))) == []

@@ -7,7 +7,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from hindmost_judge import communication, efficiency, file_calls, roofline, tuning, usage, wall_clock
+from hindmost_judge import communication, efficiency, tuning, usage, wall_clock
 from hindmost_judge.causes.telemetry import IDLE_REASONS, Metrics, with_gpus
 from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import mean, median
@@ -234,7 +234,7 @@ def _achieved(one: _Run, work_per_s: float | None) -> list[dict[str, Any]]:
     gpus = {str(name) for name in one.run.ranks["gpu_uuid"].tolist()} - {""}
     span = usage.of_steps(one.run, one.seen)
     counted = one.flops_per_sample * work_per_s if one.flops_per_sample and work_per_s else None
-    found = roofline.achieved(one.metrics, gpus, span, counted) if span else []
+    found = usage.achieved(one.metrics, gpus, span, counted) if span else []
     if gpus and not any(row.flops or row.bytes_per_s for row in found):
         why = "GPUs since Hopper report their activity (GPM), of 5 s each; what limits the job is less sure without"
         one.lacks("limits", "achieved TFLOP/s and TB/s", why)
@@ -412,7 +412,7 @@ def _io(one: _Run) -> dict[str, list[dict[str, Any]]]:
     table = [{"rank": rank} | {key: values.get(rank) for key, values in found.items()} for rank in ranks]
     return {
         "ranks": table,
-        "calls": [of_size._asdict() for of_size in file_calls.find(one.run)],
+        "calls": [of_size._asdict() for of_size in usage.file_calls(one.run)],
         "devices": _devices(one),
     }
 

@@ -3,6 +3,10 @@
 All ranks are screened at once; only candidates are judged one by one. A segment of a candidate's delay is a slowdown
 if it is large, steady, later than healthy ranks differ, and passes the noise tests for small cohorts, for hosts whose
 pace changes, and for chance.
+
+With two others to compare with, a rank is set against the mean of both. Of three replicas, two that are late at once
+each hide half of the other's delay. Once one is known to be late, only the two others show what is usual; once two are,
+the third.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 
 from hindmost_judge.blocks import Habit
 from hindmost_judge.causes import launch_bound, stopped
-from hindmost_judge.detect import nested_segments, transient
+from hindmost_judge.detect import nested_segments, uneven
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
 from hindmost_judge.stats.robust import (
     FEW_RANKS,
@@ -30,14 +34,14 @@ from hindmost_judge.stats.robust import (
     spread,
     standard_error,
 )
-from hindmost_judge.timeline import cohorts
+from hindmost_judge.timeline import cohorts, pipelined
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.types import Array, Floats, Ints
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
     found = [habit for row in candidates.tolist() for habit in _habits(ranks, row)]
     segments = [(habit.row, habit.first, habit.stop) for habit in found]
-    for row, *span in transient.find(blocks.excess, settings.stall_effect * blocks.step_ns, segments, settings):
+    for row, *span in nested_segments.bursts(blocks.excess, settings.stall_effect * blocks.step_ns, segments, settings):
         habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [habit] if habit is not None else []
     return _beside_a_crowd(sorted(found, key=lambda habit: -habit.excess), ranks)
@@ -566,3 +570,62 @@ def steps_on_time(late: Floats, level: float, noise: float) -> int:
     if len(before) < _FEWEST_AT_START or not len(after) or level * np.sqrt(first) < _CLEAR * noise:
         return 0
     return first if median(before) < level / 4 and median(after) >= level / 2 else 0
+
+
+#: Two of three ranks, each set against the mean of the other two, differ by this many times their real difference.
+_TIMES = 1.5
+
+
+def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
+    """The blocks of a pipeline with such ranks as late as they are; the same where no two of three are late at once."""
+    if blocks.pipeline is None or not _threes(blocks.role):
+        return blocks
+    known = _habits_of_same_work(blocks, settings)
+    rows = {habit.row for habit in known}
+    late = {int(blocks.role[row]) for row in rows}
+    beside = _set_beside_peers(blocks, known, [1])
+    hidden = _habits_of_same_work(beside, settings) if beside is not blocks else []
+    hidden = [one for one in hidden if one.row not in rows and blocks.role[one.row] in late]
+    return _set_beside_peers(blocks, [*known, *hidden], [1, 2] if hidden else [2])
+
+
+def _habits_of_same_work(blocks: Blocks, settings: Settings) -> list[Habit]:
+    return find(uneven.levelled(blocks, settings, uneven.uncounted(blocks, settings)), settings)
+
+
+def _threes(role: Ints) -> list[Ints]:
+    """Rows of each cohort of three."""
+    names, often = np.unique(role, return_counts=True)
+    return [np.flatnonzero(role == name) for name in names[often == _TRIO]]
+
+
+def _set_beside_peers(blocks: Blocks, habits: list[Habit], counts: list[int]) -> Blocks:
+    """The same with ranks of three set against who is not late, where so many of these are late at once."""
+    late = np.zeros(blocks.excess.shape, bool)
+    for habit in habits:
+        late[habit.row, habit.first : habit.stop] = True
+    for rows in _threes(blocks.role):
+        during = late[rows] & np.isin(late[rows].sum(axis=0), counts)
+        if during.any():
+            blocks = _with_role(blocks, rows, during)
+    return blocks
+
+
+def _with_role(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
+    """The same with these three ``rows`` compared otherwise where some of them are ``late`` [3, S]."""
+    pipeline = blocks.pipeline
+    assert pipeline is not None  # noqa: S101 - set_apart() has looked
+    excess = blocks.excess.copy()
+    excess[rows] = _of_three(excess[rows], late)
+    work = pipeline.excess.copy()
+    of_rows = np.array([np.flatnonzero(pipeline.row == row) for row in rows])
+    work[of_rows] = _of_three(work[of_rows], late[:, None, pipeline.steps])
+    return replace(pipelined.by(blocks, replace(pipeline, excess=work)), excess=excess)
+
+
+def _of_three(excess: Floats, late: Array) -> Floats:
+    """[3, …] delay: with one late rank, of the other two against each other; with two, of these against the third."""
+    rest, count = np.where(late, 0.0, excess).sum(axis=0), late.sum(axis=0)
+    beside_third = np.where(late, (excess - rest) / _TIMES, 0.0)
+    beside_other = np.where(late, excess, (2 * excess - rest) / _TIMES)
+    return np.where(count == _TRIO - 1, beside_third, np.where(count == 1, beside_other, excess))

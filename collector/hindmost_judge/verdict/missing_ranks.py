@@ -7,6 +7,8 @@
   pipeline-parallel job; in a launch-bound job, events around a forward time the host's launching.
 - A log has all ranks' steps, and collectives those of some: both are judged. Collectives show which of their ranks is
   late; for the others the steps are all that is known, and clear no rank.
+- A job is so large that collectives of only some ranks are judged: witnesses from all over the job, which show what is
+  usual, and all ranks that wait least. They are a job of their own, and the steps of all ranks are judged next to it.
 """
 
 from __future__ import annotations
@@ -17,10 +19,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.encoding import codes, factorize
-from hindmost_judge.model import Job, Run, Unseen, rows, without_waits
+from hindmost_judge.model import COLLECTIVES, Job, Run, Unseen, empty, rows, without_waits
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import build_blocks, matching
+from hindmost_judge.timeline.separate_jobs import run_of_ranks
 from hindmost_judge.verdict.schema import CAUSES, STOPS, Report, Verdict, insufficient
+from hindmost_judge.verdict.summary import RankRows
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.verdict.schema import RankRow, Report, Verdict
 
 #: Ranks that wait at once for this share of the time wait for a missing rank. Without late ranks, transfers alone
 #: scatter by up to 0.025; a rank that costs 3 % of the step made it 0.1.
@@ -430,3 +435,53 @@ def _names_any(one: Verdict, lacking: Sequence[int]) -> bool:
 
 def _same(one: Verdict, others: list[Verdict]) -> bool:
     return any(one.kind == other.kind and set(one.ranks) <= set(other.ranks) for other in others)
+
+
+def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -> Report:
+    """The report on a run by what ``judge`` says of the witnesses ``ranks`` [W], and of the steps of all.
+
+    Only the first where only the named ranks are wanted.
+    """
+    met = judge(_of_these(run, ranks))
+    if run.look:
+        return met
+    steps = judge(replace(run, collectives=empty(COLLECTIVES), witnesses=None))
+    seen = set(ranks.tolist())
+    unmet = [one for one in steps.verdicts if one.kind in STOPS or _of_another(one, seen)]
+    waiting = [one for one in met.verdicts if one.ranks or not unmet]
+    of_all = f"the collectives of {len(ranks):,} of {len(run.ranks['rank']):,} ranks are judged: a sample, and of those"
+    return replace(
+        steps,
+        job=replace(steps.job, step_ms=met.job.step_ms, bound=met.job.bound, slowed=met.job.slowed),
+        verdicts=(*unmet, *waiting),
+        ranks=_with_waits(steps.ranks, met.ranks),
+        what_if=met.what_if,
+        notes=(f"{of_all} that wait least", *steps.notes, *(one for one in met.notes if one not in steps.notes)),
+    )
+
+
+def _of_these(run: Run, ranks: Ints) -> Run:
+    """What was recorded of these, as a job of its own: others are not missing in their communicators."""
+    part = run_of_ranks(run, ranks)
+    comm, size = np.unique(part.communicators["comm"], return_inverse=True)
+    members = np.bincount(size, minlength=len(comm))
+    communicators = {**part.communicators, "size": members[size].astype(np.int32)}
+    return replace(part, communicators=communicators, look=run.look, past=run.past, unseen=run.unseen)
+
+
+def _of_another(one: Verdict, seen: set[int]) -> bool:
+    """Whether it names a rank that is no witness, for what was measured on that rank."""
+    return one.cause in ITS_OWN and not seen.issuperset(one.ranks)
+
+
+def _with_waits(every: Sequence[RankRow], of_witnesses: Sequence[RankRow]) -> Sequence[RankRow]:
+    """The rows of all ranks, with what only their collectives tell of some."""
+    if not (isinstance(every, RankRows) and isinstance(of_witnesses, RankRows)):
+        return every
+    at = np.searchsorted(every.ranks, of_witnesses.ranks)
+    figures = dict(every.figures)
+    for name, values in of_witnesses.figures.items():
+        known = ~np.isnan(values)
+        figures[name] = np.array(figures.get(name, np.full(len(every.ranks), np.nan)))
+        figures[name][at[known]] = values[known]
+    return replace(every, figures=figures)

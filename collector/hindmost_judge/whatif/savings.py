@@ -3,6 +3,10 @@
 Between two synchronisations the job takes as long as its slowest rank. Without a rank's persistent delay, and with all
 of its noise, the replay gives the time that the job would have taken with that rank fixed.
 
+Where hosts set the pace all steps are replayed: a max-plus recurrence over steps (Baccelli et al., Synchronization and
+Linearity, 1992). A lane goes on as soon as what it needs is there, a collective ends for all when the last rank has
+come.
+
 Besides slow ranks all ranks may be slower together: that is what is left of steps without what verdicts cost.
 """
 
@@ -15,13 +19,12 @@ import numpy as np
 
 from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error
 from hindmost_judge.timeline import build_blocks
-from hindmost_judge.whatif import replay
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from hindmost_judge.blocks import Blocks, Habit
-    from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.types import Array, Floats, Ints, Lanes
     from hindmost_judge.verdict.schema import Verdict
 
 
@@ -266,7 +269,7 @@ def stretched(blocks: Blocks, segments: Floats) -> Floats:
     if blocks.pipeline is not None:
         return blocks.pipeline.stretched(segments)
     if blocks.lanes is not None:
-        return replay.stretched(blocks.lanes, segments)
+        return stretched_lanes(blocks.lanes, segments)
     if blocks.group.shape[1] == 1:
         worst = segments.max(axis=0)
         return np.bincount(blocks.segment_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
@@ -320,3 +323,51 @@ def span_of(one: Verdict, blocks: Blocks) -> tuple[int, int]:
     until = blocks.steps[-1] + 1 if one.until_step is None else one.until_step
     first, stop = np.searchsorted(blocks.steps, [one.since_step or 0, until])
     return int(first), int(stop)
+
+
+def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
+    """[S] ns after the start at which each step's last collective ends.
+
+    ``host`` [P, R, S] is the hosts' work in place of that in the lanes. All lanes start at 0 ns.
+    """
+    host = lanes.host if host is None else host
+    phases, ranks, steps = host.shape
+    cut = lanes.wait.phase + 1 if lanes.wait is not None else phases
+    lag, after = (lanes.wait.lag, lanes.wait.after) if lanes.wait is not None else (steps, np.zeros(ranks))
+    launched = lanes.launched + 1
+    # What lies between two points at which a lane may wait is one sum: to the wait, or to the launch.
+    first, second = min(cut, launched), max(cut, launched)
+    sums = [part.sum(axis=0).T.copy() for part in (host[:first], host[first:second], host[second:])]  # each [S, R]
+    gate = np.full((steps + lag + 1, ranks), -np.inf)  # when the wait of a step is over
+    ended, now, end = np.empty(steps), np.zeros(ranks), 0.0
+    waits_first = lag > 0 and cut <= launched
+    for step in range(steps):
+        now = now + sums[0][step]
+        if waits_first:
+            now = np.maximum(now, gate[step])
+            now = now + sums[1][step]
+        arrived = np.maximum(now + lanes.tail, end + lanes.gpu)
+        end = float(arrived.max()) + lanes.transfer[step]
+        ended[step] = end
+        gate[step + lag] = end + after
+        if not waits_first:
+            now = now + sums[1][step]
+            now = np.maximum(now, gate[step])
+        now = now + sums[2][step]
+    return ended
+
+
+def stretched_lanes(lanes: Lanes, delays: Floats) -> Floats:
+    """[S] ns by which ``delays`` of hosts [R, S], each against its peers, make each step longer.
+
+    Compared with all hosts at their cohort's pace.
+    """
+    return np.diff(
+        ends(lanes, _in_phases(lanes, lanes.peer_pace + delays)) - ends(lanes, _in_phases(lanes, lanes.cohort_pace)),
+        prepend=0.0,
+    )
+
+
+def _in_phases(lanes: Lanes, total: Floats) -> Floats:
+    """[P, R, S] work of hosts in each phase if it is ``total`` [R, S] in the step, parted as their own is."""
+    return np.asarray(lanes.host * np.maximum(total / np.maximum(lanes.host.sum(axis=0), 1.0), 0.0))

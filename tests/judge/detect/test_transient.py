@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.detect import transient
+from hindmost_judge.detect import nested_segments
 from hindmost_judge.judge import judge
 
 MS = 1e6
@@ -13,9 +13,9 @@ def test_what_happens_to_others_too_is_no_burst() -> None:
     """Where ranks are late for some steps now here and now there, the longest of these is no rank's fault."""
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
-    assert transient.find(excess, 10.0) == [(1, 50, 60)]
+    assert nested_segments.bursts(excess, 10.0) == [(1, 50, 60)]
     excess[3, 120:130] += 20.0
-    assert transient.find(excess, 10.0) == []
+    assert nested_segments.bursts(excess, 10.0) == []
 
 
 def test_a_rank_may_have_several_bursts() -> None:
@@ -23,9 +23,9 @@ def test_a_rank_may_have_several_bursts() -> None:
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 300))
     for first in (50, 120, 200):
         excess[1, first : first + 10] += 40.0
-    assert sorted(transient.find(excess, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
+    assert sorted(nested_segments.bursts(excess, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
     excess[1, 260:270] += 40.0
-    assert transient.find(excess, 10.0) == []
+    assert nested_segments.bursts(excess, 10.0) == []
 
 
 def test_what_is_reported_already_is_no_bursts_equal() -> None:
@@ -33,8 +33,8 @@ def test_what_is_reported_already_is_no_bursts_equal() -> None:
     excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
     excess[1, 50:60] += 40.0
     excess[3, 100:] += 30.0
-    assert transient.find(excess, 10.0) == []
-    assert transient.find(excess, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
+    assert nested_segments.bursts(excess, 10.0) == []
+    assert nested_segments.bursts(excess, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.8, 0.95])
@@ -46,7 +46,7 @@ def test_noise_that_lasts_is_no_burst(memory: float) -> None:
         for step in range(1, 400):
             excess[:, step] += memory * excess[:, step - 1]
         stalls = (random.random(excess.shape) < 0.02) * random.exponential(20.0, excess.shape)
-        assert transient.find(excess + stalls, 1.0) == []
+        assert nested_segments.bursts(excess + stalls, 1.0) == []
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp"])

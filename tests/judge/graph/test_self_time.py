@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hindmost_judge.detect import host_work
 from hindmost_judge.graph import self_time
-from hindmost_judge.whatif import replay
+from hindmost_judge.whatif import savings
 
 from .timelines import MS, PHASES, run, work
 
@@ -125,8 +125,8 @@ def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str
     late = found.host.sum(axis=0) - found.peer_pace
     fixed = late.copy()
     fixed[2] -= 6.0 * MS
-    assert np.diff(replay.ends(found)).mean() == pytest.approx(observed, rel=0.01)
-    saved = (replay.stretched(found, late) - replay.stretched(found, fixed)).mean()
+    assert np.diff(savings.ends(found)).mean() == pytest.approx(observed, rel=0.01)
+    saved = (savings.stretched_lanes(found, late) - savings.stretched_lanes(found, fixed)).mean()
     assert saved == pytest.approx(observed - true, rel=0.1)
 
 
