@@ -84,7 +84,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Load, judge, write. Exit code 0 whatever the verdict: it is the input that can be wrong, not the job."""
-    from hindmost_collector.report import brief, csv, html, markdown, section_rows, sections
+    from hindmost_collector.page import document
+    from hindmost_collector.report import brief, csv, markdown, section_rows, sections
 
     _check(args)
     if args.slurm is not None:
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             report["notes"] = [*(f"no MFU: {one}" for one in why if args.flops_per_sample), *report["notes"]]
         path = named(one, args)
         if args.format == "html":
-            pages.append(html.render(report, run, found.overview))
+            pages.append(document.of_report(report, run, found.overview))
         elif args.format == "markdown":
             pages.append(markdown.render(report, chosen, path))
         elif args.brief:
@@ -259,12 +260,13 @@ def render(
     wanted: Sequence[str] = (),
 ) -> str:
     """The report in one of the formats; ``path`` is the recording's in commands."""
-    from hindmost_collector.report import csv, html, text, verdict_lines
+    from hindmost_collector.page import document
+    from hindmost_collector.report import csv, text, verdict_lines
 
     if kind == "json":
         return verdict_lines.render_json(report)
     if kind == "html":
-        return html.render(report)
+        return document.of_report(report)
     if kind == "csv":
         return csv.render(report, ranks)
     width = stdio.width(least=80)

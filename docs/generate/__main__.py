@@ -5,15 +5,15 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.generate import collector_metrics, command_line, metrics, report_json, report_schema, settings, thresholds
+from docs.generate import command_line, metrics, report_json, settings, thresholds
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 PAGES = {
-    "collector-metrics.md": collector_metrics.page,
+    "collector-metrics.md": metrics.collector_page,
     "command-line.md": command_line.page,
     "metrics.md": metrics.page,
     "report-json.md": report_json.page,
-    "report.schema.json": report_schema.page,
+    "report.schema.json": report_json.schema_page,
     "settings.md": settings.page,
     "thresholds.md": thresholds.page,
 }

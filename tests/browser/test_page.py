@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hindmost_collector.page import data, document
 from hindmost_collector.page.history import StepHistory
-from hindmost_collector.report import html, section_rows, sections
+from hindmost_collector.report import section_rows, sections
 from hindmost_collector.serve.live_page import Condition
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.store.parquet.store import ParquetStore
@@ -201,14 +201,14 @@ def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -
     report = found.to_dict()
     report["job"] |= {"ended": "exit code 1", "to_do": "read the traceback", "bound": {"by": "cpu", "evidence": "so"}}
     page = tmp_path / "report.html"
-    page.write_text(html.render(report, simulate(Scenario(4, 60)).run, found.overview), encoding="utf-8")
+    page.write_text(document.of_report(report, simulate(Scenario(4, 60)).run, found.overview), encoding="utf-8")
     browser.open(page.as_uri())
     browser.until(f"{ROWS} == 4")
     assert browser.text("#alarm") == "The job has ended: exit code 1. Do: read the traceback."
     assert "LIMITED BY" not in browser.text("#notes")
     assert browser.run("return view.range") is None
     report["verdicts"] = [{**report["verdicts"][0], "kind": "balanced", "ranks": [], "confidence": 0.9}]
-    page.write_text(html.render(report), encoding="utf-8")
+    page.write_text(document.of_report(report), encoding="utf-8")
     browser.open(page.as_uri())
     browser.until("document.querySelector('.verdict h2').innerText.startsWith('OK')")
     assert "nodata" in browser.run("return document.querySelector('.verdict').className")
@@ -322,7 +322,7 @@ def test_the_page_of_a_run_has_its_sections_in_a_tab(browser: Any, tmp_path: Pat
     run = simulate(Scenario(4, 60)).run
     found = judge(run)
     report = sections.added(found.to_dict(), section_rows.of(run, found.to_dict(), found.overview))
-    (tmp_path / "report.html").write_text(html.render(report, run, found.overview), encoding="utf-8")
+    (tmp_path / "report.html").write_text(document.of_report(report, run, found.overview), encoding="utf-8")
     browser.open((tmp_path / "report.html").as_uri())
     browser.until("document.getElementById('tab-run')")
     browser.run("document.getElementById('tab-run').click()")

@@ -11,7 +11,8 @@ from functools import cache
 from typing import Any
 
 import pytest
-from hindmost_collector.report import columns, html, text
+from hindmost_collector.page import document
+from hindmost_collector.report import columns, text
 from hindmost_collector.report.verdict_lines import rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
@@ -134,7 +135,7 @@ def test_each_command_that_is_advised_can_be_typed(report: Callable[[], Mapping[
 def test_html_says_what_the_text_says(report: Callable[[], Mapping[str, Any]]) -> None:
     """With all evidence: the page shows the words that its data holds."""
     found = report()
-    shown = inside(html.render(found))["report"]
+    shown = inside(document.of_report(found))["report"]
     assert shown["title"] == columns.title(found)
     assert shown["bound"].startswith(columns.bound(found))
     assert (shown["waste"], shown["notes"]) == (columns.waste(found), list(found["notes"]))

@@ -13,7 +13,8 @@ from hindmost import __version__
 from hindmost_judge.verdict import missing_ranks
 
 from hindmost_collector import runtime
-from hindmost_collector.report import html, section_rows, sections
+from hindmost_collector.page import document
+from hindmost_collector.report import section_rows, sections
 from hindmost_collector.store.meta import tuning
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ async def preliminary(components: Components, job: LiveJob) -> None:
     store = components.recorder.store
     if store is not None and job.report is not None:
         report = {**job.report, "notes": [PRELIMINARY, *job.report.get("notes", ())]}
-        await asyncio.to_thread(_written, store, job.id, report, html.render(report))
+        await asyncio.to_thread(_written, store, job.id, report, document.of_report(report))
 
 
 #: Sections of ``report.json``: those of which the text at the end of a job has a line or a column, and no long ones.
@@ -116,10 +117,10 @@ def _with_short_sections(report: dict[str, Any]) -> dict[str, Any]:
 def _page(report: dict[str, Any], run: Run, seen: Overview | None) -> str:
     """The report as a page; of its words alone where that fails, which costs no job its report."""
     try:
-        return html.render(report, run, seen)
+        return document.of_report(report, run, seen)
     except Exception:
         log.warning("report.html has no figures by step", exc_info=True)
-        return html.render(report)
+        return document.of_report(report)
 
 
 def whole_run(components: Components, job: LiveJob) -> Run:

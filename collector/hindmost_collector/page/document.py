@@ -7,13 +7,27 @@ from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
+from hindmost_collector.page.data import of_run, of_stored
+from hindmost_collector.report import columns
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from hindmost_judge.model import Run
+    from hindmost_judge.overview import Overview
     from jinja2 import Template
 
 _SCRIPTS = ("uplot.js", "data.js", "charts.js", "page.js")
 _STYLES = ("uplot.css", "page.css")
+
+
+def of_report(report: Mapping[str, Any], run: Run | None = None, seen: Overview | None = None) -> str:
+    """The report (``Report.to_dict()`` or a parsed report.json) as one HTML file, fit to mail around.
+
+    With its ``run``, and that as it is shown, the page has all of its parts; sections are those that the report has.
+    """
+    inside = of_stored(report) if run is None else of_run(run, report, seen)
+    return render(inside, title=columns.title(report))
 
 
 def render(data: Mapping[str, Any] | None = None, title: str = "hindmost", nonce: str = "") -> str:

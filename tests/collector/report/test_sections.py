@@ -13,8 +13,8 @@ import jsonschema
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
-from hindmost_collector.page import data
-from hindmost_collector.report import brief, columns, csv, html, markdown, section_rows, sections, text
+from hindmost_collector.page import data, document
+from hindmost_collector.report import brief, columns, csv, markdown, section_rows, sections, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
@@ -102,7 +102,7 @@ def test_every_format_has_every_row(name: str) -> None:
     assert [len(one["rows"]) for one in page] == [len(one.rows) for one in tables]
     written = markdown.render(report).splitlines()
     assert sum(line.startswith("| ") for line in written) == sum(len(one.rows) + 2 for one in tables)
-    assert "sections" in html.render(report, run, found.overview)
+    assert "sections" in document.of_report(report, run, found.overview)
 
 
 def test_numbers_of_a_row_are_the_same_everywhere() -> None:
@@ -262,4 +262,4 @@ def test_a_report_without_sections_is_read_as_before() -> None:
     assert "PACE" not in text.render(told)
     assert markdown.render(told).startswith("# hindmost")
     assert json.loads(brief.render(told))["pace"] is None
-    assert "<html" in html.render(told)
+    assert "<html" in document.of_report(told)

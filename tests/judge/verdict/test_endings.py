@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.ingest.chunk import from_rows
-from hindmost_collector.report import html, text
+from hindmost_collector.page import document
+from hindmost_collector.report import text
 from hindmost_collector.report.compare import compare
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 from hindmost_collector.store.schema import arrow_schema
@@ -265,10 +266,10 @@ def test_a_job_that_its_user_ended_did_not_fail() -> None:
     run = dataclasses.replace(run, job=dataclasses.replace(run.job, interrupted_by="SIGINT"))
     report = judge(run).to_dict()
     assert report["job"]["ended"] == "interrupted by SIGINT; exit code 130"
-    assert inside(html.render(report))["state"]["why"] == "interrupted by SIGINT; exit code 130"
+    assert inside(document.of_report(report))["state"]["why"] == "interrupted by SIGINT; exit code 130"
     changed = compare(run, run)
     assert changed["notes"] == []
-    for said in (str(inside(html.render(report))), text.render(report), str(changed)):
+    for said in (str(inside(document.of_report(report))), text.render(report), str(changed)):
         assert "failed" not in said
 
 
@@ -294,7 +295,7 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
     advice = OOM.replace("rank 1", "rank 0")
     assert f"DO     {advice}" in lines
     assert not any(line.startswith("UNSURE") for line in lines), "how the job ended is the news"
-    assert inside(html.render(report.to_dict()))["report"]["job"]["to_do"] == advice
+    assert inside(document.of_report(report.to_dict()))["report"]["job"]["to_do"] == advice
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.tables import concatenate, table
-from hindmost_collector.report import columns, html, text
+from hindmost_collector.report import columns, text
 from hindmost_collector.report.verdict_lines import with_rendered
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
@@ -135,7 +136,7 @@ def test_a_report_says_it_in_one_line() -> None:
     """In text and in HTML, in words for each of what it may be."""
     report = judge(recorded(gpu_bound="memory")).to_dict()
     assert "LIMITED BY GPU memory bandwidth, no fault: SMs active" in text.render(report, width=200)
-    assert inside(html.render(report))["report"]["bound"].startswith("GPU memory bandwidth, no fault")
+    assert inside(document.of_report(report))["report"]["bound"].startswith("GPU memory bandwidth, no fault")
     for by in BOUNDS:
         assert "_" not in columns.bound({"job": {"bound": {"by": by, "evidence": ""}}, "verdicts": ()})
 
@@ -155,7 +156,7 @@ def test_what_can_be_done_about_the_limit_is_said_with_it(by: str, cause: str | 
     report["job"]["bound"] = {"by": by, "evidence": "so it is"}
     report["verdicts"][0]["cause"] = cause
     assert columns.on_bound(report)[: len(said) or None] == said
-    shown = (text.render(report, width=200), html.render(report), with_rendered(report)["bound"])
+    shown = (text.render(report, width=200), document.of_report(report), with_rendered(report)["bound"])
     assert [said in one for one in shown] == [True] * 3
     assert [columns.on_bound(report) in one for one in shown] == [True] * 3
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_collector.report import columns, html, text
+from hindmost_collector.page import document
+from hindmost_collector.report import columns, text
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES, Run
@@ -134,7 +135,7 @@ def test_the_text_tells_more_than_one_verdict_s_cost_or_nothing() -> None:
     shown = text.render(two, width=400, explain=True)
     assert [shown.count(line) for line in columns.waste(two)] == [1] * 5
     assert "ranks are unequal" in columns.waste(two)[0]
-    assert "by cause: compute" in html.render(two)
+    assert "by cause: compute" in document.of_report(two)
 
 
 #: Where collectives run during backward, the delay shows a part of some of these.
