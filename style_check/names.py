@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 FOLDERS = (
     "agent/",
     "collector/hindmost_collector/",
-    *(f"collector/hindmost_judge/{name}/" for name in "causes detect graph stats timeline verdict whatif".split()),
+    "collector/hindmost_judge/",
     "style_check/",
 )
 #: What readers of reports know by that name.

@@ -251,7 +251,7 @@ class Counted:
 
 
 @dataclass(frozen=True)
-class Unseen:
+class Unrecorded:
     """Ranks without the data that the recording has of others: their work is unknown.
 
     ``together``: the share of the time in which all recorded ranks waited at once, in collectives of which these ranks
@@ -306,7 +306,7 @@ class Run:
     #: Whether only the named ranks are wanted: then the report describes a few ranks, and no causes.
     look: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
-    unseen: Unseen | None = None
+    unseen: Unrecorded | None = None
     #: [W] the ranks whose collectives are judged, of more than are affordable: a sample, and whom the others wait for.
     #: None where these are all.
     witnesses: np.ndarray[Any, Any] | None = None

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 from hindmost_judge.encoding import codes
-from hindmost_judge.model import Run, Unseen, rows, without_waits
+from hindmost_judge.model import Run, Unrecorded, rows, without_waits
 from hindmost_judge.timeline import matching
 from hindmost_judge.verdict.wording import names
 
@@ -93,7 +93,7 @@ def _by_steps(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
     kept = _within(run.steps["step"], cut) & ~np.isin(run.steps["rank"], sorted(thin))
     unseen = sorted((world - set(run.steps["rank"].tolist())) | thin)
     steps = run.steps if kept.all() else select(run.steps, kept)
-    return replace(run, steps=steps, unseen=Unseen(tuple(unseen)) if unseen else run.unseen)
+    return replace(run, steps=steps, unseen=Unrecorded(tuple(unseen)) if unseen else run.unseen)
 
 
 def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
@@ -112,8 +112,8 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     run = _noted(run, [_cut(source["collectives"], one, aside=one.rank in unseen) for one in cut])
     if not unseen:
         first, last = common(cut)
-        return replace(_shortened(run, cut), unseen=Unseen((), judged=max(last - first, 0.0))) if cut else run
-    missing = Unseen(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
+        return replace(_shortened(run, cut), unseen=Unrecorded((), judged=max(last - first, 0.0))) if cut else run
+    missing = Unrecorded(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
     if by_steps:
         run = _noted(
             run, [f"Who waits for whom is not known of {names(missing.ranks)}: judged by the log of the steps."]

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.encoding import codes, factorize
-from hindmost_judge.model import COLLECTIVES, Job, Run, Unseen, empty, rows, without_waits
+from hindmost_judge.model import COLLECTIVES, Job, Run, Unrecorded, empty, rows, without_waits
 from hindmost_judge.stats.robust import lower_median, median
 from hindmost_judge.timeline import build_blocks, matching
 from hindmost_judge.timeline.separate_jobs import run_of_ranks
@@ -52,7 +52,7 @@ def with_missing(run: Run) -> Run:
     seen, world = set(run.ranks["rank"].tolist()), run.job.world_size or 0
     if not len(seen) < world <= _MOST_RANKS or not seen:
         return run
-    return replace(run, unseen=Unseen(tuple(sorted(set(range(world)) - seen))))
+    return replace(run, unseen=Unrecorded(tuple(sorted(set(range(world)) - seen))))
 
 
 def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
@@ -119,7 +119,7 @@ def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
     return replace(one, kind="insufficient_data", evidence=(late, *one.evidence), advice=(remedy,))
 
 
-def _with(one: Verdict, lacking: Unseen) -> Verdict:
+def _with(one: Verdict, lacking: Unrecorded) -> Verdict:
     """A balanced job whose ranks wait together all the same."""
     if one.kind != "balanced":
         return one
@@ -128,7 +128,7 @@ def _with(one: Verdict, lacking: Unseen) -> Verdict:
     )
 
 
-def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
+def _of_part(one: Verdict, lacking: Unrecorded) -> Verdict:
     """A part of a job clears no rank of what happened in the rest."""
     if one.kind != "balanced" or lacking.judged >= _NEARLY_ALL:
         return one
@@ -136,17 +136,17 @@ def _of_part(one: Verdict, lacking: Unseen) -> Verdict:
     return insufficient(cut, *one.evidence, advice="give the whole files of all ranks")
 
 
-def _insufficient(lacking: Unseen, waited: bool) -> Verdict:
+def _insufficient(lacking: Unrecorded, waited: bool) -> Verdict:
     waits = _awaited(lacking) if waited else f"others may wait for {_them(lacking.ranks)}"
     return insufficient(_are_missing(lacking), waits, advice=_complete_files(lacking))
 
 
-def _are_missing(lacking: Unseen) -> str:
+def _are_missing(lacking: Unrecorded) -> str:
     who = names(lacking.ranks) if lacking.ranks else "some ranks"
     return f"{who} {'is' if len(lacking.ranks) == 1 else 'are'} missing from most of the recording"
 
 
-def _awaited(lacking: Unseen) -> str:
+def _awaited(lacking: Unrecorded) -> str:
     who = names(lacking.ranks) if len(lacking.ranks) == 1 else "a missing rank"
     share = percent(lacking.together or 0.0)
     return f"all recorded ranks wait at once for {share} of the time, transfers apart: likely for {who}"
@@ -160,7 +160,7 @@ def _of(ranks: Sequence[int]) -> str:
     return f" of {names(ranks)}" if 0 < len(ranks) < _NAMED else " that are missing"
 
 
-def _complete_files(lacking: Unseen) -> str:
+def _complete_files(lacking: Unrecorded) -> str:
     return f"add the whole files{_of(lacking.ranks)}; `hindmost run -- COMMAND` records every rank"
 
 
