@@ -9,29 +9,37 @@ import sys
 from typing import TYPE_CHECKING, NoReturn
 
 from hindmost import __version__
-from hindmost.errors import HindmostError, MissingError, UsageError
+from hindmost.errors import HindmostError, MissingError, UsageError, one_line
 
 from hindmost_cli import stdio
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-#: Subcommand to what it does, in the order in which ``--help`` shows them. The module is ``hindmost_cli.NAME``.
-COMMANDS = {
-    "run": "start a training job, watch it, and print the verdict",
-    "report": "print the verdict of a recorded run, or of traces of another tool",
-    "compare": "say what changed between two recorded runs, and how sure that is",
-    "top": "watch the verdict and the ranks of a running job in the terminal",
-    "query": "run SQL on a recorded run, also while it is being recorded",
-    "agent": "sample this node and its training processes",
-    "collector": "receive data from agents, judge live, serve the page and metrics",
-    "pki": "make certificates and tokens for agents and collectors",
-    "slurm": "write what was found into the accounting of Slurm jobs",
-    "native": "build the C libraries now instead of at first use",
-    "simulate": "write the recording of a simulated job with known faults",
-    "attach": "show where training processes that already run spend their time",
-    "doctor": "list what hindmost can measure on this machine, and how to get the rest",
+#: Subcommand to what it does, by what it is about, in the order in which ``--help`` shows them. The module is
+#: ``hindmost_cli.NAME``.
+_ABOUT = {
+    "your job": {
+        "run": "start a training or MPI job, watch it, and print the verdict",
+        "attach": "show where the processes of a job that already runs spend their time",
+        "top": "watch the verdict and the ranks of a running job in the terminal",
+        "report": "print the verdict of a recorded run, or of traces of another tool",
+        "compare": "say what changed between two recorded runs, and how sure that is",
+        "query": "run SQL on a recorded run, also while it is being recorded",
+    },
+    "this machine": {
+        "doctor": "list what hindmost can measure on this machine, and how to get the rest",
+        "native": "build the C libraries now instead of at first use",
+        "simulate": "write the recording of a simulated job with known faults",
+    },
+    "all jobs of a cluster": {
+        "agent": "sample this node and its training processes",
+        "collector": "receive data from agents, judge live, serve the page and metrics",
+        "slurm": "write what was found into the accounting of Slurm jobs",
+        "pki": "make certificates and tokens for agents and collectors",
+    },
 }
+COMMANDS = {name: what for commands in _ABOUT.values() for name, what in commands.items()}
 EPILOG = """\
 start with:
   hindmost doctor
@@ -74,13 +82,18 @@ class _Help(argparse.RawDescriptionHelpFormatter):
 def parser() -> argparse.ArgumentParser:
     """The whole command line, without the options of the commands."""
     root = Parser("hindmost", "Find the rank that all others wait for, why, since when, and what it costs.")
+    root.usage = "hindmost COMMAND ..."
     root.add_argument(
         "--version", action="version", version=f"hindmost {__version__}", help="print the version and exit"
     )
-    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help="one of the commands below")
-    commands = "\n".join(f"  {name:<10} {what}" for name, what in COMMANDS.items())
-    root.epilog = f"commands:\n{commands}\n\n{EPILOG}"
+    root.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    groups = ("\n".join((f"{about}:", *_lines(commands))) for about, commands in _ABOUT.items())
+    root.epilog = "\n\n".join((*groups, EPILOG))
     return root
+
+
+def _lines(commands: Mapping[str, str]) -> list[str]:
+    return [f"  {name:<10} {what}" for name, what in commands.items()]
 
 
 def command(name: str) -> argparse.ArgumentParser:
@@ -118,7 +131,11 @@ def _fail(name: str, why: HindmostError) -> int:
 
 def _run(arguments: list[str]) -> int:
     try:
-        name = parser().parse_args(arguments[:1] or ["--help"]).command
+        first = arguments[:1] or ["--help"]
+        if not first[0].startswith("-") and first[0] not in COMMANDS:
+            job = f"`hindmost run -- {one_line(first[0])} ...` starts a job"
+            raise UsageError(f"{one_line(first[0])!r} is no command: {job}, `hindmost --help` lists the commands")
+        name = parser().parse_args(first).command
         args = command(name).parse_args(arguments[1:])
         code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))
     except SystemExit:  # --help, --version

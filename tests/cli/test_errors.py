@@ -214,6 +214,12 @@ def test_a_truth_that_cannot_be_written_is_named(tmp_path: Path, capsys: pytest.
     assert said.endswith(f"; make its folder first: mkdir -p {truth.parent}\n")
 
 
+def test_a_job_without_run_is_told_how_to_start(capsys: pytest.CaptureFixture[str]) -> None:
+    """Who writes hindmost before a command, as before nsys or strace, is not shown a list of thirteen words."""
+    assert hindmost_cli.main(["mpirun", "-np", "4"]) == 2
+    assert "`hindmost run -- mpirun ...` starts a job" in capsys.readouterr().err
+
+
 def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFixture[str]) -> None:
     """Who mixes two commands up reads which one has it; of an unknown option, where all are listed."""
     assert hindmost_cli.main(["report", "run", "--fail-if", "step>3%"]) == 2
