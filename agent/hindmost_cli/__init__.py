@@ -134,7 +134,7 @@ def _run(arguments: list[str]) -> int:
         first = arguments[:1] or ["--help"]
         if not first[0].startswith("-") and first[0] not in COMMANDS:
             job = f"`hindmost run -- {one_line(first[0])} ...` starts a job"
-            raise UsageError(f"{one_line(first[0])!r} is no command: {job}, `hindmost --help` lists the commands")
+            raise UsageError(f"{one_line(first[0])!r} is no command: {job}; `hindmost --help` lists the commands")
         name = parser().parse_args(first).command
         args = command(name).parse_args(arguments[1:])
         code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))

@@ -147,7 +147,7 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
     (line,) = capsys.readouterr().err.splitlines()
     name = " report" * (words[0] == "report") + " top" * (words[0] == "top")
     assert line.startswith(f"hindmost{name}: ")
-    assert line.endswith(f"; `hindmost{name} --help` lists the options")
+    assert line.endswith(f"; `hindmost{name} --help` lists the {'options' if name else 'commands'}")
 
 
 @pytest.mark.parametrize(
