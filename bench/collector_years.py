@@ -38,13 +38,15 @@ BATCH_NS = 4 * NS
 STEP_NS = BATCH_NS // STEPS
 METRICS = [f"hindmost_process_{name}_total" for name in ("cpu_seconds", "read_bytes", "minor_faults")]
 RETENTION = 16 << 20
+#: A job that is over is forgotten long before, s after its begin.
+FORGOTTEN_S = 1200
 
 
 class Service:
     """A collector with a store in ``folder``, and one agent of a node."""
 
-    def __init__(self, folder: Path) -> None:
-        options = Options(store=str(folder / "store"), http="none")
+    def __init__(self, folder: Path, **options_of: Any) -> None:
+        options = Options(store=str(folder / "store"), http="none", **options_of)
         self.collector = service.Collector(options, open_store(options))
         self.now_ns = self.sequence = 0
         self.began_ns = self.collector.clock.now()
@@ -91,6 +93,8 @@ class Service:
         await self.send(wire.AgentMessage(batch=ended))
         await self.turn()
         while f"job{number}" in self.collector.jobs:
+            if self.now_ns - begun_ns > FORGOTTEN_S * NS:
+                raise RuntimeError(f"job{number} is over, and not forgotten")
             await self.later(service.UPKEEP_S)
         await self.later(max(minutes * 60 - (self.now_ns - begun_ns) / NS, 0))
         while self.upkeep.compact() or self.upkeep.expire():

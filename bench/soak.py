@@ -1,11 +1,12 @@
 """A collector and an agent as services, and jobs that come and go: what grows.
 
-    python -m bench.soak [--minutes 30] [--retention-gib 0.02] [--out FILE]
+    python -m bench.soak [--minutes 30] [--simulated-every 20] [--retention-gib 0.02] [--out FILE]
 
 One after the other, jobs of two real ranks run for some seconds each; every 20 s a simulated job of 16 ranks is sent at
-once. Memory, open files, threads and disk are read every 5 s. A slope is a least-squares fit over the second half, when
-caches are full; its error is twice the standard error of the fit. `bench/agent_years.py` has an agent's 28 hours by an
-injected clock.
+once. A real job is forgotten half a minute after its end, a simulated one, whose ranks never end, after five minutes.
+What a collector has of agents that left, it keeps for an hour. Memory, open files, threads and disk are read every 5 s.
+A slope is a least-squares fit over the second half, when caches are full; its error is twice the standard error of the
+fit. `bench/agent_years.py` has an agent's 28 hours by an injected clock.
 """
 
 import argparse
@@ -24,15 +25,16 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 RANK = str(ROOT / "bench/hosts/rank.py")
-EVERY_S, SIMULATED_EVERY_S = 5.0, 20.0
+EVERY_S = 5.0
 STEPS, STEP_MS = 400, 20
 
 
 class Soak:
     """Everything that runs; ``folder`` has stores and spools."""
 
-    def __init__(self, folder: Path, retention_gib: float) -> None:
+    def __init__(self, folder: Path, retention_gib: float, simulated_every_s: float) -> None:
         self.folder, self.over = folder, threading.Event()
+        self.simulated_every_s = simulated_every_s
         self.jobs = self.simulated = self.failed = 0
         limit = ["--retention-gib", str(retention_gib)]
         self.collector = self.start(
@@ -57,8 +59,8 @@ class Soak:
         """``hindmost WORDS``, which writes its log next to the store."""
         with (self.folder / f"{words[0]}.log").open("a") as log:
             return subprocess.Popen(
-                [sys.executable, "-m", "hindmost", *words, "--exit-when-stdin-closes"],
-                env=self.environ(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                [sys.executable, "-m", "hindmost", *words],
+                env=self.environ(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True,
             )  # fmt: skip
 
     def environ(self, **more: str) -> dict[str, str]:
@@ -87,7 +89,7 @@ class Soak:
 
     def simulate(self) -> None:
         """Jobs that are sent at once."""
-        while not self.over.wait(SIMULATED_EVERY_S):
+        while not self.over.wait(self.simulated_every_s):
             self.simulated += 1
             words = ["simulate", "--collector", self.address, "--ranks", "16", "--seed", str(self.simulated)]
             done = subprocess.run(
@@ -111,7 +113,9 @@ class Soak:
 
     def end(self) -> dict[str, Any]:
         """Let both leave in order: the agent's account of samples."""
+        self.agent.terminate()
         said, _ = self.agent.communicate(timeout=60)
+        self.collector.terminate()
         self.collector.communicate(timeout=120)
         account: dict[str, Any] = json.loads(said.splitlines()[-1])["samples"]
         return account
@@ -142,12 +146,13 @@ def main() -> int:
     """Soak; 1 where a job failed or a sample is not accounted for."""
     parser = argparse.ArgumentParser(description="a collector, an agent, and jobs that come and go: what grows")
     parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--simulated-every", type=float, default=20.0, metavar="S")
     parser.add_argument("--retention-gib", type=float, default=0.02)
     parser.add_argument("--out", type=Path, help="write the results here, as JSON")
     args = parser.parse_args()
     seen: list[tuple[float, dict[str, float]]] = []
     with tempfile.TemporaryDirectory(prefix="hindmost-soak-") as folder:
-        soak = Soak(Path(folder), args.retention_gib)
+        soak = Soak(Path(folder), args.retention_gib, args.simulated_every)
         threads = [threading.Thread(target=one, daemon=True) for one in (soak.come_and_go, soak.simulate)]
         try:
             for one in threads:
@@ -164,7 +169,8 @@ def main() -> int:
             soak.kill()
     half = [(at, look) for at, look in seen if at > args.minutes * 30]
     result = {
-        "what": f"bench/soak.py: {args.minutes:g} minutes; {os.cpu_count()} cores, shared with other work",
+        "what": f"bench/soak.py: {args.minutes:g} minutes, a simulated job every {args.simulated_every:g} s;"
+        f" {os.cpu_count()} cores, shared with other work",
         "jobs": soak.jobs, "simulated_jobs": soak.simulated, "failed": soak.failed, "samples": account,
         "growth": {
             name: {

@@ -23,3 +23,12 @@ async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeyp
     before, after = states
     assert after["objects"] - before["objects"] < MORE
     assert after["bytes"] - before["bytes"] < 4096
+
+
+async def test_the_end_of_stdin_ends_its_own_job_alone(tmp_path):
+    """A collector that serves until its stdin closes still forgets jobs that end before: those that run are kept."""
+    service = Service(tmp_path, exit_when_stdin_closes=True)
+    await service.connect()
+    await service.job(0, MINUTES)
+    assert not service.collector.jobs
+    await service.close()

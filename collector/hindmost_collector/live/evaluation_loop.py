@@ -51,8 +51,7 @@ class Watch:
                 full = self._components.cores_are_full()
                 await asyncio.sleep(self.pause_s(FULL_LOOK_S if full else self._judging.pause_s(LOOK_S)))
                 await self.round()
-                if not self._components.options.exit_when_stdin_closes:
-                    self.seal_finished()
+                self.seal_finished()
         finally:
             for task in (*self.wholes.values(), self._end):
                 if task:
@@ -182,9 +181,14 @@ class Watch:
                 return
             self._end.result()
         now = self._components.clock.now()
-        jobs = self._components.jobs.values()
+        jobs = [job for job in self._components.jobs.values() if not self._ends_with_stdin(job)]
         over = [job for job in jobs if now - job.heard_ns > SILENCE_NS / (10 if job.over else 1)]
         self._end = asyncio.create_task(self._seal(over[0])) if over else None
+
+    def _ends_with_stdin(self, job: LiveJob) -> bool:
+        """Whether the process at the other end of stdin says when a job is over: its own, and all of one recording."""
+        options = self._components.options
+        return options.exit_when_stdin_closes and bool(options.out or job.id == options.job_id)
 
     async def _seal(self, job: LiveJob) -> None:
         """Judge, once and whole, a job that is over, and forget it."""

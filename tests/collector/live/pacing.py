@@ -7,6 +7,7 @@ from typing import Any
 
 from hindmost_collector.live.evaluation_loop import LOOK_S, Watch
 from hindmost_collector.live.evaluation_schedule import LEAST_SHARE, Judging
+from hindmost_collector.options import Options
 from hindmost_collector.page.history import StepHistory
 from hindmost_judge.model import Job, Run
 from hindmost_judge.verdict.schema import JobSummary, Report, Verdict
@@ -23,7 +24,7 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
         decoder=SimpleNamespace(words=None),
         recorder=SimpleNamespace(store=None, writing=False),
         ingest=SimpleNamespace(ask=lambda job, question: None),
-        options=SimpleNamespace(exit_when_stdin_closes=True),
+        options=Options(out="run", exit_when_stdin_closes=True),
         outlets=(),
         cores_are_full=lambda: False,
     )

@@ -32,7 +32,7 @@ async def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     jobs = {
         name: SimpleNamespace(id=name, heard_ns=heard, over=True) for name, heard in (("a", 0), ("b", 0), ("c", 10**12))
     }
-    collector = SimpleNamespace(jobs=jobs, outlets=(), clock=SimpleNamespace(now=lambda: 10**12))
+    collector = SimpleNamespace(jobs=jobs, outlets=(), options=Options(), clock=SimpleNamespace(now=lambda: 10**12))
     watch = Watch(collector, SimpleNamespace(forget=forgotten.append), end)
     for _ in range(3):
         watch.seal_finished()
@@ -101,7 +101,8 @@ async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, ju
     collector = SimpleNamespace(
         jobs={"j": job},
         recorder=SimpleNamespace(writing=writing),
-        options=SimpleNamespace(exit_when_stdin_closes=True),
+        options=Options(out="run", exit_when_stdin_closes=True),
+        clock=SimpleNamespace(now=lambda: 0),
         cores_are_full=lambda: False,
     )
     judging = SimpleNamespace(
