@@ -7,6 +7,7 @@ import csv
 import itertools
 import json
 import os
+import re
 import shutil
 import sys
 import threading
@@ -49,7 +50,8 @@ EPILOG = f"""\
 example:
   hindmost query hindmost-runs/JOB "{EXAMPLE}"
 
-tables: ranks, steps, collectives, communicators, intervals, in_flight, metrics, stacks, clocks, rank_states
+tables: ranks, steps, collectives, communicators, intervals, in_flight, metrics, stacks, clocks, rank_states,
+operations; `describe steps` lists the columns of one.
 Durations are nanoseconds. Times are nanoseconds since 1970 on the job clock. -1 means not measured.
 Run directories take DuckDB's SQL, clickhouse://USER@HOST:PORT/DATABASE takes ClickHouse's."""
 
@@ -77,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
     reasons = _UNRECORDED_NATIVE if empty and _native(recording) else UNRECORDED
     for table in empty:
         sys.stderr.write(f"hindmost query: {table} is empty: {reasons.get(table, _NOT_KEPT)}\n")
+    jobs = getattr(recording, "jobs", [])
+    if len(jobs) > 1 and not re.search(r"\bjob\b", question, re.IGNORECASE):
+        sys.stderr.write(f"hindmost query: over {len(jobs)} jobs; for one: where job = '{printable(jobs[-1])}'\n")
     text = _screen if sys.stdout.isatty() else _text
     {"csv": _csv, "json": _json, "text": text}[args.format](result.column_names, _rows(result), sys.stdout)
     return 0

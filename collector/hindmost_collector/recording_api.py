@@ -53,6 +53,8 @@ def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
         if one.type not in _READING or runs:
             kind = one.query.split(maxsplit=1)[0].upper()
             raise UsageError(f"{kind} is not allowed: queries only read; use SELECT")
+    if len(statements) > 1:
+        raise UsageError(f"{len(statements)} statements: give one, its answer is what is printed")
 
 
 class Recording(Tables):
@@ -79,6 +81,11 @@ class Recording(Tables):
         """What ``meta.json`` says of the run; of a store's first job where there are several."""
         return meta.facts(self._jobs[0])
 
+    @property
+    def jobs(self) -> list[str]:
+        """The ids of its jobs, sorted."""
+        return sorted({self._name(job) for job in self._jobs})
+
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a table of ``TABLES``, ``clocks`` or ``rank_states``, with the job in the column ``job``."""
         named = checked(name, columns)
@@ -95,9 +102,8 @@ class Recording(Tables):
 
     def run(self) -> Run:
         """The run as detectors take it. Raises UsageError for several jobs."""
-        names = {self._name(job) for job in self._jobs}
-        if len(names) > 1:
-            raise UsageError(f"{self.path} holds {len(names)} jobs: open one of its directories")
+        if len(self.jobs) > 1:
+            raise UsageError(f"{self.path} holds {len(self.jobs)} jobs: open one of its directories")
         return read_run(self._jobs[0]) if len(self._jobs) == 1 else read_together(self._jobs)
 
     def sql(self, query: str) -> pa.Table:

@@ -104,4 +104,5 @@ def test_the_command_for_the_rest_can_be_typed_and_prints_it(
 def test_a_column_decides_only_where_it_was_measured(waited: float | None, columns: list[str]) -> None:
     """The wait that a rank causes is unknown in recordings without waits: no table has it."""
     rows = [{"rank": rank, "self_ms": 8.0, "caused_wait_ms": waited} for rank in range(2)]
-    assert deciding({"verdicts": [{"ranks": (1,), "kind": "straggler", "cause": "unknown"}], "ranks": rows}) == columns
+    verdicts = [{"ranks": (1,), "kind": "straggler", "cause": "unknown"}]
+    assert deciding({"job": {}, "verdicts": verdicts, "ranks": rows}) == columns

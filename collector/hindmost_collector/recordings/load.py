@@ -80,7 +80,9 @@ def _load(path: Path, folder: Path) -> Run:
         archives = [one for one in files if is_archive(one)]
         if len(archives) == 1:
             return load(archives[0])
-        raise UsageError(_several(path, "archives", archives) or _nothing_understood(path, strangers))
+        raise UsageError(
+            _several(path, "archives", archives) or _of_a_run(path) or _nothing_understood(path, strangers)
+        )
     met = [form for form in formats if found[form.NAME]]
     views, damage = read_undamaged(met, lambda form: form.load(found[form.NAME]))
     run = combine(path, views)
@@ -100,8 +102,10 @@ def find_run_directory(folder: Path) -> Path | None:
 def load_run_directory(folder: Path, now: Callable[[], float] = time.time) -> Run:
     """What the run directory recorded."""
     run = with_missing(read_run(folder))
+    if not rows(run.ranks) and segments.is_locked(folder):
+        raise UsageError(_nothing_yet(folder))
     written = max((path.stat().st_mtime for path in folder.glob("segments/*")), default=0.0)
-    patience_s = UNLOCKED_S if segments.is_unlocked(folder) else _ABANDONED_S
+    patience_s = UNLOCKED_S if segments.is_locked(folder) is False else _ABANDONED_S
     return replace(run, job=replace(run.job, abandoned=run.job.ended_ns is None and now() - written > patience_s))
 
 
@@ -145,11 +149,22 @@ def _nothing_understood(path: Path, strangers: list[Sample]) -> str:
         return f"{path}: no file in it that could be read; hindmost reads {understood}"
     if all(head.size == 0 for head in strangers):
         return f"{path}: {len(strangers)} file{'s' * (len(strangers) > 1)}, all empty; hindmost reads {understood}"
+    # What is in them is not quoted: it may be a password.
     endings = Counter("".join(head.path.suffixes[-1:]) or "no suffix" for head in strangers).most_common(3)
     kinds = ", ".join(f"{count} of {ending}" for ending, count in endings)
-    first = next(head for head in strangers if head.size)
-    start = ascii(first.first_line()[:40].decode(errors="replace"))
-    return f"{path}: found {kinds}; {first.path.name} starts with {start}; hindmost reads {understood}"
+    return f"{path}: found {kinds} ({strangers[0].path.name}); hindmost reads {understood}"
+
+
+def _of_a_run(path: Path) -> str | None:
+    """What to give instead of a part of a run directory, or of one without rows yet; ``None`` where it is neither."""
+    if path.is_dir() and segments.is_locked(path):
+        return _nothing_yet(path)
+    run = next((parent for parent in path.absolute().parents[:3] if is_run(parent)), None)
+    return None if run is None else f"{path}: a part of a run directory; give the run directory: {run}"
+
+
+def _nothing_yet(folder: Path) -> str:
+    return f"{folder}: its job runs, and nothing is stored yet; wait a minute, or see it live: hindmost top {folder}"
 
 
 def recordings_in(path: Path | str) -> list[Path | str]:

@@ -32,7 +32,7 @@ def test_someone_else_s_meta_json_makes_no_run(tmp_path: Path) -> None:
     """Only our own schema counts; a file of the same name is nothing special."""
     (tmp_path / "meta.json").write_text('{"schema": "other/1"}')
     assert hindmost_run.find_run_directory(tmp_path) is None
-    with pytest.raises(UsageError, match=r"meta\.json starts with"):
+    with pytest.raises(UsageError, match=r"found 1 of \.json"):
         load(tmp_path)
 
 

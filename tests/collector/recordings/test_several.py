@@ -1,16 +1,21 @@
 """A folder that holds several recordings: each is reported, or one line says how to name one."""
 
+import contextlib
 import json
 import shutil
 import tarfile
 from pathlib import Path
 
+import hindmost_collector
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hindmost.errors import UsageError
 from hindmost_cli import main
+from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import write
+from hindmost_collector.store.parquet.store import ParquetStore
 
 
 def _work(slow: bool) -> tuple[tuple[str, float], ...]:
@@ -84,3 +89,43 @@ def test_a_file_that_cannot_be_read_is_reported_in_a_line(tmp_path: Path, capsys
     (tmp_path / "prof.1.csv").symlink_to("/proc/self/mem")
     assert main(["report", str(tmp_path)]) == 2
     assert capsys.readouterr().err.endswith("prof.1.csv: cannot be read (Input/output error)\n")
+
+
+@pytest.mark.parametrize("early", ["nothing", "no ranks"])
+def test_a_running_job_without_rows_yet_is_no_damaged_recording(tmp_path: Path, early: str) -> None:
+    """Nothing of its folder is shown: it holds the job's credentials."""
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials/secret").write_text("do-not-show")
+    if early == "no ranks":
+        (tmp_path / "segments").mkdir()
+    with contextlib.closing(ParquetStore(tmp_path, single=True)), pytest.raises(UsageError) as raised:
+        load(tmp_path)
+    assert f"its job runs, and nothing is stored yet; wait a minute, or see it live: hindmost top {tmp_path}" in str(
+        raised.value
+    )
+
+
+@pytest.mark.parametrize("part", ["report.html", "segments", "segments/ranks"])
+def test_a_part_of_a_run_directory_names_the_directory(tmp_path: Path, part: str) -> None:
+    """As one pastes the path that ``hindmost run`` prints last."""
+    write(simulate(Scenario(2, 8)).run, tmp_path / "a", "run")
+    (tmp_path / "a/report.html").write_text("<!doctype html>")
+    with pytest.raises(UsageError, match=rf"{part}: a part of a run directory; give the run directory: {tmp_path}/a$"):
+        load(tmp_path / "a" / part)
+
+
+def test_a_question_over_several_jobs_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Unless it asks for the job."""
+    for seed, name in enumerate(("a", "b")):
+        write(simulate(Scenario(2, 8, seed)).run, tmp_path / name, "run")
+    assert main(["query", str(tmp_path), "select count(*) from ranks"]) == 0
+    assert "over 2 jobs; for one: where job = '" in capsys.readouterr().err
+    assert main(["query", str(tmp_path), "select job, count(*) from ranks group by job"]) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_one_answer_is_printed_and_so_one_statement_taken(tmp_path: Path) -> None:
+    """The first answer of two would be lost."""
+    write(simulate(Scenario(2, 8)).run, tmp_path / "a", "run")
+    with pytest.raises(UsageError, match="2 statements: give one"):
+        hindmost_collector.open(tmp_path / "a").sql("select 1; select 2")

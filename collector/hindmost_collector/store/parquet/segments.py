@@ -364,19 +364,21 @@ class State:
     moved: dict[str, int] = field(default_factory=dict)
 
 
-def is_unlocked(root: Path) -> bool:
-    """Whether a collector has written here and none does now; False where that is not known."""
+def is_locked(root: Path) -> bool | None:
+    """Whether a collector writes here; ``None`` where it is not known, as of a job of a store, or of a copy."""
     try:
         lock = os.open(root / LOCK, os.O_RDONLY)
-    except OSError:  # a job of a store, whose lock is the store's, or a copy without it
-        return False
+    except OSError:
+        return None
     try:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
     finally:
         os.close(lock)
-    return True
+    return False
 
 
 class Journal:
