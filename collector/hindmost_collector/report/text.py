@@ -79,7 +79,8 @@ def render(
         aside = not explain and (
             (one.head == "OK" and report["job"].get("ended")) or (one.head == "UNSURE" and report["job"].get("to_do"))
         )
-        said = "; ".join((one.what, *decisive(one)) if one.head == "OK" else decisive(one))
+        decided = () if one.head == "OK" and report["job"].get("to_do") else decisive(one)
+        said = "; ".join((one.what, *decided) if one.head == "OK" else decided)
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
     if overlapping := overlap(report):
         page.print(labelled("NOTE", overlapping, "dim"))

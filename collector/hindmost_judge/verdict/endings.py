@@ -64,7 +64,7 @@ def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
     """What to look at where ranks died ``how``; where that is unknown, as their command did."""
     unknown = not how.startswith(" (")
     if how.startswith(" (SIGKILL)") or (unknown and run.killed_by == signal.SIGKILL):
-        return f"see whether memory ran out where {_who(run, ranks)} ran: `dmesg -T`, or the scheduler's limit"
+        return f"see whether {_who(run, ranks)} ran out of memory: `dmesg -T` there, or the scheduler's limit"
     return f"read {'the traceback' if how.startswith(f' ({RAISED}') else 'the last output'} of {names(ranks)}"
 
 

@@ -85,6 +85,8 @@ _SHOWN_BY = {
 _SHOWN_BY |= dict.fromkeys(("gpu_throttle", "gpu_contention", "workload"), _SHOWN_BY["compute"])
 #: The same of an unknown cause, which may be in any of them.
 _ANYWHERE = {"self_blocked": "time off the CPU between collectives", OTHER: _SHOWN_BY["compute"][OTHER]}
+#: Parts that take longer where their rank waits for a CPU.
+_WITH_QUEUE = frozenset({"forward", "optimizer", OTHER})
 #: A part is longer if it is so by this factor, and by this share of the delay.
 _LONGER, _OF_DELAY = 1.01, 0.5
 
@@ -171,9 +173,10 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     if blocks.pipeline is not None:  # phases of another stage are of other layers, and of other waiting
         others = others[np.isin(blocks.role[others], blocks.role[rows])]
+    queues = blocks.evidence == NEEDS and "self_cpu" in blocks.parts  # a phase there has waits for a CPU in it
     found = []
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
-        if name in blocks.parts and len(others):
+        if name in blocks.parts and len(others) and not (queues and name in _WITH_QUEUE):
             part = np.nan_to_num(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
             mine, theirs = (float(median(part[of, span])) for of in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):

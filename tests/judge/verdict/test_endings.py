@@ -23,7 +23,7 @@ from tests.scenarios import loads
 
 SECOND = 1_000_000_000
 #: What to look at, of a rank that was killed, and of ranks that ended otherwise.
-OOM = "see whether memory ran out where rank 1 on node0 ran: `dmesg -T`, or the scheduler's limit"
+OOM = "see whether rank 1 on node0 ran out of memory: `dmesg -T` there, or the scheduler's limit"
 LAST = "read the last output of rank {}"
 
 

@@ -1,6 +1,7 @@
 """The sentences of a report agree with its numbers, and with each other."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,10 +11,13 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge.blocks import Habit
+from hindmost_judge.causes import cpu_sharing
 from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
+from hindmost_judge.timeline import build_blocks
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.wording import duration, ms, why
 
@@ -329,6 +333,18 @@ def test_the_table_of_a_stopped_job_says_which_steps_it_shows() -> None:
     report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
     assert "ms per step" not in text.render(report)
     assert "ms per step, medians of the steps before the job stopped" in text.render(report, explain=True)
+
+
+def test_where_cpus_are_shared_no_phase_with_waits_for_a_cpu_is_evidence() -> None:
+    """A forward that queues for 10 ms is not 10 ms of computing: what the rank needs is what the cost is of."""
+    run = make(Load(ranks=4, cpus=2, faults=[{"rank": 1, "compute": 4.0}]))
+    needs = cpu_sharing.on_needs(build_blocks.build(run, DEFAULT))
+    assert needs is not None
+    forward = needs.parts["self_cpu"] + np.array([0.0, 10e6, 0.0, 0.0])[:, None]
+    needs = replace(needs, parts={**needs.parts, "forward": forward})
+    late = Habit(1, 0, len(needs.steps), 4e6, 9.0, 1.0, 1.0, 4e6)
+    first, *_ = why(needs, [late], Cause("compute", 1.0))
+    assert first.startswith("CPU time between collectives: rank 1 12.")
 
 
 def test_the_end_of_a_job_is_not_followed_by_what_limits_its_steps() -> None:
