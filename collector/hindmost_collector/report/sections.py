@@ -474,7 +474,7 @@ def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:
 
 
 def in_one_line(found: Sections) -> str:
-    """``46.7 steps/s, 1,494 samples or tokens/s; run time 52.1 s: training 45.0 s, set-up 3.1 s``; empty where unknown."""
+    """``46.7 steps/s, 1,494 tokens/s; run time 52.1 s: training 45.0 s, set-up 3.1 s``; empty where unknown."""
     (pace, *_) = found.get("throughput", {}).get("job") or [{}]
     units = {"steps_per_s": "steps/s", "work_per_s": "samples or tokens/s"}
     paces = ", ".join(f"{_number(pace[key])} {unit}" for key, unit in units.items() if pace.get(key))
