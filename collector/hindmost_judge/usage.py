@@ -163,6 +163,7 @@ class Model:
     bandwidth: float
 
 
+#: Dense bf16 operations that one SM completes in a clock, by generation.
 _HOPPER, _BLACKWELL, _AMPERE = 4096.0, 8192.0, 2048.0
 #: By the name that NVML gives; the first that matches.
 MODELS: tuple[tuple[str, Model], ...] = (

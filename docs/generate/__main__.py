@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from docs.generate import command_line, metrics, report_json, settings, thresholds
+from docs.generate import command_line, metrics, report_json, settings
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 PAGES = {
@@ -14,8 +14,8 @@ PAGES = {
     "metrics.md": metrics.page,
     "report-json.md": report_json.page,
     "report.schema.json": report_json.schema_page,
-    "settings.md": settings.page,
-    "thresholds.md": thresholds.page,
+    "settings.md": settings.settings_page,
+    "thresholds.md": settings.page,
 }
 
 

@@ -14,7 +14,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT, Settings
 
-from docs.generate import thresholds as documentation
+from docs.generate import settings as documentation
 
 
 def slow(seed: int = 1) -> Scenario:
@@ -90,7 +90,7 @@ def test_no_number_of_the_judge_is_without_a_reason():
 
 def test_the_numbers_are_found_in_all_that_judges():
     """The search follows the judge's own imports: detectors, causes, costs and words, and what is asked live."""
-    wanted = ["detect.straggler", "detect.transient", "whatif.pipeline_replay", "whatif.savings", "causes.table"]
+    wanted = ["detect.straggler", "detect.nested_segments", "whatif.pipeline_replay", "whatif.savings", "causes.table"]
     wanted = [f"hindmost_judge.{one}" for one in wanted]
     assert {*wanted, "hindmost_collector.live.verdicts", "hindmost_collector.live.jobs"} <= set(documentation.modules())
     known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}

@@ -162,7 +162,7 @@ function showState(which) {
   const facts = [
     ["step", source.live ? (state.step >= 0 ? number(state.step) : ABSENT) : null, ""],
     ["", source.live ? null : number(state.steps), "steps"],
-    ["", milliseconds(mean), "a step"],
+    ["", milliseconds(mean), "mean step"],
     ["", known(state.steps_s) ? number(state.steps_s) : source.live && which === "running" ? ABSENT : null, "steps/s"],
     ["", known(state.work_s) ? number(state.work_s) : null, "samples or tokens/s"],
     ["", known(state.world_size) ? ranks : null, (state.world_size === 1 ? "rank" : "ranks") + (!known(state.nodes) ? "" : state.nodes === 1 ? ", 1 node" : ", " + number(state.nodes) + " nodes")],
@@ -691,7 +691,8 @@ async function showDrawer() {
       }
     }
     parts.push(make("h2", "the mean step, " + milliseconds(means.stepMs)), table);
-    parts.push(make("p", "Means; the line Why has medians. Waits and transfers are not counted in the phase that they are in.", "soft"));
+    parts.push(make("p", "Means; the line Why has medians. " + (onGpus() ? "A phase of the host has its waits for the GPU in it; Why has its work alone."
+      : "Waits and transfers are not counted in the phase that they are in."), "soft"));
   }
   const gauges = (found && found.gauges) || [];
   parts.push(make("h2", onGpus() ? "what its process, node and GPU did" : "what its process and node did"));
