@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 
 #: Generous: the machine may be busy with much else.
-START_S = 60.0
+START_S = 300.0
 
 
 def free_port() -> int:

@@ -18,7 +18,8 @@ from .link import Link
 
 ROOT = Path(__file__).resolve().parents[2]
 RANKS = 2
-PATIENCE_S = 60.0
+#: Until a scene takes it for a hang: a busy machine is no failure.
+PATIENCE_S = 300.0
 #: The tables whose rows an agent counts as samples: the others hold what defines them.
 COUNTED = ("metrics", "steps", "collectives", "intervals", "rank_states", "stacks")
 

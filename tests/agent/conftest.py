@@ -71,7 +71,7 @@ class FakeNvml:
         number, event = self.blocks.get(name, (0, None))
         if event is not None and number == (args[0] if args else 0):
             self.blocked.set()
-            assert event.wait(60), "the test did not release the driver"
+            assert event.wait(300), "the test did not release the driver"
 
     def _nvmlInit(self) -> None: ...
     def _nvmlDeviceGetCount(self) -> int:

@@ -8,15 +8,13 @@ from hindmost.errors import HindmostError
 from hindmost_agent.exposition import listen
 from hindmost_agent.settings import Address
 
-PATIENCE_S = 10.0
-
 
 async def _ask(request: bytes, host: str = "127.0.0.1", listening: str = "127.0.0.1") -> bytes:
     async with await listen(Address(listening, 0), lambda: b"page\n") as server:
         port = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection(host, port)
         writer.write(request)
-        answer = await asyncio.wait_for(reader.read(), PATIENCE_S)
+        answer = await reader.read()
         writer.close()
         return answer
 

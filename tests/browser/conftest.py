@@ -29,7 +29,7 @@ FLAGS = (
     "--disable-sync",
     "--window-size=1280,1000",
 )
-WAIT_S = 20.0
+WAIT_S = 300.0
 
 
 class Browser:
@@ -85,7 +85,7 @@ class Browser:
     def _ask(self, method: str, url: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(url, data, {"Content-Type": "application/json"}, method=method)  # noqa: S310
-        with urllib.request.urlopen(request, timeout=60) as answer:  # noqa: S310 - loopback
+        with urllib.request.urlopen(request, timeout=200) as answer:  # noqa: S310 - loopback
             return json.load(answer)["value"]
 
 
@@ -158,7 +158,7 @@ def browser() -> Iterator[Browser]:
             made.close()
         finally:
             process.terminate()
-            process.wait(20)
+            process.wait(300)
 
 
 @pytest.fixture

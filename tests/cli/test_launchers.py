@@ -2,12 +2,13 @@
 
 import socket
 import stat
-import time
 from pathlib import Path
 
 import pytest
 from hindmost_cli import launchers
 from hindmost_cli.launchers import mpirun, srun
+
+from tests.waiting import PATIENCE_S
 
 NAMES = ["HINDMOST_JOB_ID", "PYTHONPATH"]
 VERSIONS = {
@@ -128,15 +129,13 @@ def test_srun_exports_our_names_too(given: list[str], environ: dict[str, str], e
 def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Outside an allocation Slurm is asked for its nodes; the job starts without the answer of a busy controller."""
     sinfo = tmp_path / "sinfo"
-    sinfo.write_text("#!/bin/sh\nsleep 60 &\nwait\n")
+    sinfo.write_text("#!/bin/sh\nsleep 3600 &\nwait\n")
     sinfo.chmod(0o755)
     assert srun.ANSWER_S <= 2
     monkeypatch.setattr(srun, "ANSWER_S", 0.2)
-    began = time.monotonic()
     assert srun.remote_hosts(["srun", "a"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == []
-    assert time.monotonic() - began < 30
     sinfo.write_text("#!/bin/sh\necho n1\necho n2\n")
-    monkeypatch.setattr(srun, "ANSWER_S", 30)
+    monkeypatch.setattr(srun, "ANSWER_S", PATIENCE_S)
     assert srun.remote_hosts(["srun", "a"], {"PATH": f"{tmp_path}:/usr/bin:/bin"}) == ["n1", "n2"]
 
 

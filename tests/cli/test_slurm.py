@@ -263,7 +263,7 @@ def test_the_epilog_removes_rings_and_follows_no_link(memory: Path, link: bool) 
         folder.symlink_to(target)
     environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_UID": str(user), "HINDMOST_SHM": str(memory)}
     environ["HINDMOST_TOKENS"] = str(memory)
-    subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ, timeout=30)
+    subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ)
     assert job.exists() == link
     assert job.parent.exists()
 
@@ -275,7 +275,7 @@ def test_the_epilog_has_the_rights_of_the_user(memory: Path) -> None:
     job.mkdir(parents=True)
     environ = {"SLURM_JOB_ID": "77", "SLURM_JOB_UID": "65534", "HINDMOST_SHM": str(memory)}
     environ["HINDMOST_TOKENS"] = str(memory)
-    subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ, timeout=30)
+    subprocess.run(["/bin/bash", SCRIPTS / "epilog.sh"], check=True, env=environ)
     assert job.exists()
 
 
@@ -295,7 +295,7 @@ def test_the_controllers_epilog_waits_for_eight_jobs_at_once(tmp_path: Path) -> 
 
     def end(job: int) -> None:
         script = ["/bin/bash", SCRIPTS / "epilog-slurmctld.sh"]
-        subprocess.run(script, check=True, env={**environ, "SLURM_JOB_ID": str(job)}, timeout=30)
+        subprocess.run(script, check=True, env={**environ, "SLURM_JOB_ID": str(job)})
 
     os.mkfifo(starts)
     with starts.open("rb+", buffering=0) as pipe:
@@ -323,6 +323,6 @@ def test_the_controllers_epilog_takes_no_folder_of_another(tmp_path: Path) -> No
     (tmp_path / "slots").symlink_to("target")
     environ = {"PATH": f"{tmp_path}/bin:/usr/bin:/bin", "HINDMOST_VENV": str(tmp_path), "SLURM_JOB_ID": "77"}
     environ |= {"HINDMOST_SLURM_SLOTS": f"{tmp_path}/slots", "HINDMOST_SLURM_SETTINGS": "/dev/null"}
-    subprocess.run(["/bin/bash", SCRIPTS / "epilog-slurmctld.sh"], check=True, env=environ, timeout=30)
+    subprocess.run(["/bin/bash", SCRIPTS / "epilog-slurmctld.sh"], check=True, env=environ)
     assert f"job 77: {tmp_path}/slots is no folder of this user" in (tmp_path / "log").read_text()
     assert list((tmp_path / "target").iterdir()) == []

@@ -13,7 +13,7 @@ from hindmost_cli import main
 from hindmost_collector.store.clickhouse.store import ClickHouseStore
 
 from tests.clickhouse.conftest import Standin
-from tests.collector.waiting import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.clickhouse
 STEPS = 40

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.needs import need
+from tests.waiting import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 TRAIN_MPI = str(ROOT / "examples" / "train_mpi.py")
@@ -21,8 +22,6 @@ MPIRUN = ["mpirun", "--bind-to", "none", "-np", "4", sys.executable]
 #: Where two ranks show as much: four wait on as many cores as there are.
 OF_TWO = ["mpirun", "--bind-to", "none", "-np", "2", sys.executable]
 
-#: For a job of a few seconds: the machine may be busy with much else, and how fast it is is not what is tested.
-PATIENCE_S = 200.0
 
 #: Ranks share the cores of whatever machine this is; waiting ones give way. Root is allowed: CI containers are root.
 MPI_ENVIRON = {
@@ -73,7 +72,6 @@ def observe(out: Path, *command: str, options: tuple[str, ...] = (), **more: str
         env=environ(**more),
         capture_output=True,
         text=True,
-        timeout=PATIENCE_S,
         stdin=subprocess.DEVNULL,
         check=False,
     )
@@ -98,7 +96,7 @@ def job_of(out: Path) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", f"{out.parent.name}-{out.name}-{os.getpid()}").strip("-")[-60:].lstrip("-")
 
 
-def wait_until_gone(job: str, seconds: float = 100.0) -> dict[int, str]:
+def wait_until_gone(job: str, seconds: float = PATIENCE_S) -> dict[int, str]:
     """The processes that belong to this job, by its id in their environment or arguments, once none should be left.
 
     An agent that starts when its node's ranks have ended, on a busy machine, stays for a minute.

@@ -26,7 +26,6 @@ def stored(scene: Scene) -> list[tuple[int, int]]:
     return list(zip(table["rank"].to_pylist(), table["step"].to_pylist(), strict=True))
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_back_up_takes_nothing_from_a_job_and_a_restore_what_came_after(
     scene: Scene, tmp_path: Path, lost: bool

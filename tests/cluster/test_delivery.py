@@ -13,7 +13,6 @@ from bench.delivery_ledger import scenarios
 pytestmark = pytest.mark.torture
 
 
-@pytest.mark.timeout(300)
 def test_nothing_is_lost_or_doubled_though_link_agent_and_collector_fail(tmp_path: Path) -> None:
     """Produced, delivered and stored samples are as many, and every step is stored once."""
     result = scenarios.everything_at_once(tmp_path, 0)

@@ -4,14 +4,15 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
 
-pytestmark = [pytest.mark.uses("cc"), pytest.mark.timeout(300)]
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.uses("cc")
 
 HINDMOST = f"{sys.executable} -m hindmost"
 EVERY = "select * from collectives, steps"
@@ -29,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shell(command: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A command line in a shell, to its end."""
     return subprocess.run(
-        ["bash", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True, timeout=120, check=False
+        ["bash", "-c", command], env={**os.environ, **environ}, capture_output=True, text=True, check=False
     )
 
 
@@ -60,14 +61,11 @@ def test_a_question_of_hours_is_left_by_ctrl_c(run: Path) -> None:
     # Tests that run in a shell's background are deaf to it, and so would be what they start.
     hears = ["env", "--default-signal=INT", *asked]
     with subprocess.Popen(hears, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        deadline = time.monotonic() + 60
-        while "duckdb" not in Path(f"/proc/{process.pid}/maps").read_text() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        while asking_threads(process.pid) < 2 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(lambda: "duckdb" in Path(f"/proc/{process.pid}/maps").read_text())
+        wait_until(lambda: asking_threads(process.pid) >= 2)
         process.send_signal(signal.SIGINT)
         try:
-            out, err = process.communicate(timeout=60)
+            out, err = process.communicate()
         finally:
             process.kill()
     assert (process.returncode, out, err) == (130, "", "")

@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.jobs import MPIRUN, TRAIN_MPI, Observed, observe
 
-pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.uses("cc"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.needs("mpirun"), pytest.mark.uses("cc")]
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_stdin_may_end_after_the_collector_has(monkeypatch):
     monkeypatch.setattr(threading, "excepthook", failed.append)
     thread = threading.Thread(target=main.follow_stdin, args=(None, loop, ends))
     thread.start()
-    thread.join(60)
+    thread.join(300)
     assert (thread.is_alive(), failed) == (False, [])
 
 

@@ -37,5 +37,5 @@ def test_a_notebook_runs_in_a_kernel(path: Path) -> None:
     pytest.importorskip("ipykernel", reason="needs ipykernel")
     nbformat = pytest.importorskip("nbformat")
     notebook = nbformat.read(path, as_version=4)
-    client.NotebookClient(notebook, timeout=120).execute()
+    client.NotebookClient(notebook, startup_timeout=300).execute()
     assert any(cell.get("outputs") for cell in notebook.cells)

@@ -65,7 +65,7 @@ def run(script: str, rings: Path, native: dict[str, Path] | None) -> tuple[int, 
             environ, job="job", rings=rings, collector="", launcher="torchrun", native=native
         )
     command = [sys.executable, "-c", LOOP + script]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout, done.stderr.strip().rpartition("\n")[2]
 
 

@@ -27,7 +27,8 @@ from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
 
-from tests.security.conftest import PATIENCE_S, SECRET, greeted, hello_of
+from tests.security.conftest import SECRET, greeted, hello_of
+from tests.waiting import PATIENCE_S
 
 bcrypt = pytest.importorskip("bcrypt")
 #: Stands in the victim's command line: who else is shown it has read another's job.
@@ -109,7 +110,7 @@ class Target:
                 for message in (wire.AgentMessage(hello=hello), *messages):
                     await call.write(message.SerializeToString())
                 await call.write(wire.AgentMessage(goodbye=wire.Goodbye(reason="done")).SerializeToString())
-                while (answer := await asyncio.wait_for(call.read(), PATIENCE_S)) is not None:
+                while (answer := await call.read()) is not None:
                     said.append(str(answer.WhichOneof("body")))
         except OSError as error:
             said.append(str(error))
@@ -125,7 +126,7 @@ class Target:
         """Status and body of a request."""
         request = urllib.request.Request(f"http://{self.http}{path}", headers=headers)
         try:
-            with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:  # noqa: S310 - loopback
+            with urllib.request.urlopen(request) as answer:  # noqa: S310 - loopback
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
@@ -134,7 +135,7 @@ class Target:
         """What comes back for these bytes until the connection is closed."""
         where = parse(port or self.http)
         assert where is not None
-        with socket.create_connection(where, timeout=PATIENCE_S) as connection:
+        with socket.create_connection(where) as connection:
             connection.sendall(content)
             answer = b""
             try:
@@ -301,7 +302,7 @@ async def test_odd_messages_end_their_stream(target: Target, tried: str) -> None
         call: Any = channel.stream_stream(METHOD)(metadata=(("authorization", f"Bearer {MINE}"),))
         try:
             await call.write(content)
-            await asyncio.wait_for(call.read(), PATIENCE_S)
+            await call.read()
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
             pass
         assert line in str(await call.details())

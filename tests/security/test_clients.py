@@ -31,7 +31,7 @@ def served(**flags: Any) -> Iterator[Collector]:
     thread = threading.Thread(target=asyncio.run, args=(serve(),))
     thread.start()
     try:
-        assert ready.wait(30)
+        assert ready.wait(300)
         yield found[0]
     finally:
         over.set()

@@ -121,8 +121,8 @@ def test_a_certificate_is_of_a_name_or_an_address(authority: Path, tmp_path: Pat
 def test_a_secret_is_not_overwritten(tmp_path: Path) -> None:
     """The line says what to do."""
     command = [sys.executable, "-m", "hindmost", "pki", "secret", str(tmp_path / "secret")]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    again = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    subprocess.run(command, check=True, capture_output=True)
+    again = subprocess.run(command, check=False, capture_output=True, text=True)
     assert again.stderr.endswith("secret: File exists; choose another, or remove it\n")
 
 
@@ -333,7 +333,7 @@ def test_a_service_on_loopback_takes_the_token_of_an_address_and_is_ready_withou
     )
     try:
         for path, status in tries:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
             connection.request("GET", path)
             assert (path, connection.getresponse().status) == (path, status)
             connection.close()
@@ -462,7 +462,7 @@ def test_a_page_with_certificates_asks_for_one(authority: Path, tmp_path: Path) 
             context = ssl.create_default_context(cafile=f"{authority}/ca.pem")
             if certificate:
                 context.load_cert_chain(f"{authority}/{certificate}.pem", f"{authority}/{certificate}.key")
-            connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=20)
+            connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=200)
             try:
                 connection.request("GET", "/healthz")
                 assert admitted == (connection.getresponse().read() == b"ok\n")
@@ -483,7 +483,7 @@ def test_the_cookie_of_an_earlier_job_locks_nobody_out(secret: Path) -> None:
     tries = (("", stale, 200), ("?token=j.old", {}, 401), ("", {**stale, "Authorization": "Bearer j.old"}, 401))
     try:
         for query, headers, status in tries:
-            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+            connection = http.client.HTTPConnection("127.0.0.1", port, timeout=200)
             connection.request("GET", f"/metrics{query}", headers=headers)
             assert connection.getresponse().status == status
             connection.close()
@@ -519,7 +519,7 @@ def test_slow_and_many_clients_are_closed(monkeypatch: pytest.MonkeyPatch) -> No
                 assert one.recv(1000) == b""
         stopped.set()
         dripping.join()
-        connection = http.client.HTTPConnection(host, int(port), timeout=20)
+        connection = http.client.HTTPConnection(host, int(port), timeout=200)
         connection.request("GET", "/healthz")
         assert connection.getresponse().read() == b"ok\n"
     finally:

@@ -10,8 +10,6 @@ from hindmost_agent.delivery.stream import CallError, connect
 from hindmost_proto import SERVICE
 from hindmost_proto.telemetry_pb2 import Ack, AgentMessage, CollectorMessage, Goodbye
 
-pytestmark = pytest.mark.timeout(20)
-
 
 async def collector(stream: Callable[..., AsyncIterator[bytes]]) -> tuple[grpc.aio.Server, int]:
     """grpcio's server with the one method, which takes and gives bytes."""

@@ -18,12 +18,12 @@ from hindmost_agent.settings import Address
 from hindmost_proto import SERVICE, retry
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.waiting import PATIENCE_S, until
+
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
     from pathlib import Path
 
-PATIENCE_S = 10.0
-pytestmark = pytest.mark.timeout(4 * PATIENCE_S)
 #: A port without a listener.
 NOBODY = 9
 
@@ -127,13 +127,6 @@ async def shipping(spool: Spool, port: int, **options: Any) -> AsyncIterator[Lin
         yield link
     finally:
         task.cancel()
-
-
-async def until(true: Any) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not true():
-        assert time.monotonic() < end, "did not happen in time"
-        await asyncio.sleep(0.005)
 
 
 @pytest.fixture

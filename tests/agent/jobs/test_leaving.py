@@ -20,8 +20,6 @@ from hindmost_agent.jobs.rings import start_ticks
 from hindmost_agent.settings import Settings, settings
 
 NOWHERE = "127.0.0.1:1"
-#: Much less than an agent waits for its last acknowledgement, s.
-SOON_S = 5.0
 
 
 @pytest.fixture
@@ -79,13 +77,12 @@ def test_a_job_that_starts_again_while_its_agent_flushes_has_an_agent(
         await finish(self, *args)
 
     monkeypatch.setattr(Shipper, "finish", finishing)
+    monkeypatch.setattr(daemon, "FLUSH_TIMEOUT_S", 3600.0)  # which it does not wait for
     free: list[bool] = []
-    begun = time.monotonic()
     assert daemon.serve(served, minutes(), lambda: free.append(is_free(folder))) == 0
     assert taken == [False]
     assert free == [True]
     assert rings[0].exists()
-    assert time.monotonic() - begun < SOON_S < daemon.FLUSH_TIMEOUT_S
 
 
 def test_a_rank_that_comes_just_before_the_lock_is_given_up_has_an_agent(
@@ -152,12 +149,12 @@ async def test_a_task_that_answers_its_cancellation_with_an_error_of_its_own_end
 
     async def stream() -> None:
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(60)
-        await asyncio.sleep(60)
+            await asyncio.sleep(3600)
+        await asyncio.sleep(3600)
 
     task = asyncio.create_task(stream())
     await asyncio.sleep(0)
-    await asyncio.wait_for(daemon.cancelled(task), SOON_S)
+    await daemon.cancelled(task)
     assert task.cancelled()
 
 

@@ -224,13 +224,13 @@ def server() -> Iterator[tuple[Address, list[bytes]]]:
         thread = threading.Thread(target=serve)
         thread.start()
         yield Address("127.0.0.1", listening.getsockname()[1]), got
-        thread.join(5)
+        thread.join(300)
 
 
 def test_a_server_that_falls_silent_holds_nobody_up(server: tuple[Address, list[bytes]]) -> None:
     """A process that is stopped takes connections and never answers: what came until the time was up is kept."""
     where, got = server
-    assert ras.query_ras(where, 0.2) == b"half"
+    assert ras.query_ras(where, 300.0, iter((0.0, 0.0, 299.8)).__next__) == b"half"
     assert got == [ras.QUESTION]
 
 
@@ -247,8 +247,8 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
         thread = threading.Thread(target=serve)
         thread.start()
-        got = ras.query_ras(Address("127.0.0.1", listening.getsockname()[1]), 10)
-        thread.join(10)
+        got = ras.query_ras(Address("127.0.0.1", listening.getsockname()[1]), 300)
+        thread.join(300)
     assert 1 << 20 <= len(got) <= (1 << 20) + (1 << 16)
 
 

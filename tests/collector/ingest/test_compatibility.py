@@ -3,7 +3,6 @@
 A collector takes what it understands of each. `record_stream.py` makes a recording; each release adds its own.
 """
 
-import asyncio
 import contextlib
 import gzip
 import struct
@@ -18,10 +17,11 @@ from hindmost_collector.store.parquet import segments
 from hindmost_proto import telemetry_pb2 as wire
 from hindmost_proto.address import parse
 
+from tests.waiting import PATIENCE_S
+
 RECORDED = sorted((Path(__file__).parents[2] / "fixtures/wire").glob("*.stream.gz"))
 #: What the recording of each version holds.
 HELD = {"0.1.0": {"steps": 209, "collectives": 209, "metrics": 1080, "rank_states": 4}}
-PATIENCE_S = 30.0
 #: A field of number 1000, a string, which no version has; and a varint of number 1001.
 UNKNOWN = b"\xc2\x3e\x05later\xc8\x3e\x07"
 #: What an agent may leave out: columns that some probes do not measure, and all that is only shown.
@@ -81,7 +81,7 @@ async def played(address: str, sent: list[bytes]) -> int:
         async with connect(where.host, where.port, PATIENCE_S) as call:
             for one in sent:
                 await call.write(one)
-            while (message := await asyncio.wait_for(call.read(), PATIENCE_S)) is not None:
+            while (message := await call.read()) is not None:
                 durable = max(durable, message.ack.durable_sequence, message.clock.durable_sequence)
     return durable
 

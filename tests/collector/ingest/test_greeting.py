@@ -23,7 +23,7 @@ class Slow:
     def __call__(self):
         self.questions += 1
         self.asked.set()
-        assert self.answer.wait(30)
+        assert self.answer.wait(300)
         if isinstance(self.known, Exception):
             raise self.known
         return dict(self.known)
@@ -118,7 +118,7 @@ class Relay:
 
     async def next(self):
         """``(stream, kind, reason)`` of the next message to an agent."""
-        one = await asyncio.wait_for(self._back.get(), 30)
+        one = await asyncio.wait_for(self._back.get(), 300)
         return one.stream, one.message.WhichOneof("body"), one.end.reason
 
     async def close(self):

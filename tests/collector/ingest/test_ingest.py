@@ -22,7 +22,7 @@ def steps(directory):
 
 def get(url):
     """The body at ``url``."""
-    with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - our own loopback
+    with urllib.request.urlopen(url, timeout=200) as answer:  # noqa: S310 - our own loopback
         return answer.read()
 
 

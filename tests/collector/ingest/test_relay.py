@@ -22,8 +22,8 @@ from hindmost_proto import METHOD
 from hindmost_proto import telemetry_pb2 as wire
 
 from tests.collector.agents_of_a_job import Four
+from tests.waiting import PATIENCE_S, until
 
-PATIENCE_S = 60.0
 STEPS = 30
 #: What a stream that breaks off looks like from an agent's side; an end in place of a message has no attributes.
 BROKEN = (OSError, asyncio.TimeoutError, asyncio.InvalidStateError, AttributeError, grpc.RpcError, grpc.aio.BaseError)
@@ -31,9 +31,8 @@ BROKEN = (OSError, asyncio.TimeoutError, asyncio.InvalidStateError, AttributeErr
 
 async def deliver(agent, addresses, steps, moment=None):
     """Send steps until all are acknowledged, through whichever address answers; ``moment(step)`` after each."""
-    deadline = time.monotonic() + PATIENCE_S
     todo, attempt = list(steps), 0
-    while (todo or agent.kept) and time.monotonic() < deadline:
+    while todo or agent.kept:
         agent.address = addresses[attempt % len(addresses)]
         attempt += 1
         try:
@@ -74,7 +73,7 @@ async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_ag
     await asyncio.gather(deliver(agents[0], addresses, steps, killing), deliver(agents[1], addresses[::-1], steps))
     assert counted(tmp_path) == [(rank, STEPS, STEPS) for rank in range(4)]
     collector.popen.stdin.close()
-    assert collector.popen.wait(60) == 0
+    assert collector.popen.wait(300) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["job"]["world_size"] == 4
     assert [(one["kind"], one["ranks"]) for one in report["verdicts"]][:1] == [("straggler", [3])]
@@ -86,15 +85,13 @@ async def test_through_a_relay_the_clock_goes_apart_from_batches(collector_proce
     relay = collector_process("--relay-to", collector.addresses["grpc"], "--http", "none")
 
     async def asks_with_batches(address):
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
+        while True:
             async with grpc.aio.insecure_channel(address) as channel:
                 stream = open_stream(channel, wait_for_ready=True)
                 await stream.write(wire.AgentMessage(hello=wire.Hello(protocol=1, agent_id="a", node="n")))
                 with contextlib.suppress(*BROKEN):  # a relay that has not reached its collector yet
                     return (await stream.read()).welcome.clock_with_batches
             await asyncio.sleep(0.1)
-        return None
 
     assert await asks_with_batches(collector.addresses["grpc"]) is True
     assert await asks_with_batches(relay.addresses["grpc"]) is False
@@ -114,7 +111,7 @@ def test_collector_killed_behind_a_relay(collector_process, fake_agent, tmp_path
 
     asyncio.run(deliver(fake_agent(""), [relay.addresses["grpc"]], range(16), restarting))
     assert counted(tmp_path) == [(rank, 16, 16) for rank in range(2)]
-    with urllib.request.urlopen(f"http://{relay.addresses['http']}/metrics", timeout=20) as answer:
+    with urllib.request.urlopen(f"http://{relay.addresses['http']}/metrics", timeout=200) as answer:
         page = answer.read().decode()
     assert f'hindmost_collector_relay_connected{{collector="{where}"}} 1.0' in page
 
@@ -130,7 +127,7 @@ async def test_relay_without_its_collector_takes_nothing(collector_process, fake
     finally:
         await agent.close()
     with pytest.raises(urllib.error.HTTPError) as caught:
-        urllib.request.urlopen(f"http://{relay.addresses['http']}/readyz", timeout=20)
+        urllib.request.urlopen(f"http://{relay.addresses['http']}/readyz", timeout=200)
     assert caught.value.read() == b"out of reach: 127.0.0.1:1\n"
 
 
@@ -188,7 +185,7 @@ def test_an_empty_message_is_passed_on():
         await link.send(link.open(RelayedAgent()), b"")
         sending = asyncio.create_task(link.send_waiting(upwards))
         try:
-            return await asyncio.wait_for(upwards.sent, PATIENCE_S)
+            return await upwards.sent
         finally:
             sending.cancel()
 
@@ -299,9 +296,7 @@ async def test_what_is_no_collector_is_named_and_ends_no_link(peer, silence_s, r
     async with peer() as port:
         link = Link(f"127.0.0.1:{port}", jitter=lambda: 0.0, silence_s=silence_s)
         running = asyncio.create_task(link.run())
-        deadline = time.monotonic() + PATIENCE_S
-        while not said() and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        await until(said)
         assert not running.done()
         assert not link.connected
         running.cancel()

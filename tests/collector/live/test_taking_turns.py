@@ -159,7 +159,7 @@ class Costly:
     def judged(self, *_, beside, show):
         assert beside
         self.asked.append("whole")
-        self.through.wait(10)
+        self.through.wait(300)
         return {"verdicts": []}
 
     def watch(self, judging=None):

@@ -27,7 +27,7 @@ def test_a_signal_ends_the_job_with_its_held_collector(collector_process, fake_a
 
     process = collector_process("--out", tmp_path, "--job-id", "j", "--exit-when-stdin-closes")
     asyncio.run(scenario(process))
-    assert process.popen.wait(20) == 0
+    assert process.popen.wait(300) == 0
     assert json.loads((tmp_path / "meta.json").read_text())["interrupted_by"] == "SIGTERM"
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["job"]["steps"] == 2

@@ -46,7 +46,7 @@ def page() -> Iterator[served.Page]:
 
 def asked(page: served.Page, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
     """The response to a request, and its body."""
-    connection = http.client.HTTPConnection(page.address, timeout=10)
+    connection = http.client.HTTPConnection(page.address, timeout=200)
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     return response, response.read()
@@ -83,7 +83,7 @@ def test_open_pages_are_sent_the_state_and_the_end(monkeypatch: pytest.MonkeyPat
     """Each second; and once more, as a goodbye, when the collector stops."""
     monkeypatch.setattr(served, "STATE_S", 0.01)
     page = served.Page(("127.0.0.1", 0), cast("Any", Nothing()))
-    connection = http.client.HTTPConnection(page.address, timeout=10)
+    connection = http.client.HTTPConnection(page.address, timeout=200)
     connection.request("GET", "/api/events")
     response = connection.getresponse()
     assert json.loads(response.readline().removeprefix(b"data: ")) == {"job": None, "state": "waiting"}

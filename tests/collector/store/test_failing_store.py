@@ -12,7 +12,7 @@ from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.compaction import Upkeep
 from hindmost_collector.store.parquet.store import ParquetStore, folder, read_run
 
-from tests.collector.waiting import until
+from tests.waiting import until
 
 pytestmark = pytest.mark.torture
 

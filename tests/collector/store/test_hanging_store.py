@@ -19,7 +19,7 @@ from hindmost_collector.store import recorder as store_recorder
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.recorder import StoreRecorder
 
-from tests.collector.waiting import until
+from tests.waiting import until
 
 ROWS = 1000
 
@@ -32,7 +32,7 @@ class Gate:
 
     def write(self, *_):
         self.entered.set()
-        assert self.open.wait(60)
+        assert self.open.wait(300)
         if self.error:
             raise self.error
         return 1, 1
@@ -120,7 +120,7 @@ def test_flush_that_hangs_keeps_every_bound(collecting, fake_agent, tmp_path, mo
     release, real = threading.Event(), segments.write
 
     def hang(*args):
-        assert release.wait(60)
+        assert release.wait(300)
         return real(*args)
 
     async def scenario():
@@ -181,7 +181,7 @@ async def test_a_collector_leaves_a_store_that_hangs(tmp_path, monkeypatch, caps
     await asyncio.wait({waiting}, timeout=0.05)
     patient = not waiting.done()
     collector.recorder.writing_since = time.monotonic() - store_recorder.HANGS_S - 5
-    assert not await asyncio.wait_for(waiting, 60)
+    assert not await asyncio.wait_for(waiting, 300)
     with pytest.raises(Left, match="1"):
         main.abandon(collector)
     assert patient

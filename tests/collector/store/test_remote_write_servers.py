@@ -49,13 +49,13 @@ def server(request, tmp_path):
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(300)
 
 
 def raw(base, selector):
     """Every sample of a selector in the last minutes: ``(ms, value)``, those that mark an end left out."""
     query = urllib.parse.urlencode({"query": f"{selector}[15m]"})
-    with urllib.request.urlopen(f"{base}/api/v1/query?{query}", timeout=20) as answer:  # noqa: S310 - loopback
+    with urllib.request.urlopen(f"{base}/api/v1/query?{query}", timeout=200) as answer:  # noqa: S310 - loopback
         result = json.load(answer)["data"]["result"]
     found = [(round(float(at) * 1000), float(value)) for series in result for at, value in series["values"]]
     return sorted(one for one in found if not math.isnan(one[1]))
@@ -79,7 +79,7 @@ async def test_read_back_equal(server, collecting, fake_agent, tmp_path):
     kept = metrics["name"] == name
     stored = sorted(zip((metrics["time_ns"][kept] // 1_000_000).tolist(), metrics["value"][kept].tolist(), strict=True))
     assert len(stored) == STEPS
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"{server}/internal/force_flush", timeout=20):  # noqa: S310
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"{server}/internal/force_flush", timeout=200):  # noqa: S310
         pass  # VictoriaMetrics shows what it has a few seconds later otherwise; Prometheus knows no such page
     assert until(lambda: raw(server, f'{name}{{node="n0",mode="user"}}'), stored) == stored
     last = until(

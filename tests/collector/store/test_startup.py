@@ -11,13 +11,13 @@ from hindmost_collector.main import open_store
 from hindmost_collector.options import Options
 from hindmost_collector.store.clickhouse.client import Unreachable
 
-from tests.collector.waiting import until
+from tests.waiting import until
 
 
 def fetched(address, path):
     """Status and text of a page."""
     try:
-        with urllib.request.urlopen(f"http://{address}{path}", timeout=20) as answer:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=200) as answer:
             return answer.status, answer.read().decode()
     except urllib.error.HTTPError as error:
         return error.code, error.read().decode()
@@ -110,7 +110,7 @@ async def test_stopped_while_it_waits_it_leaves(pages, monkeypatch):
     stopped.set()
     assert (await served) == 0
     with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://{pages[0]}/healthz", timeout=5)
+        urllib.request.urlopen(f"http://{pages[0]}/healthz", timeout=200)
 
 
 @pytest.mark.parametrize(

@@ -229,5 +229,5 @@ async def test_retention_is_kept_whatever_became_of_compaction(collecting, tmp_p
     monkeypatch.setattr(Upkeep, "compact", compact)
     monkeypatch.setattr(Upkeep, "expire", expire)
     async with collecting(store=str(tmp_path)):
-        await asyncio.wait_for(expired.wait(), 60)
+        await asyncio.wait_for(expired.wait(), 300)
     assert expired.is_set()
