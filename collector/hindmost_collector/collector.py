@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError
@@ -30,7 +31,7 @@ from hindmost_collector.store.recorder import WAIT_S
 from hindmost_collector.store.remote_write import RemoteWrite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     import grpc
     from hindmost_judge.settings import Settings
@@ -108,6 +109,8 @@ def _prune(components: Components) -> None:
 
 
 TICK_S = 0.5
+#: A tick lets agents and requests be served after so long.
+SLICE_S = 0.005
 #: How long agents may take to flush and say Goodbye once asked to stop.
 GOODBYE_S = 12.0
 #: Where a signal ends it, the agents mostly got it too: how long they may take to leave by themselves, and then who
@@ -131,6 +134,7 @@ class Collector(Components):
         self.remote = self._remote_write()
         self.watch = Watch(self, self.judging, self._end)
         self._described: set[str] = set()  # jobs of whose ranks something new is known
+        self._parts: Iterator[None] = iter(())  # what is left of the tick that was begun last
         self._server: grpc.aio.Server | None = None
         self._page: Page | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -175,7 +179,11 @@ class Collector(Components):
                 if flush and flush.done():
                     ended, flush = flush, None
                     ended.result()
-                self.gather()
+                served = time.monotonic()
+                for _ in self.gathering():
+                    if time.monotonic() - served >= SLICE_S:
+                        await asyncio.sleep(0)
+                        served = time.monotonic()
                 if flush is None and self.flush_due():
                     flush = asyncio.create_task(self.flush())
             except Exception:  # a collector that no longer ticks would take batches and keep none of them
@@ -198,22 +206,33 @@ class Collector(Components):
 
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""
+        deque(self.gathering(), maxlen=0)
+
+    def gathering(self) -> Iterator[None]:
+        """The same in parts, between which the event loop may serve others; what another call began is done first."""
+        deque(self._parts, maxlen=0)
+        self._parts = self._in_parts()
+        return self._parts
+
+    def _in_parts(self) -> Iterator[None]:
         self.ingest.connection_log.tell(self.ingest.connected)
         self.ingest.inbox.empty()
         sequences = self.ingest.received()
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
+        self.recorder.add(chunks, sequences)
+        self.recorder.add({name: finish(rows) for name, rows in self.ingest.again.take().items()}, {})
+        self._relieve()
         now = self.clock.now()
         for name, chunk in chunks.items():
+            yield
             self.nodes.add(chunk.metrics, in_order=chunk.in_order)
             if self.remote:
                 self.remote.add(chunk.metrics)
             if name and self._shown(name):
-                self.job(name).add(chunk, self.decoder.words, self.definitions, now)
+                yield
+                yield from self.job(name).adding(chunk, self.decoder.words, self.definitions, now)
                 if "ranks" in chunk.plain:
                     self._described.add(name)
-        self.recorder.add(chunks, sequences)
-        self.recorder.add({name: finish(rows) for name, rows in self.ingest.again.take().items()}, {})
-        self._relieve()
 
     def _shown(self, name: str) -> bool:
         """Whether a job has, or may have, a window; beyond the limit jobs are recorded and not watched."""

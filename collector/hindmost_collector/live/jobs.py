@@ -68,7 +68,12 @@ class LiveJob:
 
     def add(self, chunk: Chunk, words: Words, definitions: Definitions, now_ns: int) -> None:
         """Take a tick in."""
+        deque(self.adding(chunk, words, definitions, now_ns), maxlen=0)
+
+    def adding(self, chunk: Chunk, words: Words, definitions: Definitions, now_ns: int) -> Iterator[None]:
+        """The same in two parts: each takes long where ranks are many."""
         self.window.add(chunk, definitions)
+        yield
         self.totals.add(chunk, words)
         states = chunk.plain.get("rank_states")
         if states is not None:

@@ -7,12 +7,15 @@ from types import SimpleNamespace
 
 import pytest
 from hindmost_collector.collector import Collector
+from hindmost_collector.ingest.clock import NodeClock
+from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.live import evaluation_loop
 from hindmost_collector.live.evaluation_loop import Watch
 from hindmost_collector.live.evaluation_schedule import Judging
 from hindmost_collector.options import Options
 from hindmost_collector.page.history import StepHistory
 from hindmost_collector.store import recorder
+from hindmost_proto import telemetry_pb2 as wire
 
 from tests.collector.live.pacing import never_ends
 
@@ -248,3 +251,24 @@ async def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_th
     watch = costly.watch(judging)
     await watch.turn(costly.job, whole=False)
     assert watch.wholes == {}
+
+
+def test_a_tick_in_parts_keeps_the_order():
+    """Rows are recorded before anyone else is served; a tick that comes meanwhile shows them before its own."""
+    collector, clock = Collector(Options(http="none"), None), NodeClock(0, 0)
+    known = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n")
+    collector.definitions.learn(wire.Definitions(ranks=[known]), collector.decoder.job, clock)
+
+    def arrive(step):
+        batch = wire.Batch(sequence=step)
+        batch.steps.add(rank=7, step=[step], start_ns=[step], duration_ns=[1])
+        assert collector.decoder.add(packed(batch), "n", "j", clock) == []
+
+    arrive(1)
+    begun = collector.gathering()
+    next(begun)
+    assert (collector.recorder.pending_bytes > 0, list(collector.jobs)) == (True, [])
+    arrive(2)
+    collector.gather()
+    assert collector.jobs["j"].snapshot(collector.decoder.words)().steps["step"].tolist() == [1, 2]
+    assert list(begun) == []
