@@ -4,9 +4,9 @@
 
 One after the other, jobs of two real ranks run for some seconds each; every 20 s a simulated job of 16 ranks is sent at
 once. A real job is forgotten half a minute after its end, a simulated one, whose ranks never end, after five minutes.
-What a collector has of agents that left, it keeps for an hour. Memory, open files, threads and disk are read every 5 s.
-A slope is a least-squares fit over the second half, when caches are full; its error is twice the standard error of the
-fit. `bench/agent_years.py` has an agent's 28 hours by an injected clock.
+What a collector has of agents that left, it keeps for an hour. Memory, open files, threads, disk and `/metrics` are
+read every 5 s. A slope is a least-squares fit over the second half, when caches are full; its error is twice the
+standard error of the fit. `bench/agent_years.py` has an agent's 28 hours by an injected clock.
 """
 
 import argparse
@@ -18,6 +18,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ class Soak:
             *limit,
         )
         assert self.collector.stdout is not None
-        self.address = json.loads(self.collector.stdout.readline())["grpc"]
+        bound = json.loads(self.collector.stdout.readline())
+        self.address, self.page = bound["grpc"], bound["http"]
         self.agent = self.start("agent", "--collector", self.address, "--spool", str(folder / "spool"))
         assert self.agent.stdout is not None
         self.agent.stdout.readline()
@@ -108,6 +110,8 @@ class Soak:
             found[f"{name}_threads"] = int(values["Threads"])
             found[f"{name}_files"] = len(list(Path(f"/proc/{process.pid}/fd").iterdir()))
         rings = Path(f"/dev/shm/hindmost-{os.getuid()}")  # noqa: S108 - where rings live
+        with urllib.request.urlopen(f"http://{self.page}/metrics", timeout=60) as answer:
+            found["collector_jobs"] = answer.read().count(b"\nhindmost_job_info{")
         found["job_folders"] = len(list(rings.glob(f"soak-{os.getpid()}-*")))
         return found
 
