@@ -1,13 +1,14 @@
 """What judging a running job costs: CPU time of a full live window, by the number of ranks.
 
-    python bench/live_judging.py [--ranks 1024 4096 8192] [--rounds 5] [--profile] [--json FILE]
+    python bench/live_judging.py [--ranks 1024 4096 8192] [--layout dp|fsdp] [--fault 20] [--rounds 5] [--profile]
+                                 [--json FILE]
 
-A simulated job of data-parallel ranks with one rank 20 % slow goes through the collector's own decoder into its window,
-as its agents would send it, until the window has let rows go; then the window is judged again and again, as it is live:
-snapshot, judge, report as plain types; and so are its newest steps, as the collector looks at them between two
-judgements, each time after a full evaluation. Prints the median CPU time of the thread that judges, what the window
-contains, and how often the collector makes incremental and full evaluations without news, on 2 and on 16 cores. The
-verdicts' cost is compared with what the same run takes less without the slow rank.
+A simulated job of data-parallel ranks with one rank 20 % slow (``--fault 0``: none) goes through the collector's own
+decoder into its window, as its agents would send it, until the window has let rows go; then the window is judged again
+and again, as it is live: snapshot, judge, report as plain types; and so are its newest steps, as the collector looks at
+them between two judgements, each time after a full evaluation. Prints the median CPU time of the thread that judges,
+what the window contains, and how often the collector makes incremental and full evaluations without news, on 2 and on
+16 cores. The verdicts' cost is compared with what the same run takes less without the slow rank.
 """
 
 import argparse
@@ -43,12 +44,11 @@ PERIOD_S = 1.5
 SIMULATED_S = 1000.0
 
 
-def watched(ranks: int, stretches: int) -> tuple[LiveJob, Decoder, float]:
+def watched(ranks: int, stretches: int, layout: str, percent: float) -> tuple[LiveJob, Decoder, float]:
     """A job of so many ranks and collectives a step, its window full; and what the slow rank costs, ms a step."""
     steps = max(ROWS // (ranks * stretches) + 4, 44)
-    scenario = Scenario(
-        ranks, steps, stretches=stretches, gpu_bound="compute", faults=(Fault("compute", (ranks // 3,), 0.2),)
-    )
+    faults = (Fault("compute", (ranks // 3,), percent / 100),) if percent else ()
+    scenario = Scenario(ranks, steps, layout=layout, stretches=stretches, gpu_bound="compute", faults=faults)
     job = Job.of(scenario)
     definitions = Definitions()
     decoder, clock = Decoder(definitions), NodeClock(0, 10**18)
@@ -64,9 +64,10 @@ def watched(ranks: int, stretches: int) -> tuple[LiveJob, Decoder, float]:
     return live, decoder, saved / steps / 1e6
 
 
-def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[str, Any]:
+def measured(ranks: int, args: argparse.Namespace) -> dict[str, Any]:
     """Of one size: CPU seconds of each judgement, and what it said."""
-    live, decoder, truth = watched(ranks, stretches)
+    stretches, rounds, profile = args.stretches, args.rounds, args.profile
+    live, decoder, truth = watched(ranks, stretches, args.layout, args.fault)
     judge = load_judge()
     took, looked, wall = [], [], []
     for _ in range(rounds + 1):
@@ -88,6 +89,8 @@ def measured(ranks: int, stretches: int, rounds: int, *, profile: bool) -> dict[
     cpu, cpu_look = statistics.median(took[1:]), statistics.median(looked[1:])
     return {
         "ranks": ranks,
+        "layout": args.layout,
+        "fault_percent": args.fault,
         "collectives_a_step": stretches,
         "collective_rows": rows(run.collectives),
         "step_rows": rows(run.steps),
@@ -157,13 +160,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="what judging a running job costs")
     parser.add_argument("--ranks", type=int, nargs="+", default=[1024, 4096, 8192])
     parser.add_argument("--stretches", type=int, default=6, help="collectives a step")
+    parser.add_argument("--layout", choices=("dp", "fsdp"), default="dp")
+    parser.add_argument("--fault", type=float, default=20.0, metavar="PERCENT", help="how slow one rank is; 0: none")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     found = []
     for ranks in args.ranks:
-        found.append(measured(ranks, args.stretches, args.rounds, profile=args.profile))
+        found.append(measured(ranks, args))
         print(json.dumps(found[-1]), flush=True)
     if args.json:
         told = f"bench/live_judging.py, {os.cpu_count()} shared cores: CPU time of the judging thread"

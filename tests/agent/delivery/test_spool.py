@@ -227,7 +227,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> set[str]:
             raise OSError(28, "No space left on device")
         return pwrite(fd, data, offset)
 
-    monkeypatch.setattr("hindmost_agent.delivery.segment.os.pwrite", refuse)
+    monkeypatch.setattr("hindmost_agent.delivery.spool.os.pwrite", refuse)
     return state
 
 
