@@ -109,7 +109,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--out",
         type=arguments.path("--out"),
         metavar="DIR",
-        help="write the run directory here (default: hindmost-runs/JOB)",
+        help="write the run directory here, next to other files into DIR/JOB (default: hindmost-runs/JOB)",
     )
     parser.add_argument("--job-id", metavar="ID", help="name the job (default: script, date and time)")
     parser.add_argument(

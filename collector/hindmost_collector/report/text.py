@@ -75,10 +75,10 @@ def render(
     shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
     costs = any(one.cost for one in shown)
     over = not explain and (stopped or (bool(report["job"].get("to_do")) and not costs))  # the end is the news
+    ended = report["job"].get("ended")
+    failed = ended and not report["job"].get("interrupted_by")
     for one in shown:
-        aside = not explain and (
-            (one.head == "OK" and report["job"].get("ended")) or (one.head == "UNSURE" and report["job"].get("to_do"))
-        )
+        aside = not explain and {"OK": ended, "UNSURE": failed}.get(one.head)
         decided = () if one.head == "OK" and report["job"].get("to_do") else decisive(one)
         said = "; ".join((one.what, *decided) if one.head == "OK" else decided)
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))

@@ -373,3 +373,11 @@ def test_a_long_wait_that_was_ended_is_a_hang_and_no_death() -> None:
     assert said is not None
     assert said.endswith("were killed or crashed while ranks 0, 2 and 3 waited for rank 1")
     assert judge(run).verdicts[0].kind == "hang"
+
+
+def test_a_command_that_failed_is_not_unsure() -> None:
+    """A script that is not there has no slow rank to be unsure about; one that Ctrl-C ended early has."""
+    failed = text.render(judge(Run(Job("j", command="python no.py", exit_code=2))).to_dict())
+    assert failed.splitlines()[1:] == ["ENDED  exit code 2", "NOTE   no rank was seen before the job failed"]
+    ended = judge(Run(Job("j", command="./a", exit_code=130, interrupted_by="SIGINT"))).to_dict()
+    assert "\nUNSURE " in text.render(ended)
