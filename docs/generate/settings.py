@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from dataclasses import Field, dataclass, fields
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -67,11 +68,13 @@ def page() -> str:
     )
 
 
+@cache
 def constants() -> list[Constant]:
     """Each module-level number of each module that judges."""
     return [one for module in modules() for one in _of(module)]
 
 
+@cache
 def modules() -> list[str]:
     """Names of the modules that judge."""
     found: set[str] = set()

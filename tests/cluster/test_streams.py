@@ -87,7 +87,7 @@ def test_a_terminal_of_few_characters_gets_what_it_has(run: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "x\n\\xe4\n")
 
 
-@pytest.mark.parametrize("redirected", ["2>&-", "2> /dev/full", "> /dev/full 2>&1"])
+@pytest.mark.parametrize("redirected", ["2>&-", "> /dev/full 2>&1"])
 def test_a_job_keeps_its_exit_code_whatever_takes_our_words(tmp_path: Path, redirected: str) -> None:
     """The verdict cannot be printed: it is in the run directory, and the job ends as it ended."""
     done = shell(f"{HINDMOST} run --no-live --out {tmp_path / 'run'} -- sh -c 'exit 3' {redirected}")

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.loads import Load, make
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=12)
 excesses = st.sampled_from([0.0, 0.3, 1.0, 4.0])
 seeds = st.integers(0, 1000)
 

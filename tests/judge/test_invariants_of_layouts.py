@@ -6,14 +6,14 @@ import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.scenarios.moved import renamed, shifted
 
 STEP_MS = 100.0
 
-quick = settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=4)
 every_layout = pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
 causes = st.sampled_from(["compute", "input", "gpu_throttle"])
 sizes = st.sampled_from([0.0, 0.02, 0.08, 0.3])

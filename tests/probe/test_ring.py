@@ -84,7 +84,7 @@ def test_words_are_the_same_events(writer: ring.Writer) -> None:
     assert words.read() == b""
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(rounds=st.lists(st.integers(0, 200), max_size=8))
 def test_every_event_is_returned_in_order_or_counted_as_lost(tmp_path: Path, rounds: list[int]) -> None:
     """However the ring wraps between polls, the newest come back in order and the rest are counted."""

@@ -39,9 +39,6 @@ pytest.importorskip("yaml")
 EXAMPLES = int(os.environ.get("HINDMOST_FUZZ_EXAMPLES", "150"))
 FIXED = settings(
     max_examples=EXAMPLES,
-    deadline=None,
-    derandomize=True,
-    database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 #: What one input may make a reader hold.

@@ -38,6 +38,8 @@ class Groups:
 
     def latest(self, times: Array) -> Array:
         """[R] the latest time within each rank's group."""
+        if self.size == len(times):
+            return np.full(len(times), times.max())
         out = np.empty_like(times)
         out[self.order] = np.repeat(times[self.order].reshape(-1, self.size).max(axis=1), self.size)
         return out
@@ -289,11 +291,17 @@ class Plan:
     groups: dict[str, Groups]
     items: list[Item]
     active: Array
+    #: [K] of each computing interval its share of the step's computing.
+    shares: Array
 
     @classmethod
     def of(cls, scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Plan:
         """``faults`` may be fewer than the scenario's: what a repair leaves."""
-        return cls(scenario, groups(scenario), program(scenario), activity(scenario, draws, faults))
+        items = program(scenario)
+        own = [item.share for item in items if isinstance(item, Compute)]
+        micro = scenario.microbatches if scenario.layout == "pp_dp" else 0
+        shares = np.array([FORWARD / max(micro, 1)] * micro + [BACKWARD / max(micro, 1)] * micro + own)
+        return cls(scenario, groups(scenario), items, activity(scenario, draws, faults), shares)
 
 
 def stretches(scenario: Scenario) -> int:
@@ -346,9 +354,9 @@ def _step(
     timing.begin[step] = begin
     timing.issued[step] = launch + ISSUE_SHARE * step_ns * draws.host[step]
     copied = np.maximum(free, launch) + timing.gpu["h2d"][step] + draws.stall[step] * step_ns
-    work = draws.computing[step] * _shares(plan)[None, :] * step_ns
+    work = draws.computing[step] * plan.shares * step_ns
     work *= WARMUP[step] if step < min(scenario.warmup, len(WARMUP)) else 1.0
-    work += _slower(plan, faults, step, step_ns)[:, None] * _shares(plan)[None, :]
+    work += _slower(plan, faults, step, step_ns)[:, None] * plan.shares
     now = copied
     if scenario.layout == "pp_dp":
         now, sends = through_pipeline(scenario, now, work, step)
@@ -367,14 +375,6 @@ def _begin(scenario: Scenario, timing: Timing, step: int) -> Array:
     waited = timing.finish[held] if held >= 0 else np.zeros(scenario.ranks)
     begin: Array = np.maximum(timing.issued[step - 1], waited)
     return begin
-
-
-def _shares(plan: Plan) -> Array:
-    """[K] each interval's share of the step's computing."""
-    scenario = plan.scenario
-    own = [item.share for item in plan.items if isinstance(item, Compute)]
-    micro = scenario.microbatches if scenario.layout == "pp_dp" else 0
-    return np.array([FORWARD / max(micro, 1)] * micro + [BACKWARD / max(micro, 1)] * micro + own)
 
 
 def _slower(plan: Plan, faults: Sequence[Fault], step: int, step_ns: float) -> Array:

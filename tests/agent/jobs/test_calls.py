@@ -92,7 +92,7 @@ REGULAR = st.tuples(st.sampled_from([(5, 3), (4,), (8, 3), (5, 4, 4)]), st.lists
 )
 
 
-@settings(deadline=None, max_examples=400, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100)
 @given(portions=st.lists(st.tuples(st.one_of(st.lists(EVENTS, max_size=40), REGULAR), st.booleans()), max_size=5))
 def test_columns_are_the_rows_of_one_event_after_the_other(
     portions: list[tuple[Sequence[ring.Event], bool]],
@@ -126,7 +126,6 @@ HOSTILE = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(records=st.lists(HOSTILE, max_size=30))
 def test_whatever_records_hold_becomes_rows_that_can_be_sent(
     ring_of_nothing: ring.Reader, records: list[bytes]
@@ -147,7 +146,7 @@ def test_operations_of_many_names_keep_them() -> None:
 
 
 @pytest.mark.parametrize("capacity", [64])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rounds=st.lists(st.integers(0, 150), max_size=6))
 def test_overwritten_calls_break_the_gap_and_are_counted(tmp_path: Path, capacity: int, rounds: list[int]) -> None:
     """However a ring wraps between two reads: what is read is in order, and no gap spans what was lost."""

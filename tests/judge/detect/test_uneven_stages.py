@@ -22,15 +22,15 @@ def truth_ms(simulated: Simulated, steps: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("slow", "more"),
+    ("slow", "more", "cause"),
     [
-        (tuple(range(4, 8)), {}),
-        (tuple(range(12, 16)), {}),
-        (tuple(range(8, 16)), {"ranks": 32}),
-        ((8, 9), {"pipeline": 8}),
+        (tuple(range(4, 8)), {}, "compute"),
+        (tuple(range(4, 8)), {}, "workload"),
+        (tuple(range(12, 16)), {}, "compute"),
+        (tuple(range(8, 16)), {"ranks": 32}, "workload"),
+        ((8, 9), {"pipeline": 8}, "compute"),
     ],
 )
-@pytest.mark.parametrize("cause", ["compute", "workload"])
 def test_an_uneven_stage_is_reported_at_its_cost(slow: tuple[int, ...], more: dict[str, Any], cause: str) -> None:
     """No rank is named, the stage and its ranks are reported, and what_if counts the cost too."""
     simulated = of(Fault(cause, slow, 0.3), **more)
