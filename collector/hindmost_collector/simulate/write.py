@@ -64,6 +64,7 @@ def run_directory(parts: Iterable[Run], folder: Path) -> None:
         tables |= {"rank_states": _states(run)} if rows(run.in_flight) else {}
         store.write({(job, name): [_arrow(name, part)] for name, part in tables.items()}, {})
     store.write_meta(job, {"job_id": job, "command": "hindmost simulate", "world_size": run.job.world_size})
+    store.close()
 
 
 def _arrow(name: str, part: Table) -> pa.Table:

@@ -7,6 +7,8 @@ import signal
 
 import pytest
 from hindmost_collector.recordings.load import load_run_directory
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import run_directory
 from hindmost_collector.store.parquet.store import ParquetStore
 from hindmost_proto import telemetry_pb2 as wire
 
@@ -59,10 +61,9 @@ async def test_killed_while_it_judges_a_collector_leaves_its_last_evaluation(
 @pytest.mark.parametrize(("runs", "silent_s", "abandoned"), [(True, 60, False), (False, 60, True), (True, 900, True)])
 def test_a_recording_has_stopped_once_no_collector_holds_it(tmp_path, runs, silent_s, abandoned):
     """At once where its lock tells; a lock that another host does not see counts for minutes."""
+    run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     store = ParquetStore(tmp_path, single=True)
-    store.write_meta("j", {"job_id": "j"})
-    (tmp_path / "segments/steps").mkdir(parents=True)
-    written = (tmp_path / "segments/steps").stat().st_mtime
+    written = max(path.stat().st_mtime for path in tmp_path.glob("segments/*"))
     if not runs:
         store.close()
     assert load_run_directory(tmp_path, lambda: written + silent_s).job.abandoned is abandoned
