@@ -55,6 +55,7 @@ def render(
     explain: bool = False,
     path: str = PATH,
     wanted: Collection[str] = (),
+    titled: bool = True,
 ) -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as text.
 
@@ -64,7 +65,8 @@ def render(
     sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
-    page.print(_text(one_line(columns.title(report)), "bold"), soft_wrap=False)
+    if titled:
+        page.print(_text(one_line(columns.title(report)), "bold"), soft_wrap=False)
     if report["job"].get("ended"):
         page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
     if report["job"].get("to_do"):

@@ -64,6 +64,15 @@ def test_commands_have_the_path_of_the_recording() -> None:
         assert "all evidence: hindmost report 'my run' --explain" in shown
 
 
+def test_the_title_of_a_markdown_report_stands_once() -> None:
+    """However long it is: its second line is not the first of the verdict."""
+    found = report()
+    found["job"] |= {"command": f"python {'long' * 30}.py", "duration_s": 43.2}
+    shown = markdown.render(found)
+    assert shown.count("43.2 s") == 1
+    assert shown.splitlines()[0].endswith("ran 43.2 s")
+
+
 def test_a_fault_that_comes_again_is_one_verdict() -> None:
     """Its other steps and their costs stand with it; costs of different steps may be added."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ms_per_step": 4.0, "cost_ratio": 0.4}
