@@ -65,12 +65,7 @@ def render(
     sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
-    if titled:
-        page.print(_text(one_line(columns.title(report)), "bold"), soft_wrap=False)
-    if report["job"].get("ended"):
-        page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
-    if report["job"].get("to_do"):
-        page.print(labelled("DO", report["job"]["to_do"]))
+    _print_head(page, report, titled=titled)
     verdicts = [filled(one, {_RUN: f"hindmost report {path}"}) for one in (rendered if explain else in_short)(report)]
     notes = sorted(report.get("notes") or (), key=lambda note: not note.startswith(STALL))
     stopped = any(one.kind in STOPS for one in verdicts[:1])
@@ -111,6 +106,16 @@ def render(
         (_print_prose if _is_prose(table) else _print_section)(page, table)
         title = table.title
     return written(page)
+
+
+def _print_head(page: Console, report: Mapping[str, Any], *, titled: bool) -> None:
+    """Which job it is, unless that is said elsewhere, and how it failed."""
+    if titled:
+        page.print(_text(one_line(columns.title(report)), "bold"), soft_wrap=False)
+    if report["job"].get("ended"):
+        page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
+    if report["job"].get("to_do"):
+        page.print(labelled("DO", report["job"]["to_do"]))
 
 
 def _is_prose(table: sections.Shown) -> bool:
