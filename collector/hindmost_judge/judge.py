@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge import communication, detect, overview, usage
-from hindmost_judge.causes import cpu_sharing, launch_bound, loading, slow_input, stopped, telemetry
+from hindmost_judge.causes import cpu_sharing, launch_bound, loading, stopped, telemetry
 from hindmost_judge.detect import hang, host_work, intermittent, slow_link, straggler, uneven
 from hindmost_judge.graph import host_paced
 from hindmost_judge.model import RUNNING, Run, rows
@@ -251,7 +251,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     found = [*case.found, *slow]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
-    return found, [*notes, *(slow_input.hidden_input_notes(blocks, found, settings) if not run.look else [])]
+    return found, [*notes, *(loading.hidden_input_notes(blocks, found, settings) if not run.look else [])]
 
 
 def _slow(case: detect.Case) -> tuple[list[Verdict], list[str]]:

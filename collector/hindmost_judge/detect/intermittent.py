@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.blocks import Stalls
-from hindmost_judge.causes import slow_input, stopped
+from hindmost_judge.causes import loading, stopped
 from hindmost_judge.stats import recurring_events
 from hindmost_judge.stats.recurring_events import tail
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, or_zero
@@ -92,7 +92,7 @@ def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     """Those who own most of the stalls, however large; else those with some of one size."""
     stalled = excess >= settings.stall_effect * blocks.step_ns
-    owners = _owners(stalled, settings, slow_input.throughout(blocks))
+    owners = _owners(stalled, settings, loading.throughout(blocks))
     found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}

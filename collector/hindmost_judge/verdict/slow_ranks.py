@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.causes import backward, cpu_wait, slow_input, why_late
+from hindmost_judge.causes import backward, cpu_wait, loading, why_late
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict import wording
@@ -38,7 +38,7 @@ def of_habits(
     blocks = replace(blocks, equalised=hidden_delay.beside(same_work, habits))
     kept, notes = _that_count(_upstream(habits, blocks), hidden_delay.as_seen(blocks), settings)
     explained = [(habit, why_late.cause_of(blocks, habit, settings)) for habit in kept]
-    explained = [(slow_input.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
+    explained = [(loading.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
     whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
     kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
     seen, blocks = blocks, backward.in_full(blocks, explained)
@@ -192,7 +192,7 @@ def _straggler(
         evidence=(
             *wording.why(blocks, habits, cause),
             *backward.limits_of_evidence(blocks, habits, cause),
-            *slow_input.stalls_sentence(habits, cause),
+            *loading.stalls_sentence(habits, cause),
             *wording.victims(victims, ranks),
             *on_cost,
             *_ranged(habits, before, blocks),

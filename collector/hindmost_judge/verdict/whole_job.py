@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from hindmost_judge.causes import cpu_wait, loading
+from hindmost_judge.causes.loading import input_share
 from hindmost_judge.causes.telemetry import POWER_CAP
-from hindmost_judge.stats.robust import average, lower_median, median
+from hindmost_judge.stats.robust import average, median
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import UNSURE, Bound, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
     from hindmost_judge.causes.loading import Loading
     from hindmost_judge.settings import Settings
-    from hindmost_judge.types import Floats, Ints
+    from hindmost_judge.types import Ints
     from hindmost_judge.usage import CpuUse
 
 #: Exposed transfers take this share of the typical step: the job is limited by communication (of the step).
@@ -233,21 +234,6 @@ def _of_storage(made: Loading | None, blocks: Blocks, rows: Ints) -> list[str]:
     by_storage = [row for row in rows.tolist() if made.cause(row)[0] == "io"]
     most = max(by_storage, key=lambda row: float(made.storage[row]), default=None)
     return made.evidence(blocks, most) if most is not None and 2 * len(by_storage) > len(rows) else []
-
-
-def input_share(inputs: Floats, blocks: Blocks) -> float:
-    """Input that half of these ranks reach in the typical step as a share of the step, where the GPU does not hide it.
-
-    NaN where a GPU works and its phases are not known (yet: the first steps' come late): it may hide all of it.
-    """
-    shown = lower_median(inputs, axis=0)
-    gpu = [blocks.parts[name] for name in ("gpu_forward", "gpu_backward", "gpu_optimizer") if name in blocks.parts]
-    if gpu:  # what the GPU still had queued covers the input
-        idle = blocks.period - np.sum([median(block, axis=0) for block in gpu], axis=0)
-        shown = np.minimum(shown, np.maximum(idle, 0.0))
-    elif blocks.joined is not None and blocks.joined.gpu_time and blocks.lanes is None:
-        return float("nan")
-    return float(median(shown) / blocks.step_ns)
 
 
 #: Where stalls take this share of the time samples tell of them, and not of the typical step.

@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.causes import slow_input
+from hindmost_judge.causes import loading
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Report
@@ -48,7 +48,7 @@ def test_of_a_partly_hidden_input_that_part_is_reported(
     share: float, part: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
-    monkeypatch.setattr(slow_input, "input_share", lambda *_: share)
+    monkeypatch.setattr(loading, "input_share", lambda *_: share)
     (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert ("; 2" in note) == part
 
