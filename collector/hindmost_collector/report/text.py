@@ -42,6 +42,8 @@ _PROSE, _TRIED = 7, 0.05
 PATH, _RUN = "PATH", "hindmost report RUN"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
 _LIMITED = "LIMITED BY"
+#: A verdict that costs this share of the step stands before a limit, which is reported from half of the time on.
+_BEFORE_A_LIMIT = 0.25
 #: What the numbers of a verdict are, with all its evidence.
 _MEANS = "how sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
 
@@ -74,6 +76,8 @@ def render(
     over = not explain and (stopped or (bool(report["job"].get("to_do")) and not costs))  # the end is the news
     ended = report["job"].get("ended")
     failed = ended and not report["job"].get("interrupted_by")
+    if limit_first := not over and _limits_more(report):
+        _print_limit(page, report, also=False)
     for one in shown:
         aside = not explain and {"OK": ended, "UNSURE": failed}.get(one.head)
         decided = () if one.head == "OK" and report["job"].get("to_do") else decisive(one)
@@ -81,8 +85,10 @@ def render(
         page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
     if overlapping := overlap(report):
         page.print(labelled("NOTE", overlapping, "dim"))
+    if not over and not limit_first and (explain or columns.bound_by(report)):
+        _print_limit(page, report, also=costs and columns.bound_by(report))
     if not over:
-        _print_job(page, report, costs=costs, explain=explain)
+        _print_job(page, report)
     waste = columns.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
@@ -168,18 +174,32 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
         first = max(last, first + 1)
 
 
-def _print_job(page: Console, report: Mapping[str, Any], *, costs: bool, explain: bool) -> None:
-    """What is said of the job as a whole: what limits it, its pace, and settings to try."""
-    parts = report.get("sections") or {}
-    settings = [one for one in (parts.get("advice") or {}).get("settings", ()) if (one["share"] or 0.0) >= _TRIED]
-    if (bound := columns.bound(report)) and (explain or columns.bound_by(report)):
-        page.print(labelled(_LIMITED, f"also {bound}" if costs and columns.bound_by(report) else bound))
-        if (to_do := columns.on_bound(report)) and not settings:
+def _limits_more(report: Mapping[str, Any]) -> bool:
+    """Whether too few free CPUs take much more of the step than any verdict says."""
+    costs = [one["cost_ratio"] for one in report["verdicts"] if one.get("cost_ratio")]
+    return bool(costs) and max(costs) < _BEFORE_A_LIMIT and (report["job"].get("bound") or {}).get("by") == "cpu"
+
+
+def _settings(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The settings that are worth trying."""
+    advice = (report.get("sections") or {}).get("advice") or {}
+    return [setting for setting in advice.get("settings", ()) if (setting["share"] or 0.0) >= _TRIED]
+
+
+def _print_limit(page: Console, report: Mapping[str, Any], *, also: bool) -> None:
+    """What limits the job, and what to do about it."""
+    if bound := columns.bound(report):
+        page.print(labelled(_LIMITED, f"also {bound}" if also else bound))
+        if (to_do := columns.on_bound(report)) and not _settings(report):
             page.print(labelled("DO", to_do))
-    if pace := sections.in_one_line(parts):
+
+
+def _print_job(page: Console, report: Mapping[str, Any]) -> None:
+    """The job's pace, and settings to try."""
+    if pace := sections.in_one_line(report.get("sections") or {}):
         page.print(labelled("PACE", pace))
-    for one in settings[:_ADVICE]:
-        page.print(labelled("TRY", f"{one['set']} ({one['found']})"))
+    for setting in _settings(report)[:_ADVICE]:
+        page.print(labelled("TRY", f"{setting['set']} ({setting['found']})"))
 
 
 def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None) -> None:

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hindmost_collector.report import columns, markdown, text, verdict_lines
 
 
@@ -53,6 +54,17 @@ def test_advice_is_given_once() -> None:
     other = slow | {"ranks": [0], "advice": ["look at rank 1", "look at rank 0"]}
     found = verdict_lines.rendered(report() | {"verdicts": [slow, {**slow, "since_step": 40}, other]})
     assert [one.do for one in found] == [("look at rank 1",), (), ("look at rank 0",)]
+
+
+@pytest.mark.parametrize(("share", "first"), [(0.03, "LIMITED BY"), (0.4, "SLOW")])
+def test_what_takes_most_of_the_step_stands_first(share: float, first: str) -> None:
+    """A rank that costs 3 % is no headline where every rank waits for a CPU in 85 % of the time."""
+    slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ratio": share, "cost_ms_per_step": share}
+    found = report() | {"verdicts": [slow]}
+    found["job"]["bound"] = {"by": "cpu", "evidence": "every rank waits for a CPU for at least 85 % of the time"}
+    lines = text.render(found).splitlines()
+    assert lines[1].startswith(first)
+    assert sum(line.startswith(("SLOW", "LIMITED BY")) for line in lines) == 2
 
 
 def test_commands_have_the_path_of_the_recording() -> None:
