@@ -83,7 +83,7 @@ api-server: ## etcd and an API server of Kubernetes in .cache, built once from D
 
 test: $(VENV)/.dev ## all tests but those of test-all's suites; JOBS=4 of them at a time
 	@$(BIN)/python -m compileall -q -j $(JOBS) agent bench collector proto # else each worker compiles all of it
-	$(PYTEST) -m '$(BARE)'
+	$(PYTEST) -m '$(BARE)' --ignore tests/native
 
 test-deps: ## install the programs that tests use where they are (Debian, Ubuntu)
 	@$(PYTHON) tests/programs.py
@@ -113,6 +113,9 @@ test-slurm: $(VENV)/.dev ## jobs of a real Slurm of three virtual nodes with acc
 
 test-torture: $(VENV)/.dev ## delivery, the store and readers, killed, cut off, filled up and fed garbage
 	$(PYTEST) -m torture tests/cluster tests/collector
+
+test-native: $(VENV)/.dev ## the shim, plugins and hooks in C, with Open MPI
+	$(PYTEST) tests/native
 
 test-mpich: mpich ## the MPI shim with Debian's MPICH, and in Fortran
 	HINDMOST_TEST_MPI=$(CURDIR)/.cache/mpich/bin $(PYTEST) tests/native -k mpich
@@ -175,5 +178,5 @@ clean: ## remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache
 
 .PHONY: help horovod tensorflow horovod-tensorflow setup demo demo-balanced python-newer mpich test test-deps test-without \
-	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-torture test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
+	test-all test-torch test-horovod test-clickhouse api-server test-kubernetes test-torture test-native test-mpich test-python3.14 wheel test-wheel test-pythons test-lowest lint proto dashboards reference figures \
 	picture clean
