@@ -74,9 +74,15 @@ def assemble(
     board.with_variable(dashboard.DatasourceVariable("datasource").label("data source").type("prometheus"))
     for variable in variables:
         board.with_variable(variable)
-    for one in annotations:
-        made = dashboard.AnnotationQuery().name(one.name).datasource(SOURCE).enable(True).expr(one.expression)
-        board.annotation(made.icon_color(one.colour))
+    for annotation in annotations:
+        made = (
+            dashboard.AnnotationQuery()
+            .name(annotation.name)
+            .datasource(SOURCE)
+            .enable(True)
+            .expr(annotation.expression)
+        )
+        board.annotation(made.icon_color(annotation.colour))
     for section in sections:
         row = dashboard.Row(section.heading)
         for panel in section.panels if section.folded else ():

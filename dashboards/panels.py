@@ -231,7 +231,7 @@ def _framed(
 ) -> P:
     framed = panel.title(title).description(description).unit(unit).datasource(SOURCE)
     if links:
-        made = [dashboard.DashboardLink(one.title).type(DashboardLinkType.LINK).url(one.url) for one in links]
+        made = [dashboard.DashboardLink(link.title).type(DashboardLinkType.LINK).url(link.url) for link in links]
         framed.data_links(list(made))
     return framed.span(width).height(height)
 

@@ -182,7 +182,7 @@ class Daemon:
             self.host.own,
             self.hello,
             self._stopped,
-            self._zoom,
+            self._answer_request,
             client=self.settings.client,
         )
         return asyncio.get_running_loop().create_task(self.shipper.run())
@@ -242,15 +242,15 @@ class Daemon:
         if self.settings.job_id:  # an agent that serves a node outlives the jobs on it
             self.leave("the collector said stop")
 
-    def _zoom(self, zoom: wire.Zoom) -> None:
+    def _answer_request(self, request: wire.EventTraceRequest) -> None:
         """Fetch the stacks or the events that the collector requests, outside the loop: a dump takes up to seconds."""
         wanted = [
-            one for one in self.host.ranks if one.job_id == zoom.job_id and one.rank in (zoom.ranks or [one.rank])
+            one for one in self.host.ranks if one.job_id == request.job_id and one.rank in (request.ranks or [one.rank])
         ]
-        if wanted and not zoom.stacks:
+        if wanted and not request.stacks:
             self.runner.hasten()
         for rank in wanted:
-            look = self._dump(rank) if zoom.stacks else self._trace(rank, zoom.first_step, zoom.last_step)
+            look = self._dump(rank) if request.stacks else self._trace(rank, request.first_step, request.last_step)
             task = asyncio.get_running_loop().create_task(look)
             self._dumps.add(task)
             task.add_done_callback(self._dumps.discard)
@@ -289,7 +289,7 @@ class Daemon:
                 self._tick()
 
     async def _trace(self, rank: RankProcess, first: int, last: int) -> None:
-        paths = [path for one in self.agent.rings if one.process.pid == rank.pid for path in one.rings]
+        paths = [path for ring in self.agent.rings if ring.process.pid == rank.pid for path in ring.rings]
         content = await asyncio.to_thread(event_trace.trace, paths, rank.rank, first, last)
         self.agent.attach(rank, f"trace-{first}-{last}.json", content, time.monotonic_ns())
 

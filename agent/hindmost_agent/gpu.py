@@ -105,7 +105,7 @@ class Card:
     ) -> None:
         self.uuid = uuid
         self._up = (series(UP, uuid),) if up else ()
-        self.series = (*self._up, *(one for call in calls for one in call.fills))
+        self.series = (*self._up, *(fill for call in calls for fill in call.fills))
         self._calls: list[Callable[[], Sequence[float]] | None] = [call.read for call in calls]
         self._names = [call.what for call in calls]
         self._missing = [[NAN] * len(call.fills) for call in calls]

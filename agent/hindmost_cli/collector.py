@@ -27,17 +27,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     parser.epilog = EPILOG
     parser.usage = "hindmost collector [options]"
-    for one in dataclasses.fields(Options):
-        form, choices, meaning = one.metadata["form"], one.metadata["choices"], one.metadata["meaning"]
-        text = meaning if "default" in meaning or not one.default else f"{meaning} (default: {one.default})"
-        if isinstance(one.default, bool):
-            parser.add_argument(flag(one.name), action=argparse.BooleanOptionalAction, help=text)
-            if former := one.metadata["formerly"]:
+    for field in dataclasses.fields(Options):
+        form, choices, meaning = field.metadata["form"], field.metadata["choices"], field.metadata["meaning"]
+        text = meaning if "default" in meaning or not field.default else f"{meaning} (default: {field.default})"
+        if isinstance(field.default, bool):
+            parser.add_argument(flag(field.name), action=argparse.BooleanOptionalAction, help=text)
+            if former := field.metadata["formerly"]:
                 hidden = argparse.SUPPRESS
-                parser.add_argument(flag(former), dest=one.name, action=argparse.BooleanOptionalAction, help=hidden)
+                parser.add_argument(flag(former), dest=field.name, action=argparse.BooleanOptionalAction, help=hidden)
         else:
-            kind = partial(arguments.filled, flag(one.name)) if form == "FILE" else str
-            parser.add_argument(flag(one.name), type=kind, metavar=form or None, choices=choices or None, help=text)
+            kind = partial(arguments.filled, flag(field.name)) if form == "FILE" else str
+            parser.add_argument(flag(field.name), type=kind, metavar=form or None, choices=choices or None, help=text)
     parser.add_argument(
         "--config",
         type=Path,

@@ -150,7 +150,7 @@ def _screen(names: list[str], rows: Iterator[tuple[Any, ...]], out: TextIO) -> N
     shown = [*itertools.islice(rows, _MOST_ROWS)]
     table = Table(box=SIMPLE_HEAD, padding=(0, 2, 0, 0), pad_edge=False, show_edge=False)
     for name, values in itertools.zip_longest(names, zip(*shown, strict=True), fillvalue=()):
-        numbers = all(isinstance(one, (int, float, Decimal, NoneType)) for one in values)
+        numbers = all(isinstance(value, (int, float, Decimal, NoneType)) for value in values)
         table.add_column(printable(str(name)), justify="right" if numbers else "left", overflow="fold")
     for row in shown:
         table.add_row(*(printable(_cell(one), keep="\n") for one in row))

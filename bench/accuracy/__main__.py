@@ -50,9 +50,17 @@ class Suite(NamedTuple):
 
 def _misjudged(results: list[Result]) -> list[str]:
     no_rank = ("link", "network", "stages")  # judged by their kind
-    wrong = [one for one in results if one["family"] not in no_rank and one["named"] not in _right(one)]
-    wrong += [one for one in results if one["family"] in no_rank and (one["named"] or "balanced" in one["kinds"])]
-    wrong += [one for one in results if one["family"] in ("two_causes", "handover") and one["blamed"] != one["faults"]]
+    wrong = [result for result in results if result["family"] not in no_rank and result["named"] not in _right(result)]
+    wrong += [
+        result
+        for result in results
+        if result["family"] in no_rank and (result["named"] or "balanced" in result["kinds"])
+    ]
+    wrong += [
+        result
+        for result in results
+        if result["family"] in ("two_causes", "handover") and result["blamed"] != result["faults"]
+    ]
     shown = ("ranks", "layout", "causes", "onset", "true", "named", "kinds", "blamed")
     return [
         f"{one['family']} {one['seed']} effect {one['effect']:.3f} " + str({key: one[key] for key in shown})
@@ -166,7 +174,7 @@ def _read(path: Path) -> dict[tuple[str, int], Result]:
     if not path.exists():
         return {}
     results = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
-    return {(one["family"], one["seed"]): one for one in results}
+    return {(result["family"], result["seed"]): result for result in results}
 
 
 def _run(

@@ -77,7 +77,7 @@ def _cost(job: Scenario, truth: Truth, naming: list[Verdict]) -> float | None:
 
     A cost is a mean over the steps from the verdict's first to its last.
     """
-    right = [one for one in naming if one.cost_ms_per_step and _is_right(one, job)]
+    right = [verdict for verdict in naming if verdict.cost_ms_per_step and _is_right(verdict, job)]
     saved = truth.total_ns - truth.repaired_ns
     return sum(_saves(one, job) for one in right) / saved if right and saved > 0 else None
 

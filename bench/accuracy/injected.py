@@ -387,7 +387,9 @@ def graded(key: tuple[str, int]) -> dict[str, Any]:
 
 
 FAMILIES: dict[str, Callable[..., Any]] = {
-    one.name: grade for one in SOURCES if any((folder / f"{one.name}.tar.xz").exists() for folder in (OURS, CORPUS))
+    source.name: grade
+    for source in SOURCES
+    if any((folder / f"{source.name}.tar.xz").exists() for folder in (OURS, CORPUS))
 }
 #: Runs of each; where the corpus is not there, its sources are left out.
 SHARES = dict.fromkeys(FAMILIES, 100)

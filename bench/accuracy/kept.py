@@ -41,10 +41,13 @@ def _lines(rows: list[list[Any]]) -> str:
 def packed(results: list[Result]) -> dict[str, list[list[Any]]]:
     """Of each family a row a run: ``COLUMNS``."""
     rows: dict[str, list[list[Any]]] = {}
-    for one in results:
-        said = {"confidences": [sure for _, sure, _ in one["said"]], "right": [int(right) for *_, right in one["said"]]}
-        known = one | said | one["baselines"] | {name: _rounded(one[name], DIGITS[name]) for name in DIGITS}
-        rows.setdefault(one["family"], []).append([known[name] for name in COLUMNS])
+    for result in results:
+        said = {
+            "confidences": [sure for _, sure, _ in result["said"]],
+            "right": [int(right) for *_, right in result["said"]],
+        }
+        known = result | said | result["baselines"] | {name: _rounded(result[name], DIGITS[name]) for name in DIGITS}
+        rows.setdefault(result["family"], []).append([known[name] for name in COLUMNS])
     return rows
 
 

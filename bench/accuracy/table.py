@@ -23,8 +23,8 @@ CLOSE = 0.2
 def tables(results: list[Result]) -> list[str]:
     """All of it, in Markdown, a line a row."""
     by: dict[str, list[Result]] = {}
-    for one in results:
-        by.setdefault(one["family"], []).append(one)
+    for result in results:
+        by.setdefault(result["family"], []).append(result)
     heads = ["| | measured | goal |", "| --- | --- | --- |"]
     rows = [*_single(by), *_several(by), *_others(by), *_kinds(by), *_costs(by)]
     measured = [f"| {what} | {found} | {goal} |" for what, found, goal in rows]
@@ -42,7 +42,7 @@ def _of(by: dict[str, list[Result]], family: str, least: float) -> list[Result]:
 
 def _single(by: dict[str, list[Result]]) -> list[Row]:
     strong = _strong(by)
-    weak = [one for one in _of(by, "small", 0.02) if one["effect"] < 0.05 and one["steps"] <= 100]
+    weak = [result for result in _of(by, "small", 0.02) if result["effect"] < 0.05 and result["steps"] <= 100]
     found = [one for one in strong if set(one["named"]) & set(one["true"])]
     right = sum(one["verdict_causes"] == one["causes"] for one in found)
     unknown = sum(one["verdict_causes"] == ["unknown"] for one in found)
@@ -98,10 +98,10 @@ def _kinds(by: dict[str, list[Result]]) -> list[Row]:
     """What is no single slow rank: jobs that stop, stages of uneven work, two causes at once."""
     stops, stages = by.get("stops", []), _of(by, "stages", 0.02)
     two, changes = by.get("two_causes", []), by.get("handover", [])
-    right = sum(one["kinds"] == one["causes"] and one["named"] == one["true"] for one in stops)
-    uneven = sum("uneven_workload" in one["kinds"] and not one["named"] for one in stages)
+    right = sum(stop["kinds"] == stop["causes"] and stop["named"] == stop["true"] for stop in stops)
+    uneven = sum("uneven_workload" in stage["kinds"] and not stage["named"] for stage in stages)
     both = sum(one["named"] == one["true"] for one in two)
-    causes, in_turn = (sum(one["blamed"] == one["faults"] for one in jobs) for jobs in (two, changes))
+    causes, in_turn = (sum(job["blamed"] == job["faults"] for job in jobs) for jobs in (two, changes))
     slow = "a pipeline's stage slow on all replicas, effect of 2 % or more: uneven work said, no rank named"
     return [
         ("hang or desync: the right one of both, and that rank named", wilson(right, len(stops)), ""),
@@ -130,7 +130,7 @@ def _costs(by: dict[str, list[Result]]) -> list[Row]:
         ("two ranks, two causes, both together", by.get("two_causes", [])),
         ("one rank, one cause after another, both together", by.get("handover", [])),
     ):
-        costs = [one["cost"] for one in jobs if one.get("cost") is not None]
+        costs = [job["cost"] for job in jobs if job.get("cost") is not None]
         close = sum(abs(cost - 1) <= CLOSE for cost in costs)
         found.append((f"cost within 20 % of what the repair saves: {what}", wilson(close, len(costs)), ""))
     return found
@@ -142,13 +142,13 @@ def _median(values: Any) -> float:
 
 def precision(results: Iterable[Result], named: Callable[[Result], list[int]]) -> str:
     """Of the ranks named, how many are at fault."""
-    pairs = [(set(named(one)), set(one["true"])) for one in results]
+    pairs = [(set(named(result)), set(result["true"])) for result in results]
     return wilson(sum(len(n & t) for n, t in pairs), sum(len(n) for n, _ in pairs))
 
 
 def recall(results: Iterable[Result], named: Callable[[Result], list[int]]) -> str:
     """Of the ranks at fault, how many are named."""
-    pairs = [(set(named(one)), set(one["true"])) for one in results]
+    pairs = [(set(named(result)), set(result["true"])) for result in results]
     return wilson(sum(len(n & t) for n, t in pairs), sum(len(t) for _, t in pairs))
 
 
@@ -157,8 +157,8 @@ def exact_f1(results: list[Result], named: Callable[[Result], list[int]]) -> str
 
     Where all are, or none, resamples are all alike, and Wilson's interval of that share stands in.
     """
-    hits = [float(set(named(one)) == set(one["true"])) for one in results]
-    said = [float(bool(named(one))) for one in results]
+    hits = [float(set(named(result)) == set(result["true"])) for result in results]
+    said = [float(bool(named(result))) for result in results]
     if all(hits) or not any(hits):
         return wilson(round(sum(hits)), len(hits))
     pairs = np.stack([hits, said], axis=1)
@@ -176,18 +176,18 @@ def own(result: Result) -> list[int]:
 
 def said(results: list[Result], kind: str) -> str:
     """In how many runs a verdict is of this kind."""
-    return wilson(sum(kind in one["kinds"] for one in results), len(results))
+    return wilson(sum(kind in result["kinds"] for result in results), len(results))
 
 
 def _alarms(clean: list[Result]) -> str:
     """Clean jobs in which a rank or the network was blamed, by the steps of all."""
-    false = sum(bool(one["named"]) or "slow_link" in one["kinds"] for one in clean)
-    return poisson(false, sum(one["steps"] for one in clean), 10_000)
+    false = sum(bool(result["named"]) or "slow_link" in result["kinds"] for result in clean)
+    return poisson(false, sum(result["steps"] for result in clean), 10_000)
 
 
 def _reliability(results: list[Result]) -> list[str]:
     """Of the verdicts said with some confidence, the share that names only ranks at fault."""
-    told = [(float(sure), bool(right)) for one in results for _, sure, right in one["said"]]
+    told = [(float(sure), bool(right)) for result in results for _, sure, right in result["said"]]
     rows = []
     for low, high in itertools.pairwise(BINS):
         held = [right for sure, right in told if low <= sure < high]

@@ -128,7 +128,7 @@ def observed(case: str, python: str, folder: Path) -> dict[str, Any]:
     report = json.loads(subprocess.run(line, check=True, capture_output=True, text=True).stdout)
     expected, verdict = CASES[case], report["verdicts"][0]
     bound = (report["job"].get("bound") or {}).get("by")
-    settings = [one["name"] for one in report["sections"]["advice"]["settings"]]
+    settings = [setting["name"] for setting in report["sections"]["advice"]["settings"]]
     first = settings[0] if settings else None
     right = verdict["kind"] in expected.verdicts and bound in expected.bounds and first in expected.settings
     said = {"verdict": verdict["kind"], "bound": bound, "setting": first, "right": right}

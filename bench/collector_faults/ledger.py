@@ -69,8 +69,8 @@ def balance(clients: list[Client], store: Path) -> dict[str, dict[str, int]]:
     """Table to how many rows were made, are stored, are missing, came twice, and are stored though never made."""
     rows = stored(store)
     made = {
-        "steps": {(rank, step) for one in clients for rank in one.ranks for step in range(one.sequence)},
-        "metrics": {(one.number, step) for one in clients for step in range(one.sequence)},
+        "steps": {(rank, step) for client in clients for rank in client.ranks for step in range(client.sequence)},
+        "metrics": {(client.number, step) for client in clients for step in range(client.sequence)},
     }
     made["collectives"] = made["steps"]
     return {
@@ -88,17 +88,17 @@ def balance(clients: list[Client], store: Path) -> dict[str, dict[str, int]]:
 async def load(clients: list[Client], period_s: float) -> None:
     """Have every client make a batch each period, until cancelled."""
     while True:
-        for one in clients:
-            one.make()
+        for client in clients:
+            client.make()
         await asyncio.sleep(period_s)
 
 
 async def settled(clients: list[Client], limit_s: float) -> bool:
     """Wait until everything is acknowledged; whether it was in time."""
     until = time.monotonic() + limit_s
-    while any(one.acked < one.sequence for one in clients) and time.monotonic() < until:
+    while any(client.acked < client.sequence for client in clients) and time.monotonic() < until:
         await asyncio.sleep(0.05)
-    return all(one.acked == one.sequence for one in clients)
+    return all(client.acked == client.sequence for client in clients)
 
 
 async def kills(store: Path, instants: int, seed: int, agents: int = 8, period_s: float = 0.02) -> dict[str, Any]:
@@ -106,7 +106,7 @@ async def kills(store: Path, instants: int, seed: int, agents: int = 8, period_s
     chance = random.Random(seed)  # noqa: S311 - moments, not secrets
     collector = await asyncio.to_thread(Collector, store)
     clients = [Client(number, collector.addresses["grpc"]) for number in range(agents)]
-    lives = [asyncio.create_task(one.run()) for one in clients]
+    lives = [asyncio.create_task(client.run()) for client in clients]
     making = asyncio.create_task(load(clients, period_s))
     try:
         for _ in range(instants):
@@ -127,9 +127,9 @@ async def kills(store: Path, instants: int, seed: int, agents: int = 8, period_s
         "seed": seed,
         "agents": agents,
         "ranks": agents * RANKS,
-        "batches": sum(one.sequence for one in clients),
-        "replayed": sum(one.counts["replayed"] for one in clients),
-        "acknowledged_and_lost": sum(one.counts["acknowledged_and_lost"] for one in clients),
+        "batches": sum(client.sequence for client in clients),
+        "replayed": sum(client.counts["replayed"] for client in clients),
+        "acknowledged_and_lost": sum(client.counts["acknowledged_and_lost"] for client in clients),
         "all_acknowledged": complete,
         "rows": balance(clients, store),
         "torn_segments": len(list(store.rglob("*.torn"))),
@@ -139,5 +139,5 @@ async def kills(store: Path, instants: int, seed: int, agents: int = 8, period_s
 def adds_up(result: dict[str, Any]) -> bool:
     """Whether nothing was lost, doubled or torn."""
     rows = result["rows"].values()
-    clean = all(not (one["missing"] or one["doubled"] or one["unknown"]) for one in rows)
+    clean = all(not (row["missing"] or row["doubled"] or row["unknown"]) for row in rows)
     return clean and result["all_acknowledged"] and not (result["acknowledged_and_lost"] or result["torn_segments"])

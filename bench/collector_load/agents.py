@@ -105,7 +105,7 @@ class Agent:
         """One second's samples, each a block of its own."""
         self.sequence += 1
         values = self._values[: round(node.samples_a_second())].tolist()
-        blocks = (wire.MetricBlock(schema=1, time_ns=[now], values=[one]) for one in values)
+        blocks = (wire.MetricBlock(schema=1, time_ns=[now], values=[value]) for value in values)
         return wire.AgentMessage(batch=wire.Batch(sequence=self.sequence, metrics=blocks)).SerializeToString()
 
     def _metrics(self, step: int, now: int, ticks: int) -> tuple[bytes, list[int]]:

@@ -62,17 +62,19 @@ def width(source: Source) -> int:
 
 def samples_a_second() -> float:
     """What all sources give together."""
-    return sum(width(one) / one.period for one in SOURCES)
+    return sum(width(source) / source.period for source in SOURCES)
 
 
 def layout(source: Source, node: int) -> tuple[Series, ...]:
     """The series of a source on one node: GPUs and ranks have names of their own, so no two nodes' are alike."""
     metrics = [_metric(source, place) for place in range(source.series)]
     if source.of == "gpu":
-        return tuple(series(one, f"GPU-{node:08x}-5f67-4b5e-9d0a-{gpu:012x}") for one in metrics for gpu in range(GPUS))
+        return tuple(
+            series(metric, f"GPU-{node:08x}-5f67-4b5e-9d0a-{gpu:012x}") for metric in metrics for gpu in range(GPUS)
+        )
     if source.of == "process":
         ranks = range(node * RANKS, (node + 1) * RANKS)
-        return tuple(series(one, "bench", str(rank)) for one in metrics for rank in ranks)
+        return tuple(series(metric, "bench", str(rank)) for metric in metrics for rank in ranks)
     return tuple(series(one, f"device{place % 4}") for place, one in enumerate(metrics))
 
 

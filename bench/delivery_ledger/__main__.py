@@ -41,7 +41,7 @@ def main() -> int:
     if args.out:
         what = "bench/delivery_ledger: real agent, collector and rings on one machine, a link cut in between"
         args.out.write_text(json.dumps({"what": what, "scenarios": results}, indent=1) + "\n")
-    return not all(one["adds_up"] for one in results.values())
+    return not all(result["adds_up"] for result in results.values())
 
 
 if __name__ == "__main__":

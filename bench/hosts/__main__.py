@@ -48,7 +48,7 @@ def main() -> int:
     if args.out:
         what = "bench/hosts: jobs on two hosts in network namespaces of one machine"
         args.out.write_text(json.dumps({"what": what, "cores": os.cpu_count(), "scenarios": results}, indent=1) + "\n")
-    return any(one["passed"] is False for one in results.values())
+    return any(result["passed"] is False for result in results.values())
 
 
 if __name__ == "__main__":

@@ -78,8 +78,8 @@ class Network:
         for host in HOSTS:
             for pid in self.processes(host):
                 _kill(pid)
-        for one in self._holders:
-            one.wait()
+        for holder in self._holders:
+            holder.wait()
         for name in self._names.values():
             sh(f"ip netns del {name}", check=False)
 
@@ -168,7 +168,11 @@ def sh(command: str, *, check: bool = True) -> str:
 
 def missing(programs: Sequence[str]) -> list[str]:
     """Which of these are not here: programs, files, or rights."""
-    return [one for one in programs if not (Path(one).exists() if one.startswith("/") else shutil.which(one))]
+    return [
+        program
+        for program in programs
+        if not (Path(program).exists() if program.startswith("/") else shutil.which(program))
+    ]
 
 
 def _kill(pid: int) -> None:

@@ -157,11 +157,11 @@ class Scene:
     def close(self) -> None:
         """End all of it."""
         self.net.close()
-        for one in self.daemons:
+        for daemon in self.daemons:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(one.pid, signal.SIGKILL)
-            if one.stdout and not one.stdout.closed:
-                one.communicate()
+                os.killpg(daemon.pid, signal.SIGKILL)
+            if daemon.stdout and not daemon.stdout.closed:
+                daemon.communicate()
 
 
 def _in_words(report: dict[str, Any]) -> dict[str, Any]:

@@ -60,8 +60,8 @@ def ours(args: argparse.Namespace, folder: Path, start_ns: int, tables: Sequence
     definitions, kinds = data.definitions()
     made = {
         "metrics": (list(metrics_tables(tick, definitions)) for tick in _ticks(args, start_ns, kinds)),
-        "steps": ([one] for one in data.steps(args.ranks, args.steps, start_ns)),
-        "collectives": ([one] for one in data.collectives(args.ranks, args.steps // 10, 10, start_ns)),
+        "steps": ([step] for step in data.steps(args.ranks, args.steps, start_ns)),
+        "collectives": ([collective] for collective in data.collectives(args.ranks, args.steps // 10, 10, start_ns)),
     }
     found: dict[str, Any] = {}
     with emptied(folder / "store") as store:

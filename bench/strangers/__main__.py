@@ -85,7 +85,11 @@ def main() -> int:
 
 def _cases(program: Program, names: list[str]) -> list[tuple[Disturbance, int]]:
     disturbances = [DISTURBANCES[name] for name in names if DISTURBANCES[name].applies_to(program)]
-    return [(one, number) for one in disturbances for number in range(CLEAN if one.name == "none" else 1)]
+    return [
+        (disturbance, number)
+        for disturbance in disturbances
+        for number in range(CLEAN if disturbance.name == "none" else 1)
+    ]
 
 
 def _folder(runs: Path, program: Program, disturbance: Disturbance, number: int) -> Path:

@@ -56,8 +56,8 @@ def _counts(ran: list[dict[str, Any]]) -> dict[str, int]:
 
 def _verdict(row: dict[str, Any]) -> str:
     said = [
-        f"{one['kind']} {', '.join(map(str, one['ranks']))} {one['cause'] or ''}".replace("  ", " ").strip()
-        for one in row["verdicts"]
+        f"{verdict['kind']} {', '.join(map(str, verdict['ranks']))} {verdict['cause'] or ''}".replace("  ", " ").strip()
+        for verdict in row["verdicts"]
     ]
     first = [f"rank {row['died']['rank']} died first ({row['died']['how']})"] if row.get("died") else []
     return "; ".join([*first, *said])
@@ -139,12 +139,12 @@ def _costs(rows: list[dict[str, Any]]) -> list[str]:
         "| program | disturbance | mean step before and after, ms | it did, ms | the verdicts say, ms | error |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    for one in rows:
-        before, after = one["clean_ms"]
-        did, about = one["did_ms"], abs(before - after) / 2
-        error = f"{one['cost_ms'] / did - 1:+.0%}" if about <= KNOWN * did else "unknown: undisturbed runs differ"
-        first = f"| {one['program']} | {one['disturbance']} | {before:.1f} and {after:.1f} | {did:.1f} ± {about:.1f} "
-        lines.append(f"{first}| {one['cost_ms']:.1f} | {error} |")
+    for row in rows:
+        before, after = row["clean_ms"]
+        did, about = row["did_ms"], abs(before - after) / 2
+        error = f"{row['cost_ms'] / did - 1:+.0%}" if about <= KNOWN * did else "unknown: undisturbed runs differ"
+        first = f"| {row['program']} | {row['disturbance']} | {before:.1f} and {after:.1f} | {did:.1f} ± {about:.1f} "
+        lines.append(f"{first}| {row['cost_ms']:.1f} | {error} |")
     return lines
 
 

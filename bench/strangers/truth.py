@@ -28,22 +28,22 @@ def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         return {"verdicts": [], "said": f"no report: {error}", "names_right": False, "cause": None}
     verdicts: list[dict[str, Any]] = [
-        {"kind": one.kind, "ranks": list(one.ranks), "cause": one.cause, "since_step": one.since_step}
-        | {"cost_ratio": one.cost_ratio and round(one.cost_ratio, 3)}
-        for one in report.verdicts
+        {"kind": verdict.kind, "ranks": list(verdict.ranks), "cause": verdict.cause, "since_step": verdict.since_step}
+        | {"cost_ratio": verdict.cost_ratio and round(verdict.cost_ratio, 3)}
+        for verdict in report.verdicts
     ]
     verdicts += [
-        {"kind": "stall", "ranks": list(one.ranks), "cause": "stopped" if one.stopped_s else None}
-        for one in report.job.stalls
+        {"kind": "stall", "ranks": list(stall.ranks), "cause": "stopped" if stall.stopped_s else None}
+        for stall in report.job.stalls
     ]
     first, how = _first_death(report.job.ended or "")
-    blaming = [one for one in verdicts if one["kind"] not in _NO_BLAME]
-    names = {rank for one in blaming for rank in one["ranks"]} | ({first} - {None})
-    right = names == set(disturbance.ranks) and all(one["kind"] in disturbance.kinds for one in blaming)
+    blaming = [verdict for verdict in verdicts if verdict["kind"] not in _NO_BLAME]
+    names = {rank for verdict in blaming for rank in verdict["ranks"]} | ({first} - {None})
+    right = names == set(disturbance.ranks) and all(verdict["kind"] in disturbance.kinds for verdict in blaming)
     if disturbance.dies:
         right = right and first in disturbance.ranks
     step = report.job.step_ms["mean"]
-    causes = {how} if disturbance.dies else {one["cause"] or UNKNOWN for one in blaming}
+    causes = {how} if disturbance.dies else {verdict["cause"] or UNKNOWN for verdict in blaming}
     return {
         "verdicts": verdicts,
         "said": report.job.ended,
@@ -51,7 +51,7 @@ def graded(disturbance: Disturbance, run: Path) -> dict[str, Any]:
         "names_right": right,
         "cause": _cause(causes, disturbance) if right and disturbance.causes else None,
         "step_ms": None if step is None else round(step, 2),
-        "cost_ms": round(sum(one.cost_ms_per_step or 0.0 for one in report.verdicts if one.ranks), 2),
+        "cost_ms": round(sum(verdict.cost_ms_per_step or 0.0 for verdict in report.verdicts if verdict.ranks), 2),
     }
 
 

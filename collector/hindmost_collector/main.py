@@ -201,9 +201,9 @@ def follow_stdin(collector: Collector, loop: asyncio.AbstractEventLoop, at_the_e
             job.ended_ns = collector.clock.now()
             # the ranks are gone, and the agent waits only so long for its last acknowledgement
             daemon_process.set_session_priority(0)
-    for one in at_the_end:
+    for event in at_the_end:
         with contextlib.suppress(RuntimeError):  # the loop is closed: the collector has stopped before stdin
-            loop.call_soon_threadsafe(one.set)
+            loop.call_soon_threadsafe(event.set)
 
 
 def _ending(text: str) -> tuple[int, str | None, str | None, bool] | None:

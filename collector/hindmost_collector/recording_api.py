@@ -48,10 +48,10 @@ _RUNS = re.compile(
 
 def _refuse_writing(statements: Sequence[duckdb.Statement]) -> None:
     """Raises UsageError for anything but reading: a recording, and the files around it, are only read."""
-    for one in statements:
-        runs = one.type == duckdb.StatementType.EXPLAIN and _RUNS.match(one.query)
-        if one.type not in _READING or runs:
-            kind = one.query.split(maxsplit=1)[0].upper()
+    for statement in statements:
+        runs = statement.type == duckdb.StatementType.EXPLAIN and _RUNS.match(statement.query)
+        if statement.type not in _READING or runs:
+            kind = statement.query.split(maxsplit=1)[0].upper()
             raise UsageError(f"{kind} is not allowed: queries only read; use SELECT")
     if len(statements) > 1:
         raise UsageError(f"{len(statements)} statements: give one, its answer is what is printed")
@@ -241,9 +241,9 @@ def _read_by(query: str) -> list[str]:
     """The tables that a query reads; of a statement that the engine does not take apart, none."""
     named: set[str] = set()
     with duckdb.connect() as bare:  # where a view has a table's name, the engine looks through it
-        for one in bare.extract_statements(query):
+        for statement in bare.extract_statements(query):
             with contextlib.suppress(duckdb.Error):
-                named |= {name.lower() for name in bare.get_table_names(one.query)}
+                named |= {name.lower() for name in bare.get_table_names(statement.query)}
     return [table for table in schema.FILED if table in named]
 
 

@@ -93,7 +93,7 @@ class Blocks:
 
 
 @dataclass(frozen=True)
-class Habit:
+class Slowdown:
     """One rank's persistent slowdown: ``row`` in the blocks, steps [first, stop) by index, delay in ns a step.
 
     A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
@@ -110,7 +110,7 @@ class Habit:
     spread_ratio: float
     latest: float
     inner: tuple[tuple[int, int], ...] = ()
-    outer: Habit | None = None
+    outer: Slowdown | None = None
     stalls: tuple[tuple[int, float], ...] = ()
     phase: str | None = None
 

@@ -161,7 +161,7 @@ def by_rank(run: Run, seen: Overview | None) -> list[OfRank]:
     every = np.ones(len(row), bool)
     columns = (known, per_rank(every), per_rank(message), sent, a_step(~message), a_step(message))
     return [
-        OfRank(*(one.item() if isinstance(one, np.generic) else one for one in cells))
+        OfRank(*(cell.item() if isinstance(cell, np.generic) else cell for cell in cells))
         for cells in zip(*columns, strict=True)
     ]
 

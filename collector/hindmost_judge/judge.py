@@ -38,14 +38,14 @@ from hindmost_judge.verdict import (
 )
 from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import STOPS, Report, Verdict
-from hindmost_judge.verdict.slow_ranks import of_habits, of_links
+from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
 from hindmost_judge.whatif import savings, waste
 from hindmost_judge.whatif.operation_graph import judge_graph
 
 if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks, Habit, Sharing
+    from hindmost_judge.blocks import Blocks, Sharing, Slowdown
     from hindmost_judge.types import Floats
 
 
@@ -144,8 +144,8 @@ def _compared(
 
 def _still_matter(found: list[Verdict]) -> list[Verdict]:
     """A job that stopped, or computes what is wrong, is not about ranks that were slow for a while before."""
-    stopped = any(one.kind in STOPS for one in found)
-    return [one for one in found if not stopped or one.kind in STOPS or one.until_step is None]
+    stopped = any(verdict.kind in STOPS for verdict in found)
+    return [verdict for verdict in found if not stopped or verdict.kind in STOPS or verdict.until_step is None]
 
 
 def _ended(
@@ -168,7 +168,11 @@ def _of_most(run: Run, blocks: Blocks, settings: Settings) -> list[Verdict]:
     if most.change is None:
         return [all_slower.with_majority(_nothing(run, blocks, settings), most)]
     alone_with_ahead = judge(run_of_ranks(run, np.array(sorted([most.ranks[0], *most.ahead]))), settings)
-    alone = [one for one in alone_with_ahead.verdicts if one.kind == "straggler" and one.ranks == most.ranks[:1]]
+    alone = [
+        verdict
+        for verdict in alone_with_ahead.verdicts
+        if verdict.kind == "straggler" and verdict.ranks == most.ranks[:1]
+    ]
     return [advice.on(all_slower.majority_verdict(most, most.change, alone[0] if alone else None, blocks), run)]
 
 
@@ -176,11 +180,11 @@ def _after_membership_change(run: Run, change: MembershipChange, settings: Setti
     """The report on the job as it is now, with the ranks that were named before some ranks left."""
     before, now = judge(change.before, settings), judge(change.after, settings)
     past = [
-        replace(one, until_step=change.last_step if one.until_step is None else one.until_step)
-        for one in before.verdicts
-        if one.ranks and one.kind not in STOPS
+        replace(verdict, until_step=change.last_step if verdict.until_step is None else verdict.until_step)
+        for verdict in before.verdicts
+        if verdict.ranks and verdict.kind not in STOPS
     ]
-    of_now = [one for one in now.verdicts if one.kind not in ("balanced", "insufficient_data") or not past]
+    of_now = [verdict for verdict in now.verdicts if verdict.kind not in ("balanced", "insufficient_data") or not past]
     return replace(
         now,
         job=replace(summary.job(run, None), step_ms=now.job.step_ms, bound=now.job.bound),
@@ -194,14 +198,16 @@ def _of_groups(run: Run, groups: list[Run], settings: Settings) -> Report:
     steps."""
     reports = [judge(group, settings) for group in groups]
     found = [
-        one if one.ranks or one.kind != "slow_link" else replace(one, ranks=tuple(group.ranks["rank"].tolist()))
+        verdict
+        if verdict.ranks or verdict.kind != "slow_link"
+        else replace(verdict, ranks=tuple(group.ranks["rank"].tolist()))
         for group, report in zip(groups, reports, strict=True)
-        for one in report.verdicts
-        if one.kind not in ("balanced", "insufficient_data")
+        for verdict in report.verdicts
+        if verdict.kind not in ("balanced", "insufficient_data")
     ]
     blocks = build_blocks.build(run, settings) if not found else None
     if blocks is not None and groups_do_the_same(groups, blocks):
-        found = [_at_home(one, run) for one in of_links(slow_link.find(blocks, settings), blocks, settings)]
+        found = [_at_home(link, run) for link in of_links(slow_link.find(blocks, settings), blocks, settings)]
     first = max(reports, key=lambda one: one.job.step_ms.get("mean") or 0.0)
     by_rank = {rank: ms for one in reports for rank, ms in one.what_if.waste_by_rank_ms.items()}
     by_node: dict[str, float] = {}
@@ -228,7 +234,7 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
     What is saved only once others are repaired comes after these. Episodes of one rank that follow each other and cost
     about as much come in the order of time.
     """
-    weights = [one.cost_ratio or 0.0 for one in found]
+    weights = [verdict.cost_ratio or 0.0 for verdict in found]
     for index, one in enumerate(found):
         earlier = [weights[at] for at in range(index) if set(found[at].ranks) & set(one.given)]
         weights[index] = min([weights[index], *earlier])
@@ -258,29 +264,35 @@ def _slow(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     """The verdicts on ranks that are late, and on what else detectors find that makes steps longer; and notes."""
     late, notes, by_chance = _late(case.blocks, case.settings, case.shared)
     beside, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
-    beside = may_be_slow(beside, {int(case.blocks.ranks[habit.row]) for habit in by_chance})
+    beside = may_be_slow(beside, {int(case.blocks.ranks[slowdown.row]) for slowdown in by_chance})
     known = (stopped.on(one, case.blocks, case.settings) for one in [*late, *beside] if not _gone(one, case.run))
     return [_at_home(one, case.run) for one in known], [*notes, *failed]
 
 
-def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[list[Verdict], list[str], list[Habit]]:
+def _late(
+    blocks: Blocks, settings: Settings, shared: Sharing | None
+) -> tuple[list[Verdict], list[str], list[Slowdown]]:
     """Verdicts on slow and on stalling ranks, each judged with the others in view; notes; slowdowns by chance."""
     if (blocks.lanes is not None or blocks.turn > 1) and shared is None:
         return _by_work(blocks, settings)
     timed = uneven.uncounted(blocks, settings)
     same_work = uneven.levelled(blocks, settings, timed)
-    habits = straggler.find(same_work, settings, shared=shared is not None)
-    by_chance: list[Habit] = []
+    slowdowns = straggler.find(same_work, settings, shared=shared is not None)
+    by_chance: list[Slowdown] = []
     if timed is not None and shared is None:
-        habits, by_chance, same_work = _uncounted(habits, blocks, same_work, timed, settings)
-    stalls = intermittent.find(blocks, settings, habits)
-    habits = intermittent.without_stalls(habits, stalls, blocks, settings)
-    habits = habits if habits or stalls else straggler.of_stopped(blocks, settings)
-    found, notes = of_habits(habits, blocks, settings, same_work)
+        slowdowns, by_chance, same_work = _uncounted(slowdowns, blocks, same_work, timed, settings)
+    stalls = intermittent.find(blocks, settings, slowdowns)
+    slowdowns = intermittent.without_stalls(slowdowns, stalls, blocks, settings)
+    slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
+    found, notes = of_slowdowns(slowdowns, blocks, settings, same_work)
     named = {rank for one in found for rank in one.ranks}
-    stalling = intermittent.stalling_beside(habits, stalls, settings)  # reported as stalls, not as persistent
-    late = {habit.row for habit in habits if habit.row not in stalling or int(blocks.ranks[habit.row]) in named}
-    stalls = [one for one in stalls if late.isdisjoint(one.rows)]
+    stalling = intermittent.stalling_beside(slowdowns, stalls, settings)  # reported as stalls, not as persistent
+    late = {
+        slowdown.row
+        for slowdown in slowdowns
+        if slowdown.row not in stalling or int(blocks.ranks[slowdown.row]) in named
+    }
+    stalls = [stall for stall in stalls if late.isdisjoint(stall.rows)]
     if shared is not None:
         found, more = oversubscribed.on_shared_cpus(shared, found, stalls, blocks, settings)
         return found, [*notes, *more], []
@@ -288,28 +300,28 @@ def _late(blocks: Blocks, settings: Settings, shared: Sharing | None) -> tuple[l
     if asking:
         return [*asking, *oversubscribed.stalling_beside(asking, stalls, blocks, settings)], notes, by_chance
     named = {rank for one in found for rank in one.ranks}
-    named_habits = [habit for habit in habits if int(blocks.ranks[habit.row]) in named]
-    return [*found, *of_stalls(stalls, blocks, settings, habits=named_habits)], notes, by_chance
+    named_slowdowns = [slowdown for slowdown in slowdowns if int(blocks.ranks[slowdown.row]) in named]
+    return [*found, *of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)], notes, by_chance
 
 
 #: A host stalls in a smaller share of the steps than this; in more of them it only varies, as hosts do.
 _RARE = 0.125
 
 
-def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Habit]]:
+def _by_work(blocks: Blocks, settings: Settings) -> tuple[list[Verdict], list[str], list[Slowdown]]:
     """The same of a job whose hosts or loaders set the pace, by their work."""
-    habits = host_work.find(blocks, settings)
-    found, notes = of_habits(habits, blocks, settings)
-    named = {habit.row for habit in habits}
+    slowdowns = host_work.find(blocks, settings)
+    found, notes = of_slowdowns(slowdowns, blocks, settings)
+    named = {slowdown.row for slowdown in slowdowns}
     most = _RARE * len(blocks.steps)
-    stalls = [one for one in intermittent.find(blocks, settings, habits) if named.isdisjoint(one.rows)]
-    stalls = [one for one in stalls if len(one.stalled) <= most]
-    return [*found, *of_stalls(stalls, blocks, settings, habits=habits)], notes, []
+    stalls = [one for one in intermittent.find(blocks, settings, slowdowns) if named.isdisjoint(one.rows)]
+    stalls = [stall for stall in stalls if len(stall.stalled) <= most]
+    return [*found, *of_stalls(stalls, blocks, settings, slowdowns=slowdowns)], notes, []
 
 
 def _uncounted(
-    habits: list[Habit], blocks: Blocks, same_work: Blocks, timed: Floats, settings: Settings
-) -> tuple[list[Habit], list[Habit], Blocks]:
+    slowdowns: list[Slowdown], blocks: Blocks, same_work: Blocks, timed: Floats, settings: Settings
+) -> tuple[list[Slowdown], list[Slowdown], Blocks]:
     """Slow ranks in a job with uneven, uncounted work: the sure ones, the possible ones, and the blocks to cost the
     former.
 
@@ -317,17 +329,23 @@ def _uncounted(
     """
     beside = uneven.beside_computing(blocks, settings, timed)
     if beside is None:
-        return habits, [], same_work
-    late = {habit.row for habit in habits}  # what becomes slow among few steps is smoothed away with what is usual then
-    habits = [*habits, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
-    sure = uneven.no_batches(habits, timed, settings)
-    hosts = [one for one in straggler.find(beside, settings) if one.row not in {habit.row for habit in sure}]
-    rows = sorted({one.row for one in hosts})
+        return slowdowns, [], same_work
+    late = {
+        slowdown.row for slowdown in slowdowns
+    }  # what becomes slow among few steps is smoothed away with what is usual then
+    slowdowns = [*slowdowns, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
+    sure = uneven.no_batches(slowdowns, timed, settings)
+    hosts = [one for one in straggler.find(beside, settings) if one.row not in {slowdown.row for slowdown in sure}]
+    rows = sorted({host.row for host in hosts})
     excess, segments = same_work.excess.copy(), same_work.segments.copy()
     excess[rows], segments[rows] = beside.excess[rows], beside.segments[rows]
     found = sorted([*sure, *hosts], key=lambda one: -one.excess)
     named = {one.row for one in found}
-    return found, [one for one in habits if one.row not in named], replace(same_work, excess=excess, segments=segments)
+    return (
+        found,
+        [one for one in slowdowns if one.row not in named],
+        replace(same_work, excess=excess, segments=segments),
+    )
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:

@@ -98,8 +98,8 @@ def together(parts: Sequence[Overview]) -> Overview:
     steps = parts[0].steps
     for one in parts[1:]:
         steps = np.intersect1d(steps, one.steps)
-    held = [np.searchsorted(one.steps, steps) for one in parts]
-    names = dict.fromkeys(name for one in parts for name in one.planes)
+    held = [np.searchsorted(overview.steps, steps) for overview in parts]
+    names = dict.fromkeys(name for overview in parts for name in overview.planes)
 
     def plane(one: Overview, name: str, columns: Ints) -> Floats:
         found = one.planes.get(name)
@@ -108,7 +108,7 @@ def together(parts: Sequence[Overview]) -> Overview:
     blocks = {
         name: np.concatenate([plane(one, name, at) for one, at in zip(parts, held, strict=True)]) for name in names
     }
-    ranks = np.concatenate([one.ranks for one in parts])
+    ranks = np.concatenate([overview.ranks for overview in parts])
     order = np.argsort(ranks)
     roles = [one.role + 1000 * number for number, one in enumerate(parts)]
     return Overview(
@@ -118,9 +118,9 @@ def together(parts: Sequence[Overview]) -> Overview:
         role=np.concatenate(roles)[order],
         planes={name: block[order] for name, block in blocks.items()},
         on_gpu=parts[0].on_gpu,
-        gathers=any(one.gathers for one in parts),
+        gathers=any(overview.gathers for overview in parts),
         checkpoint=np.any([one.checkpoint[at] for one, at in zip(parts, held, strict=True)], axis=0),
-        overlapped=any(one.overlapped for one in parts),
+        overlapped=any(overview.overlapped for overview in parts),
     )
 
 

@@ -126,7 +126,7 @@ class Settings:
         """Least delay, as a share of the step, to name one of so many ranks: fewer than four need more."""
         return self.min_effect if ranks > 3 else self.min_effect_of_few
 
-    def patience_ns(self, step_ns: float) -> float:
+    def hang_timeout_ns(self, step_ns: float) -> float:
         """How long an operation may be open in a job whose p99 step is ``step_ns`` (NaN: unknown)."""
         steps = self.hang_steps * (0.0 if isnan(step_ns) else step_ns)
         return max(self.hang_seconds * 1e9, steps) - self.hang_way_seconds * 1e9

@@ -28,12 +28,12 @@ class AgentMessage(_message.Message):
     def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., definitions: _Optional[_Union[Definitions, _Mapping]] = ..., batch: _Optional[_Union[Batch, _Mapping]] = ..., clock: _Optional[_Union[ClockSample, _Mapping]] = ..., goodbye: _Optional[_Union[Goodbye, _Mapping]] = ..., relayed: _Optional[_Union[Relayed, _Mapping]] = ..., measured: _Optional[_Union[ClockSample, _Mapping]] = ..., asked_ns: _Optional[int] = ...) -> None: ...
 
 class CollectorMessage(_message.Message):
-    __slots__ = ("welcome", "ack", "need", "clock", "zoom", "throttle", "stop", "returned")
+    __slots__ = ("welcome", "ack", "need", "clock", "event_trace_request", "throttle", "stop", "returned")
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     ACK_FIELD_NUMBER: _ClassVar[int]
     NEED_FIELD_NUMBER: _ClassVar[int]
     CLOCK_FIELD_NUMBER: _ClassVar[int]
-    ZOOM_FIELD_NUMBER: _ClassVar[int]
+    EVENT_TRACE_REQUEST_FIELD_NUMBER: _ClassVar[int]
     THROTTLE_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     RETURNED_FIELD_NUMBER: _ClassVar[int]
@@ -41,11 +41,11 @@ class CollectorMessage(_message.Message):
     ack: Ack
     need: Need
     clock: ClockReply
-    zoom: Zoom
+    event_trace_request: EventTraceRequest
     throttle: Throttle
     stop: Stop
     returned: Returned
-    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., need: _Optional[_Union[Need, _Mapping]] = ..., clock: _Optional[_Union[ClockReply, _Mapping]] = ..., zoom: _Optional[_Union[Zoom, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ...) -> None: ...
+    def __init__(self, welcome: _Optional[_Union[Welcome, _Mapping]] = ..., ack: _Optional[_Union[Ack, _Mapping]] = ..., need: _Optional[_Union[Need, _Mapping]] = ..., clock: _Optional[_Union[ClockReply, _Mapping]] = ..., event_trace_request: _Optional[_Union[EventTraceRequest, _Mapping]] = ..., throttle: _Optional[_Union[Throttle, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., returned: _Optional[_Union[Returned, _Mapping]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "agent_id", "node", "boot_id", "version", "job_id", "monotonic_ns", "realtime_ns", "only_job", "only_node")
@@ -402,7 +402,7 @@ class ClockReply(_message.Message):
     durable_sequence: int
     def __init__(self, sent_ns: _Optional[int] = ..., received_ns: _Optional[int] = ..., replied_ns: _Optional[int] = ..., durable_sequence: _Optional[int] = ...) -> None: ...
 
-class Zoom(_message.Message):
+class EventTraceRequest(_message.Message):
     __slots__ = ("job_id", "ranks", "first_step", "last_step", "stacks")
     JOB_ID_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]

@@ -171,7 +171,7 @@ class FakeNvml:
         assert timeout_ms == 0, "the agent never waits for the driver"
         if self.events_break:
             raise NVMLError(self.events_break.pop())
-        heard = next((one for one in self.xids if one[0] in events.gpus), None)
+        heard = next((xid for xid in self.xids if xid[0] in events.gpus), None)
         if heard is None:
             raise NVMLError(10)
         self.xids.remove(heard)

@@ -100,7 +100,7 @@ def test_a_number_is_doubled_or_halved(module: Any, factor: float, found: str) -
 
 def test_what_is_no_number_has_no_switch(module: Any) -> None:
     """Names of texts are left alone."""
-    assert not any("NAMES" in one for one in module[1].places)
+    assert not any("NAMES" in place for place in module[1].places)
 
 
 def test_what_is_shut_together_finds_nothing_at_once(module: Any) -> None:

@@ -48,9 +48,7 @@ def test_every_figure_has_an_interval(bench: Any) -> None:
     """Also that of false alarms, and also where all or none were right."""
     table = bench("table").tables(runs_of_each_family(bench))
     rows = [line.split("|")[2].strip() for line in table if line.startswith("|") and "---" not in line]
-    assert all(
-        "[" in found for found in rows if found not in ("measured", "names only ranks at fault", "precision", "-")
-    )
+    assert all("[" in row for row in rows if row not in ("measured", "names only ranks at fault", "precision", "-"))
     assert rows.count("-") == 1  # a rule that names no rank has no precision
 
 

@@ -33,7 +33,7 @@ def step_rows(block):
 @pytest.mark.parametrize("ticks", range(TICKS, MOST_TICKS + 1))
 def test_a_batch_is_what_the_agents_builder_makes(ticks):
     """Byte by byte, for the same samples, steps, collectives and states of ranks, as often as batches are made."""
-    layouts = {packing.schema(layout)[0]: layout for layout in (node.layout(one, 3) for one in node.SOURCES)}
+    layouts = {packing.schema(layout)[0]: layout for layout in (node.layout(source, 3) for source in node.SOURCES)}
     agent = Agent(3, 64)
     for step in range(0, 10 * ticks, ticks):
         sent = agent.messages(step, NOW + step * NS, ticks)[-1]
@@ -58,8 +58,8 @@ def test_definitions_come_once_before_the_batch_that_needs_them():
     agent, known = Agent(3, 64), []
     for step in range(0, 60, TICKS):
         *definitions, last = agent.messages(step, NOW + step * NS)
-        for one in definitions:
-            told = wire.AgentMessage.FromString(one).definitions
+        for definition in definitions:
+            told = wire.AgentMessage.FromString(definition).definitions
             known += [held.ref for held in (*told.schemas, *told.ranks)]
         batch = wire.AgentMessage.FromString(last).batch
         assert {block.schema for block in batch.metrics} | set(batch.steps[0].ranks) <= set(known)

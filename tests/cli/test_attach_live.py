@@ -63,8 +63,8 @@ def test_two_running_ranks_are_sampled(train: Callable[..., int], capsys: pytest
     argv = ["attach", "--sample", "--seconds", "3", "--format", "json", *(f"--pid={pid}" for pid in pids)]
     assert hindmost_cli.main(argv) == 0
     report = json.loads(capsys.readouterr().out)
-    assert [one["rank"] for one in report["ranks"]] == [0, 1]
-    comm = [one["phases"]["comm"]["share"] for one in report["ranks"]]
+    assert [rank["rank"] for rank in report["ranks"]] == [0, 1]
+    comm = [rank["phases"]["comm"]["share"] for rank in report["ranks"]]
     assert comm[0] > 0.65
     assert comm[1] < 0.35
     assert (report["stands_out"]["rank"], report["stands_out"]["phase"]) == (1, "other")

@@ -148,7 +148,7 @@ def test_a_long_list_of_arguments_breaks_between_them() -> None:
     options = [f"--option-{place} {place}" for place in range(12)]
     lines = text.render(compare(job(), job(command=f"train.py {' '.join(options)}")), width=80).splitlines()
     assert max(map(len, lines)) <= 80
-    assert all(sum(f"`{one}`" in line for line in lines) == 1 for one in options)
+    assert all(sum(f"`{option}`" in line for line in lines) == 1 for option in options)
 
 
 def test_a_simulation_is_titled_by_its_job() -> None:
@@ -183,7 +183,7 @@ def trained(ranks: int, batch: int, step_ms: float = 100.0, seed: int = 1) -> Ru
 def test_runs_with_other_batches_are_compared_by_their_work() -> None:
     """Twice the batch in 1.5 times the step is a third more samples a second, though each step is longer."""
     found = compare(trained(4, 32), trained(4, 64, step_ms=150.0))
-    rates = {one["name"]: one for one in found["rates"]}
+    rates = {rate["name"]: rate for rate in found["rates"]}
     assert rates["work_per_s"]["change"] == pytest.approx(1 / 3, abs=0.05)
     assert rates["work_per_s"]["changed"]
     assert rates["steps_per_s"]["change"] < -0.25
@@ -246,9 +246,9 @@ def test_several_runs_show_how_far_more_ranks_are_faster() -> None:
     runs = [trained(16, 32, step_ms=131.0), trained(4, 32), trained(8, 32)]
     found = scaling(runs)
     assert (found["schema"], found["by"]) == ("hindmost.scaling/1", "work_per_s")
-    assert [one["ranks"] for one in found["runs"]] == [4, 8, 16]
-    assert [one["speed_up"] for one in found["runs"]] == pytest.approx([1.0, 2.0, 4 * 0.77], rel=0.03)
-    assert [one["efficiency"] for one in found["runs"]] == pytest.approx([1.0, 1.0, 0.77], abs=0.03)
+    assert [run["ranks"] for run in found["runs"]] == [4, 8, 16]
+    assert [run["speed_up"] for run in found["runs"]] == pytest.approx([1.0, 2.0, 4 * 0.77], rel=0.03)
+    assert [run["efficiency"] for run in found["runs"]] == pytest.approx([1.0, 1.0, 0.77], abs=0.03)
     shown = text.render_scaling(found, 80)
     assert re.search(r"RESULT 16 ranks are 3\.\d\d times as fast as 4, by samples or tokens/s", shown)
     assert max(map(len, shown.splitlines())) <= 80
@@ -260,7 +260,7 @@ def test_runs_that_cannot_be_compared_say_so() -> None:
     """Without steps there is no speed-up, and no number in its place."""
     nothing = dataclasses.replace(job(), collectives=empty(COLLECTIVES))
     found = scaling([nothing, nothing, nothing])
-    assert {one["speed_up"] for one in found["runs"]} == {None}
+    assert {run["speed_up"] for run in found["runs"]} == {None}
     assert "no comparison" in text.render_scaling(found)
 
 
@@ -289,7 +289,7 @@ def test_no_setting_changed_of_a_run_that_recorded_none() -> None:
 
 
 def with_versions(run: Run, *versions: str) -> Run:
-    marks = [f"version {one}" for one in versions]
+    marks = [f"version {version}" for version in versions]
     return dataclasses.replace(run, intervals=table("intervals", rank=np.arange(len(marks)), name=marks))
 
 

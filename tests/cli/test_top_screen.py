@@ -222,7 +222,7 @@ def test_more_columns_are_a_key_away() -> None:
         assert fitting[0].column.title == "rank"
         assert max(len(line) for line in (*top_rows.header(fitting), top_rows.line(fitting, 0, marked=True))) <= 79
         seen |= {one.column.title for one in fitting}
-    assert seen == {one.column.title for one in columns}
+    assert seen == {column.column.title for column in columns}
     before, _ = table(screen(job(8, verdict(3)), SMALL))
     after, _ = table(screen(job(8, verdict(3)), SMALL, "right"))
     assert (after[0], after[1]) == ("rank", before[2])

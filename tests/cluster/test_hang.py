@@ -41,7 +41,9 @@ def live_hang(out: Path) -> dict[str, Any] | None:
     path = out / "verdicts.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     verdicts = [json.loads(line)["verdict"] for line in lines if line.endswith("}")]
-    found = [one for one in verdicts if one["kind"] == "hang" and STANDS.search("\n".join(one["evidence"]))]
+    found = [
+        verdict for verdict in verdicts if verdict["kind"] == "hang" and STANDS.search("\n".join(verdict["evidence"]))
+    ]
     return found[-1] if found else None
 
 

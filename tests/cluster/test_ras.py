@@ -49,7 +49,7 @@ def live_hang(run: Path) -> dict[str, Any] | None:
     path = run / "verdicts.jsonl"
     lines = path.read_text().splitlines() if path.exists() else []
     verdicts = [json.loads(line)["verdict"] for line in lines if line.endswith("}")]
-    return next((one for one in verdicts if one["kind"] == "hang" and one["ranks"]), None)
+    return next((verdict for verdict in verdicts if verdict["kind"] == "hang" and verdict["ranks"]), None)
 
 
 def first_hang(run: Path, process: subprocess.Popen[str]) -> dict[str, Any]:

@@ -26,7 +26,9 @@ def stop_of(out: Path, how: str, wanted: str) -> dict[str, Any]:
     process = subprocess.Popen(argv, env=environ(**SOON), start_new_session=True, **pipes)  # type: ignore[call-overload]
     try:
         while process.poll() is None:
-            found = [one for one in verdicts(out / "verdicts.jsonl") if wanted in "\n".join(one["evidence"])]
+            found = [
+                verdict for verdict in verdicts(out / "verdicts.jsonl") if wanted in "\n".join(verdict["evidence"])
+            ]
             if found:
                 return found[0]
             time.sleep(0.25)

@@ -68,7 +68,7 @@ def test_sixteen_thousand_ranks():
     job.add(finish(decoder.take()["j"]), decoder.words, definitions, 1)
     report = judge(job.snapshot(decoder.words)())
     assert (job.world_size, len(report.ranks)) == (world, world)
-    assert [(one.kind, tuple(one.ranks)) for one in report.verdicts[:1]] == [("straggler", (12345,))]
+    assert [(verdict.kind, tuple(verdict.ranks)) for verdict in report.verdicts[:1]] == [("straggler", (12345,))]
 
 
 async def test_elastic_job(collecting, fake_agent, tmp_path):

@@ -75,11 +75,11 @@ def test_a_mistake_is_one_line_that_names_what_was_written(tmp_path, sets, envir
 
 def test_every_default_is_within_its_range_and_has_unit_and_reason():
     """What the table says of itself holds."""
-    for one in dataclasses.fields(Settings):
-        low, high = one.metadata["low"], one.metadata["high"]
-        assert low <= one.default <= high, one.name
-        assert one.metadata["unit"], one.name
-        assert len(one.metadata["reason"].split()) > 5, one.name
+    for field in dataclasses.fields(Settings):
+        low, high = field.metadata["low"], field.metadata["high"]
+        assert low <= field.default <= high, field.name
+        assert field.metadata["unit"], field.name
+        assert len(field.metadata["reason"].split()) > 5, field.name
 
 
 def test_no_number_of_the_judge_is_without_a_reason():
@@ -93,7 +93,7 @@ def test_the_numbers_are_found_in_all_that_judges():
     wanted = ["detect.straggler", "detect.nested_segments", "whatif.pipeline_replay", "whatif.savings", "causes.table"]
     wanted = [f"hindmost_judge.{one}" for one in wanted]
     assert {*wanted, "hindmost_collector.live.verdicts", "hindmost_collector.live.jobs"} <= set(documentation.modules())
-    known = {f"{one.module}.{one.name}": one.value for one in documentation.constants()}
+    known = {f"{constant.module}.{constant.name}": constant.value for constant in documentation.constants()}
     assert known["hindmost_judge.detect.straggler._STANDS_OUT"] == "3.5"
     assert known["hindmost_judge.whatif.pipeline_replay._HELD, _HELD_NS"] == "2.0, 50000.0"
 
@@ -145,5 +145,5 @@ def test_a_running_job_is_judged_by_them():
     assert report["verdicts"][0]["kind"] == "balanced"
     watch = jobs.StallWatch(Settings(hang_seconds=20.0))
     job = SimpleNamespace(report={"job": {}}, window=SimpleNamespace(waiting=True, quiet_ns=30e9))
-    assert watch.in_haste(job)
-    assert not jobs.StallWatch(Settings()).in_haste(job)
+    assert watch.urgent(job)
+    assert not jobs.StallWatch(Settings()).urgent(job)

@@ -161,7 +161,7 @@ def test_every_message_of_an_agent_on_its_credentials_is_in_the_code() -> None:
     ]
     beginnings = [re.split("'?…", message)[0] for message in messages]
     assert beginnings
-    assert not [one for one in beginnings if not any(one in source for source in sources)]
+    assert not [beginning for beginning in beginnings if not any(beginning in source for source in sources)]
 
 
 def test_every_message_of_the_protocol_is_explained() -> None:

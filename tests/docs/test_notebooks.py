@@ -12,7 +12,7 @@ NOTEBOOKS = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.ip
 def code(path: Path) -> list[str]:
     """The code cells."""
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return ["".join(one["source"]) for one in cells if one["cell_type"] == "code"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -77,7 +77,7 @@ def test_what_a_detector_finds_is_in_the_report(run: Run, monkeypatch: pytest.Mo
     (case,) = cases
     assert case.blocks.ranks.tolist() == [0, 1, 2, 3]
     assert (case.named, case.has("straggler"), case.shared) == ({2}, True, None)
-    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (2,)), ("host_bound", ())]
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (2,)), ("host_bound", ())]
 
 
 def test_a_detector_that_fails_costs_no_other_verdict(
@@ -96,7 +96,7 @@ def test_a_detector_that_fails_costs_no_other_verdict(
         assert report.verdicts == sound.verdicts
         assert [note for note in report.notes if note not in sound.notes] == [told]
     assert counted == {"broken": 3}
-    assert [one.getMessage() for one in caplog.records] == ["detector broken failed; the others ran"]
+    assert [record.getMessage() for record in caplog.records] == ["detector broken failed; the others ran"]
     assert caplog.records[0].exc_info is not None
 
 

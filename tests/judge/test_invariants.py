@@ -29,7 +29,7 @@ def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
 
 def told(found: tuple[Verdict, ...]) -> list[object]:
     """What is said of whom, the cost to a hundred thousandth of a millisecond."""
-    cost = [one.cost_ms_per_step and pytest.approx(one.cost_ms_per_step, abs=1e-5) for one in found]
+    cost = [verdict.cost_ms_per_step and pytest.approx(verdict.cost_ms_per_step, abs=1e-5) for verdict in found]
     return [(one.kind, one.cause, one.since_step, one.until_step, cost[i]) for i, one in enumerate(found)]
 
 

@@ -38,15 +38,15 @@ def told(run: Run, names: tuple[int, ...] | None = None) -> list[object]:
     """All that a verdict says of a job, its cost to a tenth of a per cent of the step; with ``names`` of its ranks."""
     return [
         (
-            one.kind,
-            tuple(sorted(names[rank] if names else rank for rank in one.ranks)),
-            tuple(sorted(names[rank] if names else rank for rank in one.victims)),
-            one.cause,
-            one.since_step,
-            one.until_step,
-            one.cost_ms_per_step and pytest.approx(one.cost_ms_per_step, abs=1e-3 * STEP_MS),
+            verdict.kind,
+            tuple(sorted(names[rank] if names else rank for rank in verdict.ranks)),
+            tuple(sorted(names[rank] if names else rank for rank in verdict.victims)),
+            verdict.cause,
+            verdict.since_step,
+            verdict.until_step,
+            verdict.cost_ms_per_step and pytest.approx(verdict.cost_ms_per_step, abs=1e-3 * STEP_MS),
         )
-        for one in judge(run).verdicts
+        for verdict in judge(run).verdicts
     ]
 
 
@@ -86,7 +86,7 @@ def test_numbers_of_ranks_may_have_gaps(layout: str, cause: str) -> None:
     """Of a job that lost ranks, or that shares its numbers with another: two of three numbers name no rank."""
     run, gaps = recorded(layout, cause, 0.3, 25, seed=2), range(0, 24, 3)
     assert told(renamed(run, gaps)) == told(run, tuple(gaps))
-    assert any(3 in one.ranks for one in judge(run).verdicts)
+    assert any(3 in verdict.ranks for verdict in judge(run).verdicts)
 
 
 @every_layout
@@ -102,10 +102,10 @@ def test_a_run_is_left_as_it_was_and_its_report_has_figures_that_can_be(
             column.flags.writeable = False
     first = judge(run)
     assert json.dumps(first.to_dict(), allow_nan=False) == json.dumps(judge(run).to_dict(), allow_nan=False)
-    for one in first.verdicts:
-        assert 0 <= (one.cost_ratio or 0) <= 1
-        assert 0 <= (one.confidence or 0) <= 1
-        assert set(one.ranks) | set(one.victims) <= set(range(8))
+    for verdict in first.verdicts:
+        assert 0 <= (verdict.cost_ratio or 0) <= 1
+        assert 0 <= (verdict.confidence or 0) <= 1
+        assert set(verdict.ranks) | set(verdict.victims) <= set(range(8))
 
 
 @every_layout

@@ -75,7 +75,7 @@ def test_a_link_that_idle_time_hides_costs_nothing() -> None:
     hidden = Scenario(8, 60, 3, "pp_dp", pipeline=4, step_ms=300, faults=(Fault("network", (6,), 0.1),))
     simulated = simulate(hidden)
     assert simulated.truth.total_ns == pytest.approx(simulated.truth.repaired_ns, rel=0.001)
-    assert [one.kind for one in judge(simulated.run).verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in judge(simulated.run).verdicts] == ["balanced"]
 
 
 def _data(scenario: Scenario, rank: int) -> int:
@@ -95,8 +95,8 @@ def heavier(run: Run, rank: int) -> Run:
 def test_a_group_that_moves_more_takes_longer_by_right() -> None:
     """The first stage of a pipeline holds the embedding, say."""
     slow = simulate(replace(PIPELINE, faults=(Fault("network", (2,), 0.1),))).run
-    assert [one.kind for one in judge(slow).verdicts] == ["slow_link"]
-    assert [one.kind for one in judge(heavier(slow, 2)).verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in judge(slow).verdicts] == ["slow_link"]
+    assert [verdict.kind for verdict in judge(heavier(slow, 2)).verdicts] == ["balanced"]
 
 
 @pytest.mark.parametrize("rank", [2, 6])
@@ -114,7 +114,7 @@ def test_messages_that_grow_make_no_slow_link() -> None:
     grown = heavier(slow, 2).collectives["bytes"]
     table = dict(slow.collectives)
     table["bytes"] = np.where(table["step"] >= 60, grown, table["bytes"])
-    assert "slow_link" not in [one.kind for one in judge(replace(slow, collectives=table)).verdicts]
+    assert "slow_link" not in [verdict.kind for verdict in judge(replace(slow, collectives=table)).verdicts]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -122,7 +122,7 @@ def test_noise_of_a_groups_transfers_is_no_link(seed: int) -> None:
     """Transfers that differ by half from one to the next, in a step of which they are a third."""
     for layout in (replace(TENSOR, ranks=8), PIPELINE):
         scenario = replace(layout, seed=seed, steps=200, transfer_share=0.5, noise=Noise(transfer=0.5))
-        assert [one.kind for one in judge(simulate(scenario, metrics=False).run).verdicts] == ["balanced"]
+        assert [verdict.kind for verdict in judge(simulate(scenario, metrics=False).run).verdicts] == ["balanced"]
 
 
 def test_a_group_that_got_less_far_makes_no_link_of_the_others() -> None:

@@ -38,7 +38,7 @@ def job(
         "metrics",
         node=np.full(len(times), "n0"),
         name=np.repeat(np.array(names), 2),
-        labels=np.repeat(np.array([json.dumps(one) for one in labels]), 2),
+        labels=np.repeat(np.array([json.dumps(label) for label in labels]), 2),
         time_ns=times * 10**9,
         value=np.where(counts, level * times, level),
     )

@@ -146,8 +146,8 @@ def test_a_process_set_counts_for_itself(horovod: Any, tmp_path: Path) -> None:
     assert events(tmp_path, 0) == [("all_reduce", 0), ("all_reduce", 0), ("all_reduce", 1)]
     (path,) = tmp_path.glob("0.py.*.ring")
     reader = ring.Reader(path)
-    assert [(one.rank, one.size) for one in reader.communicators()] == [(0, 2), (0, 2)]
-    assert len({one.id for one in reader.communicators()}) == 2
+    assert [(communicator.rank, communicator.size) for communicator in reader.communicators()] == [(0, 2), (0, 2)]
+    assert len({communicator.id for communicator in reader.communicators()}) == 2
     reader.close()
 
 

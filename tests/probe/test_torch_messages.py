@@ -34,7 +34,7 @@ def test_an_open_message_has_its_peer(
     reader, seen = ring.Reader(writer.path), list[tuple[str, int, int]]()
 
     def original(*_: Any, **__: Any) -> None:
-        seen.extend((one.name, one.peer, one.flags) for one in reader.open_records())
+        seen.extend((record.name, record.peer, record.flags) for record in reader.open_records())
 
     torch: Any = SimpleNamespace(
         send=original,

@@ -116,7 +116,7 @@ def test_optimizers_may_step_in_the_thread_of_a_gpu_s_backward(loop: Loop, engin
     events = loop.written()
     assert [seq for seq, _ in steps(events)] == [0, 1, 2, 3, 4, 5]
     assert steps(events)[1:] == [(seq, 30_000 if fetches else 20_000) for seq in range(1, 6)]
-    assert {name: [one.name for one in events].count(name) for name in ("backward", "optimizer")} == {
+    assert {name: [event.name for event in events].count(name) for name in ("backward", "optimizer")} == {
         "backward": 6,
         "optimizer": 0,
     }

@@ -11,8 +11,8 @@ _ABOUT = 1 / 3
 
 def not_explained(report: Report) -> list[int]:
     """Ranks that are last in most collectives with others waiting, and that no verdict and no sentence is about."""
-    said = [line for one in report.verdicts for line in one.evidence] + list(report.notes)
-    named = {rank for one in report.verdicts for rank in (*one.ranks, *one.victims)}
+    said = [line for verdict in report.verdicts for line in verdict.evidence] + list(report.notes)
+    named = {rank for verdict in report.verdicts for rank in (*verdict.ranks, *verdict.victims)}
     found = []
     for row in report.ranks:
         others = [other.wait_ms or 0.0 for other in report.ranks if other.rank != row.rank]

@@ -34,7 +34,7 @@ def test_a_slow_host_costs_without_marks_what_it_is_slower_by(
 ) -> None:
     """It is late by what it takes longer between two launches than the others need, not by all that they are ahead."""
     verdicts = judge(load(unpacked(name, tmp_path, _no_steps))).verdicts
-    assert {one.ranks for one in verdicts} == {(rank,)}
+    assert {verdict.ranks for verdict in verdicts} == {(rank,)}
     assert verdicts[0].cost_ms_per_step == pytest.approx(cost_ms, rel=0.4)
 
 
@@ -63,8 +63,8 @@ def test_a_slow_backward_of_a_rank_without_collectives_clears_no_rank(tmp_path: 
 def test_where_hosts_launch_all_the_time_one_without_collectives_names_no_rank(rank: int, tmp_path: Path) -> None:
     """Events around its forward time its host's launching, and a rank was named for 1 % of that."""
     verdicts = judge(load(_without_csv_of("fsdp-host-bound", rank, tmp_path))).verdicts
-    assert [one.ranks for one in verdicts if one.ranks] == []
-    assert "balanced" not in {one.kind for one in verdicts}
+    assert [verdict.ranks for verdict in verdicts if verdict.ranks] == []
+    assert "balanced" not in {verdict.kind for verdict in verdicts}
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -74,7 +74,7 @@ def test_of_hosts_that_only_launch_one_without_enqueue_times_is_not_named(name: 
     run = load(unpacked(name, tmp_path))
     mine = run.collectives["rank"] == rank
     blind = run.collectives | {"enqueue_ns": np.where(mine, UNMEASURED, run.collectives["enqueue_ns"])}
-    assert [one.ranks for one in judge(replace(run, collectives=blind)).verdicts if one.ranks] == []
+    assert [verdict.ranks for verdict in judge(replace(run, collectives=blind)).verdicts if verdict.ranks] == []
 
 
 def _steps_alone(name: str) -> bool:
@@ -103,11 +103,11 @@ def _without_steps_of(name: str, rank: int, to: Path) -> Path:
 def test_where_hosts_launch_all_the_time_one_without_a_log_is_not_named(name: str, rank: int, tmp_path: Path) -> None:
     """How long its host takes its operations tell: all that its GPU idles is the lead of the others'."""
     verdicts = judge(load(_without_steps_of(name, rank, tmp_path))).verdicts
-    assert [one.ranks for one in verdicts if one.ranks] == []
+    assert [verdict.ranks for verdict in verdicts if verdict.ranks] == []
 
 
 @pytest.mark.parametrize(("name", "rank"), [("ddp-host-bound-slow-input-rank1", 1), ("pp2-dp2-slow-input-rank0", 0)])
 def test_a_slow_host_without_a_log_is_named_by_its_operations(name: str, rank: int, tmp_path: Path) -> None:
     """Between two of them it takes longer than the others' hosts do at their fastest."""
     verdicts = judge(load(_without_steps_of(name, rank, tmp_path))).verdicts
-    assert {one.ranks for one in verdicts if one.ranks} == {(rank,)}
+    assert {verdict.ranks for verdict in verdicts if verdict.ranks} == {(rank,)}

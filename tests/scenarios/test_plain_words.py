@@ -63,8 +63,8 @@ REPORTS = [
     *(pytest.param(lambda name=name: of_job(name), id=name) for name in JOBS),
     *(pytest.param(lambda name=name: judged(recording(name)).to_dict(), id=name) for name in RECORDINGS),
     *(
-        pytest.param(lambda each=one.values[0]: report_of(*each).to_dict(), id=one.id)
-        for one in scenarios(alternatives=False)
+        pytest.param(lambda each=scenario.values[0]: report_of(*each).to_dict(), id=scenario.id)
+        for scenario in scenarios(alternatives=False)
     ),
 ]
 
@@ -82,14 +82,14 @@ _EACH = re.compile(r"(?:, |each such step takes )([\d.]+) (m?s) (?:each|longer)"
 @pytest.mark.parametrize("report", REPORTS)
 def test_stalls_times_what_each_takes_are_their_cost(report: Callable[[], Mapping[str, Any]]) -> None:
     """A reader who multiplies the numbers of the sentence gets the cost, within a tenth and their digits."""
-    for one in report()["verdicts"]:
-        said = next((line for line in one["evidence"] if _STALLS.search(line)), None)
+    for verdict in report()["verdicts"]:
+        said = next((line for line in verdict["evidence"] if _STALLS.search(line)), None)
         if said is None:
             continue
         count, steps = _STALLS.search(said).groups()  # type: ignore[union-attr]
         ((value, unit),) = _EACH.findall(said)
         total = int(count) / int(steps) * float(value) * (1 if unit == "ms" else 1000)
-        assert total == pytest.approx(one["cost_ms_per_step"], rel=0.12, abs=0.05)
+        assert total == pytest.approx(verdict["cost_ms_per_step"], rel=0.12, abs=0.05)
 
 
 @pytest.mark.parametrize("report", REPORTS)

@@ -149,10 +149,10 @@ def test_a_rank_that_was_killed_is_reported_before_the_one_that_lost_its_peer() 
 def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> None:
     """A job without a fault whose hosts launched late: slow and stalling ranks are reported for their CPU's work."""
     verdicts = judged(OURS / "ddp-observed-late-hosts.tar.xz").verdicts
-    (named,) = (one for one in verdicts if one.kind == "straggler")
+    (named,) = (verdict for verdict in verdicts if verdict.kind == "straggler")
     assert named.evidence[0].startswith("CPU ")
-    assert {"host_bound", "intermittent"} <= {one.kind for one in verdicts}
-    for late in (one for one in verdicts if one.ranks):
+    assert {"host_bound", "intermittent"} <= {verdict.kind for verdict in verdicts}
+    for late in (verdict for verdict in verdicts if verdict.ranks):
         assert "another core or node" in late.advice[0]
         assert "nvidia-smi" not in late.advice[0]
 
@@ -163,7 +163,7 @@ def test_a_host_that_leaves_its_gpu_without_work_does_not_compute_longer() -> No
 )
 def test_a_slow_host_is_reported_once_with_its_phase_and_what_it_costs(name: str, where: str, cost_ms: float) -> None:
     """Two H200s whose hosts set the pace; rank 1's spins in its forward from the start."""
-    (named,) = (one for one in judged(recording(name)).verdicts if one.ranks)
+    (named,) = (verdict for verdict in judged(recording(name)).verdicts if verdict.ranks)
     assert (named.kind, named.ranks, named.cause, named.since_step) == ("straggler", (1,), "compute", 0)
     assert where in named.evidence[0]
     assert named.cost_ms_per_step == pytest.approx(cost_ms, rel=0.2)
@@ -172,9 +172,9 @@ def test_a_slow_host_is_reported_once_with_its_phase_and_what_it_costs(name: str
 @pytest.mark.parametrize(("name", "most_ms"), [("hostbound-live-clean", 0.0), ("inputbound-live-clean", 6.5)])
 def test_of_an_undisturbed_job_no_more_is_reported_than_what_its_hosts_differ_by(name: str, most_ms: float) -> None:
     """A rank whose peer is a step ahead comes a step late, and costs what its own work is longer by."""
-    named = [one for one in judged(recording(name)).verdicts if one.ranks]
-    assert sum(one.cost_ms_per_step or 0.0 for one in named) <= most_ms
-    assert {one.cause for one in named} <= {"input"}
+    named = [verdict for verdict in judged(recording(name)).verdicts if verdict.ranks]
+    assert sum(verdict.cost_ms_per_step or 0.0 for verdict in named) <= most_ms
+    assert {verdict.cause for verdict in named} <= {"input"}
 
 
 @pytest.mark.parametrize("steps", [55, 168])
@@ -187,9 +187,11 @@ def test_so_it_is_reported_while_few_steps_are_timed_on_gpus(steps: int) -> None
         for name, table in (("steps", run.steps), ("collectives", run.collectives))
     }
     heard = {column: values[run.metrics["time_ns"] <= now] for column, values in run.metrics.items()}
-    named = [one for one in judge(replace(run, **arrived, metrics=heard)).verdicts if one.ranks]
-    assert {one.cause for one in named} <= {"unknown", "compute"}
-    assert all(one.kind != "straggler" or one.cause == "unknown" or "CPU" in one.evidence[0] for one in named)
+    named = [verdict for verdict in judge(replace(run, **arrived, metrics=heard)).verdicts if verdict.ranks]
+    assert {verdict.cause for verdict in named} <= {"unknown", "compute"}
+    assert all(
+        verdict.kind != "straggler" or verdict.cause == "unknown" or "CPU" in verdict.evidence[0] for verdict in named
+    )
 
 
 def test_a_clock_that_explains_a_fifth_of_a_slow_backward_is_not_its_cause() -> None:
@@ -220,7 +222,7 @@ def test_a_rank_that_needs_far_more_cpu_time_is_not_cleared() -> None:
 def test_ranks_that_are_slow_in_turn_are_each_named_for_turns_of_their_own() -> None:
     """Ranks 2 and 3 compute longer for 80 steps each, from step 181 on; it ends soon after the sixth turn began."""
     verdicts = judged(OURS / "ddp-observed-slow-in-turn.tar.xz").verdicts
-    assert {one.ranks for one in verdicts} == {(2,), (3,)}
+    assert {verdict.ranks for verdict in verdicts} == {(2,), (3,)}
     for one in verdicts:
         first = (one.since_step or 0) - 181 - 80 * (one.ranks[0] - 2)
         assert one.cause == "compute"

@@ -77,7 +77,7 @@ def test_after_a_few_steps_a_host_is_named_by_its_work(bench: Any, seed: int, la
     begins = run.steps["start_ns"][run.steps["step"] == last + 1].min()
     seen = {name: begun_before(getattr(run, name), begins) for name in ("steps", "collectives", "intervals")}
     verdicts = judge(replace(run, **seen)).verdicts
-    assert [(rank, one.cause) for one in verdicts for rank in one.ranks] == named
+    assert [(rank, verdict.cause) for verdict in verdicts for rank in verdict.ranks] == named
 
 
 def begun_before(rows: Any, time_ns: int) -> Any:
@@ -91,7 +91,7 @@ def test_a_host_that_stalls_in_no_phase_computes_if_its_process_used_that_much_m
 ) -> None:
     """Over the whole run: no step with a stall had its CPU time measured. Without the samples it is unknown."""
     run = bench("").simulate(bench(".families").job("rare long stalls", 225_010)).run
-    (found,) = (one for one in judge(replace(run, metrics=scaled(run.metrics, cpu))).verdicts if one.ranks)
+    (found,) = (verdict for verdict in judge(replace(run, metrics=scaled(run.metrics, cpu))).verdicts if verdict.ranks)
     assert (found.kind, found.cause) == ("intermittent", cause)
 
 

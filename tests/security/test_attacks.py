@@ -408,7 +408,7 @@ def test_another_job_looks_like_none(target: Target, path: str) -> None:
 def test_one_sees_ones_own_jobs(target: Target, headers: dict[str, str], jobs: set[str]) -> None:
     """A token shows its job, a user those that run as that user: in the list, by name, and where none is named."""
     status, body = target.get("/api/jobs", headers)
-    assert (status, {one["id"] for one in json.loads(body)}) == (200, jobs)
+    assert (status, {load["id"] for load in json.loads(body)}) == (200, jobs)
     (job,) = jobs
     for query in ("", f"?job={job}"):
         assert json.loads(target.get(f"/api/state{query}", headers)[1])["job"] == job

@@ -106,7 +106,7 @@ def test_without_proof_each_says_what_to_give(
     with served(token_file=str(secret), http="0.0.0.0:0", **page(authority, tmp_path)) as collector:
         grpc, http = ports(collector)
         where = grpc if command is SIMULATE else http
-        assert main([*command, where, *(one.format(**paths) for one in proofs)]) == 1
+        assert main([*command, where, *(proof.format(**paths) for proof in proofs)]) == 1
     said = capsys.readouterr().err
     assert told in said
     assert said.count("\n") == 1

@@ -648,7 +648,7 @@ class Spool:
     def _undelivered_samples(self, segment: Segment) -> int:
         """Samples of a segment that are not acknowledged."""
         records = segment.records()
-        return sum(one.samples for one in records if one.kind == BATCH and one.number > self.ledger.acked)
+        return sum(record.samples for record in records if record.kind == BATCH and record.number > self.ledger.acked)
 
     def _take_over(self, segment: Segment) -> None:
         for record in segment.records():

@@ -260,7 +260,7 @@ class Pace(NamedTuple):
 class Shipper:
     """Keeps one stream open. ``hello`` makes the first message of each stream.
 
-    ``on_stop`` is called when the collector says that the job is over, ``on_zoom`` with what it wants to see closer.
+    ``on_stop`` is called when the collector says that the job is over, ``on_request`` for events or stacks it asks for.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class Shipper:
         own: Own,
         hello: Callable[[], wire.Hello],
         on_stop: Callable[[], None],
-        on_zoom: Callable[[wire.Zoom], None],
+        on_request: Callable[[wire.EventTraceRequest], None],
         *,
         client: Client = Client(),  # noqa: B008 - immutable
         pace: Pace = Pace(),  # noqa: B008 - immutable
@@ -284,7 +284,7 @@ class Shipper:
         own.connected, own.connects = False, 0
         self._hello = hello
         self._on_stop = on_stop
-        self._on_zoom = on_zoom
+        self._on_request = on_request
         self._client = client
         self._pace = pace
         self._monotonic_ns = monotonic_ns
@@ -418,8 +418,8 @@ class Shipper:
             elif kind == "need":
                 self._outbox += (found for ref in message.need.refs if (found := self._spool.definition(ref)))
                 self._wake.set()
-            elif kind == "zoom":
-                self._on_zoom(message.zoom)
+            elif kind == "event_trace_request":
+                self._on_request(message.event_trace_request)
             elif kind == "throttle":
                 self.held_back, self.batch_ns = message.throttle.metrics, message.throttle.batch_ns
             elif kind == "stop":

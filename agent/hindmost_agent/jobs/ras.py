@@ -141,7 +141,9 @@ class Witness:
     def _still(self, now_ns: int) -> list[RankProcess]:
         """The ranks of jobs of which none here is seen to move. One that no probe observes may stand."""
         here = list(self._ranks())
-        last = {one.process.pid: one.progress_ns for one in self._producers() if one.gone_ns is None}
+        last = {
+            producer.process.pid: producer.progress_ns for producer in self._producers() if producer.gone_ns is None
+        }
         moving = {one.job_id for one in here if now_ns - last.get(one.pid, now_ns - STILL_NS) < STILL_NS}
         return [one for one in here if one.job_id not in moving]
 
@@ -163,8 +165,8 @@ class Witness:
     def _moved_ns(self, here: list[RankProcess], now_ns: int) -> int:
         """Since when what is seen now for the first time may be so: since the answer before, where it was not, or since
         these ranks last recorded something."""
-        pids = {one.pid for one in here}
-        known = [one.progress_after_ns for one in self._producers() if one.process.pid in pids]
+        pids = {process.pid for process in here}
+        known = [producer.progress_after_ns for producer in self._producers() if producer.process.pid in pids]
         if self._answered_ns is not None:
             return max([self._answered_ns, *known])
         return max([now_ns - STANDS_MOST_NS, *known]) if known else now_ns

@@ -288,7 +288,7 @@ class Producer:
 
     def communicators(self) -> list[ring.Communicator]:
         """All communicators that its probes have registered."""
-        return [found for item in self.rings.values() for found in item.communicators()]
+        return [communicator for item in self.rings.values() for communicator in item.communicators()]
 
     def finished(self, now_ns: int) -> bool:
         """Whether the process has ended and its rings hold nothing more to read."""
@@ -552,15 +552,23 @@ class RankStates:
     def _entered(self, producer: Producer, rank: int, now_ns: int) -> list[Entered]:
         """What is open, without tests that do not go on."""
         events, before = open_events(producer, now_ns), self._tests.get(rank, {})
-        tests = {one.start_ns: one.duration_ns for one in events if one.flags & ring.POLLS}
+        tests = {event.start_ns: event.duration_ns for event in events if event.flags & ring.POLLS}
         known = {start: before.get(start, (-1, 0)) for start in tests}
         seen = {start: known[start] if known[start][0] == count else (count, now_ns) for start, count in tests.items()}
         self._tests[rank] = seen
         stale = {start for start, (_, changed_ns) in seen.items() if now_ns - changed_ns > TESTS_NS}
         return [
-            (KINDS.get(one.kind, "other"), one.name, one.comm_id, one.seq, _peer(one), one.flags, one.start_ns)
-            for one in events
-            if not (one.flags & ring.POLLS and one.start_ns in stale)
+            (
+                KINDS.get(event.kind, "other"),
+                event.name,
+                event.comm_id,
+                event.seq,
+                _peer(event),
+                event.flags,
+                event.start_ns,
+            )
+            for event in events
+            if not (event.flags & ring.POLLS and event.start_ns in stale)
         ]
 
     def waiting(self, rank: int, now_ns: int) -> wire.RankState | None:

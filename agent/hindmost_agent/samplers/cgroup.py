@@ -92,7 +92,7 @@ def groups_of(host: Host, lines: str) -> dict[str, list[Group]]:
 
 def _upwards(path: PurePosixPath, root: Path, names: tuple[str, ...]) -> list[Group]:
     """The root is left out: it has no limits of its own."""
-    above = [one for one in path.parents if len(one.parts) > 1]
+    above = [parent for parent in path.parents if len(parent.parts) > 1]
     return [Group(str(one), _below(root, one), names) for one in (path, *above)[:DEEPEST]]
 
 
@@ -191,8 +191,8 @@ class Cgroup(Sampler):
         for (job, rank), lines in self._placed.items():
             with contextlib.suppress(OSError, ValueError):
                 for controller, paths in groups_of(self.host, lines).items():
-                    levels = [groups.setdefault(one.key, one) for one in paths]
-                    shown += [one for one in levels if one is levels[0] or one.limited]
+                    levels = [groups.setdefault(path.key, path) for path in paths]
+                    shown += [level for level in levels if level is levels[0] or level.limited]
                     if controller == "cpu":
                         self._of_ranks.append(series(OF_RANK, job, str(rank), levels[0].label))
         self._groups = list(dict.fromkeys(shown))[:MOST_GROUPS]

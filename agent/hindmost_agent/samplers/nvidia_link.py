@@ -160,4 +160,7 @@ class NvLinks:
 
     def _asked(self, fields: list[tuple[int, int]]) -> list[float]:
         """Each field's number, missing where there is none."""
-        return [field_value(found) for found in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)]
+        return [
+            field_value(nvmldevicegetfieldvalue)
+            for nvmldevicegetfieldvalue in self._lib.nvmlDeviceGetFieldValues(self._handle, fields)
+        ]

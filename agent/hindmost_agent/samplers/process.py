@@ -452,9 +452,9 @@ def _added_up(proc: Path, who: tuple[str, str], children: dict[int, Stat], sums:
         series(CHILDREN, *who): float(len(children)),
         series(CHILD_CPU, *who): cpu,
         series(CHILD_WAITED, *who): queued,
-        series(CHILD_MEMORY, *who): float(sum(one.resident for one in children.values())),
+        series(CHILD_MEMORY, *who): float(sum(child.resident for child in children.values())),
         series(CHILD_READ, *who): read,
-        series(CHILD_BLOCKED, *who): float(sum(one.state == UNINTERRUPTIBLE for one in children.values())),
+        series(CHILD_BLOCKED, *who): float(sum(child.state == UNINTERRUPTIBLE for child in children.values())),
     }
 
 

@@ -83,8 +83,8 @@ def _show_stacks(targets: list[Target], keep: Path | None) -> int:
     from hindmost_cli.attach.target import pending
 
     with ThreadPoolExecutor(max_workers=8) as pool:
-        waiting = [pending(one.pid) for one in targets]
-        dumped = list(pool.map(stacks.dump, [one.pid for one in targets]))
+        waiting = [pending(target.pid) for target in targets]
+        dumped = list(pool.map(stacks.dump, [target.pid for target in targets]))
     for one, waits, text in zip(targets, waiting, dumped, strict=True):
         lines = "".join(f"{line}\n" for line in waits)
         sys.stdout.write(f"rank {one.rank if one.rank >= 0 else '-'}: {text}{lines}\n")
@@ -110,6 +110,6 @@ def _look(targets: list[Target], args: argparse.Namespace) -> tuple[str, list[Sh
     """Measured from inside where every target can be entered, else sampled: ranks are compared by one method."""
     from hindmost_cli.attach import injected, phases
 
-    if not args.sample and all(one.minor >= injected.FIRST_MINOR for one in targets):
+    if not args.sample and all(target.minor >= injected.FIRST_MINOR for target in targets):
         return phases.MEASURED, injected.measure(targets, args.seconds)
     return f"sampled {args.rate} times a second", phases.sample(targets, args.seconds, args.rate)

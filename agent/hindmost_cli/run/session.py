@@ -324,7 +324,7 @@ def _collector(
     arguments = ["--listen", str(Address(host, 0)), "--out", str(directory), "--job-id", job]
     arguments += proof.collector_options
     arguments += ["--command", shlex.join(request.command), "--launcher", launcher.NAME]
-    arguments += [f"--set={one}" for one in request.thresholds]
+    arguments += [f"--set={threshold}" for threshold in request.thresholds]
     arguments += ["--print-verdicts"]
     if request.on_verdict:
         arguments += [f"--on-verdict={from_here(request.on_verdict)}"]

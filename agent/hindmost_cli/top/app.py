@@ -235,7 +235,7 @@ class Top(App[None]):
             lines += [("bold red", line) for line in textwrap.wrap(self._trouble, width)[:2]]
         if not verdicts:
             lines.append(("", "no verdict yet" if not self._picture["judged"] else "no rank is slow now"))
-        heads = [(one, textwrap.wrap(_head(one), width, subsequent_indent=" " * 7)) for one in verdicts]
+        heads = [(verdict, textwrap.wrap(_head(verdict), width, subsequent_indent=" " * 7)) for verdict in verdicts]
         for at, (one, head) in enumerate(heads):
             rest = len(heads) - at
             if at and len(lines) + len(head) + (rest > 1) > room:
@@ -281,7 +281,7 @@ class Top(App[None]):
         found = rows.matching(rows.rows_of(self._picture, self._view), self._filter)
         culprits = rows.named(self._picture)
         columns = rows.measured(self._view, found)
-        by = next((one.column for one in columns if one.column.title == self._sorted_by), None)
+        by = next((column.column for column in columns if column.column.title == self._sorted_by), None)
         self._skipped = min(self._skipped, max(len(columns) - 2, 0))
         self._layout = rows.fitting(columns, width - 1, self._skipped)  # the scroll bar takes one
         order = rows.arranged(found, culprits, by, turned=self._turned)
@@ -300,7 +300,7 @@ class Top(App[None]):
 
     def summary(self) -> str:
         """What stays on the terminal when the user has left."""
-        heads = [_head(one) for one in self._picture["verdicts"]]
+        heads = [_head(verdict) for verdict in self._picture["verdicts"]]
         return "".join(f"{line}\n" for line in (one_line(self._picture["title"]), *heads))
 
     def action_view(self, name: str) -> None:
@@ -340,13 +340,13 @@ class Top(App[None]):
     def action_verdicts(self) -> None:
         """Show all verdicts with all that is known of them."""
         lines: list[str] = []
-        for one in self._picture["verdicts"]:
-            lines += [_head(one)]
+        for verdict in self._picture["verdicts"]:
+            lines += [_head(verdict)]
             for label, texts in (
-                ("COST", [one["cost"]]),
-                ("WHY", one["why"]),
-                ("WHERE", [one["where"]]),
-                ("DO", one["do"]),
+                ("COST", [verdict["cost"]]),
+                ("WHY", verdict["why"]),
+                ("WHERE", [verdict["where"]]),
+                ("DO", verdict["do"]),
             ):
                 lines += [f"{label:<6} {one_line(text)}" for text in texts if text]
             lines += [""]

@@ -251,13 +251,13 @@ def fitting(columns: Sequence[Written], width: int, skipped: int = 0) -> list[Wr
 
 def header(layout: Sequence[Written]) -> list[str]:
     """The titles above their columns, in two lines."""
-    titles = [["", *one.column.title.split("\n")][-2:] for one in layout]
+    titles = [["", *written.column.title.split("\n")][-2:] for written in layout]
     return [_joined(layout, [title[at] for title in titles], " ") for at in (0, 1)]
 
 
 def line(layout: Sequence[Written], at: int, *, marked: bool) -> str:
     """A row of the table as it is drawn."""
-    return _joined(layout, [one.cells[at] for one in layout], "*" if marked else " ")
+    return _joined(layout, [written.cells[at] for written in layout], "*" if marked else " ")
 
 
 def _joined(layout: Sequence[Written], cells: Sequence[str], mark: str) -> str:
@@ -270,8 +270,8 @@ def _joined(layout: Sequence[Written], cells: Sequence[str], mark: str) -> str:
 
 def title_at(layout: Sequence[Written], x: int) -> str:
     """The title of the column at this place of a line; empty right of all."""
-    for one in layout:
-        x -= one.width + GAP
+    for written in layout:
+        x -= written.width + GAP
         if x < 0:
-            return one.column.title
+            return written.column.title
     return ""

@@ -45,7 +45,7 @@ def grade(family: str, seed: int) -> dict[str, Any]:
 def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str, Any]:
     """The verdicts compared with the truth."""
     clean = truth.repaired / asked.steps
-    naming = [one for one in verdicts if one.kind in NAMING and one.cause != "workload"]
+    naming = [verdict for verdict in verdicts if verdict.kind in NAMING and verdict.cause != "workload"]
     effects = [
         (truth.total - each) / max(active, 1) / clean for each, active in zip(truth.each, truth.active, strict=True)
     ]
@@ -53,8 +53,8 @@ def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str,
     must = {rank for fault, effect in zip(asked.faults, effects, strict=True) for rank in fault.ranks if effect >= MUST}
     whole = (truth.total - truth.repaired) / max(max(truth.active, default=1), 1) / clean
     may = (set(faults) if whole >= HIDDEN else set()) | set(getattr(asked, "slower", ()))
-    named = {rank for one in naming for rank in one.ranks}
-    right = [one for one in naming if set(one.ranks) <= may & set(faults)]
+    named = {rank for verdict in naming for rank in verdict.ranks}
+    right = [verdict for verdict in naming if set(verdict.ranks) <= may & set(faults)]
     return {
         "ranks": asked.ranks,
         "steps": asked.steps,
@@ -66,12 +66,12 @@ def compared(asked: Job, truth: Truth, verdicts: Sequence[Verdict]) -> dict[str,
         "named": sorted(named),
         "exact": must <= named <= may,
         "once": len(naming) <= len(named),
-        "kinds": [one.kind for one in verdicts],
-        "causes": sorted({str(one.cause) for one in right}),
+        "kinds": [verdict.kind for verdict in verdicts],
+        "causes": sorted({str(verdict.cause) for verdict in right}),
         "cause": _cause(asked.faults, right),
         "late": _late(asked.faults, right),
         "cost": _cost(asked, truth, right) if must else None,
-        "confidence": [[one.confidence, set(one.ranks) <= may] for one in naming],
+        "confidence": [[verdict.confidence, set(verdict.ranks) <= may] for verdict in naming],
     }
 
 
@@ -80,15 +80,15 @@ def _cause(faults: Sequence[Fault], right: Sequence[Verdict]) -> str | None:
     if not right:
         return None
     lanes = {rank: fault.lane for fault in faults for rank in fault.ranks}
-    wanted = [CAUSES[lanes[one.ranks[0]]] for one in right]
+    wanted = [CAUSES[lanes[verdict.ranks[0]]] for verdict in right]
     if any(one.cause not in (*causes, "unknown") for one, causes in zip(right, wanted, strict=True)):
         return "wrong"
-    return "unknown" if any(one.cause == "unknown" for one in right) else "right"
+    return "unknown" if any(verdict.cause == "unknown" for verdict in right) else "right"
 
 
 def _late(faults: Sequence[Fault], right: Sequence[Verdict]) -> int | None:
     """Steps from a fault's onset to the first verdict on its ranks."""
-    since = [one.since_step for one in right if one.since_step is not None]
+    since = [verdict.since_step for verdict in right if verdict.since_step is not None]
     return min(since) - min(fault.onset for fault in faults) if since else None
 
 
@@ -96,7 +96,7 @@ def _cost(asked: Job, truth: Truth, right: Sequence[Verdict]) -> float | None:
     """What verdicts on faulty ranks say that a repair of these saves, over what it does."""
     if not right:
         return None
-    named = {rank for one in right for rank in one.ranks}
+    named = {rank for verdict in right for rank in verdict.ranks}
     without = [each for fault, each in zip(asked.faults, truth.each, strict=True) if named & set(fault.ranks)]
     said = 0.0
     for one in right:

@@ -74,7 +74,7 @@ class History:
     @property
     def end(self) -> float:
         """Ms from the run's begin to when the last GPU or host ended its last step."""
-        ends = [*(one.end for one in self.calls), *(one.end for one in self.steps)]
+        ends = [*(call.end for call in self.calls), *(step.end for step in self.steps)]
         return max(float(end.max()) for end in ends)
 
 
@@ -102,8 +102,8 @@ class _Machine:
         self.job, self.draws, self.history, self.progress = job, draws, History(), 0
         self.groups = programs.members(job)
         self.extra: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros((job.steps, job.ranks)))
-        for one in faults:
-            self.extra[one.lane, one.phase][np.ix_(acting(job, one), np.array(one.ranks))] += one.ms
+        for fault in faults:
+            self.extra[fault.lane, fault.phase][np.ix_(acting(job, fault), np.array(fault.ranks))] += fault.ms
         self.arrived: dict[tuple[str, int], Array] = {}
         self.sent: dict[tuple[int, int, int, tuple[str, int, int]], Call] = {}
         each = programs.stages(job)
@@ -160,17 +160,17 @@ class _Stage:
         self.host = self.host + (late if kind == "train" else 0.0)
         began: dict[str, Array] = {}
         phase, totals = "", _totals(program)
-        for one in program:
-            if isinstance(one, Kernels) and one.phase != phase:
+        for instruction in program:
+            if isinstance(instruction, Kernels) and instruction.phase != phase:
                 self._mark_gpu(began, phase)
-                phase = one.phase
+                phase = instruction.phase
                 began[phase] = np.maximum(self.free["gpu"], self.host)
-            if isinstance(one, Meet):
-                yield from self._meet(one, step, phase)
-            elif isinstance(one, Receive):
-                yield from self._receive(one, step, phase)
+            if isinstance(instruction, Meet):
+                yield from self._meet(instruction, step, phase)
+            elif isinstance(instruction, Receive):
+                yield from self._receive(instruction, step, phase)
             else:
-                self._do(one, step, phase, totals)
+                self._do(instruction, step, phase, totals)
         self._mark_gpu(began, phase)
         self.now.end = self.now.issued = self.host
         self.machine.history.steps.append(self.now)
@@ -304,10 +304,10 @@ class _Stage:
 def _totals(program: list[Instruction]) -> dict[str, tuple[float, float]]:
     """Phase to its ms on the host and on the GPU in a step."""
     found: dict[str, tuple[float, float]] = {}
-    for one in program:
-        if isinstance(one, Kernels):
-            host, gpu = found.get(one.phase, (0.0, 0.0))
-            found[one.phase] = (host + one.host, gpu + one.gpu)
+    for instruction in program:
+        if isinstance(instruction, Kernels):
+            host, gpu = found.get(instruction.phase, (0.0, 0.0))
+            found[instruction.phase] = (host + instruction.host, gpu + instruction.gpu)
     return found
 
 

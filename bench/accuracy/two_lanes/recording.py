@@ -171,7 +171,7 @@ def _rows(job: Job, history: History, work: Array) -> Run:
 
 
 def _by_rank(name: str, parts: list[dict[str, Any]]) -> dict[str, Array]:
-    whole = concatenate(name, [table(name, **one) for one in parts])
+    whole = concatenate(name, [table(name, **part) for part in parts])
     order = np.argsort(whole["rank"], kind="stable")
     return {column: values[order] for column, values in whole.items()}
 
@@ -231,11 +231,11 @@ def _calls(job: Job, clocks: Clocks, history: History) -> list[dict[str, Any]]:
 
 def _metrics(job: Job, clocks: Clocks, history: History) -> dict[str, Array]:
     """CPU and run-queue seconds of each process, once a second."""
-    last = max(float(one.end.max()) for one in history.steps)
+    last = max(float(step.end.max()) for step in history.steps)
     at = np.arange(0.0, last, 1000.0)
     parts = []
     for rank in range(job.ranks):
-        mine = [(one, int(np.flatnonzero(one.ranks == rank)[0])) for one in history.steps if rank in one.ranks]
+        mine = [(step, int(np.flatnonzero(step.ranks == rank)[0])) for step in history.steps if rank in step.ranks]
         ends = np.array([one.end[i] for one, i in mine])
         waited = np.array([sum(w[i] for w in one.waited.values()) for one, i in mine])
         queued = np.array([one.queued[i] for one, i in mine])

@@ -31,30 +31,30 @@ def tables(results: list[Result]) -> list[str]:
         by.setdefault(one["family"], []).append(one)
     rows = [f"| {' | '.join(HEADS)} |", f"|{' --- |' * len(HEADS)}"]
     rows += [_row(name, found) for name, found in [*by.items(), ("all", results)]]
-    clean = [one for one in results if not one["faults"]]
-    alarms = poisson(sum(bool(one["named"]) for one in clean), sum(one["steps"] for one in clean), 40_000)
+    clean = [result for result in results if not result["faults"]]
+    alarms = poisson(sum(bool(result["named"]) for result in clean), sum(result["steps"] for result in clean), 40_000)
     return [*rows, "", f"False alarms of clean jobs, steps: {alarms}"]
 
 
 def _row(name: str, found: list[Result]) -> str:
-    large, few = ([one for one in found if (one["ranks"] >= COHORT) == many] for many in (True, False))
-    named = [one for one in found if one["cause"] is not None]
-    late = [one["late"] for one in found if one["late"] is not None]
-    costs = [one["cost"] for one in found if one["cost"] is not None]
+    large, few = ([result for result in found if (result["ranks"] >= COHORT) == many] for many in (True, False))
+    named = [result for result in found if result["cause"] is not None]
+    late = [result["late"] for result in found if result["late"] is not None]
+    costs = [result["cost"] for result in found if result["cost"] is not None]
     shares = [
         wilson(sum(one["exact"] for one in large), len(large)),
         wilson(sum(one["exact"] for one in few), len(few)),
         wilson(sum(one["cause"] == "right" for one in named), len(named)),
         wilson(sum(one["cause"] != "wrong" for one in named), len(named)),
         wilson(sum(abs(one) <= STEPS for one in late), len(late)),
-        wilson(sum(abs(one - 1) <= CLOSE for one in costs), len(costs)),
-        wilson(sum(one["once"] for one in found), len(found)),
+        wilson(sum(abs(cost - 1) <= CLOSE for cost in costs), len(costs)),
+        wilson(sum(result["once"] for result in found), len(found)),
     ]
     return f"| {name} | {' | '.join(shares)} |"
 
 
 def misjudged(results: list[Result]) -> list[str]:
     """Jobs in which the set is wrong, a line each."""
-    wrong = sorted((one for one in results if not one["exact"]), key=lambda one: (one["family"], one["seed"]))
+    wrong = sorted((result for result in results if not result["exact"]), key=lambda one: (one["family"], one["seed"]))
     keys = ("ranks", "written", "faults", "effect", "must", "named", "kinds", "causes", "cost")
     return [f"{one['family']} {one['seed']} " + str({key: one[key] for key in keys}) for one in wrong]

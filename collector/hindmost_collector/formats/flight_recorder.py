@@ -217,7 +217,7 @@ def _dump(path: Path) -> _Dump:
 
 
 def _ended_together(entries: list[dict[str, Any]]) -> frozenset[tuple[str, int, int]]:
-    names = ((one, text(one.get("profiling_name"))[:64]) for one in entries if one.get("state") == "completed")
+    names = ((entry, text(entry.get("profiling_name"))[:64]) for entry in entries if entry.get("state") == "completed")
     keys = (_together(one) for one, name in names if name.endswith(_TOGETHER))
     return frozenset(key for key in keys if max(key[1:]) >= 0)
 
@@ -343,7 +343,9 @@ def _timed_out(dump: _Dump) -> int:
     changed = dump.path.stat().st_mtime_ns
     until = changed + (10**9 if changed % 10**9 == 0 else 0)  # an archive may keep whole seconds only
     left = [
-        (_number(one, "time_created_ns"), _number(one, "timeout_ms")) for one in dump.entries if _unfinished(dump, one)
+        (_number(entry, "time_created_ns"), _number(entry, "timeout_ms"))
+        for entry in dump.entries
+        if _unfinished(dump, entry)
     ]
     due = [at + limit * 10**6 for at, limit in left if at >= 0 and _LEAST_TIMEOUT_MS <= limit < _LONGEST_MS]
     return max((at for at in due if at <= until), default=UNMEASURED)

@@ -222,7 +222,7 @@ def _name_groups_as_header(trace: _Trace) -> None:
     known = {name: group for name, group in _of_header(trace).items() if name in trace.groups}
     comms = {trace.groups[name].comm: group.comm for name, group in known.items()}
     if any(old != new for old, new in comms.items()):
-        trace.kernels = [(*one[:5], comms.get(one[5], one[5])) for one in trace.kernels]
+        trace.kernels = [(*kernel[:5], comms.get(kernel[5], kernel[5])) for kernel in trace.kernels]
     trace.groups |= known
 
 

@@ -239,7 +239,7 @@ def _repeated(c: dict[str, Array], order: Array) -> Array:
         sorted_columns = (
             c[name][order] for name in ("enqueue", "start", "stop", "logged", "seq", "count", "comm", "op")
         )
-        same[1:] = np.logical_and.reduce([one[1:] == one[:-1] for one in sorted_columns])
+        same[1:] = np.logical_and.reduce([column[1:] == column[:-1] for column in sorted_columns])
     return same
 
 
@@ -375,7 +375,7 @@ def find_exchanges(files: Sequence[Columns], ranks: Sequence[int], *, alone: boo
     if alone and any((columns["comm"] != comm).any() for columns in files):
         return None
     calls = [_calls(columns, comm, len(files)) for columns in files]
-    known = [one for one in calls if one is not None]
+    known = [call for call in calls if call is not None]
     together = _together(known) if len(known) == len(files) else None
     if together is None or len(together[0].came) < _ENOUGH:
         return None
@@ -425,10 +425,10 @@ def _together(calls: Sequence[_Calls]) -> Sequence[_Calls] | None:
     A file that begins in the middle of a series of exchanges knows places from the next one on. Files that only end
     apart may be of a job that hangs.
     """
-    shortest = min(len(one.came) for one in calls)
-    if all((one.place[:shortest] == calls[0].place[:shortest]).all() for one in calls):
-        return calls if all(len(one.came) == shortest for one in calls) else None
-    first = [np.flatnonzero(one.place[1:] == 0) + 1 for one in calls]
+    shortest = min(len(call.came) for call in calls)
+    if all((call.place[:shortest] == calls[0].place[:shortest]).all() for call in calls):
+        return calls if all(len(call.came) == shortest for call in calls) else None
+    first = [np.flatnonzero(call.place[1:] == 0) + 1 for call in calls]
     if min(map(len, first)) < 2:
         return None
     met = [one.came[at] for one, at in zip(calls, first, strict=True)]
@@ -463,7 +463,7 @@ def _cut(one: _Calls, held: slice) -> _Calls:
 
 
 def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:
-    came, place = np.stack([one.came for one in calls]), calls[0].place
+    came, place = np.stack([call.came for call in calls]), calls[0].place
     often = np.flatnonzero(np.bincount(place) >= _MOSTLY * np.max(np.bincount(place)))
     if len(often) < _PLACES or np.bincount(place).max() < _ENOUGH:
         return None  # nothing else of the communicator tells at which place of a step each is
@@ -472,7 +472,7 @@ def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges 
         late = _late(came)
         levels = np.stack([np.median(late[:, place == one], axis=1) for one in often], axis=1)
         came = came - np.sort(levels, axis=1)[:, 1:2].astype(np.int64)  # the least but one: no accident of one place
-    left = came.max(axis=0) + np.stack([one.took for one in calls]).min(axis=0)
+    left = came.max(axis=0) + np.stack([call.took for call in calls]).min(axis=0)
     tables = tuple(
         table(
             "collectives",
@@ -490,7 +490,7 @@ def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges 
         )
         for rank, arrived, one in zip(ranks, came, calls, strict=True)
     )
-    return Exchanges(tuple(one.rows for one in calls), tables)
+    return Exchanges(tuple(call.rows for call in calls), tables)
 
 
 def _late(came: Ints) -> Array:

@@ -39,7 +39,7 @@ def load(files: Sequence[Path]) -> Run:
     answers = [answer for text in texts.values() if (answer := parse_answer(text))]
     found = answers[-1] if answers else ()
     states = [{comm.state for comm in answer} for answer in answers]
-    standing = [comm for comm in found if not comm.missing and sum(comm.state in one for one in states) > 1]
+    standing = [comm for comm in found if not comm.missing and sum(comm.state in state for state in states) > 1]
     world = max(found, key=lambda comm: comm.size, default=RasCommunicator(0, 0, ()))
     ranks = {member.pid or -1 - member.rank: member.rank for member in world.members}
     members = [
@@ -49,7 +49,7 @@ def load(files: Sequence[Path]) -> Run:
         if (place := member.pid or -1 - member.rank) in ranks
     ]
     waits = [(rank, comm, *_waits_in(comm, member)) for comm, member, rank in members if comm in standing]
-    waits = [one for one in waits if one[2]]
+    waits = [wait for wait in waits if wait[2]]
     known = sorted(ranks.values())
     notes = () if len(answers) > 1 else (ONE_ANSWER,)
     return Run(

@@ -172,8 +172,8 @@ def references(batch: Any, blocks: Iterable[Samples], definitions: Definitions) 
             found.append(block.rank)
         elif not definitions.is_known(ranks):
             found += eights(ranks[: len(ranks) // 8 * 8], np.uint64).tolist()
-    found += [one.rank for one in batch.rank_states]
-    found += [one.rank for one in batch.attachments]
+    found += [state.rank for state in batch.rank_states]
+    found += [attachment.rank for attachment in batch.attachments]
     return found
 
 

@@ -69,7 +69,7 @@ class Schema:
         every = list(series)
         names, counters, helps, labels = zip(*every, strict=True) if every else ((), (), (), ())
         places: dict[str, int] = {}
-        word = np.array([places.setdefault(one, len(places)) for one in labels], np.int32)
+        word = np.array([places.setdefault(label, len(places)) for label in labels], np.int32)
         ordered = sorted(zip(names, labels, range(len(names)), strict=True))
         order = np.array([place for _, _, place in ordered], np.int32)
         key = names, counters, helps, word.tobytes(), order.tobytes()
@@ -245,8 +245,8 @@ class Definitions:
             if len(refs) % 8:
                 raise Malformed(f"a column of ranks is cut off: {len(refs)} bytes")
             owners = tuple(map(self.rank, eights(refs, np.uint64).tolist()))
-            jobs = {one.job for one in owners}
-            ranks = np.array([one.rank for one in owners], np.int32).tobytes()
+            jobs = {owner.job for owner in owners}
+            ranks = np.array([owner.rank for owner in owners], np.int32).tobytes()
             if len(self._groups) >= _GROUPS:
                 self._groups.clear()
             group = self._groups[refs] = Group(owners, ranks, jobs.pop() if len(jobs) == 1 else None)

@@ -24,7 +24,7 @@ BATCHES_A_SECOND, FEWER = 256, 0.8
 #: Version of the stream's messages, which agent and collector must share.
 PROTOCOL = 1
 #: Event-trace requests that wait to be sent; the oldest gives way.
-_ZOOMS = 16
+_REQUESTS = 16
 #: So many batches are acknowledged at once: of a backlog only some hundreds are on the way.
 _ACK_BATCHES = 64
 #: Schemas, and columns of ranks, of one agent that are remembered: each process and device has one of its own.
@@ -49,7 +49,7 @@ class Outbox:
         self.acked, self._acked_ns = -1, 0
         self._clock_reply: tuple[int, int, bool] | None = None
         self._needs: dict[int, None] = {}
-        self._zooms: deque[wire.Zoom] = deque(maxlen=_ZOOMS)
+        self._requests: deque[wire.EventTraceRequest] = deque(maxlen=_REQUESTS)
         self._throttle: wire.Throttle | None = None
         self._stop: str | None = None
         self.closed = False
@@ -89,9 +89,9 @@ class Outbox:
         self._needs.update(dict.fromkeys(refs))
         self._ready.set()
 
-    def zoom(self, zoom: wire.Zoom) -> None:
+    def request(self, request: wire.EventTraceRequest) -> None:
         """Ask for raw events; the oldest question gives way when too many wait."""
-        self._zooms.append(zoom)
+        self._requests.append(request)
         self._ready.set()
 
     def throttle(self, metrics: bool, batch_ns: int) -> None:
@@ -135,8 +135,8 @@ class Outbox:
         if self._needs:
             messages.append(wire.CollectorMessage(need=wire.Need(refs=list(self._needs))))
             self._needs.clear()
-        while self._zooms:
-            messages.append(wire.CollectorMessage(zoom=self._zooms.popleft()))
+        while self._requests:
+            messages.append(wire.CollectorMessage(event_trace_request=self._requests.popleft()))
         if self._throttle is not None:
             messages.append(wire.CollectorMessage(throttle=self._throttle))
             self._throttle = None

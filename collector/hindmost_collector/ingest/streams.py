@@ -407,11 +407,11 @@ class Ingest:
                 del self.agents[identity]
                 self._rejected_batches.forget(identity)
 
-    def ask(self, job: str, question: wire.Zoom) -> None:
+    def ask(self, job: str, question: wire.EventTraceRequest) -> None:
         """Send a question to the agents that serve a job: its own, and those that serve a whole node."""
         for agent in self.agents.values():
             if agent.outbox and agent.job in {job, ""}:
-                agent.outbox.zoom(question)
+                agent.outbox.request(question)
 
     def stop(self, reason: str) -> None:
         """Ask every agent, and those still to come, to flush and leave."""
@@ -477,16 +477,16 @@ class RelayStream:
             await asyncio.gather(sender, *self._tasks, return_exceptions=True)
 
     async def _take(self, relayed: wire.Relayed) -> None:
-        for one in relayed.messages:
-            carried = self._carried.get(one.stream)
-            if one.ended:
-                self._drop(one.stream)
-            elif one.stream in self._greeting:
-                self._early(one.stream, one.message)
+        for message in relayed.messages:
+            carried = self._carried.get(message.stream)
+            if message.ended:
+                self._drop(message.stream)
+            elif message.stream in self._greeting:
+                self._early(message.stream, message.message)
             elif carried is None:
-                self._open(one.stream, one.message)
+                self._open(message.stream, message.message)
             else:
-                await self._handle(carried, one.message)
+                await self._handle(carried, message.message)
 
     async def _handle(self, carried: _Carried, message: wire.AgentMessage) -> None:
         if carried.outbox.closed:

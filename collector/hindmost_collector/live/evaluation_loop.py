@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.live.evaluation_schedule import EVERY_S
 from hindmost_collector.live.notification import Notification
-from hindmost_collector.live.verdicts import VerdictLog, line, zoom
+from hindmost_collector.live.verdicts import VerdictLog, event_trace_request, line
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -35,14 +35,16 @@ class Watch:
         self._components, self._judging, self._end_of = components, judging, end
         self._verdicts: dict[str, VerdictLog] = {}
         self._one_at_a_time = asyncio.Lock()
-        self.wholes: dict[str, asyncio.Task[None]] = {}  # windows being judged; of those that cost much one at a time
+        self.full_evaluations: dict[
+            str, asyncio.Task[None]
+        ] = {}  # windows being judged; of those that cost much one at a time
         self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
     def pause_s(self, usual_s: float) -> float:
         """How long to wait before the next evaluation: less where a job may hang."""
         jobs = self._components.jobs.values()
-        return HASTE_S if any(job.stall.in_haste(job) for job in jobs) else usual_s
+        return HASTE_S if any(job.stall.urgent(job) for job in jobs) else usual_s
 
     async def run(self) -> None:
         """Look, judge, and seal what is over; for ever."""
@@ -53,28 +55,28 @@ class Watch:
                 await self.round()
                 self.seal_finished()
         finally:
-            for task in (*self.wholes.values(), self._end):
+            for task in (*self.full_evaluations.values(), self._end):
                 if task:
                     task.cancel()
 
     async def through(self) -> None:
         """Wait for windows that are being judged."""
-        if self.wholes:
-            await asyncio.wait(self.wholes.values())
+        if self.full_evaluations:
+            await asyncio.wait(self.full_evaluations.values())
 
     async def round(self) -> None:
         """One turn of each job that is to be judged."""
-        for ended in [name for name, whole in self.wholes.items() if whole.done()]:
-            self.wholes.pop(ended).result()
+        for ended in [name for name, whole in self.full_evaluations.items() if whole.done()]:
+            self.full_evaluations.pop(ended).result()
         for job in sorted(self._components.jobs.values(), key=lambda job: self._judging.turn(job.id)):
             if job.sealed or job.judged_revision == job.revision:
                 continue
             self._ask(job.id, job.stall.question(job))
             due = self._judging.due(job.id, job.window.still_ns / 1e9)
             due = due and (not self._components.recorder.writing or self._judging.overdue(job.id))
-            ripe = job.stall.ripe(job)
-            if due or ripe:
-                await self.turn(job, whole=ripe)
+            timed_out = job.stall.timed_out(job)
+            if due or timed_out:
+                await self.turn(job, whole=timed_out)
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
@@ -83,17 +85,17 @@ class Watch:
         runs in parallel.
         """
         name, judging = job.id, self._judging
-        looking = not whole and (judging.costly(name) or name in self.wholes)
+        looking = not whole and (judging.costly(name) or name in self.full_evaluations)
         newest = job.newest(self._components.decoder.words, judging.rows(name)) if looking else None
         if newest is None:
-            if looking and judging.costly(name) and not judging.whole_due(name):
+            if looking and judging.costly(name) and not judging.full_due(name):
                 return  # the step time is unknown: nothing to evaluate meanwhile
-            if name in self.wholes:
-                await self.wholes[name]
-            self.wholes[name] = asyncio.create_task(self._judge(job))
-            done, _ = await asyncio.wait([self.wholes[name]], timeout=EVERY_S / 2)
+            if name in self.full_evaluations:
+                await self.full_evaluations[name]
+            self.full_evaluations[name] = asyncio.create_task(self._judge(job))
+            done, _ = await asyncio.wait([self.full_evaluations[name]], timeout=EVERY_S / 2)
             if done:
-                self.wholes.pop(name).result()
+                self.full_evaluations.pop(name).result()
             return
         seen = self._evaluated_until(job)
         news = await asyncio.to_thread(judging.look, name, newest, show=job.history)
@@ -101,8 +103,8 @@ class Watch:
             job.judged = seen
         if news is not None and not job.sealed:
             self._looked[name] = seen
-        if not self.wholes and judging.whole_due(name):
-            self.wholes[name] = asyncio.create_task(self._judge(job, beside=True))
+        if not self.full_evaluations and judging.full_due(name):
+            self.full_evaluations[name] = asyncio.create_task(self._judge(job, beside=True))
 
     def _evaluated_until(self, job: LiveJob) -> dict[str, Any]:
         """When, and up to which step, a job is looked at now; ``None`` where its steps are not known by number."""
@@ -127,7 +129,7 @@ class Watch:
         self._notify(job.id, events, report)
         if events and components.recorder.store:
             components.shielded.begin(self._write_down(job.id, [line(event) for event in events]))
-        questions = [question for event in events if (question := zoom(job.id, event)) is not None]
+        questions = [question for event in events if (question := event_trace_request(job.id, event)) is not None]
         for question in questions:
             self._ask(job.id, question)
         if questions:
@@ -159,7 +161,7 @@ class Watch:
         if self._components.outlets and job.report is not None:
             self._notify(job.id, log.ended(job.report["verdicts"], self._components.clock.now()), job.report)
 
-    def _ask(self, job: str, question: wire.Zoom | None) -> None:
+    def _ask(self, job: str, question: wire.EventTraceRequest | None) -> None:
         if question is not None:
             self._components.ingest.ask(job, question)
 

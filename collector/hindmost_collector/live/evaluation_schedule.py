@@ -64,9 +64,9 @@ class Outcome:
 def outcome_of(report: Report) -> Outcome:
     """Those verdicts of a report that still hold, and how long steps and transfers were."""
     costs = {
-        (one.kind, tuple(one.ranks)): one.cost_ms_per_step
-        for one in report.verdicts
-        if one.kind not in QUIET and one.until_step is None
+        (verdict.kind, tuple(verdict.ranks)): verdict.cost_ms_per_step
+        for verdict in report.verdicts
+        if verdict.kind not in QUIET and verdict.until_step is None
     }
     sample = report.ranks[:: len(report.ranks) // _SAMPLED_RANKS + 1]  # rows of ranks are made when looked at
     transfers = [one.transfer_ms for one in sample if one.transfer_ms is not None]
@@ -103,7 +103,7 @@ def _other(before: Outcome, held: Outcome, key: Claim) -> bool:
 
 
 def _lasting(names: Iterable[Claim]) -> set[Claim]:
-    return {one for one in names if one[0] != "intermittent"}
+    return {claim for claim in names if claim[0] != "intermittent"}
 
 
 def _slowed(before: Outcome, now: Outcome) -> bool:
@@ -152,7 +152,7 @@ class _Doubt(NamedTuple):
     wait_s: float
 
 
-class Doubts:
+class UnconfirmedClaims:
     """The unconfirmed claims on one job, and when each may be checked again."""
 
     def __init__(self) -> None:
@@ -267,7 +267,7 @@ class _Turn:
     newest: Outcome = field(default_factory=Outcome)
     seen: Outcome | None = None
     asked: set[Claim] = field(default_factory=set)
-    doubts: Doubts = field(default_factory=Doubts)
+    doubts: UnconfirmedClaims = field(default_factory=UnconfirmedClaims)
     past: Past | None = None
     counted: Counted | None = None
 
@@ -311,7 +311,7 @@ class Judging:
         self._settings, self._cores_are_full = settings, cores_are_full
         self._last: dict[str, float] = {}  # when a job was last judged, or was first to be
         self._period, self._clock, self._cpu = period_s, clock, cpu
-        self.wholes, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
+        self.full_evaluations, self._looks = Budget(share, clock), Budget(max(OF_LOOKS, share), clock)
         self._turns: dict[str, _Turn] = {}
         self.failures = 0
         self.seconds = 0.0
@@ -390,7 +390,7 @@ class Judging:
         """How many rows an incremental evaluation of a job reads, at least."""
         return self._turns[job].rows if job in self._turns else INCREMENTAL_ROWS
 
-    def whole_due(self, job: str) -> bool:
+    def full_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
         turn, now = self._turns[job], self._clock()
         if self._full() and now - turn.last_whole < turn.between_wholes_s():
@@ -435,7 +435,7 @@ class Judging:
             report: dict[str, Any] = found.to_dict()
             if show is not None and found.overview is not None:
                 show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)
-            turn.past = next((one.past for one in found.verdicts if one.past is not None), None)
+            turn.past = next((verdict.past for verdict in found.verdicts if verdict.past is not None), None)
             turn.counted = found.counted or turn.counted
             turn.held, turn.ranks = outcome_of(found), len(found.ranks)
             if not beside:
@@ -493,9 +493,9 @@ class Judging:
         in_vain = (asked - answered) | disputed_ranks(turn.held, turn.seen or turn.held)
         turn.doubts.asked(asked, answered, in_vain, self._clock())
 
-    def _affords(self, turn: _Turn, wholes: int) -> bool:
+    def _affords(self, turn: _Turn, full_evaluations: int) -> bool:
         """Whether one more full evaluation fits the budget, with so many allowed ahead of it."""
-        return self.wholes.pays(max(AHEAD_S, wholes * turn.took / self.wholes.share))
+        return self.full_evaluations.pays(max(AHEAD_S, full_evaluations * turn.took / self.full_evaluations.share))
 
     def _aim_s(self) -> float:
         """CPU time that each job's turn is to take: a part of what looks may, shared by all that are judged."""
@@ -506,9 +506,9 @@ class Judging:
     def _charge(self, turn: _Turn, used: float) -> None:
         """For a full evaluation: when the next one is due, whatever incremental ones say."""
         turn.took = used
-        budget = self._looks if used <= self._aim_s() else self.wholes
+        budget = self._looks if used <= self._aim_s() else self.full_evaluations
         budget.spend(used)
-        turn.whole = self.wholes.free
+        turn.whole = self.full_evaluations.free
 
     def _charge_look(self, turn: _Turn, used: float) -> None:
         """For an incremental evaluation: how many rows the next one reads."""

@@ -187,7 +187,7 @@ class StallWatch:
         self._looked_at: list[int] = []  # ranks whose stacks were asked for
         self._awaited = False  # and are not all there yet, though the patience is over
 
-    def question(self, job: LiveJob) -> wire.Zoom | None:
+    def question(self, job: LiveJob) -> wire.EventTraceRequest | None:
         """What to ask the agents; ``None`` while the job goes on, and where that was asked."""
         since = job.window.since_ns
         if since == self._asked or job.window.quiet_ns < self._patience_ns(job) / 2:
@@ -196,9 +196,9 @@ class StallWatch:
         if not self._looked_at:  # it may be known later, from NCCL's RAS, who is waited for
             return None
         self._asked = since
-        return wire.Zoom(job_id=job.id, ranks=self._looked_at, stacks=True)
+        return wire.EventTraceRequest(job_id=job.id, ranks=self._looked_at, stacks=True)
 
-    def ripe(self, job: LiveJob) -> bool:
+    def timed_out(self, job: LiveJob) -> bool:
         """Whether the job is to be judged now: after a hang's patience, and when all requested stacks are there; true
         once each."""
         since, patience = job.window.since_ns, self._patience_ns(job)
@@ -210,7 +210,7 @@ class StallWatch:
         self._ripe = since
         return True
 
-    def in_haste(self, job: LiveJob) -> bool:
+    def urgent(self, job: LiveJob) -> bool:
         """Whether the next word on this job is worth looking at as soon as it comes."""
         quiet, patience = job.window.quiet_ns, self._patience_ns(job)
         return job.window.waiting and _HASTE[0] * patience <= quiet < _HASTE[1] * patience
@@ -219,11 +219,11 @@ class StallWatch:
         """As the detector's; by the steps received where the job was not evaluated yet, once it stands."""
         if job.report is not None:
             p99 = (job.report["job"].get("step_ms") or {}).get("p99") or 0.0
-            return self._settings.patience_ns(p99 * 1e6)
-        least = self._settings.patience_ns(0.0)
+            return self._settings.hang_timeout_ns(p99 * 1e6)
+        least = self._settings.hang_timeout_ns(0.0)
         if job.window.quiet_ns < _HASTE[0] * least:
             return least
-        return self._settings.patience_ns(job.step_seconds().get("p99", 0.0) * 1e9)
+        return self._settings.hang_timeout_ns(job.step_seconds().get("p99", 0.0) * 1e9)
 
 
 RUNNING, HUNG, ENDED, LOST = STATES = ("running", "hung", "ended", "lost")
@@ -269,7 +269,7 @@ class Contact:
         lost = self.lost_of(job)
         if lost and len(lost) == len(set(job.window.ranks()["node"].tolist())):
             return LOST
-        return HUNG if any(one["kind"] in STOPS for one in job.verdicts()) else RUNNING
+        return HUNG if any(verdict["kind"] in STOPS for verdict in job.verdicts()) else RUNNING
 
     def _reached(self, agent: AgentSession) -> bool:
         if agent.departed:

@@ -281,7 +281,10 @@ class RankTotals:
         rank = steps["rank"]
         rows = self._rows(rank)
         self._count("steps_total", rank, rows=rows)
-        for name, column in (("step_seconds_total", "duration_ns"), *((f"phase:{one}", f"{one}_ns") for one in PHASES)):
+        for name, column in (
+            ("step_seconds_total", "duration_ns"),
+            *((f"phase:{phase}", f"{phase}_ns") for phase in PHASES),
+        ):
             known = steps[column] >= 0
             if known.all():
                 self._count(name, rank, steps[column] / 1e9, rows)

@@ -232,18 +232,20 @@ _AROUND = 5
 _ASKED = 16
 
 
-def zoom(job: str, event: Mapping[str, Any]) -> wire.Zoom | None:
+def event_trace_request(job: str, event: Mapping[str, Any]) -> wire.EventTraceRequest | None:
     """The request to the agents when a verdict opens: stacks of all ranks in a hang, else event traces of the named
     ranks."""
     verdict = event["verdict"]
     if event["event"] != "opened":
         return None
     if verdict["kind"] in STOPS:
-        return wire.Zoom(job_id=job, stacks=True)
+        return wire.EventTraceRequest(job_id=job, stacks=True)
     first, ranks = verdict.get("since_step"), list(verdict.get("ranks") or ())[:_ASKED]
     if first is None or not ranks:
         return None
-    return wire.Zoom(job_id=job, ranks=ranks, first_step=max(first - _AROUND, 0), last_step=first + _AROUND)
+    return wire.EventTraceRequest(
+        job_id=job, ranks=ranks, first_step=max(first - _AROUND, 0), last_step=first + _AROUND
+    )
 
 
 #: What the judge says, as ``hindmost.report/1`` has it.

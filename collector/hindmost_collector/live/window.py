@@ -85,7 +85,9 @@ def reported_by_all(run: Run, step_ns: float, gone: AbstractSet[int], begun: Abs
                 cut[name] = {column: values[:0] for column, values in table.items()}
                 cut |= {"witnesses": None, "few_collectives": True}
             else:
-                cut[name] = _cut(table, next((one for one in spans if one[1] - one[0] >= _STEPS * step_ns), spans[-1]))
+                cut[name] = _cut(
+                    table, next((span for span in spans if span[1] - span[0] >= _STEPS * step_ns), spans[-1])
+                )
     return replace(run, **cut)
 
 
@@ -533,7 +535,7 @@ class Window:
         """
         parts = {name: list(found) for name, found in self._parts.items()}
         if stopped:
-            parts["collectives"] = [one for one in parts["collectives"] if one.whole]
+            parts["collectives"] = [collective for collective in parts["collectives"] if collective.whole]
         kept = None if stopped else self._witnesses.kept
         ticks, ranks, stated = list(self._metrics), self.ranks(), self._stated.table()
         recorded = bool(parts["collectives"])

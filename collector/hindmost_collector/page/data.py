@@ -44,7 +44,7 @@ def base64_of(array: Array) -> str:
 
 def integers(shares: Iterable[Floats]) -> str:
     """Shares of a step, one array after the other."""
-    block = np.stack([np.asarray(one, np.float64) for one in shares])
+    block = np.stack([np.asarray(floats, np.float64) for floats in shares])
     scaled = np.clip(np.nan_to_num(block) * UNIT, MISSING + 1, -MISSING - 1).round()
     return base64_of(np.where(np.isnan(block), MISSING, scaled).astype("<i2"))
 
@@ -223,9 +223,9 @@ def of_sections(found: sections.Sections) -> list[dict[str, Any]]:
         {
             "title": table.title,
             "about": table.about.replace("`", ""),
-            "columns": [{"name": one.title, "text": one.unit == "text"} for one in table.columns],
+            "columns": [{"name": column.title, "text": column.unit == "text"} for column in table.columns],
             "rows": [
-                [sections.written(row.get(one.key), one.unit) for one in table.columns]
+                [sections.written(row.get(column.key), column.unit) for column in table.columns]
                 for row in table.rows[:_SECTION_ROWS]
             ],
             "left_out": max(len(table.rows) - _SECTION_ROWS, 0),

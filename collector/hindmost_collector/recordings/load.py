@@ -177,7 +177,7 @@ def recordings_in(path: Path | str) -> list[Path | str]:
 
 def several_runs(folder: Path) -> str | None:
     """That a folder holds run directories, and how to name one; ``None`` where it holds none."""
-    return _several(folder, "runs", [one for one in _inside(folder) if one.is_dir() and is_run(one)])
+    return _several(folder, "runs", [path for path in _inside(folder) if path.is_dir() and is_run(path)])
 
 
 def _several(folder: Path, what: str, found: list[Path]) -> str | None:

@@ -99,10 +99,10 @@ def _by_steps(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
 def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
     """Where collectives tell who waits for whom: among all, or among those whose files are there, or not at all."""
     of_steps = step_extents(run.steps)
-    run = _noted(run, [f"{source['steps']}: {one}." for one in of_steps])
+    run = _noted(run, [f"{source['steps']}: {step}." for step in of_steps])
     rings = source["collectives"] == flight_recorder.NAME  # they hold what was last, of each rank another part
     cut = [] if rings else operation_extents(run.collectives)
-    logged = (set(run.steps["rank"].tolist()) if rows(run.steps) else set()) - {one.rank for one in of_steps}
+    logged = (set(run.steps["rank"].tolist()) if rows(run.steps) else set()) - {step.rank for step in of_steps}
     seen = set(run.collectives["rank"].tolist())
     unseen = (world - seen) | {one.rank for one in cut if one.thin}
     most = (world - seen) | {one.rank for one in cut if one.share < _BETTER_LOGGED}
@@ -129,7 +129,7 @@ def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
     if not cut:
         return run
     table = run.collectives
-    if all(one.what == "step" for one in cut):
+    if all(extent.what == "step" for extent in cut):
         return without_waits(run, ~_within(table["step"], cut))
     kept = np.ones(rows(table), bool)
     for comm in np.unique(table["comm"]).tolist():
@@ -140,7 +140,7 @@ def _shortened(run: Run, cut: Sequence[Extent]) -> Run:
 
 def _within(number: Array, cut: Iterable[Extent]) -> Array:
     """Which of these numbers, steps' or operations', are in the part of the whole that all of these files have."""
-    first, last = common(one for one in cut if not one.thin)
+    first, last = common(extent for extent in cut if not extent.thin)
     known = number[number >= 0]
     low, count = (int(known.min()), int(known.max()) - int(known.min()) + 1) if len(known) else (0, 1)
     return np.asarray((number < 0) | ((number >= low + first * count) & (number < low + last * count)))
@@ -270,10 +270,10 @@ def operation_extents(table: Table) -> list[Extent]:
 def common(cut: Iterable[Extent]) -> tuple[float, float]:
     """Which part of the whole all of these have: the shares of it at which that begins and ends."""
     first, last = 0.0, 1.0
-    for one in cut:
-        count = one.end - one.begin + 1
-        first = max(first, (one.first - one.begin) / count)
-        last = min(last, (one.last - one.begin + 1) / count)
+    for extent in cut:
+        count = extent.end - extent.begin + 1
+        first = max(first, (extent.first - extent.begin) / count)
+        last = min(last, (extent.last - extent.begin + 1) / count)
     return first, last
 
 

@@ -119,14 +119,14 @@ def in_one_order(members: Sequence[Array]) -> list[Array]:
     reference = max(members, key=len)
     order = np.argsort(reference, kind="stable")
     keys, place = reference[order], order
-    lacking = [np.setdiff1d(one, keys) for one in members if not np.array_equal(one, reference)]
+    lacking = [np.setdiff1d(member, keys) for member in members if not np.array_equal(member, reference)]
     whole = not any(len(one) for one in lacking) and not _gaps(keys)
     if not whole:
         every = np.unique(np.concatenate([keys, *lacking]))
         place = _order(every, _between(every, keys, order))
         keys = every
     earlier = _preceding(keys)
-    at_once = [whole and np.array_equal(one, reference) for one in members]
+    at_once = [whole and np.array_equal(member, reference) for member in members]
     return [
         np.arange(len(one)) + earlier if same else place[np.searchsorted(keys, one)] + earlier
         for one, same in zip(members, at_once, strict=True)
@@ -224,7 +224,7 @@ def _numbers(ranks: Any) -> tuple[int, ...]:
     if isinstance(ranks, str) and len(ranks) < 10 * _MOST_RANKS:
         return tuple(int(number) for number in re.findall(r"\d{1,9}", ranks))
     if isinstance(ranks, list | tuple) and len(ranks) <= _MOST_RANKS:
-        return tuple(one for one in ranks if isinstance(one, int) and 0 <= one < _MOST_RANKS)
+        return tuple(rank for rank in ranks if isinstance(rank, int) and 0 <= rank < _MOST_RANKS)
     return ()
 
 

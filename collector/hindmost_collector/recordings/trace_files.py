@@ -236,7 +236,7 @@ class DamagedError(UsageError):
 
 def read_undamaged(files: Iterable[Of], read: Callable[[Of], T]) -> tuple[list[T], list[str]]:
     """What was read of each file, or kind of files, and a note on those that are damaged; raises where all are."""
-    tried = [_tried(one, read) for one in files]
+    tried = [_tried(of, read) for of in files]
     damaged = [one for one in tried if isinstance(one, DamagedError)]
     found = [one for one in tried if not isinstance(one, DamagedError)]
     if damaged and not found:

@@ -53,7 +53,9 @@ def bound(report: Mapping[str, Any]) -> str:
     """``GPU computing, no fault: SMs active 92 % of the time, …``;
     empty where a verdict says it, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
-    if not found or {"input_bound", "host_bound", "oversubscribed"} & {one["kind"] for one in report["verdicts"]}:
+    if not found or {"input_bound", "host_bound", "oversubscribed"} & {
+        verdict["kind"] for verdict in report["verdicts"]
+    }:
         return ""
     fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
     return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
@@ -62,7 +64,7 @@ def bound(report: Mapping[str, Any]) -> str:
 def on_bound(report: Mapping[str, Any]) -> str:
     """What to do about the line on what limits the job; empty where nothing is, or a verdict says it."""
     by = report["job"]["bound"]["by"] if bound(report) else ""
-    said = by == "cpu" and any(one.get("cause") == "cpu_contention" for one in report["verdicts"])
+    said = by == "cpu" and any(verdict.get("cause") == "cpu_contention" for verdict in report["verdicts"])
     if by == "cpu" and OTHERS_USE in report["job"]["bound"]["evidence"]:
         return "" if said else _DO_ON_OTHERS
     return "" if said else _DO_ON.get(by, "")
@@ -321,9 +323,9 @@ _FIELDS = {
 
 def deciding(report: Mapping[str, Any]) -> list[str]:
     """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
-    named = any(one["ranks"] for one in report["verdicts"])
+    named = any(verdict["ranks"] for verdict in report["verdicts"])
     found = [title_of("caused")] if named and _measured("caused", report["ranks"]) else []
-    causes = [one.get("cause") or _OF_KIND.get(one["kind"], "") for one in report["verdicts"]]
+    causes = [verdict.get("cause") or _OF_KIND.get(verdict["kind"], "") for verdict in report["verdicts"]]
     if (report["job"].get("bound") or {}).get("by") == "cpu" and not of_fault(report)[0]:  # which needs the room
         causes.append("cpu_contention")
     for cause in causes:

@@ -178,13 +178,15 @@ class Condition:
 
     def holds(self, found: Mapping[str, Any]) -> bool:
         """Whether a comparison surely changed so. Raises UsageError where it has no such measure in both runs."""
-        changes = {one["name"]: (one["change"], one["changed"]) for one in found["rates"]}
+        changes = {rate["name"]: (rate["change"], rate["changed"]) for rate in found["rates"]}
         changes |= {
-            one["name"]: (
-                one["change_ms"] / one["a_ms"] if one["a_ms"] and one["change_ms"] is not None else None,
-                one["changed"],
+            measure["name"]: (
+                measure["change_ms"] / measure["a_ms"]
+                if measure["a_ms"] and measure["change_ms"] is not None
+                else None,
+                measure["changed"],
             )
-            for one in found["measures"]
+            for measure in found["measures"]
         }
         change, sure = changes.get(self.name, (None, None))
         if change is None or sure is None:
@@ -383,7 +385,7 @@ def render(found: Mapping[str, Any], width: int = 100, color: bool = False) -> s
         page.print(labelled("SET", _setting(one)))
     for note in found["notes"]:
         page.print(labelled("NOTE", note, "dim"))
-    shown = [one for one in found["measures"] if _matters(one, found["measures"])]
+    shown = [measure for measure in found["measures"] if _matters(measure, found["measures"])]
     if shown:
         page.print(_table(shown))
         page.print(Text("ms per step of the typical rank, medians; mean step: the mean", "dim"))
@@ -492,7 +494,7 @@ def _stop(verdicts: Mapping[str, Any], label: str) -> str | None:
 
 def _of_steps(found: Mapping[str, Any]) -> tuple[str, str]:
     """What happened to the step, and its style."""
-    measures = {one["name"]: one for one in found["measures"]}
+    measures = {measure["name"]: measure for measure in found["measures"]}
     step = measures.get("step")
     if step is None or step["change_ms"] is None:
         return "no comparison: one run has no recognised steps", "bold yellow"
@@ -542,17 +544,21 @@ def _in_a(one: Mapping[str, Any]) -> str:
 
 
 def _matters(one: Mapping[str, Any], measures: list[Mapping[str, Any]]) -> bool:
-    step = max((one[key] or 0.0) for one in measures if one["name"] == "step" for key in ("a_ms", "b_ms"))
+    step = max((measure[key] or 0.0) for measure in measures if measure["name"] == "step" for key in ("a_ms", "b_ms"))
     return bool(one["changed"]) or max(one["a_ms"] or 0.0, one["b_ms"] or 0.0) > _TINY * step
 
 
 def _table(measures: list[Mapping[str, Any]]) -> Table:
     shown = table_of(["", "A", "B", "change", "interval"], left=("",))
-    for one in measures:
-        style = None if not one["changed"] else _WORSE if one["change_ms"] > 0 else _BETTER
-        interval = UNMEASURED if one["low_ms"] is None else f"{_signed(one['low_ms'])} to {_signed(one['high_ms'])}"
-        cells = (number(one["a_ms"]), number(one["b_ms"]), _signed(one["change_ms"]), interval)
-        shown.add_row(title_of(one["name"]), *cells, style=style)
+    for measure in measures:
+        style = None if not measure["changed"] else _WORSE if measure["change_ms"] > 0 else _BETTER
+        interval = (
+            UNMEASURED
+            if measure["low_ms"] is None
+            else f"{_signed(measure['low_ms'])} to {_signed(measure['high_ms'])}"
+        )
+        cells = (number(measure["a_ms"]), number(measure["b_ms"]), _signed(measure["change_ms"]), interval)
+        shown.add_row(title_of(measure["name"]), *cells, style=style)
     return shown
 
 

@@ -190,7 +190,7 @@ def _shown(machines: Iterable[Mapping[str, Any]], wanted: Sequence[tuple[str, st
     columns = []
     for title, name, unit in wanted:
         values = [row.get(name) for row in rows]
-        known = [None if one is None or one != one else float(f"{one:.5g}") for one in values]  # noqa: PLR0124 - NaN
+        known = [None if value is None or value != value else float(f"{value:.5g}") for value in values]  # noqa: PLR0124 - NaN
         if any(one is not None for one in known):
             columns.append({"name": title, "unit": unit, "values": known})
     names = {name: [row.get(name) for row in rows] for name in ("node", "gpu", "ranks")}

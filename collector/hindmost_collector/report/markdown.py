@@ -28,10 +28,10 @@ def render(report: Mapping[str, Any], ranks: Sequence[int] | None = None, path: 
 
 
 def _table(table: sections.Shown) -> Iterable[str]:
-    yield _row(one.title for one in table.columns)
-    yield _row("---" if one.unit == "text" else "---:" for one in table.columns)
+    yield _row(column.title for column in table.columns)
+    yield _row("---" if column.unit == "text" else "---:" for column in table.columns)
     for row in table.rows:
-        yield _row(_safe(sections.written(row.get(one.key), one.unit)) for one in table.columns)
+        yield _row(_safe(sections.written(row.get(column.key), column.unit)) for column in table.columns)
 
 
 def _row(cells: Iterable[str]) -> str:
@@ -41,4 +41,4 @@ def _row(cells: Iterable[str]) -> str:
 def _safe(cell: str) -> str:
     """One line without markup of its own."""
     parts = _CODE.split(" ".join(cell.split()))
-    return "".join(one.replace("|", "\\|") if one[:1] == "`" else _MARKUP.sub(r"\\\1", one) for one in parts)
+    return "".join(part.replace("|", "\\|") if part[:1] == "`" else _MARKUP.sub(r"\\\1", part) for part in parts)

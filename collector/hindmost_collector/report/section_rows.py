@@ -386,7 +386,7 @@ def _communication(one: _Run) -> dict[str, list[dict[str, Any]]]:
         why = "it shows in kernels, or between two calls, which were not recorded"
         one.lacks("communication", "which share of asynchronous operations is exposed", why)
     ranks = communication.by_rank(one.run, one.seen)
-    return {"operations": table, "ranks": [found._asdict() for found in ranks]}
+    return {"operations": table, "ranks": [rank._asdict() for rank in ranks]}
 
 
 #: Column to metric and summary, of the files of ranks.

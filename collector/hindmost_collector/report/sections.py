@@ -449,7 +449,7 @@ def shown(found: Sections, ranks: Collection[int] | None = None) -> list[Shown]:
             if key == "fault" and held:
                 tables.append(_side_by_side(held, section.title))
                 continue
-            used = tuple(one for one in table.columns if any(row.get(one.key) is not None for row in held))
+            used = tuple(column for column in table.columns if any(row.get(column.key) is not None for row in held))
             if held and used:
                 tables.append(Shown(name, key, section.title, table.about, used, held))
     return tables

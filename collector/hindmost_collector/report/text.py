@@ -70,9 +70,9 @@ def render(
     _print_head(page, report, titled=titled)
     verdicts = [filled(one, {_RUN: f"hindmost report {path}"}) for one in (rendered if explain else in_short)(report)]
     notes = sorted(report.get("notes") or (), key=lambda note: not note.startswith(STALL))
-    stopped = any(one.kind in STOPS for one in verdicts[:1])
-    shown = [one for one in verdicts if explain or not stopped or one.kind not in _LIMITS]
-    costs = any(one.cost for one in shown)
+    stopped = any(verdict.kind in STOPS for verdict in verdicts[:1])
+    shown = [verdict for verdict in verdicts if explain or not stopped or verdict.kind not in _LIMITS]
+    costs = any(verdict.cost for verdict in shown)
     over = not explain and (stopped or (bool(report["job"].get("to_do")) and not costs))  # the end is the news
     ended = report["job"].get("ended")
     failed = ended and not report["job"].get("interrupted_by")
@@ -92,11 +92,13 @@ def render(
     waste = columns.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
-    stalled = not explain and any(one.kind == "stalled" for one in shown)  # the verdict has the rest of such a note
+    stalled = not explain and any(
+        verdict.kind == "stalled" for verdict in shown
+    )  # the verdict has the rest of such a note
     shown_notes = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
     for note in shown_notes:
         page.print(labelled("NOTE", note, "dim"))
-    hidden = sum(len(one.why) - len(decisive(one)) for one in shown) + len(report["verdicts"]) - len(shown)
+    hidden = sum(len(verdict.why) - len(decisive(verdict)) for verdict in shown) + len(report["verdicts"]) - len(shown)
     if not explain and (over or hidden or waste or len(notes) > len(shown_notes)):
         more = f"hindmost report {path} --explain" if path else "on the page"
         page.print(Text(f"all evidence: {more}", "dim"), soft_wrap=True)
@@ -126,7 +128,7 @@ def _print_head(page: Console, report: Mapping[str, Any], *, titled: bool) -> No
 
 def _is_prose(table: sections.Shown) -> bool:
     """Whether it holds sentences, which no column is wide enough for."""
-    texts = [one.key for one in table.columns if one.unit == "text"]
+    texts = [column.key for column in table.columns if column.unit == "text"]
     return any(len(str(row.get(key) or "").split()) > _PROSE for row in table.rows for key in texts)
 
 
@@ -146,7 +148,8 @@ def _print_prose(page: Console, table: sections.Shown) -> None:
 def _print_section(page: Console, table: sections.Shown) -> None:
     """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
     rows = [
-        [one_line(sections.written(row.get(one.key), one.unit), _WIDEST) for one in table.columns] for row in table.rows
+        [one_line(sections.written(row.get(column.key), column.unit), _WIDEST) for column in table.columns]
+        for row in table.rows
     ]
     widths = [
         max([len(word) for word in one.title.split()] + [len(row[at]) for row in rows])
@@ -176,7 +179,7 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
 
 def _limits_more(report: Mapping[str, Any]) -> bool:
     """Whether too few free CPUs take much more of the step than any verdict says."""
-    costs = [one["cost_ratio"] for one in report["verdicts"] if one.get("cost_ratio")]
+    costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
     return bool(costs) and max(costs) < _BEFORE_A_LIMIT and (report["job"].get("bound") or {}).get("by") == "cpu"
 
 

@@ -62,7 +62,7 @@ def rendered(report: Mapping[str, Any]) -> list[RenderedVerdict]:
     What to do is said once: a rank that was slow three times is to be looked at once.
     """
     shown: list[RenderedVerdict] = []
-    for one in (_verdict(report, one) for one in report["verdicts"]):
+    for one in (_verdict(report, verdict) for verdict in report["verdicts"]):
         said = {text for before in shown for text in before.do}
         shown.append(replace(one, do=tuple(text for text in one.do if text not in said)))
     return shown
@@ -110,7 +110,7 @@ def with_rendered(report: Mapping[str, Any], *, over: bool = False) -> dict[str,
     fill = {"hindmost report RUN": f"hindmost report hindmost-runs/{job}"} | (
         {} if over else {"--job ID": f"--job {job}"}
     )
-    shown = [filled(one, fill) for one in (rendered(report) if over else [*_over(report), *rendered(report)])]
+    shown = [filled(verdict, fill) for verdict in (rendered(report) if over else [*_over(report), *rendered(report)])]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
 
 
@@ -125,9 +125,9 @@ def filled(one: RenderedVerdict, fill: Mapping[str, str]) -> RenderedVerdict:
 def overlap(report: Mapping[str, Any]) -> str:
     """What is said below several costs of the same steps; empty where there are none."""
     ends = sorted(
-        (one.get("since_step") or 0, one["until_step"] if one.get("until_step") is not None else math.inf)
-        for one in report["verdicts"]
-        if one.get("cost_ms_per_step") is not None
+        (verdict.get("since_step") or 0, verdict["until_step"] if verdict.get("until_step") is not None else math.inf)
+        for verdict in report["verdicts"]
+        if verdict.get("cost_ms_per_step") is not None
     )
     same = any(after[0] < before[1] for before, after in pairwise(ends))
     return "the costs overlap: do not add them" if same else ""
@@ -135,7 +135,7 @@ def overlap(report: Mapping[str, Any]) -> str:
 
 def _over(report: Mapping[str, Any]) -> list[RenderedVerdict]:
     """What the page of a running job begins with where every verdict has an end."""
-    ends = [one.get("until_step") for one in report["verdicts"]]
+    ends = [verdict.get("until_step") for verdict in report["verdicts"]]
     if not ends or None in ends:
         return []
     return [RenderedVerdict("balanced", "OK", f"no rank is slow since step {max(ends)}", "", "", (), "", ())]
@@ -285,19 +285,19 @@ _HEADS: dict[str, Callable[[Mapping[str, Any], str], tuple[str, str]]] = {
 
 def _stalled(stalls: Sequence[Mapping[str, Any]]) -> tuple[str, str]:
     """For how long the job stopped, and for whom, as far as known."""
-    seconds = sum(one["until_s"] - one["since_s"] for one in stalls)
-    ranks = sorted({rank for one in stalls for rank in one["ranks"]})
-    nodes = {one["node"] for one in stalls}
+    seconds = sum(stall["until_s"] - stall["since_s"] for stall in stalls)
+    ranks = sorted({rank for stall in stalls for rank in stall["ranks"]})
+    nodes = {stall["node"] for stall in stalls}
     often = "" if len(stalls) == 1 else f" in {len(stalls)} stalls"
     whom = f"{names(ranks)} did not arrive" if ranks else "not known which rank was late"
-    if ranks and {int(rank) for one in stalls for rank in one.get("stopped_s") or ()} >= set(ranks):
+    if ranks and {int(rank) for stall in stalls for rank in stall.get("stopped_s") or ()} >= set(ranks):
         whom = f"{names(ranks)} {'was' if len(ranks) == 1 else 'were'} {_DOING['stopped']}"
     whole = f" (all ranks of {nodes.pop()})" if len(nodes) == 1 and None not in nodes else ""
     return "HUNG", f"for {seconds:.1f} s{often}, then went on: {whom}{whole}"
 
 
 def _cost_of_stalls(stalls: Sequence[Mapping[str, Any]], lasted: float | None) -> str:
-    seconds = sum(one["until_s"] - one["since_s"] for one in stalls)
+    seconds = sum(stall["until_s"] - stall["since_s"] for stall in stalls)
     return f"{seconds:.1f} of {lasted:.1f} s ({ratio(seconds / lasted)})" if lasted else f"{seconds:.1f} s"
 
 

@@ -169,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             route = _ready_or_not if url.path == "/readyz" else route
         answer = route(self.endpoints, query) if route else _unknown()
         if url.path == "/api/jobs" and not visitor.sees_all:
-            shown = [one for one in self.endpoints.jobs() if self._sees(visitor, one["id"])]
+            shown = [job for job in self.endpoints.jobs() if self._sees(visitor, job["id"])]
             answer = answer._replace(body=json.dumps(shown).encode())
         self._send(answer)
 

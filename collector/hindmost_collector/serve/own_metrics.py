@@ -103,14 +103,14 @@ OF_COLLECTOR: Mapping[Metric, Callable[[Components], float]] = {
     ): lambda _: failures.total(),
     counter(
         "hindmost_collector_notifications_total", "Notifications of verdicts that the command or webhook took."
-    ): lambda own: sum(one.sent for one in own.outlets),
+    ): lambda own: sum(outlet.sent for outlet in own.outlets),
     counter(
         "hindmost_collector_notification_failures_total", "Attempts to notify that failed; the log has the first."
-    ): lambda own: sum(one.failures for one in own.outlets),
+    ): lambda own: sum(outlet.failures for outlet in own.outlets),
     counter(
         "hindmost_collector_dropped_notifications_total",
         "Notifications of verdicts that were given up, or found no room in the queue.",
-    ): lambda own: sum(one.dropped for one in own.outlets),
+    ): lambda own: sum(outlet.dropped for outlet in own.outlets),
     gauge(
         "hindmost_collector_withheld_series",
         "Series left out of `/metrics`, because with them there would be more than `metrics_series`.",

@@ -151,7 +151,7 @@ def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> R
 def pieces(scenario: Scenario, draws: Draws, timing: Timing, at_once: int) -> Iterator[Run]:
     """The run as :func:`record` has it, its steps in pieces of about ``at_once`` collectives; first comes the rest."""
     known, last = groups(scenario), scenario.whole_steps
-    calls = len(timing.collectives) * scenario.ranks + sum(len(one.ranks) for one in timing.sends)
+    calls = len(timing.collectives) * scenario.ranks + sum(len(send.ranks) for send in timing.sends)
     each = max(at_once * scenario.steps // max(calls, 1), 1)
     job = _but_steps(scenario, draws, timing, metrics=True)
     yield job
@@ -303,7 +303,7 @@ def collectives_of(
 
 def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
     """Sends and receives of a pipeline, numbered per direction and peer."""
-    sends = [one for one in timing.sends if one.step < last]
+    sends = [send for send in timing.sends if send.step < last]
     if not sends:
         return table("collectives", rank=[])
     count: dict[tuple[str, int, int], int] = {}
@@ -313,23 +313,23 @@ def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
         seq.append(count.setdefault(key, 0))
         count[key] += 1
     seq = [number for number, one in zip(seq, sends, strict=True) if one.step >= first]
-    sends = [one for one in sends if one.step >= first]
+    sends = [send for send in sends if send.step >= first]
     width = len(sends[0].ranks)
-    ranks = np.concatenate([one.ranks for one in sends])
-    start = _on_gpu_clock(draws, np.concatenate([one.start for one in sends]), ranks)
-    stop = _on_gpu_clock(draws, np.concatenate([one.end for one in sends]), ranks)
+    ranks = np.concatenate([send.ranks for send in sends])
+    start = _on_gpu_clock(draws, np.concatenate([send.start for send in sends]), ranks)
+    stop = _on_gpu_clock(draws, np.concatenate([send.end for send in sends]), ranks)
     return table(
         "collectives",
         rank=ranks,
         comm=np.full(len(start), 1, dtype=np.uint64),
         seq=np.repeat(seq, width),
-        op=np.repeat([one.op for one in sends], width),
+        op=np.repeat([send.op for send in sends], width),
         start_ns=start,
         duration_ns=stop - start,
         bytes=GRADIENT_BYTES // 64,
         flags=GPU_TIME,
-        peer=np.concatenate([one.peers for one in sends]),
-        step=np.repeat([one.step for one in sends], width),
+        peer=np.concatenate([send.peers for send in sends]),
+        step=np.repeat([send.step for send in sends], width),
     )
 
 

@@ -114,7 +114,7 @@ async def _reason(error: Exception, streams: list[_Stream]) -> str:
     """What the connection or the collector said of its end, in words."""
     if isinstance(error, asyncio.TimeoutError):
         return f"no answer for {DURABLE_S:.0f} s"
-    reasons = [await one.details() for one in streams if one.over]
+    reasons = [await stream.details() for stream in streams if stream.over]
     return next(filter(None, reasons), "it gave no reason")
 
 

@@ -105,10 +105,10 @@ def _cubes(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[
     """Each with the number of its piece, in their order."""
     if not samples:
         return
-    raw, node_times = [one.raw for one in samples], [one.node_times for one in samples]
-    offset = np.array([one.offset for one in samples], np.int64)
-    origins, of = _numbered(one.origin for one in samples)
-    names, schemas = [one.node for one in origins], [definitions.schemas[one.schema] for one in origins]
+    raw, node_times = [rows.raw for rows in samples], [rows.node_times for rows in samples]
+    offset = np.array([rows.offset for rows in samples], np.int64)
+    origins, of = _numbered(rows.origin for rows in samples)
+    names, schemas = [origin.node for origin in origins], [definitions.schemas[origin.schema] for origin in origins]
     heads, head = _numbered(map(_HEAD, schemas))
     size = np.bincount(of, np.fromiter(map(len, raw), np.int64, len(raw)) // 8).astype(np.int64)
     ticks = size // np.array([max(one.width, 1) for one in heads])[head]
@@ -119,7 +119,7 @@ def _cubes(samples: Sequence[MetricRows], definitions: Definitions) -> Iterator[
     for begin, end in itertools.pairwise([0, *(np.flatnonzero(changes) + 1).tolist(), len(order)]):
         first, members = order[begin], order[begin:end].tolist()
         at = blocks[ends[begin - 1] if begin else 0 : ends[end - 1]]
-        whose = [names[one] for one in members], [schemas[one] for one in members], int(ticks[first])
+        whose = [names[member] for member in members], [schemas[member] for member in members], int(ticks[first])
         what = [raw[one] for one in at.tolist()], [node_times[one] for one in at.tolist()], offset[at]
         if ticks[first]:
             yield int(piece[first]), _Cube(*whose, *what)
@@ -138,7 +138,7 @@ def _order(names: Sequence[str], head: Array, ticks: Array, size: Array) -> tupl
 def _numbered(things: Iterable[Any]) -> tuple[list[Any], Array]:
     """The different ones, and which of them each is."""
     places: dict[Any, int] = {}
-    number = np.array([places.setdefault(one, len(places)) for one in things], np.int64)
+    number = np.array([places.setdefault(thing, len(places)) for thing in things], np.int64)
     return list(places), number
 
 
@@ -176,7 +176,7 @@ def arrow_tables(
                 tables[name].append(table)
         for name, pieces in tables.items():
             made[job, name] = _rows(name, pieces, words)
-        samples = [one for part in parts for one in part.metrics]
+        samples = [metric for part in parts for metric in part.metrics]
         if samples:
             made[job, "metrics"] = metrics_tables(samples, definitions)
     return made

@@ -179,7 +179,10 @@ class StoreRecorder:
             return 0, 0
         tables = arrow_tables(pending, self._words, self._definitions)
         files = {
-            (job, name): content for job, parts in pending.items() for one in parts for name, content in one.attachments
+            (job, name): content
+            for job, parts in pending.items()
+            for part in parts
+            for name, content in part.attachments
         }
         done = self.store.write(tables, sequences, clock, files)
         for job, facts in meta.items():
@@ -226,11 +229,11 @@ class StoreRecorder:
         """
         if not (self.failing or self.detached):
             log.error("recording stopped: %s; judging goes on from memory, agents keep what they can", self.trouble)
-        kept = {job: [one.definitions() for one in chunks] for job, chunks in self._pending.items()}
+        kept = {job: [chunk.definitions() for chunk in chunks] for job, chunks in self._pending.items()}
         before, self.detached = self._waiting_bytes, True
         self._pending, self._sequences = defaultdict(list), {}
-        self._waiting_bytes = sum(one.bytes for chunks in kept.values() for one in chunks)
-        self._pending.update({job: [one for one in chunks if not one.empty] for job, chunks in kept.items()})
+        self._waiting_bytes = sum(chunk.bytes for chunks in kept.values() for chunk in chunks)
+        self._pending.update({job: [chunk for chunk in chunks if not chunk.empty] for job, chunks in kept.items()})
         self.shed_bytes += before - self._waiting_bytes
 
 

@@ -77,7 +77,9 @@ class Tables(ABC):
         for job, content in self._reports():
             with contextlib.suppress(ValueError):
                 verdicts = json.loads(content)["verdicts"]
-                found += [{"job": job, **{name: one.get(name) for name in _VERDICT.names[1:]}} for one in verdicts]
+                found += [
+                    {"job": job, **{name: verdict.get(name) for name in _VERDICT.names[1:]}} for verdict in verdicts
+                ]
         return pa.Table.from_pylist(found, schema=_VERDICT)
 
     def steps(self, *columns: str) -> pa.Table:

@@ -26,7 +26,7 @@ from hindmost_judge.verdict.wording import ms
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.settings import Settings
     from hindmost_judge.timeline.matching import Grid
@@ -55,32 +55,34 @@ class Backward:
         return more if self.longer > 0 and more > _SURELY * known else 0.0
 
 
-def of_habit(blocks: Blocks, habit: Habit, settings: Settings) -> Backward:
+def of_slowdown(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Backward:
     """What collectives show of a slowdown, beyond what it is on top of."""
-    columns = table.typical(blocks, habit.row, habit.steps(), settings)
-    waits = launch_bound.waits_for_host(blocks, slice(habit.row, habit.row + 1))
+    columns = table.typical(blocks, slowdown.row, slowdown.steps(), settings)
+    waits = launch_bound.waits_for_host(blocks, slice(slowdown.row, slowdown.row + 1))
     if waits is not None and waits[0, columns].mean() > _OFTEN:
         return Backward()  # between collectives its host launches
-    found = find(blocks, habit.row, columns, healthy_steps(blocks, habit)) or Backward()
-    if habit.outer is None:
+    found = find(blocks, slowdown.row, columns, healthy_steps(blocks, slowdown)) or Backward()
+    if slowdown.outer is None:
         return found
-    outer = of_habit(blocks, habit.outer, settings)
+    outer = of_slowdown(blocks, slowdown.outer, settings)
     return replace(found, late=max(found.late - outer.late, 0.0), longer=max(found.longer - outer.longer, 0.0))
 
 
-def healthy_steps(blocks: Blocks, habit: Habit) -> Array | None:
+def healthy_steps(blocks: Blocks, slowdown: Slowdown) -> Array | None:
     """The steps (indices) before and after in which a rank was not late; ``None`` if too few, or on top of a
     slowdown."""
-    others = np.delete(np.arange(len(blocks.steps)), np.s_[habit.first : habit.stop])
-    others = others[np.nan_to_num(blocks.excess[habit.row, others]) < habit.excess / 2]
-    return others if habit.outer is None and len(others) >= ENOUGH_STEPS else None
+    others = np.delete(np.arange(len(blocks.steps)), np.s_[slowdown.first : slowdown.stop])
+    others = others[np.nan_to_num(blocks.excess[slowdown.row, others]) < slowdown.excess / 2]
+    return others if slowdown.outer is None and len(others) >= ENOUGH_STEPS else None
 
 
-def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
+def in_full(blocks: Blocks, explained: Sequence[tuple[Slowdown, Cause]]) -> Blocks:
     """The blocks with ranks as late in the replay as they are at the step's end."""
     more = np.zeros_like(blocks.segments)
-    for habit, cause in explained:
-        more[habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] += cause.unseen
+    for slowdown, cause in explained:
+        more[slowdown.row, (blocks.segment_step >= slowdown.first) & (blocks.segment_step < slowdown.stop)] += (
+            cause.unseen
+        )
     if not more.any():
         return blocks
     return replace(blocks, segments=blocks.segments + more, equalised=blocks.same_work + more)
@@ -90,17 +92,17 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Habit, Cause]]) -> Blocks:
 COMPUTED = ("compute", "workload", "gpu_throttle", "gpu_contention", "unknown")
 
 
-def limits_of_evidence(blocks: Blocks, habits: Sequence[Habit], cause: Cause) -> list[str]:
+def limits_of_evidence(blocks: Blocks, slowdowns: Sequence[Slowdown], cause: Cause) -> list[str]:
     """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
     found = []
     if cause.unseen > 0:
         found.append(f"{ms(cause.unseen)} of the delay is inside backward, hidden by overlapped communication")
-    if cause.cause in COMPUTED and any(_hidden(blocks, habit) for habit in habits):
+    if cause.cause in COMPUTED and any(_hidden(blocks, slowdown) for slowdown in slowdowns):
         found.append("the cost is a lower bound: the length of its backward is not visible")
     return found
 
 
-def _hidden(blocks: Blocks, habit: Habit) -> bool:
+def _hidden(blocks: Blocks, slowdown: Slowdown) -> bool:
     """Whether the peers' time from a step's first collective on is unknown: from steps without the slowdown and from
     hosts.
 
@@ -108,15 +110,15 @@ def _hidden(blocks: Blocks, habit: Habit) -> bool:
     visible.
     """
     grid = blocks.joined
-    if not blocks.overlapped or grid is None or healthy_steps(blocks, habit) is not None:
+    if not blocks.overlapped or grid is None or healthy_steps(blocks, slowdown) is not None:
         return False
     if np.isnan(grid.start).all():
         return True
-    where = _places(blocks, habit.steps())
+    where = _places(blocks, slowdown.steps())
     if where is None:
         return False
-    others = np.delete(np.arange(len(grid.ranks)), habit.row)[:SAMPLE]
-    usual = _usual(*ready_ranks(grid, np.append(habit.row, others), where))
+    others = np.delete(np.arange(len(grid.ranks)), slowdown.row)[:SAMPLE]
+    usual = _usual(*ready_ranks(grid, np.append(slowdown.row, others), where))
     return bool(grid.gathers.any() or np.isnan(median(usual[1:], axis=0)).all())
 
 

@@ -73,9 +73,16 @@ def _bound(run: Run) -> list[Bound]:
     for node, of_ranks in allowed.items():
         _, of = nodes.get(node, (0, 0))
         found += [
-            Bound(node, len(one.ranks), len(one.cpus), one.ranks, listed[one.cpus], of)
-            for one in cpu_wait.oversubscriptions(of_ranks)
-            if len(one.cpus) < of
+            Bound(
+                node,
+                len(oversubscription.ranks),
+                len(oversubscription.cpus),
+                oversubscription.ranks,
+                listed[oversubscription.cpus],
+                of,
+            )
+            for oversubscription in cpu_wait.oversubscriptions(of_ranks)
+            if len(oversubscription.cpus) < of
         ]
     return [*found, *_by_quota(run, metrics, nodes, {one.node for one in found})]
 

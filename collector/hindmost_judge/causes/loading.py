@@ -25,7 +25,7 @@ from hindmost_judge.whatif import savings
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
@@ -185,7 +185,7 @@ def throughout(blocks: Blocks) -> Array:
     return np.asarray(np.mean(more > _HIDDEN_INPUT_RANK * blocks.step_ns, axis=1) >= _NEARLY_ALL)
 
 
-def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) -> Habit:
+def with_stalls(blocks: Blocks, slowdown: Slowdown, cause: Cause, settings: Settings) -> Slowdown:
     """A slowdown with those of its steps in which its input, or its copies, made its rank far later than usual.
 
     A job that waits for its GPUs every so many steps has nothing queued then. A step is late by at most its own
@@ -193,20 +193,20 @@ def with_stalls(blocks: Blocks, habit: Habit, cause: Cause, settings: Settings) 
     """
     part = blocks.parts.get(cause.cause)
     if cause.cause not in _ON_HOST or part is None:
-        return habit
-    usual, outer = habit.excess, habit.outer
+        return slowdown
+    usual, outer = slowdown.excess, slowdown.outer
     while outer is not None:
         usual, outer = usual + outer.excess, outer.outer
-    more = _beyond_peers(part)[habit.row]
-    stalled = np.fmin(np.nan_to_num(blocks.excess[habit.row]), more) - usual
-    steps = habit.steps()
+    more = _beyond_peers(part)[slowdown.row]
+    stalled = np.fmin(np.nan_to_num(blocks.excess[slowdown.row]), more) - usual
+    steps = slowdown.steps()
     steps = steps[stalled[steps] >= settings.stall_effect * blocks.step_ns]
-    return replace(habit, stalls=tuple(zip(steps.tolist(), stalled[steps].tolist(), strict=True)))
+    return replace(slowdown, stalls=tuple(zip(steps.tolist(), stalled[steps].tolist(), strict=True)))
 
 
-def stalls_sentence(habits: list[Habit], cause: Cause) -> list[str]:
+def stalls_sentence(slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     """The steps in which a slowdown's cause shows by far more than usual: nothing was queued then."""
-    found = [ns for habit in habits for _, ns in habit.stalls]
+    found = [ns for slowdown in slowdowns for _, ns in slowdown.stalls]
     if not found:
         return []
     times = "1 step" if len(found) == 1 else f"{len(found)} steps"
@@ -217,13 +217,13 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
     """A sentence on input that costs nothing while GPUs hide it, and would if they became faster."""
     inputs = blocks.parts.get("input")
     on_gpu = any(name.startswith("gpu_") for name in blocks.parts)
-    shown = any(one.kind in ("input_bound", "host_bound") for one in verdicts)
+    shown = any(verdict.kind in ("input_bound", "host_bound") for verdict in verdicts)
     if inputs is None or not on_gpu or len(blocks.ranks) < 2 or shown:
         return []
     level = np.nan_to_num(median(inputs, axis=1))[:, None]
     longer = cohorts.beyond_peers(level, blocks.role)[:, 0]  # of a whole stage nothing tells whether it hides
     late = np.nan_to_num(median(blocks.excess, axis=1))
-    blamed = {rank for one in verdicts if one.cause == "input" for rank in one.ranks}
+    blamed = {rank for verdict in verdicts if verdict.cause == "input" for rank in verdict.ranks}
     least = _HIDDEN_INPUT_RANK * blocks.step_ns
     rows = np.flatnonzero(
         (longer > least) & (late < _HIDDEN_INPUT_SHOWS * longer) & ~np.isin(blocks.ranks, list(blamed))

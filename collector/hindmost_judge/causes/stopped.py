@@ -122,8 +122,8 @@ def _counted(blocks: Blocks, columns: Array) -> dict[int, tuple[int, int]]:
 
 def note(run: Run, verdicts: Sequence[Verdict], stalls: Sequence[Stall]) -> list[str]:
     """A sentence on the ranks that were stopped and that no verdict or stall names as such."""
-    named = {rank for one in verdicts if one.cause == "stopped" for rank in one.ranks}
-    named |= {int(rank) for one in stalls for rank in one.stopped_s}
+    named = {rank for verdict in verdicts if verdict.cause == "stopped" for rank in verdict.ranks}
+    named |= {int(rank) for stall in stalls for rank in stall.stopped_s}
     seconds: dict[int, float] = {}
     for one in find(run):
         if one.rank not in named:

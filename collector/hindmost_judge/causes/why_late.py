@@ -30,7 +30,7 @@ from hindmost_judge.timeline.matching import QUEUED_NS
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.settings import Settings
     from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Floats, Ints
@@ -39,16 +39,18 @@ if TYPE_CHECKING:
 _HIDDEN = ("input", "h2d")
 
 
-def cause_of(blocks: Blocks, habit: Habit, settings: Settings) -> Cause:
+def cause_of(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Cause:
     """The cause of a slowdown."""
-    if habit.phase is not None:
-        return table.explain(of_phase(blocks, habit.phase), habit.row, habit.steps(), settings)
-    seen = backward.of_habit(blocks, habit, settings)
-    why = table.explain(_without_outer(blocks, habit, settings), habit.row, habit.steps(), settings, seen.longer)
+    if slowdown.phase is not None:
+        return table.explain(of_phase(blocks, slowdown.phase), slowdown.row, slowdown.steps(), settings)
+    seen = backward.of_slowdown(blocks, slowdown, settings)
+    why = table.explain(
+        _without_outer(blocks, slowdown, settings), slowdown.row, slowdown.steps(), settings, seen.longer
+    )
     if why.cause not in backward.COMPUTED:
         return why
-    unseen = seen.beyond(why.beyond * habit.excess) / why.beyond
-    still = longer_interrupted(blocks, habit) if why.cause == "unknown" and habit.outer is None else 0.0
+    unseen = seen.beyond(why.beyond * slowdown.excess) / why.beyond
+    still = longer_interrupted(blocks, slowdown) if why.cause == "unknown" and slowdown.outer is None else 0.0
     return replace(why, unseen=max(unseen, still))
 
 
@@ -57,15 +59,15 @@ def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
     return {name: np.nan_to_num(part) if name in table.NOW_AND_THEN else part for name, part in parts.items()}
 
 
-def _without_outer(blocks: Blocks, habit: Habit, settings: Settings) -> Blocks:
+def _without_outer(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Blocks:
     """The blocks without the rank's delay outside the slowdown, and without what its measurements are longer by then.
 
     No more of a phase goes than that: what was hidden then may be what comes on top.
     """
-    outer, row = habit.outer, habit.row
+    outer, row = slowdown.outer, slowdown.row
     if outer is None:
         return blocks
-    steps, usual = np.arange(habit.first, habit.stop), table.typical(blocks, row, outer.steps(), settings)
+    steps, usual = np.arange(slowdown.first, slowdown.stop), table.typical(blocks, row, outer.steps(), settings)
     why = table.explain(blocks, row, outer.steps(), settings).cause
 
     def less(block: Floats, most: float = np.inf) -> Floats:
@@ -93,27 +95,27 @@ _CHANGE = 0.2
 _NEAR = 4
 
 
-def split_by_cause(habits: Sequence[Habit], blocks: Blocks, settings: Settings) -> list[Habit]:
+def split_by_cause(slowdowns: Sequence[Slowdown], blocks: Blocks, settings: Settings) -> list[Slowdown]:
     """The slowdowns, largest delay first, split where one cause takes over from another."""
-    found: list[Habit] = []
-    for whole in habits:
+    found: list[Slowdown] = []
+    for whole in slowdowns:
         if whole.outer is None:
-            own = [one for one in habits if _outermost(one) is whole]
+            own = [one for one in slowdowns if _outermost(one) is whole]
             own.sort(key=lambda one: one.first - one.stop)
             spans = list(itertools.pairwise(_edges(own, blocks, settings)))
             found += (
                 own if len(spans) == 1 else [part for span in spans for part in segments_within(*span, own, blocks)]
             )
-    return sorted(found, key=lambda habit: -habit.excess)
+    return sorted(found, key=lambda slowdown: -slowdown.excess)
 
 
-def _outermost(habit: Habit) -> Habit:
-    while habit.outer is not None:
-        habit = habit.outer
-    return habit
+def _outermost(slowdown: Slowdown) -> Slowdown:
+    while slowdown.outer is not None:
+        slowdown = slowdown.outer
+    return slowdown
 
 
-def _edges(own: list[Habit], blocks: Blocks, settings: Settings) -> list[int]:
+def _edges(own: list[Slowdown], blocks: Blocks, settings: Settings) -> list[int]:
     """Where a rank's slowdown, the first of its ``own``, begins and ends, and where between one cause takes over.
 
     These are what is left of all steps with a change, once the least certain of them are dropped.
@@ -141,11 +143,11 @@ def _edges(own: list[Habit], blocks: Blocks, settings: Settings) -> list[int]:
 class _Explained(NamedTuple):
     """A segment of delay and what explains it."""
 
-    habit: Habit
+    slowdown: Slowdown
     why: Cause
 
 
-def _explained(whole: Habit, span: tuple[int, int], blocks: Blocks, settings: Settings) -> _Explained:
+def _explained(whole: Slowdown, span: tuple[int, int], blocks: Blocks, settings: Settings) -> _Explained:
     """A segment of a slowdown with its cause; a pause has none."""
     part = _part(whole, *span, blocks)
     pauses = part.excess < whole.excess / 2
@@ -158,26 +160,26 @@ def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Se
     if "unknown" in whys or whys[0] == whys[1]:
         return False
     left = max(_left(whys[0], other, blocks, settings), _left(whys[1], one, blocks, settings))
-    return left <= _OVER * min(one.habit.excess, other.habit.excess)
+    return left <= _OVER * min(one.slowdown.excess, other.slowdown.excess)
 
 
 def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) -> float:
     """Ns a step of a segment's delay, explained by another cause, that are still measured as this cause."""
-    habit, name = beside.habit, "compute" if cause in FINER else cause
+    slowdown, name = beside.slowdown, "compute" if cause in FINER else cause
     if name == ("compute" if beside.why.cause in FINER else beside.why.cause):
-        columns = typical(blocks, habit.row, habit.steps(), settings)
-        return habit.excess * slow_computing.left(cause, blocks, habit.row, columns)
+        columns = typical(blocks, slowdown.row, slowdown.steps(), settings)
+        return slowdown.excess * slow_computing.left(cause, blocks, slowdown.row, columns)
     return dict(beside.why.shares_ns).get(name, 0.0)
 
 
-def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, float]:
+def _changes(own: list[Slowdown], blocks: Blocks, settings: Settings) -> dict[int, float]:
     """Steps (indices) at which a rank's delay or a measurement of it changes, with the ends of its slowdown.
 
     None is nearer to another than a slowdown is long; with the standard errors by which a measurement changes.
     """
     whole, least = own[0], settings.min_steps
     series = _measured(whole, blocks)
-    at = {edge for one in own for edge in (one.first, one.stop)}
+    at = {edge for slowdown in own for edge in (slowdown.first, slowdown.stop)}
     for steps, more in series:
         if len(more):
             edges = nested_segments.segment_edges(more, 2 * _CHANGE * whole.excess)
@@ -190,7 +192,7 @@ def _changes(own: list[Habit], blocks: Blocks, settings: Settings) -> dict[int, 
     return found
 
 
-def _measured(whole: Habit, blocks: Blocks) -> list[tuple[Ints, Floats]]:
+def _measured(whole: Slowdown, blocks: Blocks) -> list[tuple[Ints, Floats]]:
     """The known measurements [N] of a slowdown's steps, and ns [N] beyond the typical peer."""
     rows = with_peers(whole.row, len(blocks.ranks), SAMPLE)
     span = slice(whole.first, whole.stop)
@@ -218,10 +220,10 @@ def _sureness(edge: int, steps: Ints, more: Floats, around: int) -> float:
     return abs(float(median(after)) - float(median(before))) / max(noise, 1.0)
 
 
-def segments_within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> list[Habit]:
+def segments_within(first: int, stop: int, own: list[Slowdown], blocks: Blocks) -> list[Slowdown]:
     """The slowdowns of one segment: what is late throughout as one, and what is on top of it for a while."""
-    found: dict[Habit, Habit] = {}
-    held = {one: (max(one.first, first), min(one.stop, stop)) for one in own}
+    found: dict[Slowdown, Slowdown] = {}
+    held = {slowdown: (max(slowdown.first, first), min(slowdown.stop, stop)) for slowdown in own}
     on_top = [one for one, (begin, end) in held.items() if _NEAR < end - begin < stop - first - _NEAR]
     base = _part(own[0], first, stop, blocks, tuple(held[one] for one in on_top if one.outer not in on_top))
     for one in sorted(on_top, key=lambda one: one.first - one.stop):
@@ -233,13 +235,15 @@ def segments_within(first: int, stop: int, own: list[Habit], blocks: Blocks) -> 
     return [base, *found.values()]
 
 
-def _part(habit: Habit, first: int, stop: int, blocks: Blocks, inner: tuple[tuple[int, int], ...] = ()) -> Habit:
+def _part(
+    slowdown: Slowdown, first: int, stop: int, blocks: Blocks, inner: tuple[tuple[int, int], ...] = ()
+) -> Slowdown:
     """A segment of a slowdown, without what is on top of it, as one: the more certain, the later and longer it is."""
-    part = replace(habit, first=first, stop=stop, inner=inner, outer=None)
+    part = replace(slowdown, first=first, stop=stop, inner=inner, outer=None)
     part = part if len(part.steps()) else replace(part, inner=())
-    level = float(median(blocks.excess[habit.row, part.steps()]))
-    later, shorter = level / habit.excess, np.sqrt((stop - first) / (habit.stop - habit.first))
-    return replace(part, excess=level, z=habit.z * later * shorter, spread_ratio=habit.spread_ratio * later)
+    level = float(median(blocks.excess[slowdown.row, part.steps()]))
+    later, shorter = level / slowdown.excess, np.sqrt((stop - first) / (slowdown.stop - slowdown.first))
+    return replace(part, excess=level, z=slowdown.z * later * shorter, spread_ratio=slowdown.spread_ratio * later)
 
 
 #: A rank's fastest steps are this share of its steps.
@@ -250,11 +254,11 @@ _LONGER, _LEAST = 1.0, 0.01
 _INTERRUPTED_SAMPLE = 64
 
 
-def longer_interrupted(blocks: Blocks, habit: Habit) -> float:
+def longer_interrupted(blocks: Blocks, slowdown: Slowdown) -> float:
     """Ns a step by which a slow rank is interrupted longer than its typical peer between a step's collectives.
 
     As far as the others wait for it; without what that is a part of, where its delay is of a place after the first."""
-    grid, steps = blocks.joined, habit.steps()
+    grid, steps = blocks.joined, slowdown.steps()
     if not blocks.overlapped or grid is None or grid.gathers.any() or np.isnan(grid.start).all():
         return 0.0
     counts = np.diff(np.append(blocks.starts, grid.columns))[steps]
@@ -263,10 +267,10 @@ def longer_interrupted(blocks: Blocks, habit: Habit) -> float:
     if usual < 2 or len(alike) < ENOUGH_STEPS:
         return 0.0
     where = blocks.starts[alike][:, None] + np.arange(usual)
-    rows = with_peers(habit.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
+    rows = with_peers(slowdown.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
     late = _late_by(grid, rows, where)
     stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)
-    waited = max(habit.excess - float(median(late[0, :, 0])), 0.0)
+    waited = max(slowdown.excess - float(median(late[0, :, 0])), 0.0)
     return max(float(stood[0] - median(stood[1:])) - waited, 0.0)
 
 

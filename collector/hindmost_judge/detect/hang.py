@@ -86,12 +86,12 @@ class Hang:
 
 def find(run: Run, step_ns: float, settings: Settings) -> Hang | None:
     """The run's hang or divergence, ``None`` if every open operation is young. ``step_ns`` is the p99 step time."""
-    limit = settings.patience_ns(step_ns)
+    limit = settings.hang_timeout_ns(step_ns)
     waiting, messages = _open_operations(run), _messages(run)
     stuck = {comm: held for comm, held in waiting.items() if max(one.waited for one in held) >= limit}
-    late = [one for one in messages if one.waited >= limit]
+    late = [message for message in messages if message.waited >= limit]
     seen = _last_seen(run) if late else {}
-    late = [one for one in late if one.peer is None or seen.get(one.peer, 0) <= one.start + limit]
+    late = [message for message in late if message.peer is None or seen.get(message.peer, 0) <= message.start + limit]
     if not stuck and not late:
         return _of_no_age(run, waiting) if waiting else None if messages else _silence(run, limit)
     found = _divergence(stuck) or _left_behind(run, waiting, stuck, messages, late)
@@ -173,30 +173,30 @@ def _left_behind(
 ) -> Hang:
     """The ranks that did not come, upstream of every rank that waits too long; or a circle of ranks that wait for each
     other; or ranks that ran an operation that no other rank ran."""
-    blocked = {one.rank for held in waiting.values() for one in held} | {one.rank for one in messages}
+    blocked = {one.rank for held in waiting.values() for one in held} | {wait.rank for wait in messages}
     missing = {comm: _missing(run, comm, held) for comm, held in waiting.items()}
     node = {comm: -1 - place for place, comm in enumerate(waiting)}
     edges = [Edge(one.rank, node[comm]) for comm, held in waiting.items() for one in held]
     edges += [Edge(node[comm], rank) for comm, ranks in missing.items() for rank in ranks]
     ways = {True: Way.RECEIVE, False: Way.SEND}
-    edges += [Edge(one.rank, one.peer, ways[one.sends]) for one in messages if one.peer is not None]
-    starts = {node[comm] for comm in stuck} | {one.rank for one in late}
+    edges += [Edge(wait.rank, wait.peer, ways[wait.sends]) for wait in messages if wait.peer is not None]
+    starts = {node[comm] for comm in stuck} | {wait.rank for wait in late}
     found = walk(blocked | {*node.values()}, edges, starts)
-    if {one.rank for one in messages}.intersection(found.cycle):
+    if {wait.rank for wait in messages}.intersection(found.cycle):
         return _deadlock(found.cycle, waiting, missing, messages, blocked)
     crossed = _crossed(run, stuck, missing) if stuck and not found.roots else None
     if crossed is not None:
         return crossed
     since: dict[int, int] = {}
     held_up = [(rank, one.start) for comm, held in waiting.items() for one in held for rank in missing[comm]]
-    for rank, start in [*held_up, *((one.peer, one.start) for one in messages if one.peer is not None)]:
+    for rank, start in [*held_up, *((wait.peer, wait.start) for wait in messages if wait.peer is not None)]:
         since[rank] = max(since.get(rank, 0), start)
     culprits, unproven = _culprits(run, [*found.roots], blocked, since)
     comm = next((comm for comm in (*stuck, *waiting) if {*missing[comm]} & {*culprits, *unproven}), None)
     if comm is None and stuck and not (culprits or unproven):
         comm = next(iter(stuck))
     if comm is None:  # ranks wait in messages: for the culprits or, where there are none, for whom they name
-        direct = [one for one in messages if one.peer in {*culprits, *unproven}] or late
+        direct = [wait for wait in messages if wait.peer in {*culprits, *unproven}] or late
         stop = _stop("hang", culprits, blocked - {*culprits}, direct, _doing(run, culprits, direct))
         return replace(stop, unproven=tuple(unproven), waits=tuple(direct))
     held = waiting[comm]
@@ -217,9 +217,9 @@ def _stop(kind: str, ranks: list[int], victims: Iterable[int], waits: list[Wait]
         comm=waits[0].comm,
         seq=waits[0].seq,
         op=waits[0].op,
-        waited_ns=max(one.waited for one in waits),
+        waited_ns=max(wait.waited for wait in waits),
         doing=doing,
-        entered_ns=max(one.start for one in waits),
+        entered_ns=max(wait.start for wait in waits),
     )
 
 
@@ -236,7 +236,7 @@ def _deadlock(
     """
     waits, entered = list[Wait](), set[int]()
     for rank, after in zip(cycle, (*cycle[1:], cycle[0]), strict=True):
-        message = next((one for one in messages if (one.rank, one.peer) == (rank, after)), None)
+        message = next((wait for wait in messages if (wait.rank, wait.peer) == (rank, after)), None)
         comms = (
             comm for comm, held in waiting.items() if after in missing[comm] and rank in {one.rank for one in held}
         )
@@ -251,12 +251,12 @@ def _deadlock(
         kind="desync" if parted else "hang",
         ranks=tuple(sorted(odd if parted else cycle)),
         victims=tuple(sorted(blocked - (odd if parted else {*cycle}))),
-        comm=next(one.comm for one in messages if one.rank in cycle),
+        comm=next(wait.comm for wait in messages if wait.rank in cycle),
         seq=-1,
         op=waits[0].op,
-        waited_ns=min(one.waited for one in waits),
+        waited_ns=min(wait.waited for wait in waits),
         doing={},
-        entered_ns=max(one.start for one in waits),
+        entered_ns=max(wait.start for wait in waits),
         waits=tuple(waits),
         deadlock=not parted,
     )
@@ -321,9 +321,9 @@ def _crossed(run: Run, stuck: dict[int, list[Wait]], missing: dict[int, list[int
 
 def _parted(common: list[Wait], odd: list[Wait], tell: bool = True) -> Hang:
     """The divergence of the ``odd`` from what the others entered; of two equal halves neither is the odd one."""
-    named = sorted(one.rank for one in odd) if tell and len(odd) < len(common) else []
-    doing = {one.rank: one.op for one in odd}
-    return _stop("desync", named, [one.rank for one in common], [*common, *odd], doing)
+    named = sorted(wait.rank for wait in odd) if tell and len(odd) < len(common) else []
+    doing = {wait.rank: wait.op for wait in odd}
+    return _stop("desync", named, [wait.rank for wait in common], [*common, *odd], doing)
 
 
 def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -> dict[int, str]:
@@ -423,7 +423,7 @@ def _peers(run: Run, rank: int, comm: int, peer: int) -> list[int | None]:
     table = run.communicators
     here = table["comm"] == comm
     if peer == ANY_PEER:
-        return [one for one in sorted(members(run, comm)) if one != rank] or [None]
+        return [member for member in sorted(members(run, comm)) if member != rank] or [None]
     found = table["rank"][here & (table["rank_in"] == peer)].tolist()
     whole = run.job.world_size is not None and (table["size"][here] == run.job.world_size).any()
     return found[:1] or [peer if whole and peer >= 0 else None]
@@ -460,7 +460,7 @@ def _divergence(stuck: dict[int, list[Wait]]) -> Hang | None:
 def _missing(run: Run, comm: int, held: list[Wait]) -> list[int]:
     """Members of the communicator that have neither finished nor entered its frontier."""
     seq = held[0].seq
-    entered = {one.rank for one in held}
+    entered = {wait.rank for wait in held}
     table = run.collectives
     passed = (table["comm"] == comm) & (table["seq"] >= seq)
     if _numbered_by_operation(table, comm):
@@ -492,7 +492,7 @@ def _doing(run: Run, ranks: list[int], waits: list[Wait]) -> dict[int, str]:
     What came later is no reason for it, as is MPI_Finalize after a Ctrl-C.
     """
     table = run.in_flight
-    until = max(one.start + max(one.waited, 0) // 2 for one in waits)
+    until = max(wait.start + max(wait.waited, 0) // 2 for wait in waits)
     found: dict[int, tuple[int, str]] = {}
     for i in range(rows(table)):
         rank, start = int(table["rank"][i]), int(table["start_ns"][i])

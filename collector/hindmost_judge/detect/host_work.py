@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from hindmost_judge.blocks import Habit
+from hindmost_judge.blocks import Slowdown
 from hindmost_judge.graph.self_time import paces
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import FEW_RANKS, median, spread
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _WAITS = ("sync", "device_wait")
 
 
-def find(blocks: Blocks, settings: Settings) -> list[Habit]:
+def find(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     """Persistent slowdowns of hosts, or of loaders that are waited for in turn, largest first."""
     least, large = (share * blocks.step_ns for share in (settings.effect(len(blocks.ranks)), settings.large_effect))
     phases: tuple[str | None, ...] = (None,)
@@ -37,19 +37,19 @@ def find(blocks: Blocks, settings: Settings) -> list[Habit]:
         delays, phases = find_delays(blocks.lanes, least, large), blocks.lanes.phases
     last = np.argmax(blocks.caused, axis=0)
     return [
-        Habit(
-            row=one.row,
-            first=one.first,
-            stop=one.stop,
-            excess=one.level,
-            z=one.z,
+        Slowdown(
+            row=delay.row,
+            first=delay.first,
+            stop=delay.stop,
+            excess=delay.level,
+            z=delay.z,
             consistency=1.0,
-            spread_ratio=one.z,
-            latest=float(np.mean(last[one.first : one.stop] == one.row)),
-            phase=phases[one.phase],
+            spread_ratio=delay.z,
+            latest=float(np.mean(last[delay.first : delay.stop] == delay.row)),
+            phase=phases[delay.phase],
         )
-        for one in delays
-        if phases[one.phase] not in _WAITS
+        for delay in delays
+        if phases[delay.phase] not in _WAITS
     ]
 
 

@@ -26,26 +26,26 @@ from hindmost_judge.timeline.cohorts import behind_early_ranks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
 
 
-def find(blocks: Blocks, settings: Settings, habits: Sequence[Habit] = ()) -> list[Stalls]:
+def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ()) -> list[Stalls]:
     """Ranks that own most of the job's stalls, by far more than chance would give one of them.
 
-    Delay that belongs to ``habits`` is not a stall that could hide another rank's stalls.
+    Delay that belongs to ``slowdowns`` is not a stall that could hide another rank's stalls.
     """
     if len(blocks.ranks) < 2:
         return []
     if len(blocks.steps) < 2 * settings.min_steps:
         return _of_intervals(blocks, settings)
     excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
-    mate = cohorts.mates(blocks.role)
-    found = [one for one in _large(blocks, excess, settings) if not _in_turn(blocks.excess, one, mate)]
-    found += _beside(blocks, [row for one in found for row in one.rows], habits, settings)
-    reported = {row for one in found for row in one.rows}
-    return _sets(blocks, settings, reported, {habit.row for habit in habits}) or found
+    sole_peer = cohorts.sole_peers(blocks.role)
+    found = [stalls for stalls in _large(blocks, excess, settings) if not _in_turn(blocks.excess, stalls, sole_peer)]
+    found += _beside(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
+    reported = {row for stalls in found for row in stalls.rows}
+    return _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
 
 
 def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]) -> list[Stalls]:
@@ -77,16 +77,16 @@ _MAJORITY = 0.51
 _AS_LATE, _TURNS = 0.75, 0.5
 
 
-def _in_turn(late: Floats, one: Stalls, mate: Ints) -> bool:
+def _in_turn(late: Floats, one: Stalls, sole_peer: Ints) -> bool:
     """Whether the sole peer of a rank is now and then as late [R, S] as it is in its stalls: then both are, in turn.
 
     If the work of two ranks varies, one is usually behind, and the other's extra work is far from its usual.
     """
     row = one.rows[0]
-    if mate[row] < 0:
+    if sole_peer[row] < 0:
         return False
     typical = float(median(late[row, one.stalled]))
-    return bool(np.sum(late[mate[row]] >= _AS_LATE * typical) >= _TURNS * len(one.stalled))
+    return bool(np.sum(late[sole_peer[row]] >= _AS_LATE * typical) >= _TURNS * len(one.stalled))
 
 
 def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
@@ -96,7 +96,7 @@ def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
     found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
-    return [*found, *(one for one in _of_one_size(blocks, excess, settings) if reported.isdisjoint(one.rows))]
+    return [*found, *(stalls for stalls in _of_one_size(blocks, excess, settings) if reported.isdisjoint(stalls.rows))]
 
 
 def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
@@ -142,7 +142,7 @@ _FEWEST = 10
 _PEERS = 3
 
 
-def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings: Settings) -> list[Stalls]:
+def _beside(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], settings: Settings) -> list[Stalls]:
     """The few ranks that stall as no other rank does, however little, without what is already reported."""
     _, role, often = np.unique(blocks.role, return_inverse=True, return_counts=True)
     unknown = np.isnan(blocks.excess).all(axis=1) | (often[role] <= _PEERS)
@@ -154,8 +154,8 @@ def _beside(blocks: Blocks, named: list[int], habits: Sequence[Habit], settings:
     above = np.nan_to_num(known - (low + calm)[:, None])
     above[named] = 0.0
     others = above.copy()
-    for habit in habits:
-        others[habit.row, habit.first : habit.stop] = 0.0
+    for slowdown in slowdowns:
+        others[slowdown.row, slowdown.first : slowdown.stop] = 0.0
     large = settings.stall_effect * blocks.step_ns
     for size in (large, max(_SMALL * large, _CALM * calm)):
         most = list(_rows_with_most(others >= size, settings))
@@ -225,8 +225,8 @@ def _usual(blocks: Blocks, settings: Settings) -> Floats:
     most = np.flatnonzero(usual >= settings.stall_effect * blocks.step_ns)
     if len(most):
         usual[most] = np.nanpercentile(blocks.excess[most], _LEAST, axis=1)
-        mate = cohorts.mates(blocks.role)[most]
-        usual[mate[mate >= 0]] = -usual[most[mate >= 0]]
+        sole_peer = cohorts.sole_peers(blocks.role)[most]
+        usual[sole_peer[sole_peer >= 0]] = -usual[most[sole_peer >= 0]]
     return usual
 
 
@@ -274,24 +274,28 @@ def _owners(stalled: Array, settings: Settings, picked: Array) -> Iterator[tuple
             yield row, np.flatnonzero(stalled[row]), float(share)
 
 
-def without_stalls(habits: list[Habit], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Habit]:
+def without_stalls(
+    slowdowns: list[Slowdown], stalls: list[Stalls], blocks: Blocks, settings: Settings
+) -> list[Slowdown]:
     """Those that are more than a cluster of a rank's stalls, if it has enough stalls outside all its slowdowns.
 
     A rank that stalls now and then, and is slow in nearly all steps since one, is slow since then.
     """
-    thick = stalling_beside(habits, stalls, settings)
-    lasting = {row for row in thick if _lasts([one for one in habits if one.row == row], blocks.excess[row], settings)}
-    return [habit for habit in habits if habit.row not in thick - lasting]
+    thick = stalling_beside(slowdowns, stalls, settings)
+    lasting = {
+        row for row in thick if _lasts([one for one in slowdowns if one.row == row], blocks.excess[row], settings)
+    }
+    return [slowdown for slowdown in slowdowns if slowdown.row not in thick - lasting]
 
 
-def stalling_beside(habits: list[Habit], stalls: list[Stalls], settings: Settings) -> set[int]:
+def stalling_beside(slowdowns: list[Slowdown], stalls: list[Stalls], settings: Settings) -> set[int]:
     """Rows of the ranks with enough stalls outside their persistent slowdowns to be reported for these alone."""
     found: set[int] = set()
     for one in stalls:
         steps = one.stalled
-        for habit in habits:
-            if habit.row in one.rows:
-                steps = steps[(steps < habit.first) | (steps >= habit.stop)]
+        for slowdown in slowdowns:
+            if slowdown.row in one.rows:
+                steps = steps[(steps < slowdown.first) | (steps >= slowdown.stop)]
         often = one.thick or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
         if len(one.rows) == 1 and often:
             found.add(one.rows[0])
@@ -306,14 +310,14 @@ _ON_TIME, _LATE_BY = 25, 0.25
 _MOST = 0.5
 
 
-def _lasts(habits: list[Habit], late: Floats, settings: Settings) -> bool:
+def _lasts(slowdowns: list[Slowdown], late: Floats, settings: Settings) -> bool:
     """Whether a rank that is ``late`` [S] is late in nearly all steps of its slowdowns, and rarely outside of them."""
     inside = np.zeros(len(late), bool)
-    for habit in habits:
-        inside[habit.first : habit.stop] = True
+    for slowdown in slowdowns:
+        inside[slowdown.first : slowdown.stop] = True
     if min(np.sum(inside), np.sum(~inside)) < settings.recovered_steps:
         return False
-    usual, smallest = float(median(late[~inside])), min(habit.excess for habit in habits)
+    usual, smallest = float(median(late[~inside])), min(slowdown.excess for slowdown in slowdowns)
     if float(np.nanpercentile(late[inside], _ON_TIME)) < usual + _LATE_BY * smallest:
         return False
     often = np.nan_to_num(late) >= usual + smallest / 2

@@ -48,7 +48,7 @@ def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
     if blocks.joined is None or len(blocks.steps) < settings.min_steps:
         return None
     least = shortest(blocks.joined)
-    slow = [one for klass in range(blocks.group.shape[1]) for one in _in_class(blocks, least, klass, settings)]
+    slow = [link for klass in range(blocks.group.shape[1]) for link in _in_class(blocks, least, klass, settings)]
     if not slow:
         return None
     worst = max(slow, key=lambda one: one.in_all)

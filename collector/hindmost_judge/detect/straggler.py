@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Habit
+from hindmost_judge.blocks import Slowdown
 from hindmost_judge.causes import launch_bound, stopped
 from hindmost_judge.detect import nested_segments, uneven
 from hindmost_judge.detect.nested_segments import SHORTEST, Layer
@@ -55,7 +55,7 @@ class _Ranks:
     blocks: Blocks
     settings: Settings
     smallest: float
-    mate: Ints
+    sole_peer: Ints
     suspects: list[int]
     whole: bool
     shared: bool
@@ -67,10 +67,10 @@ class _Ranks:
 
     def pair(self, row: int) -> list[int]:
         """A rank and its only peer."""
-        return [row, int(self.mate[row])]
+        return [row, int(self.sole_peer[row])]
 
 
-def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Habit]:
+def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Slowdown]:
     """Persistent slowdowns, largest delay first; empty where no rank stands out by every criterion.
 
     Where ranks share CPUs (``shared``) the scheduler makes a different rank late now and then.
@@ -80,18 +80,18 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Ha
     smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
     turn = _no_noise(blocks, settings) if len(blocks.ranks) < FEW_RANKS and not shared else np.inf
     candidates = screened_candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
-    mate = cohorts.mates(blocks.role)
-    suspects = sorted({*candidates.tolist(), *mate[candidates].tolist()} - {-1})
-    ranks = _Ranks(blocks, settings, smallest, mate, suspects, not np.isnan(blocks.excess).any(), shared)
-    found = [habit for row in candidates.tolist() for habit in _habits(ranks, row)]
-    segments = [(habit.row, habit.first, habit.stop) for habit in found]
+    sole_peer = cohorts.sole_peers(blocks.role)
+    suspects = sorted({*candidates.tolist(), *sole_peer[candidates].tolist()} - {-1})
+    ranks = _Ranks(blocks, settings, smallest, sole_peer, suspects, not np.isnan(blocks.excess).any(), shared)
+    found = [slowdown for row in candidates.tolist() for slowdown in _slowdowns(ranks, row)]
+    segments = [(slowdown.row, slowdown.first, slowdown.stop) for slowdown in found]
     for row, *span in nested_segments.bursts(blocks.excess, settings.stall_effect * blocks.step_ns, segments, settings):
-        habit = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
-        found += [habit] if habit is not None else []
-    return _beside_a_crowd(sorted(found, key=lambda habit: -habit.excess), ranks)
+        slowdown = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
+        found += [slowdown] if slowdown is not None else []
+    return _beside_a_crowd(sorted(found, key=lambda slowdown: -slowdown.excess), ranks)
 
 
-def of_stopped(blocks: Blocks, settings: Settings) -> list[Habit]:
+def of_stopped(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     """Ranks late on the whole that samples show stopped as often as that takes: that is no noise, however they vary."""
     found = []
     for row in stopped.stopped_rows(blocks):
@@ -100,20 +100,20 @@ def of_stopped(blocks: Blocks, settings: Settings) -> list[Habit]:
         worth = level >= settings.effect(len(blocks.ranks)) * blocks.step_ns
         if worth and stopped.bears_out(blocks, row, level / blocks.step_ns):
             z, steady = level / max(standard_error(late), 1.0), float(np.mean(block_medians(late) >= level / 2))
-            found.append(Habit(row, 0, len(blocks.steps), level, z, steady, settings.min_spread_ratio, 1.0))
+            found.append(Slowdown(row, 0, len(blocks.steps), level, z, steady, settings.min_spread_ratio, 1.0))
     return found
 
 
-def _beside_a_crowd(habits: list[Habit], ranks: _Ranks) -> list[Habit]:
+def _beside_a_crowd(slowdowns: list[Slowdown], ranks: _Ranks) -> list[Slowdown]:
     """Without ranks that are later than so few on-time ranks by what healthy GPUs may differ, the latest first.
 
     If one of four ranks is slow, three are left, any of which may be as much ahead or behind.
     """
-    kept: list[Habit] = []
-    for habit in habits:
-        later = {one.row for one in kept if one.first < habit.stop and habit.first < one.stop} - {habit.row}
+    kept: list[Slowdown] = []
+    for slowdown in slowdowns:
+        later = {one.row for one in kept if one.first < slowdown.stop and slowdown.first < one.stop} - {slowdown.row}
         least = ranks.settings.effect(len(ranks.excess) - len(later)) * ranks.blocks.step_ns
-        kept += [habit] if habit.excess >= least or not later else []
+        kept += [slowdown] if slowdown.excess >= least or not later else []
     return kept
 
 
@@ -158,7 +158,7 @@ def _no_noise(blocks: Blocks, settings: Settings) -> float:
 
 def _in_turn(ranks: _Ranks, row: int) -> bool:
     """Whether a rank is one of two in the job that may each be slow; on shared CPUs neither is."""
-    return len(ranks.excess) < FEW_RANKS and ranks.mate[row] >= 0 and not ranks.shared
+    return len(ranks.excess) < FEW_RANKS and ranks.sole_peer[row] >= 0 and not ranks.shared
 
 
 def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
@@ -175,7 +175,7 @@ def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
             late[first:stop] += ahead
 
 
-def _habits(ranks: _Ranks, row: int) -> list[Habit]:
+def _slowdowns(ranks: _Ranks, row: int) -> list[Slowdown]:
     """The persistent slowdowns of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
     turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
@@ -185,16 +185,16 @@ def _habits(ranks: _Ranks, row: int) -> list[Habit]:
         layers = nested_segments.find(series.late, ranks.smallest, ranks.settings, turn, shared=ranks.shared)
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
-    found: dict[Layer, Habit] = {}
+    found: dict[Layer, Slowdown] = {}
     for layer in layers:
         span = slice(layer.first, layer.stop)
         series.late[span] += layer.level
-        habit = _judge(ranks, row, series, layer)
-        if habit is not None:  # else what it holds is part of what is on top of it
+        slowdown = _judge(ranks, row, series, layer)
+        if slowdown is not None:  # else what it holds is part of what is on top of it
             series.late[span] -= layer.level
             outer = next((found[one] for one in _around(layer) if one in found), None)
             hidden = [*layer.inner, *([(layer.stop, layer.end)] if layer.end > layer.stop else [])]
-            found[layer] = replace(habit, outer=outer, inner=tuple(series.at(*one) for one in hidden))
+            found[layer] = replace(slowdown, outer=outer, inner=tuple(series.at(*one) for one in hidden))
     return list(found.values())
 
 
@@ -205,18 +205,18 @@ def _around(layer: Layer) -> Iterator[Layer]:
         yield layer
 
 
-def _burst(ranks: _Ranks, row: int, span: tuple[int, int], habits: list[Habit]) -> Habit | None:
+def _burst(ranks: _Ranks, row: int, span: tuple[int, int], slowdowns: list[Slowdown]) -> Slowdown | None:
     """A few very late steps as a slowdown of a rank that has these others."""
     series = _series(ranks, row)
     steps = np.arange(series.steps) if series.known is None else series.known
-    for habit in habits:
-        series.late[(steps >= habit.first) & (steps < habit.stop)] -= habit.excess
+    for slowdown in slowdowns:
+        series.late[(steps >= slowdown.first) & (steps < slowdown.stop)] -= slowdown.excess
     begin, end = np.searchsorted(steps, span).tolist()
     layer = Layer(begin, end, end, float(median(series.late[begin:end])))
     return _judge(ranks, row, series, layer, burst=True)
 
 
-def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: bool = False) -> Habit | None:
+def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: bool = False) -> Slowdown | None:
     """A segment as a persistent slowdown; ``None`` where it fails any criterion."""
     settings, step = ranks.settings, ranks.blocks.step_ns
     begin, end = layer.first, layer.stop
@@ -249,7 +249,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     as_others = len(ranks.excess) >= FEW_RANKS and others_as_late(ranks.excess, row, first, stop, level)
     if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
-    return Habit(row, first, stop, level, z, consistency, ratio, latest)
+    return Slowdown(row, first, stop, level, z, consistency, ratio, latest)
 
 
 def _computes_longer(ranks: _Ranks, row: int, held: Ints | slice, level: float) -> bool:
@@ -343,7 +343,7 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
     differ by the most they ever do. 0 where a rank is compared with one or two, where some delays are unsure, and with
     so many ranks that most of them show what is usual.
     """
-    blocks, compared = ranks.blocks, ranks.whole and ranks.mate[row] < 0 and not ranks.shared
+    blocks, compared = ranks.blocks, ranks.whole and ranks.sole_peer[row] < 0 and not ranks.shared
     small = FEW_RANKS <= len(excess) <= _SMALL and blocks.pipeline is None
     if not (small and compared) or blocks.unsure is not None:
         return 0.0
@@ -370,8 +370,8 @@ def _healthy_peers(ranks: _Ranks, row: int, excess: Floats) -> Ints:
 
 def _late(ranks: _Ranks, excess: Floats) -> list[int]:
     """Suspects that are late in these steps, and their only peers, which are ahead by as much."""
-    late = [one for one in ranks.suspects if median(excess[one]) >= ranks.smallest]
-    return [*late, *ranks.mate[late].tolist()]
+    late = [suspect for suspect in ranks.suspects if median(excess[suspect]) >= ranks.smallest]
+    return [*late, *ranks.sole_peer[late].tolist()]
 
 
 #: A block of steps must exceed the rank's own noise by this many standard errors to make the rank a candidate.
@@ -580,16 +580,16 @@ def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
     """The blocks of a pipeline with such ranks as late as they are; the same where no two of three are late at once."""
     if blocks.pipeline is None or not _threes(blocks.role):
         return blocks
-    known = _habits_of_same_work(blocks, settings)
-    rows = {habit.row for habit in known}
+    known = _slowdowns_of_same_work(blocks, settings)
+    rows = {slowdown.row for slowdown in known}
     late = {int(blocks.role[row]) for row in rows}
     beside = _set_beside_peers(blocks, known, [1])
-    hidden = _habits_of_same_work(beside, settings) if beside is not blocks else []
+    hidden = _slowdowns_of_same_work(beside, settings) if beside is not blocks else []
     hidden = [one for one in hidden if one.row not in rows and blocks.role[one.row] in late]
     return _set_beside_peers(blocks, [*known, *hidden], [1, 2] if hidden else [2])
 
 
-def _habits_of_same_work(blocks: Blocks, settings: Settings) -> list[Habit]:
+def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     return find(uneven.levelled(blocks, settings, uneven.uncounted(blocks, settings)), settings)
 
 
@@ -599,11 +599,11 @@ def _threes(role: Ints) -> list[Ints]:
     return [np.flatnonzero(role == name) for name in names[often == _TRIO]]
 
 
-def _set_beside_peers(blocks: Blocks, habits: list[Habit], counts: list[int]) -> Blocks:
+def _set_beside_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[int]) -> Blocks:
     """The same with ranks of three set against who is not late, where so many of these are late at once."""
     late = np.zeros(blocks.excess.shape, bool)
-    for habit in habits:
-        late[habit.row, habit.first : habit.stop] = True
+    for slowdown in slowdowns:
+        late[slowdown.row, slowdown.first : slowdown.stop] = True
     for rows in _threes(blocks.role):
         during = late[rows] & np.isin(late[rows].sum(axis=0), counts)
         if during.any():

@@ -21,7 +21,7 @@ from hindmost_judge.whatif import hidden_delay, savings
 from hindmost_judge.whatif.savings import stretched, waste
 
 if TYPE_CHECKING:
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.detect import Case
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
@@ -32,7 +32,7 @@ _MIN_UNEVEN_EXPLAINED = 0.5
 
 #: A rank's work is persistently larger if it is larger by this many standard errors; 4 would meet one of 1,024 ranks by
 #: chance.
-_HABIT = 5.0
+_USUAL = 5.0
 
 
 @register()
@@ -160,13 +160,13 @@ def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -
     return found if found is not blocks else None
 
 
-def no_batches(habits: list[Habit], timed: Floats, settings: Settings) -> list[Habit]:
+def no_batches(slowdowns: list[Slowdown], timed: Floats, settings: Settings) -> list[Slowdown]:
     """Those found with uncounted work in whose steps the GPU surely takes longer.
 
     With random batch sizes, some consecutive steps have longer ones by chance: what remains of them is not
     persistent.
     """
-    computed = [(habit, timed[habit.row, habit.steps()]) for habit in habits]
+    computed = [(slowdown, timed[slowdown.row, slowdown.steps()]) for slowdown in slowdowns]
     return [one for one, more in computed if float(median(more)) >= settings.min_z * standard_error(more)]
 
 
@@ -227,8 +227,8 @@ def more_work(work: Floats, role: Ints | None = None) -> Floats:
     always has more has a persistent surplus; a surplus by chance over as many steps is not one.
     """
     more = _more(work, role)
-    habit = median(more, axis=1)
-    return np.asarray(more - np.where(np.abs(habit) > _HABIT * median_error(more), habit, 0.0)[:, None])
+    slowdown = median(more, axis=1)
+    return np.asarray(more - np.where(np.abs(slowdown) > _USUAL * median_error(more), slowdown, 0.0)[:, None])
 
 
 def _more(work: Floats, role: Ints | None) -> Floats:

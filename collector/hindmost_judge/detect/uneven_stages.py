@@ -45,7 +45,7 @@ def find(blocks: Blocks, named: Collection[int], settings: Settings) -> UnevenSt
     if level is None:
         return None
     beyond = level / _typical(level) - 1
-    found = [(one, _habit(series, settings)) for one, series in enumerate(beyond)]
+    found = [(one, _slowdown(series, settings)) for one, series in enumerate(beyond)]
     heavy = {one: span for one, span in found if span is not None and _is_known(slow_themselves[stage == one])}
     if not heavy:
         return None
@@ -87,26 +87,26 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
     Without what its host takes longer than other stages' hosts, and its GPU's idle time for that; ``None`` if a stage
     has no rank left."""
     rows = [np.flatnonzero((stage == one) & ~named) for one in range(int(stage.max()) + 1)]
-    if any(len(held) == 0 for held in rows):
+    if any(len(row) == 0 for row in rows):
         return None
     own = blocks.own - (blocks.starved if blocks.starved is not None else 0.0)
     for name in OF_HOST:
         if name in blocks.parts:
             host = np.nan_to_num(blocks.parts[name])
-            usual = median(np.array([median(host[held], axis=0) for held in rows]), axis=0)
+            usual = median(np.array([median(host[row], axis=0) for row in rows]), axis=0)
             own = _without(own, np.maximum(host - usual, 0.0), rows)
     if blocks.joined is None and blocks.pipeline is not None:
         own -= _before_messages(blocks.pipeline.before_first(len(own)))
-    level = np.array([lower_median(own[held], axis=0) for held in rows])
+    level = np.array([lower_median(own[row], axis=0) for row in rows])
     return level if (level > 0).all() else None
 
 
 def _without(own: Floats, longer: Floats, stages: list[Array]) -> Floats:
     """[R, S] self time less what a host took ``longer``, no further than to its replicas'. GPUs missed the rest."""
     left = own - longer
-    for held in stages:
-        if len(held) > 1:
-            left[held] = np.maximum(left[held], np.minimum(own[held], lower_median(own[held], axis=0)))
+    for stage in stages:
+        if len(stage) > 1:
+            left[stage] = np.maximum(left[stage], np.minimum(own[stage], lower_median(own[stage], axis=0)))
     return left
 
 
@@ -118,7 +118,7 @@ def _before_messages(before: Floats) -> Floats:
     return np.nan_to_num(np.maximum(before - median(before, axis=0), 0.0))
 
 
-def _habit(beyond: Floats, settings: Settings) -> slice | None:
+def _slowdown(beyond: Floats, settings: Settings) -> slice | None:
     """The steps in which a stage is slower than the typical one, persistently and surely."""
     smallest = settings.uneven_stage - 1
     first, stop = main_segment(beyond, smallest, settings)

@@ -54,14 +54,14 @@ def walk(blocked: Collection[int], edges: Iterable[Edge], starts: Collection[int
     them, it is not known which, so only chains of certain waits are a deadlock while any other rank is a root.
     """
     waits = set(edges)
-    met = (one for one in waits if one.way == Way.SEND and Edge(one.target, one.waiter, Way.RECEIVE) in waits)
+    met = (wait for wait in waits if wait.way == Way.SEND and Edge(wait.target, wait.waiter, Way.RECEIVE) in waits)
     meet = {(one.waiter, one.target) for one in met}
     targets: dict[int, set[int]] = {node: set() for node in blocked}
     for waiter, target, _ in waits:
         if (waiter, target) not in meet and (target, waiter) not in meet:
             targets.setdefault(waiter, set()).add(target)
     targets = _reached(blocked if starts is None else starts, targets)
-    waiters = {*blocked} | {one.waiter for one in waits}
+    waiters = {*blocked} | {wait.waiter for wait in waits}
     certain = {node: others for node, others in targets.items() if node < 0 or len(others) == 1}
     reached = {target for others in targets.values() for target in others if target >= 0}
     roots = tuple(sorted(reached - waiters))
@@ -86,7 +86,7 @@ def _cycle(targets: Mapping[int, Collection[int]]) -> tuple[int, ...]:
     chains = (
         _back_to(rank, targets) for rank in [rank for rank in sorted(_knotted(targets)) if rank >= 0][:_MAX_STARTS]
     )
-    shortest = min((one for one in chains if one), key=len, default=())
+    shortest = min((chain for chain in chains if chain), key=len, default=())
     return tuple(node for node in shortest if node >= 0)
 
 

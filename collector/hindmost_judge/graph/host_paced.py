@@ -221,7 +221,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     if loads is None:
         return blocks
     fetched = blocks.parts["input"]
-    known, often = (np.sum(~np.isnan(one), axis=1)[:, None] >= _OFTEN for one in loads)
+    known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in loads)
     measured = known if known.sum() > 1 else np.ones_like(known)
     usual = lower_median(median(np.where(measured, loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)

@@ -100,11 +100,11 @@ def beyond_peers(own: Floats, role: Ints) -> Floats:
 
 def only_peers(role: Ints, late: list[int]) -> list[int]:
     """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
-    mate = mates(role)
-    return [int(mate[row]) for row in late if mate[row] >= 0]
+    sole_peer = sole_peers(role)
+    return [int(sole_peer[row]) for row in late if sole_peer[row] >= 0]
 
 
-def mates(role: Ints) -> Ints:
+def sole_peers(role: Ints) -> Ints:
     """[R] row of each rank's one peer, -1 for who has none or several."""
     _, which, count = np.unique(role, return_inverse=True, return_counts=True)
     both = np.bincount(which, np.arange(len(role)))  # of a pair, the rows of the two added up
@@ -147,8 +147,8 @@ def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: 
             continue
         level = median(sums_by_step(np.where(elsewhere, late, 0.0), starts), axis=1)
         for row in culprits:
-            mates = np.flatnonzero(grid.group[:, klass] == grid.group[row, klass])
-            found |= {int(r) for r in mates if r not in culprits and level[r] >= least}
+            sole_peers = np.flatnonzero(grid.group[:, klass] == grid.group[row, klass])
+            found |= {int(r) for r in sole_peers if r not in culprits and level[r] >= least}
     return sorted(found)
 
 
@@ -166,13 +166,13 @@ def waits_inside(grid: Grid, starts: Ints, rows: list[int], excess: list[float])
             continue
         groups = grid.group[:, klass]
         for name in np.unique(groups[rows]):
-            mates = np.flatnonzero(groups == name)
+            sole_peers = np.flatnonzero(groups == name)
             named = [row for row in rows if groups[row] == name]
-            if name < 0 or len(named) < 2 or len(mates) == len(groups):
+            if name < 0 or len(named) < 2 or len(sole_peers) == len(groups):
                 continue
-            durations = np.where(columns, grid.duration[mates], 0.0)
+            durations = np.where(columns, grid.duration[sole_peers], 0.0)
             late = median(sums_by_step(peers_median(durations) - durations, starts), axis=1)
-            by_row = dict(zip(mates.tolist(), late.tolist(), strict=True))
+            by_row = dict(zip(sole_peers.tolist(), late.tolist(), strict=True))
             late_inside = [row for row in named if by_row[row] >= _LATE_INSIDE * excess[rows.index(row)]]
             if late_inside:
                 found |= set(named) - set(late_inside)

@@ -388,7 +388,7 @@ class _Calls:
             elif whom != rank:
                 found.append((SENDS, GATHERS, whom))
             else:
-                found += [(RECEIVES, GATHERS, one) for one in members if one != rank]
+                found += [(RECEIVES, GATHERS, member) for member in members if member != rank]
         return found
 
     def _straight(self, last: Ints, interval: Ints, number: Ints) -> bool:

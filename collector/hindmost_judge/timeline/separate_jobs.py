@@ -43,7 +43,7 @@ def groups_that_never_meet(run: Run) -> list[Run]:
     label = _labels(run, ranks) if len(ranks) > 3 else None
     if label is None:
         return []
-    groups = [ranks[label == one] for one in distinct_integers(label)]
+    groups = [ranks[label == integer] for integer in distinct_integers(label)]
     return [run_of_ranks(run, group) for group in groups] if len(groups) > 1 else []
 
 
@@ -191,7 +191,7 @@ def judged_incarnation(run: Run, stated: Table) -> Run:
     starts = _starts(stated)
     if len(starts) < 2:
         return run
-    borders = np.array([one.since_ns for one in starts[1:]], np.int64)
+    borders = np.array([start.since_ns for start in starts[1:]], np.int64)
     began = np.concatenate([_of(borders, run.steps), _of(borders, run.collectives)])
     counts = np.bincount(began, minlength=len(starts))
     chosen = int(np.flatnonzero(counts >= max(_SHORT * counts.max(), min(counts.max(), 1)))[-1])
@@ -264,12 +264,12 @@ def _note(incarnations: Sequence[Incarnation]) -> str:
     """``started 2 times: 3 ranks from 12:03:10 UTC, then 2 from 12:04:10; judged: the last; rank 2 left``."""
     first, last = incarnations[0], incarnations[-1]
     chosen = next(n for n, one in enumerate(incarnations) if one.judged)
-    clock = [datetime.fromtimestamp(one.since_ns // 10**9, timezone.utc) for one in incarnations]
+    clock = [datetime.fromtimestamp(incarnation.since_ns // 10**9, timezone.utc) for incarnation in incarnations]
     dated = len({one.date() for one in clock}) > 1
     at = [f"{one:%Y-%m-%d %H:%M:%S}" if dated else f"{one:%H:%M:%S}" for one in clock]
     each = [f"{one.world_size} from {when}" for one, when in zip(incarnations, at, strict=True)]
     each[0] = f"{first.world_size} rank{'s' if first.world_size > 1 else ''} from {at[0]} UTC"
     which = "the last" if last.judged else f"the one from {at[chosen]} (little was recorded later)"
-    gone = sorted({rank for one in incarnations[:-1] for rank in one.ranks}.difference(last.ranks))
+    gone = sorted({rank for incarnation in incarnations[:-1] for rank in incarnation.ranks}.difference(last.ranks))
     left = f"; {names(gone)} left" if gone and last.judged else ""
     return f"the job was started {len(incarnations)} times: {', then '.join(each)}; judged: {which}{left}"

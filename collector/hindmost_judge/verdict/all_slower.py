@@ -22,7 +22,7 @@ from hindmost_judge.whatif import savings
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 
@@ -41,7 +41,7 @@ _BY_WORK = 0.5
 def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     """Since when all steps are longer, without what verdicts cost, and which parts of them; ``None`` where they are
     not."""
-    known = [one for one in found if one.kind not in ("balanced", "input_bound", "host_bound")]
+    known = [verdict for verdict in found if verdict.kind not in ("balanced", "input_bound", "host_bound")]
     if any(one.kind in (*STOPS, "insufficient_data") for one in known):
         return None
     period = savings.residual_period(blocks, known)
@@ -67,14 +67,14 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
 
 def slowed_note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
     """The sentence on it next to verdicts ``found``, without what they cost; that on a job slow for good says it."""
-    if slowed is None or (slowed.until_step is None and any(one.kind == "balanced" for one in found)):
+    if slowed is None or (slowed.until_step is None and any(verdict.kind == "balanced" for verdict in found)):
         return []
     longer = slowed.step_ms / slowed.was_ms - 1
     when = f"at step {slowed.since_step}"
     if slowed.until_step is not None:
         when = f"from step {slowed.since_step} to {slowed.until_step}"
     levels = f"{ms(slowed.was_ms * 1e6)} before, {ms(slowed.step_ms * 1e6)} then"
-    named = any(one.cost_ms_per_step and one.kind not in ("input_bound", "host_bound") for one in found)
+    named = any(verdict.cost_ms_per_step and verdict.kind not in ("input_bound", "host_bound") for verdict in found)
     levels += ", without the cost of the verdicts" if named else ""
     steps = [f"steps became {percent(longer)} longer on all ranks {when} ({levels})"]
     return ["; ".join([*steps, *_why(slowed)])]
@@ -96,8 +96,10 @@ def with_slowed(found: Sequence[Verdict], slowed: Slowed | None) -> list[Verdict
         return list(found)
     why, advice = _why(slowed), f"find what changed at step {slowed.since_step}: data, clocks, other jobs on the nodes"
     return [
-        replace(one, evidence=(*why, *one.evidence), advice=(advice,)) if one.kind == "balanced" else one
-        for one in found
+        replace(verdict, evidence=(*why, *verdict.evidence), advice=(advice,))
+        if verdict.kind == "balanced"
+        else verdict
+        for verdict in found
     ]
 
 
@@ -167,9 +169,9 @@ _OF_LEAD = 0.5
 
 @dataclass(frozen=True)
 class Majority:
-    """``habits`` of the few ``ahead`` of ``ranks``, and by how much steps grew then (``None``: from the start)."""
+    """``slowdowns`` of the few ``ahead`` of ``ranks``, and by how much steps grew then (``None``: from the start)."""
 
-    habits: list[Habit]
+    slowdowns: list[Slowdown]
     ranks: tuple[int, ...]
     ahead: tuple[int, ...]
     by_ns: float
@@ -189,35 +191,37 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     if blocks.pipeline is not None or len(blocks.ranks) < 3:
         return None
     strict = replace(settings, min_effect=_AHEAD, min_effect_of_few=_AHEAD)
-    habits = straggler.find(replace(blocks, excess=-blocks.excess), strict)
-    rows = sorted(set(range(len(blocks.ranks))) - {habit.row for habit in habits})
-    if not habits or 2 * len(habits) >= len(blocks.ranks) or not _of_one_time(habits):
+    slowdowns = straggler.find(replace(blocks, excess=-blocks.excess), strict)
+    rows = sorted(set(range(len(blocks.ranks))) - {slowdown.row for slowdown in slowdowns})
+    if not slowdowns or 2 * len(slowdowns) >= len(blocks.ranks) or not _of_one_time(slowdowns):
         return None
-    if _wait_for_mates(blocks.group, [habit.row for habit in habits]):
+    if _wait_for_mates(blocks.group, [slowdown.row for slowdown in slowdowns]):
         return None
-    first, stop = (int(np.median([getattr(habit, name) for habit in habits])) for name in ("first", "stop"))
+    first, stop = (int(np.median([getattr(slowdown, name) for slowdown in slowdowns])) for name in ("first", "stop"))
     change = None
-    by_ns = float(np.median([habit.excess for habit in habits]))
+    by_ns = float(np.median([slowdown.excess for slowdown in slowdowns]))
     if (first, stop) != (0, len(blocks.steps)):
         change = savings.observed_change(blocks, slice(first, stop))
         if change is None or change.longer - 2 * change.noise < _OF_LEAD * by_ns:
             return None  # steps as long as before: the few became faster
-    ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in of)) for of in (rows, [h.row for h in habits]))
-    return Majority(habits, ranks, ahead, by_ns, float(median(blocks.period)), change)
+    ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in of)) for of in (rows, [h.row for h in slowdowns]))
+    return Majority(slowdowns, ranks, ahead, by_ns, float(median(blocks.period)), change)
 
 
 def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
     """Whether those ahead are some of one group's members [R, C]: they may be held up by the rest of it elsewhere."""
     for mine in group.T:
-        mates = np.flatnonzero(mine == mine[ahead[0]])
-        if len(mates) < len(mine) and np.isin(ahead, mates).all() and len(mates) > len(ahead):
+        sole_peers = np.flatnonzero(mine == mine[ahead[0]])
+        if len(sole_peers) < len(mine) and np.isin(ahead, sole_peers).all() and len(sole_peers) > len(ahead):
             return True
     return False
 
 
 def majority_verdict(most: Majority, change: savings.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
     """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
-    first, stop = (int(np.median([getattr(habit, name) for habit in most.habits])) for name in ("first", "stop"))
+    first, stop = (
+        int(np.median([getattr(slowdown, name) for slowdown in most.slowdowns])) for name in ("first", "stop")
+    )
     waits = "waits" if len(most.ahead) == 1 else "wait"
     steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
     cause = alone.cause if alone is not None and alone.cause else "unknown"
@@ -241,6 +245,6 @@ def with_majority(balanced: Verdict, most: Majority) -> Verdict:
     return replace(balanced, confidence=UNSURE, evidence=(str(most), *balanced.evidence), advice=(advice,))
 
 
-def _of_one_time(habits: list[Habit]) -> bool:
-    begun, ended = [habit.first for habit in habits], [habit.stop for habit in habits]
+def _of_one_time(slowdowns: list[Slowdown]) -> bool:
+    begun, ended = [slowdown.first for slowdown in slowdowns], [slowdown.stop for slowdown in slowdowns]
     return max(begun) - min(begun) <= _TOGETHER and max(ended) - min(ended) <= _TOGETHER

@@ -207,7 +207,7 @@ def _missed_first(run: Run) -> tuple[list[int], str]:
     stop = hang.find(run, float("nan"), replace(DEFAULT, hang_seconds=0.0))
     if stop is None or not stop.ranks or not set(stop.ranks) <= set(gone):
         return [], ""
-    if stop.waited_ns >= DEFAULT.patience_ns(float("nan")):
+    if stop.waited_ns >= DEFAULT.hang_timeout_ns(float("nan")):
         return [], f" while {names(stop.victims)} waited for {names(stop.ranks)}"
     whom = "it" if len(stop.ranks) == 1 else "them"
     where = f"{stop.op} number {stop.seq}" if stop.seq >= 0 else stop.op

@@ -146,9 +146,13 @@ def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> l
     """What holds of verdicts by phases that hold sends and receives: of a rank named, what it was seen to do itself."""
     if blocks is None or blocks.evidence != build_blocks.PHASES or blocks.pipeline is not None:
         return found
-    if not any(one.ranks for one in found) or exchanging_inside(run, blocks) is None:
+    if not any(verdict.ranks for verdict in found) or exchanging_inside(run, blocks) is None:
         return found
-    return [one for one in found if not one.ranks or one.kind in STOPS or one.cause in missing_ranks.ITS_OWN]
+    return [
+        verdict
+        for verdict in found
+        if not verdict.ranks or verdict.kind in STOPS or verdict.cause in missing_ranks.ITS_OWN
+    ]
 
 
 def few_collectives(blocks: Blocks) -> Verdict:
@@ -440,12 +444,14 @@ def without_lost_leads(found: list[Verdict], blocks: Blocks | None) -> list[Verd
     left."""
     if blocks is None or blocks.joined is None or not blocks.joined.gpu_time:
         return found
-    late = [one for one in found if one.ranks and one.kind in _LATE and _without_launches(one, blocks)]
+    late = [
+        verdict for verdict in found if verdict.ranks and verdict.kind in _LATE and _without_launches(verdict, blocks)
+    ]
     throughout = _throughout(late, blocks)
     kept = [one for one in late if not _may_be_a_lead(one, late, blocks, throughout)]
     if len(kept) == len(late):
         return found
-    left = [one for one in found if one not in late or one in kept]
+    left = [verdict for verdict in found if verdict not in late or verdict in kept]
     return left or [_late_in_turn(late)]
 
 
@@ -464,9 +470,11 @@ def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]
     A rank that is late from where another no longer is took its turn.
     """
     found = set()
-    for ranks in {one.ranks for one in late}:
-        held = _steps_of_any([one for one in late if one.ranks == ranks and one.kind == "straggler"], blocks)
-        others = [_steps_of(one, blocks) for one in late if one.ranks != ranks]
+    for ranks in {verdict.ranks for verdict in late}:
+        held = _steps_of_any(
+            [verdict for verdict in late if verdict.ranks == ranks and verdict.kind == "straggler"], blocks
+        )
+        others = [_steps_of(verdict, blocks) for verdict in late if verdict.ranks != ranks]
         if held.mean() >= _THROUGHOUT and all(2 * np.sum(other & held) >= np.sum(other) for other in others):
             found.add(ranks)
     apart = len({rank for ranks in found for rank in ranks}) == sum(map(len, found))
@@ -481,7 +489,7 @@ def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throug
     """
     if one.ranks in throughout:
         return False
-    several = len({one.ranks for one in late}) > 1
+    several = len({verdict.ranks for verdict in late}) > 1
     if several or _steps_of(one, blocks).mean() < _SELDOM:
         return True
     return _steps_of_any(late, blocks).mean() < _THROUGHOUT and (_gathers(blocks) or _mostly_a_lead(one, blocks))
@@ -489,7 +497,9 @@ def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throug
 
 def _steps_of_any(late: Sequence[Verdict], blocks: Blocks) -> Array:
     """[S] the steps that any of these verdicts holds of."""
-    return np.asarray(np.any([np.zeros(len(blocks.steps), bool), *(_steps_of(one, blocks) for one in late)], axis=0))
+    return np.asarray(
+        np.any([np.zeros(len(blocks.steps), bool), *(_steps_of(verdict, blocks) for verdict in late)], axis=0)
+    )
 
 
 def _steps_of(one: Verdict, blocks: Blocks) -> Array:
@@ -516,9 +526,9 @@ def _gathers(blocks: Blocks) -> bool:
 
 def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
     """No rank is named, and none cleared."""
-    found = "; ".join(f"{names(one.ranks)} {_from_to(one)}" for one in late[:_SHOWN])
+    found = "; ".join(f"{names(verdict.ranks)} {_from_to(verdict)}" for verdict in late[:_SHOWN])
     who = "ranks are late in turn"
-    if len({one.ranks for one in late}) == 1:
+    if len({verdict.ranks for verdict in late}) == 1:
         who = "one rank is late in a part of the steps"
     unknown = "launches were not recorded: more work, or a CPU that was behind for a while"
     return insufficient(f"{who}: {found}", unknown, advice=_REMEDY)
@@ -538,8 +548,11 @@ def with_unread_steps(found: Iterable[Verdict], run: Run, blocks: Blocks | None)
         return list(found)
     if run.job.skipped_ns is None:
         running = run.job.source == Job.source and run.job.ended_ns is None and run.job.exit_code is None
-        return [_from_the_edge(one, blocks) for one in found] if running else list(found)
-    return [_balanced(one, run, blocks) if one.kind == "balanced" else _dated(one, run, blocks) for one in found]
+        return [_from_the_edge(verdict, blocks) for verdict in found] if running else list(found)
+    return [
+        _balanced(verdict, run, blocks) if verdict.kind == "balanced" else _dated(verdict, run, blocks)
+        for verdict in found
+    ]
 
 
 def _balanced(one: Verdict, run: Run, blocks: Blocks) -> Verdict:

@@ -20,7 +20,7 @@ from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stall_saving, was
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit, Stalls
+    from hindmost_judge.blocks import Blocks, Slowdown, Stalls
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
@@ -45,29 +45,29 @@ class _Group:
     @property
     def rows(self) -> list[int]:
         """All ranks' rows."""
-        return [row for one in self.stalls for row in one.rows]
+        return [row for stall in self.stalls for row in stall.rows]
 
     def in_one(self) -> Stalls:
         """The stalls of all as if they were one rank's."""
         first = max(self.stalls, key=lambda one: one.excess)
         if len(self.stalls) == 1:
             return first
-        stalled = np.unique(np.concatenate([one.stalled for one in self.stalls]))
-        share = min(sum(one.share for one in self.stalls), 1.0)
+        stalled = np.unique(np.concatenate([stall.stalled for stall in self.stalls]))
+        share = min(sum(stall.share for stall in self.stalls), 1.0)
         return replace(first, rows=tuple(self.rows), stalled=stalled, share=share)
 
     def repaired(self, blocks: Blocks) -> Blocks:
         """The same with none of these late in their stalls."""
-        for one in self.stalls:
-            blocks = replace(blocks, segments=without_stalls(blocks, one.rows, one.stalled))
+        for stall in self.stalls:
+            blocks = replace(blocks, segments=without_stalls(blocks, stall.rows, stall.stalled))
         return blocks
 
     def saves(self, blocks: Blocks, saving: Saving) -> Floats:
         """[S] ns that their repair saves."""
         total = np.zeros(len(blocks.steps))
-        for one in self.stalls:
-            total += saving(blocks, one.rows, one.stalled)
-            blocks = replace(blocks, segments=without_stalls(blocks, one.rows, one.stalled))
+        for stall in self.stalls:
+            total += saving(blocks, stall.rows, stall.stalled)
+            blocks = replace(blocks, segments=without_stalls(blocks, stall.rows, stall.stalled))
         return total
 
 
@@ -76,11 +76,11 @@ def of_stalls(
     blocks: Blocks,
     settings: Settings,
     saving: Saving = stall_saving,
-    habits: Sequence[Habit] = (),
+    slowdowns: Sequence[Slowdown] = (),
 ) -> list[Verdict]:
     """Verdicts of ranks that stall now and then, where that costs enough to act on, by ``saving``.
 
-    Ranks late by ``habits`` are fixed before, and so are ranks whose stalls save more: among ranks that are late in
+    Ranks late by ``slowdowns`` are fixed before, and so are ranks whose stalls save more: among ranks that are late in
     the same steps, fixing any one alone saves nothing.
     """
     if any(one.most for one in stalls):
@@ -88,8 +88,8 @@ def of_stalls(
     left = _grouped([_Group((one,), _cause(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
     found: list[Verdict] = []
-    blocks = replace(blocks, segments=repaired(blocks, habits)) if habits else blocks
-    before = sorted({int(blocks.ranks[habit.row]) for habit in habits})
+    blocks = replace(blocks, segments=repaired(blocks, slowdowns)) if slowdowns else blocks
+    before = sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns})
     while left:
         saved = [one.saves(blocks, saving) for one in left]
         most = int(np.argmax([float(one.sum()) for one in saved]))

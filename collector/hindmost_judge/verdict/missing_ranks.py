@@ -60,16 +60,16 @@ def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) ->
     if run.job.source == Job.source:
         return _ours(found, run, blocks)
     lacking = run.unseen
-    if lacking is None or any(one.kind in STOPS for one in found):
+    if lacking is None or any(verdict.kind in STOPS for verdict in found):
         return found
     if not lacking.ranks and lacking.judged < 1.0:
-        return [_of_part(one, lacking) for one in found]
+        return [_of_part(verdict, lacking) for verdict in found]
     waited = lacking.together is not None and lacking.together >= _TOGETHER
     if lacking.by_steps:
-        return [_with(one, lacking) for one in found] if waited else found
-    kept = [one for one in found if one.kind in _OF_SOME and not (lacking.apart and one.ranks)]
+        return [_with(verdict, lacking) for verdict in found] if waited else found
+    kept = [verdict for verdict in found if verdict.kind in _OF_SOME and not (lacking.apart and verdict.ranks)]
     named = any(one.ranks for one in kept)
-    already = [one for one in found if one.kind == "insufficient_data"]
+    already = [verdict for verdict in found if verdict.kind == "insufficient_data"]
     if already and not waited and not named:
         return [replace(one, evidence=(_are_missing(lacking), *one.evidence)) for one in already]
     return kept if named else [_insufficient(lacking, waited), *kept]
@@ -92,8 +92,8 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
     lacking = _find_unrecorded(run, blocks)
     if lacking is None:
         return found
-    doubted = [one for one in found if lacking.doubts(one)]
-    kept = [one for one in found if one not in doubted]
+    doubted = [verdict for verdict in found if lacking.doubts(verdict)]
+    kept = [verdict for verdict in found if verdict not in doubted]
     if doubted and not kept:
         return [_doubted_verdict(lacking, doubted)]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], lacking.ranks).sum())
@@ -245,7 +245,7 @@ def _met(run: Run) -> dict[int, set[int]]:
 
 def _doubted_verdict(absent: Absent, doubted: list[Verdict]) -> Verdict:
     """Inconclusive: the rank that seems to hold the job back may wait for a missing one."""
-    late = sorted({rank for one in doubted for rank in one.ranks})
+    late = sorted({rank for verdict in doubted for rank in verdict.ranks})
     seem = f"{names(late)} {'looks' if len(late) == 1 else 'look'} late" if late else "transfers look slow"
     doubt = f"{seem}, and may have waited for {_them(absent.ranks)}"
     return replace(insufficient(without_collectives(absent), doubt, advice=_doctor_remedy(absent)), cause="unknown")
@@ -295,10 +295,10 @@ def without_doubtful_forwards(found: list[Verdict], run: Run, blocks: Blocks | N
     """
     if blocks is None or not _steps_alone(run, blocks):
         return found
-    own = {rank for one in found if one.cause in ITS_OWN for rank in one.ranks}
-    doubtful = [one for one in found if one.kind not in STOPS and _doubtful(one, run, blocks, own)]
+    own = {rank for verdict in found if verdict.cause in ITS_OWN for rank in verdict.ranks}
+    doubtful = [verdict for verdict in found if verdict.kind not in STOPS and _doubtful(verdict, run, blocks, own)]
     most = max((one.cost_ms_per_step or 0.0 for one in doubtful), default=0.0)
-    kept = [one for one in found if one not in doubtful]
+    kept = [verdict for verdict in found if verdict not in doubtful]
     return [one for one in kept if one.kind in STOPS or not doubtful or (one.cost_ms_per_step or 0.0) >= most]
 
 
@@ -415,15 +415,15 @@ def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     if not matching.synchronising(run.collectives, codes(run.collectives["op"])).any():
         return None  # of the steps alone
     met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
-    named = [one for one in met.verdicts if one.ranks or one.kind in _OF_THE_JOB]
-    unmet = [one for one in log.verdicts if one.kind in STOPS or _names_any(one, lacking.ranks)]
-    if any(one.kind == "host_bound" for one in named):  # what events time on GPUs is then how long hosts launch
-        unmet = [one for one in unmet if one.cause == "input" or one.kind in STOPS]
+    named = [verdict for verdict in met.verdicts if verdict.ranks or verdict.kind in _OF_THE_JOB]
+    unmet = [verdict for verdict in log.verdicts if verdict.kind in STOPS or _names_any(verdict, lacking.ranks)]
+    if any(verdict.kind == "host_bound" for verdict in named):  # what events time on GPUs is then how long hosts launch
+        unmet = [verdict for verdict in unmet if verdict.cause == "input" or verdict.kind in STOPS]
     if named and not unmet:
         return replace(met, notes=log.notes)
     if unmet:
-        return replace(log, verdicts=(*unmet, *(one for one in named if not _same(one, unmet))))
-    unsure = tuple(one for one in log.verdicts if one.kind == "insufficient_data")
+        return replace(log, verdicts=(*unmet, *(verdict for verdict in named if not _same(verdict, unmet))))
+    unsure = tuple(verdict for verdict in log.verdicts if verdict.kind == "insufficient_data")
     return replace(log, verdicts=unsure or met.verdicts)
 
 
@@ -447,8 +447,8 @@ def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -
         return met
     steps = judge(replace(run, collectives=empty(COLLECTIVES), witnesses=None))
     seen = set(ranks.tolist())
-    unmet = [one for one in steps.verdicts if one.kind in STOPS or _of_another(one, seen)]
-    waiting = [one for one in met.verdicts if one.ranks or not unmet]
+    unmet = [verdict for verdict in steps.verdicts if verdict.kind in STOPS or _of_another(verdict, seen)]
+    waiting = [verdict for verdict in met.verdicts if verdict.ranks or not unmet]
     of_all = f"the collectives of {len(ranks):,} of {len(run.ranks['rank']):,} ranks are judged: a sample, and of those"
     return replace(
         steps,
@@ -456,7 +456,7 @@ def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -
         verdicts=(*unmet, *waiting),
         ranks=_with_waits(steps.ranks, met.ranks),
         what_if=met.what_if,
-        notes=(f"{of_all} that wait least", *steps.notes, *(one for one in met.notes if one not in steps.notes)),
+        notes=(f"{of_all} that wait least", *steps.notes, *(note for note in met.notes if note not in steps.notes)),
     )
 
 

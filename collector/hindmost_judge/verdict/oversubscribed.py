@@ -20,7 +20,7 @@ from hindmost_judge.stats.robust import average, mean, median
 from hindmost_judge.verdict import advice, wording
 from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import Verdict
-from hindmost_judge.verdict.slow_ranks import of_habits, right
+from hindmost_judge.verdict.slow_ranks import of_slowdowns, right
 from hindmost_judge.verdict.whole_job import balanced, since
 from hindmost_judge.verdict.wording import ms, names
 from hindmost_judge.whatif import savings
@@ -29,7 +29,7 @@ from hindmost_judge.whatif.savings import BY_ITSELF, stretched
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Bound, Habit, Sharing, Stalls
+    from hindmost_judge.blocks import Blocks, Bound, Sharing, Slowdown, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
@@ -136,7 +136,7 @@ def on_shared_cpus(
     another known reason."""
     asking, notes = _of_needs(blocks, settings, whole_steps=True)
     if not cpu_sharing.between_collectives(blocks):
-        come_late = {rank for one in late for rank in one.ranks}
+        come_late = {rank for verdict in late for rank in verdict.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
     slept, hidden = _verdicts_on_sleep(blocks, late, shared, settings)
     asking = [one for one in asking if not _rather_slept(one, slept)]
@@ -144,23 +144,23 @@ def on_shared_cpus(
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
     sentence = str(shared)
     if not found:
-        found = [_at_most(one, blocks, shared) for one in late if one.cause not in _SCHEDULING]
+        found = [_at_most(verdict, blocks, shared) for verdict in late if verdict.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
-        sentence += _not_named([one for one in late if one.ranks not in by_itself], blocks, settings)
-    more = [one for one in stalling_beside(found, stalls, blocks, settings) if one.cause not in _SCHEDULING]
-    return found + [one for one in more if not _in(by_sleep, one.ranks)], [*notes, *hidden, sentence]
+        sentence += _not_named([verdict for verdict in late if verdict.ranks not in by_itself], blocks, settings)
+    more = [verdict for verdict in stalling_beside(found, stalls, blocks, settings) if verdict.cause not in _SCHEDULING]
+    return found + [verdict for verdict in more if not _in(by_sleep, verdict.ranks)], [*notes, *hidden, sentence]
 
 
 def stalling_beside(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:
     """Verdicts on stalls next to those ``found``: not on turns that ranks which need more CPU wait for."""
     stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
     verdicts = of_stalls(stalls, blocks, settings)
-    return [one for one in verdicts if one.cause not in _SCHEDULING or not _in(found, one.ranks)]
+    return [verdict for verdict in verdicts if verdict.cause not in _SCHEDULING or not _in(found, verdict.ranks)]
 
 
 def _in(verdicts: list[Verdict], ranks: tuple[int, ...]) -> bool:
     """Whether these name any of the ranks."""
-    return any(not set(one.ranks).isdisjoint(ranks) for one in verdicts)
+    return any(not set(verdict.ranks).isdisjoint(ranks) for verdict in verdicts)
 
 
 def _rather_slept(one: Verdict, slept: list[_Slept]) -> bool:
@@ -190,12 +190,14 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
         return [], []
     usual, steps = float(median(needs.own)), len(needs.steps)
 
-    def least(habit: Habit) -> float:
-        throughout = habit.stop - habit.first >= _THROUGHOUT * steps
+    def least(slowdown: Slowdown) -> float:
+        throughout = slowdown.stop - slowdown.first >= _THROUGHOUT * steps
         return usual * (_MIN_DEMAND if throughout else _MIN_DEMAND_FOR_A_WHILE)
 
-    habits = [habit for habit in straggler.find(needs, settings, shared=True) if habit.excess >= least(habit)]
-    found, notes = of_habits(habits, needs, settings)
+    slowdowns = [
+        slowdown for slowdown in straggler.find(needs, settings, shared=True) if slowdown.excess >= least(slowdown)
+    ]
+    found, notes = of_slowdowns(slowdowns, needs, settings)
     return [replace(one, shown_ms=None) for one in found], notes  # needs are no delay, which may show any part
 
 
@@ -220,9 +222,9 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
     """Which of these were seen to queue for a CPU, and which are unknown, as a verdict on all steps would say."""
     queued: list[int] = []
     unknown: list[int] = []
-    for one in late:
-        columns = np.arange(*savings.span_of(one, blocks))
-        for rank in one.ranks:
+    for verdict in late:
+        columns = np.arange(*savings.span_of(verdict, blocks))
+        for rank in verdict.ranks:
             row = int(np.flatnonzero(blocks.ranks == rank)[0])
             (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)
     return _late_words(queued, unknown)
@@ -330,15 +332,15 @@ def _verdicts_on_sleep(
     """
     off = cpu_sharing.off_the_cpu(blocks)
     if off is None:
-        shown = [_shown_asleep(one, [], blocks, shared) for one in late if one.cause == "unknown"]
+        shown = [_shown_asleep(verdict, [], blocks, shared) for verdict in late if verdict.cause == "unknown"]
         return [one for one in shown if one is not None], []
-    habits = straggler.find(off, settings, shared=True)
-    stalls = intermittent.find(off, settings, habits)
-    habits = intermittent.without_stalls(habits, stalls, off, settings)
+    slowdowns = straggler.find(off, settings, shared=True)
+    stalls = intermittent.find(off, settings, slowdowns)
+    slowdowns = intermittent.without_stalls(slowdowns, stalls, off, settings)
     saving = partial(_saved_by, np.nan_to_num(blocks.excess))
-    rows = {habit.row for habit in habits}
-    stalls = [one for one in stalls if rows.isdisjoint(one.rows)]
-    found = [*of_habits(habits, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
+    rows = {slowdown.row for slowdown in slowdowns}
+    stalls = [stall for stall in stalls if rows.isdisjoint(stall.rows)]
+    found = [*of_slowdowns(slowdowns, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
     shown = [_shown_asleep(one, stalls, off, shared) for one in found]
     return _at_a_cost([one for one in shown if one is not None], off, blocks, settings)
 

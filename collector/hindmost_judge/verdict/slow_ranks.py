@@ -19,48 +19,48 @@ from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stretched, waste
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit, SlowLink, SlowNetwork
+    from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats
     from hindmost_judge.verdict.schema import Verdict
 
 
-def of_habits(
-    habits: list[Habit], blocks: Blocks, settings: Settings, same_work: Blocks | None = None
+def of_slowdowns(
+    slowdowns: list[Slowdown], blocks: Blocks, settings: Settings, same_work: Blocks | None = None
 ) -> tuple[list[Verdict], list[str]]:
     """Verdicts of persistently late ranks that cost something, and notes on those that others hide.
 
     ``same_work`` are the same steps with work of one size: there a slowdown must stand out of what ranks wait.
     """
     same_work = same_work or blocks
-    habits = why_late.split_by_cause(habits, blocks, settings)
-    blocks = replace(blocks, equalised=hidden_delay.beside(same_work, habits))
-    kept, notes = _that_count(_upstream(habits, blocks), hidden_delay.as_seen(blocks), settings)
-    explained = [(habit, why_late.cause_of(blocks, habit, settings)) for habit in kept]
-    explained = [(loading.with_stalls(blocks, habit, cause, settings), cause) for habit, cause in explained]
-    whole = dict(zip(kept, (habit for habit, _ in explained), strict=True))
-    kept, habits = list(whole.values()), [whole.get(habit, habit) for habit in habits]
+    slowdowns = why_late.split_by_cause(slowdowns, blocks, settings)
+    blocks = replace(blocks, equalised=hidden_delay.beside(same_work, slowdowns))
+    kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.as_seen(blocks), settings)
+    explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in kept]
+    explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
+    whole = dict(zip(kept, (slowdown for slowdown, _ in explained), strict=True))
+    kept, slowdowns = list(whole.values()), [whole.get(slowdown, slowdown) for slowdown in slowdowns]
     seen, blocks = blocks, backward.in_full(blocks, explained)
     left, verdicts = _groups(explained), []
-    before: list[Habit] = []
-    replay = _replay(left, kept, blocks, habits)
+    before: list[Slowdown] = []
+    replay = _replay(left, kept, blocks, slowdowns)
     while left:  # what saves most as things are comes first: the rest counts as what it adds to that
-        group = max(left, key=lambda one: float(replay.adds(_habits(one), before).sum()))
+        group = max(left, key=lambda one: float(replay.adds(_slowdowns(one), before).sum()))
         left.remove(group)
         verdict = _straggler(group, before, replay, blocks, same_work, settings)
         if verdict is None:
-            notes.append(f"{wording.slower(blocks, _habits(group))}, too little to act on")
+            notes.append(f"{wording.slower(blocks, _slowdowns(group))}, too little to act on")
             continue
-        verdicts.append(replace(verdict, shown_ms=_shown(seen, before, _habits(group))))
-        before += _habits(group)
+        verdicts.append(replace(verdict, shown_ms=_shown(seen, before, _slowdowns(group))))
+        before += _slowdowns(group)
     return verdicts, notes
 
 
-def _shown(seen: Blocks, before: list[Habit], habits: list[Habit]) -> float:
+def _shown(seen: Blocks, before: list[Slowdown], slowdowns: list[Slowdown]) -> float:
     """Ms a step that fixing these adds to fixing those before, as far as the delay shows it."""
-    added = _saving(seen, [*before, *habits]) - _saving(seen, before)
-    return float(added[_span(habits)].mean()) / 1e6
+    added = _saving(seen, [*before, *slowdowns]) - _saving(seen, before)
+    return float(added[_span(slowdowns)].mean()) / 1e6
 
 
 @dataclass(frozen=True)
@@ -69,115 +69,120 @@ class _Replay:
 
     blocks: Blocks
     scale: float
-    kept: list[Habit]
+    kept: list[Slowdown]
 
-    def adds(self, habits: list[Habit], before: list[Habit]) -> Floats:
+    def adds(self, slowdowns: list[Slowdown], before: list[Slowdown]) -> Floats:
         """[S] ns that the repair of these saves once those before are repaired."""
-        return self.scale * (_saving(self.blocks, [*before, *habits]) - _saving(self.blocks, before))
+        return self.scale * (_saving(self.blocks, [*before, *slowdowns]) - _saving(self.blocks, before))
 
-    def in_all(self, habits: list[Habit]) -> Floats:
+    def in_all(self, slowdowns: list[Slowdown]) -> Floats:
         """[S] ns that fixing all ranks saves thanks to these."""
-        return self.adds(habits, [habit for habit in self.kept if habit not in habits])
+        return self.adds(slowdowns, [slowdown for slowdown in self.kept if slowdown not in slowdowns])
 
 
-def _replay(groups: list[list[tuple[Habit, Cause]]], kept: list[Habit], blocks: Blocks, habits: list[Habit]) -> _Replay:
+def _replay(
+    groups: list[list[tuple[Slowdown, Cause]]], kept: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]
+) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
-    segments = hidden_delay.transients_scaled(blocks, habits, hidden_delay.scaled(blocks, scale), scale)
+    segments = hidden_delay.transients_scaled(blocks, slowdowns, hidden_delay.scaled(blocks, scale), scale)
     same_work = blocks.same_work  # of which a repair takes what is on that scale
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
-            slower = repaired(blocks, _habits(group)) - blocks.segments
+            slower = repaired(blocks, _slowdowns(group)) - blocks.segments
             segments, same_work = segments + too_large * slower, same_work + too_large * slower
     return _Replay(replace(blocks, segments=segments, equalised=same_work), scale, kept)
 
 
-def _habits(group: list[tuple[Habit, Cause]]) -> list[Habit]:
-    return [habit for habit, _ in group]
+def _slowdowns(group: list[tuple[Slowdown, Cause]]) -> list[Slowdown]:
+    return [slowdown for slowdown, _ in group]
 
 
-def _upstream(habits: list[Habit], blocks: Blocks) -> list[Habit]:
+def _upstream(slowdowns: list[Slowdown], blocks: Blocks) -> list[Slowdown]:
     """Leave out who is late only because it waits, in a group, for another of these."""
-    if blocks.joined is None or blocks.group.shape[1] < 2 or len(habits) < 2:
-        return habits
-    rows, excess = [habit.row for habit in habits], [habit.excess for habit in habits]
+    if blocks.joined is None or blocks.group.shape[1] < 2 or len(slowdowns) < 2:
+        return slowdowns
+    rows, excess = [slowdown.row for slowdown in slowdowns], [slowdown.excess for slowdown in slowdowns]
     waiting = cohorts.waits_inside(blocks.joined, blocks.starts, rows, excess)
-    return [habit for habit in habits if habit.row not in waiting]
+    return [slowdown for slowdown in slowdowns if slowdown.row not in waiting]
 
 
-def _that_count(habits: list[Habit], blocks: Blocks, settings: Settings) -> tuple[list[Habit], list[str]]:
+def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -> tuple[list[Slowdown], list[str]]:
     """Leave out, from the least late on, ranks whose fix adds nothing to that of the rest.
 
     From the least late, since among equally late ranks fixing any one alone saves nothing.
     """
-    kept, notes = list(habits), []
-    for habit in reversed(habits):
-        rest = [one for one in kept if one is not habit]
-        gain = _saving(blocks, kept)[habit.first : habit.stop] - _saving(blocks, rest)[habit.first : habit.stop]
+    kept, notes = list(slowdowns), []
+    for slowdown in reversed(slowdowns):
+        rest = [one for one in kept if one is not slowdown]
+        gain = (
+            _saving(blocks, kept)[slowdown.first : slowdown.stop]
+            - _saving(blocks, rest)[slowdown.first : slowdown.stop]
+        )
         if float(gain.mean()) < settings.min_cost * blocks.step_ns:
             kept = rest
             if kept:
-                notes.append(f"{wording.slower(blocks, [habit])}, at no cost: other ranks are later")
+                notes.append(f"{wording.slower(blocks, [slowdown])}, at no cost: other ranks are later")
     return kept, notes
 
 
-def _saving(blocks: Blocks, habits: list[Habit]) -> Floats:
+def _saving(blocks: Blocks, slowdowns: list[Slowdown]) -> Floats:
     """[S] ns saved with all of these fixed, each in the steps of its own slowdown."""
-    if not habits:
+    if not slowdowns:
         return np.zeros(len(blocks.steps))
-    blocks = savings.beside_its_only_peer(blocks, habits)
-    fixed = repaired(blocks, habits)
+    blocks = savings.beside_its_only_peer(blocks, slowdowns)
+    fixed = repaired(blocks, slowdowns)
     return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
 
 
-def _span(habits: list[Habit]) -> slice:
-    return slice(min(habit.first for habit in habits), max(habit.stop for habit in habits))
+def _span(slowdowns: list[Slowdown]) -> slice:
+    return slice(min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns))
 
 
-def _groups(explained: list[tuple[Habit, Cause]]) -> list[list[tuple[Habit, Cause]]]:
+def _groups(explained: list[tuple[Slowdown, Cause]]) -> list[list[tuple[Slowdown, Cause]]]:
     """Ranks with one cause and about one interval are one verdict: they would be repaired together. So are phases."""
-    groups: list[list[tuple[Habit, Cause]]] = []
-    for habit, cause in explained:
+    groups: list[list[tuple[Slowdown, Cause]]] = []
+    for slowdown, cause in explained:
         for group in groups:
             other, why = group[0]
-            near = abs(other.first - habit.first) <= 8 and abs(other.stop - habit.stop) <= 8
+            near = abs(other.first - slowdown.first) <= 8 and abs(other.stop - slowdown.stop) <= 8
             phases = {(one.row, one.phase) for one, _ in group}
-            if why.cause == cause.cause and near and (habit.row, habit.phase) not in phases:
-                group.append((habit, cause))
+            if why.cause == cause.cause and near and (slowdown.row, slowdown.phase) not in phases:
+                group.append((slowdown, cause))
                 break
         else:
-            groups.append([(habit, cause)])
+            groups.append([(slowdown, cause)])
     return groups
 
 
 def _straggler(
-    group: list[tuple[Habit, Cause]],
-    before: list[Habit],
+    group: list[tuple[Slowdown, Cause]],
+    before: list[Slowdown],
     replay: _Replay,
     blocks: Blocks,
     same_work: Blocks,
     settings: Settings,
 ) -> Verdict | None:
     """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
-    habits = _habits(group)
-    span, rows = _span(habits), [habit.row for habit in habits]
-    told_of = {habit.row for habit in before} - set(rows)
-    before = [habit for habit in replay.kept if habit.row in told_of]  # a rank is repaired of all that it has
-    saved = float(replay.adds(habits, before)[span].mean())
-    conditional_on = before if before and float(replay.adds(habits, [])[span].mean()) < BY_ITSELF * saved else []
+    slowdowns = _slowdowns(group)
+    span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
+    told_of = {slowdown.row for slowdown in before} - set(rows)
+    before = [slowdown for slowdown in replay.kept if slowdown.row in told_of]  # a rank is repaired of all that it has
+    saved = float(replay.adds(slowdowns, before)[span].mean())
+    conditional_on = before if before and float(replay.adds(slowdowns, [])[span].mean()) < BY_ITSELF * saved else []
     cost, on_cost = (saved, []) if conditional_on else _cost(group, replay, before, blocks)
-    in_all = float(replay.in_all(habits)[span].mean())
+    in_all = float(replay.in_all(slowdowns)[span].mean())
     worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
-    shown = max(worth, float(_saving(same_work, habits)[span].mean()))
+    shown = max(worth, float(_saving(same_work, slowdowns)[span].mean()))
     rest = hidden_delay.without(same_work)
     without_owner = waste(replace(rest, segments=repaired(rest, replay.kept)))  # lost were all of these repaired
     if shown < settings.min_share_of_waste * (shown + without_owner):
         return None
     cause = group[0][1]
-    on_host = habits[0].phase is not None and cause.cause == "compute"  # its CPU computes longer, and not its GPU
-    ranks = tuple(sorted({int(blocks.ranks[habit.row]) for habit in habits}))
+    on_host = slowdowns[0].phase is not None and cause.cause == "compute"  # its CPU computes longer, and not its GPU
+    ranks = tuple(sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns}))
     victims = _victims(blocks, rows)
     return costing(
         *(blocks, span.start, span.stop, cost),
@@ -185,36 +190,36 @@ def _straggler(
         ranks=ranks,
         victims=victims,
         cause=cause.cause,
-        given=tuple(sorted({int(blocks.ranks[habit.row]) for habit in conditional_on})),
-        confidence=_confidence(habits, settings),
+        given=tuple(sorted({int(blocks.ranks[slowdown.row]) for slowdown in conditional_on})),
+        confidence=_confidence(slowdowns, settings),
         explained=cause.explained,
         partial=cause.partial,
         evidence=(
-            *wording.why(blocks, habits, cause),
-            *backward.limits_of_evidence(blocks, habits, cause),
-            *loading.stalls_sentence(habits, cause),
+            *wording.why(blocks, slowdowns, cause),
+            *backward.limits_of_evidence(blocks, slowdowns, cause),
+            *loading.stalls_sentence(slowdowns, cause),
             *wording.victims(victims, ranks),
             *on_cost,
-            *_ranged(habits, before, blocks),
-            *wording.left_by_batches(habits[0].excess, cost, uneven=hidden_delay.differs(blocks, same_work)),
+            *_ranged(slowdowns, before, blocks),
+            *wording.left_by_batches(slowdowns[0].excess, cost, uneven=hidden_delay.differs(blocks, same_work)),
         ),
-        causes=(ON_HOST,) if on_host else tuple(wording.together(habits[0].excess, cause)),
+        causes=(ON_HOST,) if on_host else tuple(wording.together(slowdowns[0].excess, cause)),
     )
 
 
 def _cost(
-    group: list[tuple[Habit, Cause]], replay: _Replay, before: list[Habit], blocks: Blocks
+    group: list[tuple[Slowdown, Cause]], replay: _Replay, before: list[Slowdown], blocks: Blocks
 ) -> tuple[float, list[str]]:
     """Ns a step that the fix saves, with ``before`` fixed, and its parts beyond the visible delay."""
-    habits = _habits(group)
-    span, rows = _span(habits), [habit.row for habit in habits]
-    by_step = replay.adds(habits, before)
+    slowdowns = _slowdowns(group)
+    span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
+    by_step = replay.adds(slowdowns, before)
     saved = float(by_step[span].mean())
     columns = np.arange(len(blocks.steps))[span]
     queues = group[0][1].cause == "cpu_contention"
     held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if queues else 0.0
     cost = saved + held_up
-    others = [_span([habit]) for habit in replay.kept if habit not in habits]
+    others = [_span([slowdown]) for slowdown in replay.kept if slowdown not in slowdowns]
     change = savings.observed_change(blocks, span, others)  # with other slowdowns in it
     if change is not None:
         waited = savings.caused_more(blocks, rows, span) + held_up
@@ -224,9 +229,9 @@ def _cost(
     return cost, [*wording.held_up(held_up), *wording.longer_than_replayed(change, cost)]
 
 
-def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[str]:
+def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -> list[str]:
     """What the fix of hosts saves at least and at most, with waits of the others at their longest and shortest."""
-    lanes, rows = blocks.lanes, [habit.row for habit in habits]
+    lanes, rows = blocks.lanes, [slowdown.row for slowdown in slowdowns]
     if lanes is None or lanes.wait is None or not lanes.doubt.any():
         return []
     doubt = lanes.doubt[:, None] * ~np.isin(np.arange(len(lanes.doubt)), rows)[:, None]
@@ -236,8 +241,8 @@ def _ranged(habits: list[Habit], before: list[Habit], blocks: Blocks) -> list[st
         host[phase] = np.clip(host[phase] + sign * doubt, lanes.least[phase], lanes.most[phase])
         peer_pace = lanes.peer_pace + (host - lanes.host).sum(axis=0)
         varied = replace(blocks, lanes=replace(lanes, host=host, peer_pace=peer_pace))
-        added = _saving(varied, [*before, *habits]) - _saving(varied, before)
-        saved.append(float(added[_span(habits)].mean()))
+        added = _saving(varied, [*before, *slowdowns]) - _saving(varied, before)
+        saved.append(float(added[_span(slowdowns)].mean()))
     return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))
 
 
@@ -252,14 +257,17 @@ def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
     return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)
 
 
-def _confidence(habits: list[Habit], settings: Settings) -> float:
+def _confidence(slowdowns: list[Slowdown], settings: Settings) -> float:
     """How far the weakest criterion of the weakest rank is above its threshold, as a share of such names right.
 
     A threshold of 0 asks for nothing, so nothing is known by it; where both are 0 a name is the least sure.
     """
     asked = (("z", settings.min_z), ("spread_ratio", settings.min_spread_ratio))
     margins = [
-        getattr(habit, name) / least * habit.consistency for habit in habits for name, least in asked if least > 0
+        getattr(slowdown, name) / least * slowdown.consistency
+        for slowdown in slowdowns
+        for name, least in asked
+        if least > 0
     ]
     return right(min(margins, default=0.0))
 

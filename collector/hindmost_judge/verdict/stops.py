@@ -102,7 +102,7 @@ def lost_contact(run: Run, step_ns: float, settings: Settings) -> tuple[list[Ver
     if run.job.source == Job.source or rows(run.in_flight):
         return [], []
     quiet_ns = _quiet_ns(run)
-    if quiet_ns is None or quiet_ns < settings.patience_ns(step_ns):
+    if quiet_ns is None or quiet_ns < settings.hang_timeout_ns(step_ns):
         return [], []
     quiet = f"no operation ended in the last {quiet_ns / 1e9:.1f} s of the recording, while GPUs were busy"
     stood = _places_of_ranks(run)
@@ -132,10 +132,12 @@ def _quiet_ns(run: Run) -> float | None:
     if not rows(run.steps) or (run.steps["kind"] == PROFILED).all():
         return None
     tables = [one for one in (run.steps, run.collectives) if rows(one)]
-    ends = [one["start_ns"] + np.maximum(one["duration_ns"], 0) for one in tables if (one["start_ns"] >= 0).all()]
+    ends = [
+        table["start_ns"] + np.maximum(table["duration_ns"], 0) for table in tables if (table["start_ns"] >= 0).all()
+    ]
     if not ends:
         return None
-    last = max(int(one.max()) for one in ends)
+    last = max(int(end.max()) for end in ends)
     since = [(one.times, one.values[one.times > last]) for one in Metrics.of(run).series(_BUSY_METRIC)]
     busy = [times for times, values in since if len(values) and float(np.mean(values >= _BUSY)) >= _BUSY]
     return float(max(int(times.max()) for times in busy) - last) if busy else None
@@ -172,12 +174,14 @@ class _Gap:
 def find_ended_stalls(run: Run, blocks: Blocks | None, settings: Settings) -> tuple[tuple[Stall, ...], list[str]]:
     """The stalls, and a sentence on each: from when to when, who was waited for in what, where that rank was."""
     step_ns = float(median(blocks.period)) if blocks is not None else float("nan")
-    patience_ns = settings.patience_ns(step_ns)
-    if not (run.collectives["duration_ns"] >= patience_ns).any() and not (rows(run.stacks) and rows(run.collectives)):
+    hang_timeout_ns = settings.hang_timeout_ns(step_ns)
+    if not (run.collectives["duration_ns"] >= hang_timeout_ns).any() and not (
+        rows(run.stacks) and rows(run.collectives)
+    ):
         return (), []
     moments = _moments(run)
     began = run.job.started_ns or int(moments[0])
-    gaps = _gaps(run, moments, patience_ns)
+    gaps = _gaps(run, moments, hang_timeout_ns)
     stalls = tuple(_stall(run, one, began) for one in gaps)
     sentences = [_stall_sentence(run, stall, gap) for stall, gap in zip(stalls[:_MOST_STALLS], gaps, strict=False)]
     more = len(stalls) - len(sentences)
@@ -191,10 +195,10 @@ def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -
     advice = tuple(_advice_on_stall(stalls[-1], run))
     why = _longest_stall(stalls)
     return [
-        one
-        if one.ranks or one.kind not in ("balanced", "insufficient_data")
-        else replace(one, evidence=(why, *one.evidence), advice=advice)
-        for one in found
+        verdict
+        if verdict.ranks or verdict.kind not in ("balanced", "insufficient_data")
+        else replace(verdict, evidence=(why, *verdict.evidence), advice=advice)
+        for verdict in found
     ]
 
 
@@ -220,18 +224,18 @@ def _longest_stall(stalls: Sequence[Stall]) -> str:
 def _moments(run: Run) -> Ints:
     """When anything began or ended, in order."""
     tables = [one for one in (run.collectives, run.steps) if rows(one)]
-    ends = [one["start_ns"] + np.maximum(one["duration_ns"], 0) for one in tables]
-    return np.asarray(np.unique(np.concatenate([*(one["start_ns"] for one in tables), *ends])))
+    ends = [table["start_ns"] + np.maximum(table["duration_ns"], 0) for table in tables]
+    return np.asarray(np.unique(np.concatenate([*(table["start_ns"] for table in tables), *ends])))
 
 
-def _gaps(run: Run, moments: Ints, patience_ns: float) -> list[_Gap]:
+def _gaps(run: Run, moments: Ints, hang_timeout_ns: float) -> list[_Gap]:
     """The gaps of at least so long between two moments, first to last, that no script makes on purpose.
 
     In them stacks were taken, or every rank was in an operation: then none evaluated, saved, or read.
     """
     place = np.searchsorted(moments, run.stacks["time_ns"], side="right")
     every = len(np.unique(run.collectives["rank"]))
-    long = np.flatnonzero(np.diff(moments) >= patience_ns).tolist()
+    long = np.flatnonzero(np.diff(moments) >= hang_timeout_ns).tolist()
     found = [_Gap(int(moments[at]), int(moments[at + 1]), np.flatnonzero(place == at + 1)) for at in long]
     return [gap for gap in found if len(gap.looks) or _waited_for(run, gap)[1] == every > 1]
 
@@ -377,18 +381,17 @@ def _with_mpi(run: Run) -> bool:
 def _waits(stop: Hang, run: Run) -> str:
     """``rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv``."""
     said = []
-    for one in stop.waits[:_RANKS]:
-        whom = "for an unknown rank" if one.peer is None else f"for rank {one.peer}"
-        said.append(
-            f"rank {one.rank} waits {whom} in {f'{one.op} number {one.seq}' if one.seq >= 0 else _call(one.op, run)}"
-        )
+    for wait in stop.waits[:_RANKS]:
+        whom = "for an unknown rank" if wait.peer is None else f"for rank {wait.peer}"
+        what = f"{wait.op} number {wait.seq}" if wait.seq >= 0 else _call(wait.op, run)
+        said.append(f"rank {wait.rank} waits {whom} in {what}")
     more = len(stop.waits) - len(said)
     return ", ".join(said) + (f", and {more} more" if more else "")
 
 
 def _of_messages(stop: Hang, run: Run) -> list[str]:
     """Whom ranks wait for that took another way than those in a collective."""
-    messages = replace(stop, waits=tuple(one for one in stop.waits if one.seq < 0))
+    messages = replace(stop, waits=tuple(wait for wait in stop.waits if wait.seq < 0))
     return [_waits(messages, run)] if messages.waits else []
 
 
@@ -415,7 +418,7 @@ def _groups(stop: Hang, run: Run) -> tuple[dict[str, list[int]], dict[str, list[
     here = {(rank, op): comm for rank, op, kind, comm in zip(*columns, strict=True) if kind != "phase"}
     inside = {} if stop.waits else dict.fromkeys(stop.victims, stop.op)
     inside |= dict(sorted(here)) | dict(one for one in here if one[1] == stop.op)
-    inside |= {one.rank: one.op for one in stop.waits} | stop.doing
+    inside |= {wait.rank: wait.op for wait in stop.waits} | stop.doing
     odd: dict[str, list[int]] = {}
     rest: dict[str, list[int]] = {}
     for rank, op in sorted(inside.items()):

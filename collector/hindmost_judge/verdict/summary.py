@@ -211,16 +211,16 @@ def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], notes: Sequence[st
     """A sentence on each rank that comes last in most collectives and is in no verdict and not ``told`` of yet."""
     if blocks.joined is None or len(blocks.ranks) < 2:
         return []
-    named = [rank for one in found for rank in (*one.ranks, *one.victims)]
+    named = [rank for verdict in found for rank in (*verdict.ranks, *verdict.victims)]
     often, caused = mean(blocks.last), np.nan_to_num(mean(blocks.caused))
     rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
-    lines = [f"{line} " for line in (*notes, *(line for one in found for line in one.evidence))]
+    lines = [f"{line} " for line in (*notes, *(line for verdict in found for line in verdict.evidence))]
     rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
     rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
     least = _WAITED * blocks.step_ns
     usual, waits = np.nan_to_num(median(blocks.caused, axis=1)), np.nan_to_num(median(blocks.wait, axis=1))
     seen = [row for row in rows.tolist() if usual[row] >= least or np.delete(waits, row).min() >= least]
-    ahead = blocks.lanes is not None or any(one.kind == "host_bound" for one in found)
+    ahead = blocks.lanes is not None or any(verdict.kind == "host_bound" for verdict in found)
     return [_why_last(blocks, row, float(often[row]), float(caused[row]), ahead=ahead) for row in seen]
 
 

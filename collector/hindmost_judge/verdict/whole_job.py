@@ -95,7 +95,7 @@ def may_be_slow(found: Sequence[Verdict], ranks: Collection[int]) -> list[Verdic
         return list(found)
     take = "takes" if len(ranks) == 1 else "take"
     longer = f"{names(sorted(ranks))} {take} longer on the whole: slow, or given longer batches by chance"
-    uneven = [one.kind == "uneven_workload" and not one.ranks for one in found]
+    uneven = [verdict.kind == "uneven_workload" and not verdict.ranks for verdict in found]
     return [
         replace(one, evidence=(*one.evidence, longer)) if hedged else one
         for one, hedged in zip(found, uneven, strict=True)
@@ -108,7 +108,7 @@ def of_stages(found: UnevenStages | None, blocks: Blocks) -> list[Verdict]:
         return []
     ranks = names([int(blocks.ranks[row]) for row in found.rows])
     which = "stages " if len(found.stages) > 1 else "stage "
-    which += " and ".join(str(one) for one in found.stages)
+    which += " and ".join(str(stage) for stage in found.stages)
     began, end = since(blocks, found.first), until(blocks, found.stop)
     where = "it is so on every replica" if found.replicas > 1 else "there is no replica to compare with"
     evidence = [
@@ -199,7 +199,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     if made is not None:  # no loader shortens what the scheduler makes of it
         inputs = inputs * (1.0 - made.shares["cpu_contention"][:, None])
     alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
-    blamed = [rank for one in named if one.cause == "input" and alike for rank in one.ranks]
+    blamed = [rank for verdict in named if verdict.cause == "input" and alike for rank in verdict.ranks]
     left = ~np.isin(blocks.ranks, blamed)
     inputs = inputs[left]
     if np.isnan(inputs).all():
@@ -258,11 +258,11 @@ def step_limit(
     """
     if blocks is None or len(blocks.steps) < settings.min_steps or not blocks.step_ns > 0:
         return None
-    kinds = {one.kind: one for one in named}
+    kinds = {verdict.kind: verdict for verdict in named}
     for kind, by in (("input_bound", "input"), ("host_bound", "host")):
         if kind in kinds:
             return Bound(by, kinds[kind].evidence[0])
-    if any(one.kind == "intermittent" and (one.cost_ratio or 0.0) >= _MOSTLY_STALLS for one in named):
+    if any(verdict.kind == "intermittent" and (verdict.cost_ratio or 0.0) >= _MOSTLY_STALLS for verdict in named):
         return None
     if "oversubscribed" in kinds:
         return Bound("cpu", kinds["oversubscribed"].evidence[0])

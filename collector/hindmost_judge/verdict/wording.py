@@ -14,7 +14,7 @@ from hindmost_judge.stats.robust import average, median
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit, SlowLink, SlowNetwork, Stalls
+    from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.model import Run
     from hindmost_judge.types import Array, Ints
@@ -91,16 +91,16 @@ _WITH_QUEUE = frozenset({"forward", "optimizer", OTHER})
 _LONGER, _OF_DELAY = 1.01, 0.5
 
 
-def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
+def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     """Evidence for a persistent delay, first what decided it: the cause's part or self time, against the cohort."""
-    rows = list(dict.fromkeys(habit.row for habit in habits))
+    rows = list(dict.fromkeys(slowdown.row for slowdown in slowdowns))
     who = names([int(blocks.ranks[row]) for row in rows])
-    first, stop = min(habit.first for habit in habits), max(habit.stop for habit in habits)
+    first, stop = min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns)
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     delay = float(median(blocks.excess[rows, first:stop]))
     parts = _part(blocks, rows, slice(first, stop), cause, delay)
-    if habits[0].phase is not None:
-        phases = dict.fromkeys(habit.phase for habit in habits if habit.phase is not None)
+    if slowdowns[0].phase is not None:
+        phases = dict.fromkeys(slowdown.phase for slowdown in slowdowns if slowdown.phase is not None)
         parts = [_on_host(blocks, rows, others, slice(first, stop), phase) for phase in phases]
     shown = [against(what, who, mine, theirs) for what, mine, theirs in parts]
     found = ([cause.remark] if cause.remark and cause.cause != "unknown" else []) + shown
@@ -113,12 +113,12 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
         if mine > theirs and not repeated:
             found.append(against(what + between, who, mine, theirs))
-    whose = f"rank {int(blocks.ranks[habits[0].row])}: " if len(rows) > 1 else ""
-    accounts = [whose + line for line in shares(habits[0].excess, cause)]
+    whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
+    accounts = [whose + line for line in shares(slowdowns[0].excess, cause)]
     if not found:
         if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
             if cause.unseen > 0:
-                whole = ms(habits[0].excess + cause.unseen)
+                whole = ms(slowdowns[0].excess + cause.unseen)
                 accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
             found.append(accounts[0])
         found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
@@ -128,9 +128,9 @@ def why(blocks: Blocks, habits: list[Habit], cause: Cause) -> list[str]:
         most = np.isin(np.argmax(blocks.caused[:, first:stop], axis=0), rows)
         if most.mean() > len(rows) / len(blocks.ranks):  # else it is no evidence: any rank does so as often
             found.append(f"others wait longest for {who} in {int(most.sum())} of {len(most)} steps")
-    if habits[0].outer is not None:
-        found.append(f"in addition to its usual delay of {ms(habits[0].outer.excess)} per step")
-    if two := _two(habits[0].excess, cause):
+    if slowdowns[0].outer is not None:
+        found.append(f"in addition to its usual delay of {ms(slowdowns[0].outer.excess)} per step")
+    if two := _two(slowdowns[0].excess, cause):
         found = [f"{TWO_CAUSES}{two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
@@ -316,11 +316,11 @@ def _covered(excess: float, cause: Cause, per: str) -> list[str]:
     return [f"{took}; queued work or a wait for others hides the rest"]
 
 
-def slower(blocks: Blocks, habits: list[Habit]) -> str:
+def slower(blocks: Blocks, slowdowns: list[Slowdown]) -> str:
     """``rank 2 is 1.1 ms slower than its peers per step``: of several ranks, as the first."""
-    are, their = ("is", "its") if len(habits) == 1 else ("are", "their")
-    ranks = names([int(blocks.ranks[habit.row]) for habit in habits])
-    return f"{ranks} {are} {ms(habits[0].excess)} slower than {their} peers per step"
+    are, their = ("is", "its") if len(slowdowns) == 1 else ("are", "their")
+    ranks = names([int(blocks.ranks[slowdown.row]) for slowdown in slowdowns])
+    return f"{ranks} {are} {ms(slowdowns[0].excess)} slower than {their} peers per step"
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:

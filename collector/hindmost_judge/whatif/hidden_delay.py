@@ -21,7 +21,7 @@ from hindmost_judge.whatif.savings import repaired
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Floats, Ints
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _SLOPES = 40
 #: A persistently slow rank may be later at the step's end by these factors of its visible delay: a third of computing
 #: is visible.
-_HABITS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.25, 2.5, 3.0)
+_USUAL_FACTORS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.25, 2.5, 3.0)
 #: The remaining scatter of the steps must fall to this share, or the work does not explain their length.
 _BETTER = 0.95
 
@@ -48,14 +48,14 @@ def work_due(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) 
     rest = late - each * more
     level = median(rest, axis=1)[:, None]
     level = level - median(level)
-    habit = np.where(level >= settings.min_effect * blocks.step_ns, level, 0.0)
+    slowdown = np.where(level >= settings.min_effect * blocks.step_ns, level, 0.0)
     left = {
-        (slope, times): _scatter(blocks.period - (rest + (times - 1) * habit + slope * (more + typical)).max(axis=0))
+        (slope, times): _scatter(blocks.period - (rest + (times - 1) * slowdown + slope * (more + typical)).max(axis=0))
         for slope in np.linspace(seen, blocks.step_ns, _SLOPES)
-        for times in _HABITS
+        for times in _USUAL_FACTORS
     }
     slope, times = min(left, key=lambda one: left[one])
-    if not left[slope, times] < _BETTER * min(left[seen, one] for one in _HABITS):
+    if not left[slope, times] < _BETTER * min(left[seen, factor] for factor in _USUAL_FACTORS):
         return None
     return Due(more, float(slope), each / float(slope), times)
 
@@ -107,7 +107,7 @@ def without(blocks: Blocks) -> Blocks:
 _SLOW = 3.0
 
 
-def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
+def beside(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     """[R, K] segments with work of one size, where the delay due to work is known.
 
     In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.
@@ -116,10 +116,10 @@ def beside(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     if due is None or due.counted:
         return same_work
     slow = np.zeros_like(due.more)
-    for habit in sorted(habits, key=lambda one: one.first - one.stop):  # one on top of another after that
-        during = due.more[habit.row, habit.first : habit.stop]
+    for slowdown in sorted(slowdowns, key=lambda one: one.first - one.stop):  # one on top of another after that
+        during = due.more[slowdown.row, slowdown.first : slowdown.stop]
         level = float(median(during))
-        slow[habit.row, habit.first : habit.stop] = level if level > _SLOW * median_error(during) else 0.0
+        slow[slowdown.row, slowdown.first : slowdown.stop] = level if level > _SLOW * median_error(during) else 0.0
     return np.asarray(same_work + due.slope * slow)
 
 
@@ -137,15 +137,15 @@ def _scatter(lengths: Floats) -> float:
     return float(np.clip(known, *np.percentile(known, [5, 95])).std()) if len(known) else float("inf")
 
 
-def transients_scaled(blocks: Blocks, habits: Sequence[Habit], segments: Floats, scale: float) -> Floats:
+def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], segments: Floats, scale: float) -> Floats:
     """[R, K] ``segments`` of a replay that is to be taken ``scale`` times, with transients at their size then.
 
-    A transient is what differs from a rank's usual delay, with its ``habits`` fixed. Where uneven work is fully
+    A transient is what differs from a rank's usual delay, with its ``slowdowns`` fixed. Where uneven work is fully
     known, little else is transient.
     """
     if scale <= 1.0 or blocks.due is not None:
         return segments
-    rest = repaired(blocks, habits)
+    rest = repaired(blocks, slowdowns)
     passes = rest - median(rest, axis=1)[:, None]
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     in_full = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)

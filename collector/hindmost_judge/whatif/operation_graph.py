@@ -199,7 +199,7 @@ def _stream(name: str, seq: int, of_worker: dict[tuple[str, int], int], last: di
 
 #: A replica's micro-batches are persistently longer if they are longer by this many standard errors: then its host may
 #: be slow.
-_HABIT = 5.0
+_USUAL = 5.0
 #: Least replicas and stages together: with two replicas of two stages, a long micro-batch in one looks like a fast
 #: worker in the other.
 _TELL = 5
@@ -226,7 +226,7 @@ def micro_batch_lengths(built: Graph, work: Array) -> Floats:
     for _ in range(_TIMES):
         usual = _of_each(kind, built.cost[held] / length[which])
         length = _of_each(which, built.cost[held] / usual[kind])
-    found[held] = (length / _habit(length, replica))[which]
+    found[held] = (length / _slowdown(length, replica))[which]
     return found
 
 
@@ -238,13 +238,13 @@ def _of_each(which: Ints, values: Floats) -> Floats:
     return np.asarray(values[order][middle])
 
 
-def _habit(length: Floats, replica: Ints) -> Floats:
+def _slowdown(length: Floats, replica: Ints) -> Floats:
     """[M] by what factor all micro-batches of a replica are longer, where that is no chance; 1 where it may be."""
     found, usual = np.ones(len(length)), float(median(length))
     for one in np.unique(replica):
         of_one = length[replica == one] / usual
         level = float(median(of_one))
-        if abs(level - 1) > _HABIT * median_error(of_one):
+        if abs(level - 1) > _USUAL * median_error(of_one):
             found[replica == one] = level
     return found
 
@@ -257,9 +257,9 @@ def waste_of_graph(built: Graph, measured: float, ideal: float, verdicts: Sequen
     """The tables, ms of the mean step; ``measured`` and ``ideal`` are that step, ns, as it was and with all alike."""
     lost = max(measured - ideal, 0.0) / 1e6
     causes: dict[str, float] = {}
-    for one in verdicts:
-        if one.cost_ms_per_step:
-            causes[one.cause or "unknown"] = causes.get(one.cause or "unknown", 0.0) + one.cost_ms_per_step
+    for verdict in verdicts:
+        if verdict.cost_ms_per_step:
+            causes[verdict.cause or "unknown"] = causes.get(verdict.cause or "unknown", 0.0) + verdict.cost_ms_per_step
     causes = _within(lost, causes)
     phases = _within(lost, _by_phase(built, measured))
     computing = sum(phases.get(name, 0.0) for name in _COMPUTING.values())

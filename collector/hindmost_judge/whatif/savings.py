@@ -23,12 +23,12 @@ from hindmost_judge.timeline import build_blocks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Blocks, Habit
+    from hindmost_judge.blocks import Blocks, Slowdown
     from hindmost_judge.types import Array, Floats, Ints, Lanes
     from hindmost_judge.verdict.schema import Verdict
 
 
-def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
+def repaired(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     """[R, K] delays without these persistent slowdowns, each removed from its own steps.
 
     A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed;
@@ -37,18 +37,18 @@ def repaired(blocks: Blocks, habits: Sequence[Habit]) -> Floats:
     fixed: Floats = blocks.segments.copy()
     own, segment_step = blocks.same_work, blocks.segment_step
     place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
-    for habit in habits:
-        held = np.flatnonzero((segment_step >= habit.first) & (segment_step < habit.stop))
-        if habit.phase is not None:
-            fixed[habit.row, held] -= habit.excess
+    for slowdown in slowdowns:
+        held = np.flatnonzero((segment_step >= slowdown.first) & (segment_step < slowdown.stop))
+        if slowdown.phase is not None:
+            fixed[slowdown.row, held] -= slowdown.excess
             continue
-        level = _levels(own[habit.row], segment_step, place, habit)
-        fixed[habit.row, held] -= level[place[held]]
-        _take_stalls(fixed[habit.row], segment_step, habit)
+        level = _levels(own[slowdown.row], segment_step, place, slowdown)
+        fixed[slowdown.row, held] -= level[place[held]]
+        _take_stalls(fixed[slowdown.row], segment_step, slowdown)
     return fixed
 
 
-def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
+def beside_its_only_peer(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Blocks:
     """The same, where of two ranks one is late by these slowdowns, with the other on time by its own measure.
 
     That one is ahead only of its late peer, and no longer once that is fixed: whichever of the two comes later by
@@ -57,14 +57,16 @@ def beside_its_only_peer(blocks: Blocks, habits: Sequence[Habit]) -> Blocks:
     if len(blocks.ranks) != 2 or blocks.lanes is not None:  # by its lanes each one's own work is known
         return blocks
     segments: Floats = blocks.segments.copy()
-    for habit in habits:
-        segments[1 - habit.row, (blocks.segment_step >= habit.first) & (blocks.segment_step < habit.stop)] = 0.0
+    for slowdown in slowdowns:
+        segments[1 - slowdown.row, (blocks.segment_step >= slowdown.first) & (blocks.segment_step < slowdown.stop)] = (
+            0.0
+        )
     return replace(blocks, segments=segments)
 
 
-def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
+def _take_stalls(late: Floats, segment_step: Ints, slowdown: Slowdown) -> None:
     """Remove a slowdown's stalls in some steps from their intervals, the first of a step first."""
-    for step, stalled in habit.stalls:
+    for step, stalled in slowdown.stalls:
         left = stalled
         for held in range(*np.searchsorted(segment_step, [step, step + 1]).tolist()):
             taken = min(max(float(late[held]), 0.0), left)
@@ -72,17 +74,17 @@ def _take_stalls(late: Floats, segment_step: Ints, habit: Habit) -> None:
             left -= taken
 
 
-def _levels(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
+def _levels(late: Floats, segment_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
     """[P] ns at each place of a step that a rank is late by this slowdown, beyond what it is on top of."""
-    level = _usual(late, segment_step, place, habit)
-    if habit.outer is not None:
-        level -= _usual(late, segment_step, place, habit.outer)
+    level = _usual(late, segment_step, place, slowdown)
+    if slowdown.outer is not None:
+        level -= _usual(late, segment_step, place, slowdown.outer)
     return np.maximum(level, 0.0)
 
 
-def _usual(late: Floats, segment_step: Ints, place: Ints, habit: Habit) -> Floats:
+def _usual(late: Floats, segment_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
     """[P] median at each place of a step, over the steps that show a slowdown; never ahead."""
-    shown = np.isin(segment_step, habit.steps())
+    shown = np.isin(segment_step, slowdown.steps())
     found = np.zeros(int(place.max(initial=-1)) + 1)
     for spot in np.unique(place[shown]):
         found[spot] = max(float(median(late[shown & (place == spot)])), 0.0)
@@ -306,15 +308,15 @@ _NEAR_STEPS = 16
 def residual_period(blocks: Blocks, found: Sequence[Verdict]) -> Floats:
     """[S] ns of each step without what these cost."""
     left: Floats = blocks.period.copy()
-    for one in found:
-        if one.kind in _OF_RANKS:
-            left[slice(*span_of(one, blocks))] -= (one.cost_ms_per_step or 0.0) * 1e6
+    for verdict in found:
+        if verdict.kind in _OF_RANKS:
+            left[slice(*span_of(verdict, blocks))] -= (verdict.cost_ms_per_step or 0.0) * 1e6
     return left
 
 
 def began_apart(blocks: Blocks, found: Sequence[Verdict], first: int, stop: int) -> bool:
     """Whether none of these began or ended in steps [first, stop), by index, or near them."""
-    borders = [edge for one in found for edge in span_of(one, blocks) if 0 < edge < len(blocks.steps)]
+    borders = [edge for verdict in found for edge in span_of(verdict, blocks) if 0 < edge < len(blocks.steps)]
     return not any(first - _NEAR_STEPS < edge < stop + _NEAR_STEPS for edge in borders)
 
 

@@ -53,14 +53,18 @@ def find(
     if blocks is None or what_if.step_ms is None or what_if.ideal_step_ms is None:
         return None
     lost = what_if.step_ms - what_if.ideal_step_ms
-    unlike = [one for one in named if one.kind in _KINDS and (one.kind != "slow_link" or one.ranks)]
+    unlike = [verdict for verdict in named if verdict.kind in _KINDS and (verdict.kind != "slow_link" or verdict.ranks)]
     known = [(one, one.cost_ms_per_step) for one in unlike if one.cost_ms_per_step]
     costs = [(one, _of_all_steps(one, ms, blocks)) for one, ms in known]
     charged = sum(ms for _, ms in costs)
     # On shared CPUs a cost is of what ranks need, and this base of how late they come.
     costs = [(one, ms * min(lost / charged, 1.0)) for one, ms in costs] if charged > 0 else []
     charged = sum(ms for _, ms in costs)
-    known_by = [(one, one.cause, min(one.ms_per_step, max(lost - charged, 0.0))) for one in aside if one.cause]
+    known_by = [
+        (planned, planned.cause, min(planned.ms_per_step, max(lost - charged, 0.0)))
+        for planned in aside
+        if planned.cause
+    ]
     by_rank = _by_rank(blocks, [*costs, *((one, ms) for one, _, ms in known_by)], lost)
     causes = {cause: ms for _, cause, ms in known_by}
     phases = dict(causes)
@@ -88,7 +92,11 @@ def waste_rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ..
 
 def beyond(found: Sequence[Verdict], blocks: Blocks) -> float:
     """Ms of the mean step of the run that verdicts cost beyond the visible delay; below 0 where that is more."""
-    more = [(one, (one.cost_ms_per_step or 0.0) - one.shown_ms) for one in found if one.shown_ms is not None]
+    more = [
+        (verdict, (verdict.cost_ms_per_step or 0.0) - verdict.shown_ms)
+        for verdict in found
+        if verdict.shown_ms is not None
+    ]
     return sum(_of_all_steps(one, ms, blocks) for one, ms in more)
 
 

@@ -44,7 +44,7 @@ def batches(tmp_path: Path) -> list[wire.Batch]:
     spool.connected(0)
     messages = [wire.AgentMessage.FromString(one.message) for one in iter(spool.next, None)]
     spool.close()
-    return [one.batch for one in messages if one.WhichOneof("body") == "batch"]
+    return [message.batch for message in messages if message.WhichOneof("body") == "batch"]
 
 
 def steps(found: list[wire.Batch]) -> list[int]:

@@ -242,7 +242,7 @@ def test_a_full_disk_costs_two_lines_and_no_files(
     assert len(list((tmp_path / "spool").glob("*.spool"))) == 1
     disk.clear()
     fill(spool, 40)
-    assert [one.levelname for one in caplog.records] == ["WARNING", "INFO"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     spool.connected(0)
     assert sent(spool) == list(range(1, 544))
 
@@ -303,7 +303,7 @@ def test_what_was_damaged_while_the_agent_was_away_is_counted(
     batches = sent(again)
     lost = 400 - 10 * len(batches)
     assert (again.ledger.dropped, pending(again)) == ({"damaged": lost}, 400 - lost)
-    assert [f" {lost} samples" in one.getMessage() for one in caplog.records][-1]
+    assert [f" {lost} samples" in record.getMessage() for record in caplog.records][-1]
     again.acknowledge(40)
     assert (lost > 0, pending(again)) == (True, 0)
     again.close()

@@ -220,14 +220,14 @@ async def test_stop_event_trace_throttle_and_need_requests_are_heard(spool: Spoo
                 yield answer
                 if answer.WhichOneof("body") == "ack":
                     yield wire.CollectorMessage(need=wire.Need(refs=[77, 78]))
-                    yield wire.CollectorMessage(zoom=wire.Zoom(job_id="j", stacks=True))
+                    yield wire.CollectorMessage(event_trace_request=wire.EventTraceRequest(job_id="j", stacks=True))
                     yield wire.CollectorMessage(throttle=wire.Throttle(metrics=True, batch_ns=3))
                     yield wire.CollectorMessage(stop=wire.Stop(reason=retry.JOB_OVER))
 
     append(spool, 1)
     async with listening(Talkative()) as collector, shipping(spool, collector.port) as link:
         await until(lambda: "stop" in link.requests and collector.kinds().count("definitions") == 2)
-    assert link.requests[0] == wire.Zoom(job_id="j", stacks=True)
+    assert link.requests[0] == wire.EventTraceRequest(job_id="j", stacks=True)
     assert (link.shipper.held_back, link.shipper.batch_ns) == (True, 3)
 
 
@@ -261,11 +261,13 @@ async def test_a_collector_that_answers_again_is_said(spool: Spool, caplog: pyte
 
     async with listening(Collector()) as collector, shipping(spool, collector.port) as link:
         await until(lambda: link.own.connected)
-        assert not [one for one in caplog.records if one.name == "hindmost_agent.delivery.stream"]
+        assert not [record for record in caplog.records if record.name == "hindmost_agent.delivery.stream"]
         await collector.stop()
         async with listening(collector.successor()):
             await until(lambda: link.own.connects == 2)
-            lost, back = (one.message for one in caplog.records if one.name == "hindmost_agent.delivery.stream")
+            lost, back = (
+                record.message for record in caplog.records if record.name == "hindmost_agent.delivery.stream"
+            )
     assert "does not answer" in lost
     assert "answers again" in back
 

@@ -151,7 +151,7 @@ def test_a_tool_that_a_rank_runs_through_a_shell_is_no_rank(host: Host) -> None:
     process(host.proc, 200, RANK, parent=300, argv="/bin/sh\0-c\0ffmpeg; true\0", start=600)
     process(host.proc, 100, RANK, parent=200, argv="ffmpeg\0in\0", start=601)
     Jobs(host).look(0)
-    assert [one.pid for one in host.ranks] == [300]
+    assert [rank.pid for rank in host.ranks] == [300]
 
 
 def test_what_a_launcher_below_a_rank_starts_are_ranks(host: Host) -> None:
@@ -174,7 +174,7 @@ def test_a_shell_that_becomes_the_rank_is_seen(host: Host) -> None:
     jobs.look(0)
     process(host.proc, 100, RANK, argv="python\0train.py\0")
     jobs.look(PERIOD_NS)
-    assert [(one.pid, one.command) for one in host.ranks] == [(100, "train.py")]
+    assert [(rank.pid, rank.command) for rank in host.ranks] == [(100, "train.py")]
 
 
 def test_processes_that_have_run_for_long_are_rarely_read(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,7 +193,7 @@ def test_processes_that_have_run_for_long_are_rarely_read(host: Host, monkeypatc
     process(host.proc, 100, RANK, argv="python\0train.py\0")
     for look in range(30, 30 + YOUNG):
         jobs.look(look * PERIOD_NS)
-    assert [(one.pid, one.command) for one in host.ranks] == [(100, "train.py")]
+    assert [(rank.pid, rank.command) for rank in host.ranks] == [(100, "train.py")]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_what_runs_a_rank_is_none(host: Host, wrapper: str) -> None:
     process(host.proc, 100, RANK, argv=wrapper)
     process(host.proc, 101, RANK, parent=100)
     Jobs(host).look(0)
-    assert [one.pid for one in host.ranks] == [101]
+    assert [rank.pid for rank in host.ranks] == [101]
 
 
 def test_threads_of_the_kernel_are_looked_at_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,7 +254,7 @@ def test_jobs_that_torchrun_was_given_no_name_for_are_apart(host: Host) -> None:
     for pid in (101, 102, 103, 201, 202, 203):
         (host.proc / f"{pid}/cgroup").write_text("0::/user.slice\n")
     Jobs(host).look(0)
-    assert sorted((one.job_id, one.rank) for one in host.ranks) == [
+    assert sorted((rank.job_id, rank.rank) for rank in host.ranks) == [
         ("torchrun-100-100", 0),
         ("torchrun-100-100", 1),
         ("torchrun-200-200", 0),
@@ -306,7 +306,7 @@ def test_a_ring_that_appears_is_read(host: Host, tmp_path: Path) -> None:
     agent.tick(4 * NS)
     writer.close()
     assert host.own.ring_events == 1
-    assert [(one.job_id, one.rank) for one in host.ranks] == [("job", 1)]
+    assert [(rank.job_id, rank.rank) for rank in host.ranks] == [("job", 1)]
 
 
 def test_the_folder_of_a_job_that_is_over_goes(host: Host, tmp_path: Path) -> None:

@@ -57,7 +57,10 @@ def process(rank: int, pid: int, job: str = "job", size: int = 2) -> RankProcess
 
 def launched(found: tuple[ras.RasCommunicator, ...]) -> list[tuple[int, int, dict[int, int]]]:
     """Hash, size and the sums of each communicator."""
-    return [(one.hash, one.size, {m.rank: sum(m.launched.values()) for m in one.members}) for one in found]
+    return [
+        (communicator.hash, communicator.size, {m.rank: sum(m.launched.values()) for m in communicator.members})
+        for communicator in found
+    ]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_a_wait_began_after_the_answer_that_did_not_have_it() -> None:
 def test_a_wait_began_after_what_a_probe_saw_last(moved: float, since: float) -> None:
     """Of ranks that have stood for long when RAS is first asked, it is not known."""
     ranks = [process(0, 546), process(1, 547)]
-    seen = [Producer(one, int(moved * NS)) for one in ranks]
+    seen = [Producer(rank, int(moved * NS)) for rank in ranks]
     hang = answer("hang_json")
     witness = Witness(Address("", 0), lambda: ranks, lambda: seen, Answers(hang, hang))
     for second in (10, 11):

@@ -261,7 +261,7 @@ def test_xids_are_heard_again_after_an_error(gpu_host: Host, nvml: Any, caplog: 
         read_gpu(sampler)
     nvml.xids.append((1, 63))
     assert read_gpu(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
-    assert len([one for one in caplog.records if "event stream failed" in one.message]) == 1
+    assert len([record for record in caplog.records if "event stream failed" in record.message]) == 1
 
 
 def test_a_gpu_that_refuses_events_silences_no_other(
@@ -272,7 +272,7 @@ def test_a_gpu_that_refuses_events_silences_no_other(
     sampler = NvidiaHealth(gpu_host)
     nvml.xids += [(0, 31), (1, 63)]
     assert read_gpu(sampler)["xid_errors_total", "GPU-00000001", "63"] == 1
-    assert len([one for one in caplog.records if "no XID errors" in one.message]) == 1
+    assert len([record for record in caplog.records if "no XID errors" in record.message]) == 1
     nvml.fails.clear()
     assert read_gpu(sampler)["xid_errors_total", "GPU-00000000", "31"] == 1
 
@@ -355,6 +355,6 @@ def test_a_gpu_that_answers_later_is_taken_on(nvml: Any, caplog: pytest.LogCaptu
     assert all("GPU-00000000" in {key[1] for key in values} for values in found.values())
     assert found[NvidiaHealth]["xid_errors_total", "GPU-00000000", "31"] == 1
     assert found[NvidiaGpm]["sm_activity_ratio", "GPU-00000001"] == pytest.approx(0.936), "goes on where it was"
-    assert [one.message for one in caplog.records if "answer" in one.message] == [
+    assert [record.message for record in caplog.records if "answer" in record.message] == [
         "GPU 0 does not answer (NVML error 15); the agent tries again", "GPU 0 answers now and is sampled",
     ]  # fmt: skip

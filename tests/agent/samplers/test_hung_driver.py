@@ -105,7 +105,7 @@ def test_a_gpu_that_hangs_stops_no_other(
     assert gpus(found["nvidia_state"], "temperature_celsius") == {SECOND: 61}
     assert gpus(found["nvidia_gpm"], "tensor_activity_ratio") == {SECOND: pytest.approx(0.936)}
     assert (+gpu_host.own.errors, gpu_host.own.success["nvidia"]) == ({"nvidia": 1}, 1)
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         f"{FIRST} has not answered nvidia for 10 s: not sampled until it does"
     ]
 
@@ -141,7 +141,7 @@ def test_a_driver_that_is_being_loaded_has_not_failed(
     at(runner, 12)
     assert gpu_host.own.success == {"node": 1, "nvidia": int(comes), "nvidia_state": int(comes)}
     assert +gpu_host.own.errors == ({} if comes else {"nvidia": 1})
-    assert [one.levelname for one in caplog.records] == ([] if comes else ["WARNING"])
+    assert [record.levelname for record in caplog.records] == ([] if comes else ["WARNING"])
 
 
 def test_what_was_read_by_a_thread_that_was_given_up_counts_nowhere(
@@ -333,6 +333,6 @@ def test_an_adapter_that_hangs_stops_neither_the_node_nor_its_gpus(
         found = {reading.sampler for reading in runner.run(second * NS, everything=True)}
         assert found == {"node", "nvidia"}
     assert node.own.success["infiniband"] == 0
-    assert [one.message for one in caplog.records] == [
+    assert [record.message for record in caplog.records] == [
         "the adapter driver has not answered infiniband for 10 s: it is not sampled until it does"
     ]

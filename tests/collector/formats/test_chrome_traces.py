@@ -302,9 +302,9 @@ def test_how_a_trace_was_written_changes_nothing(tmp_path: Path, how: str, inden
         (tmp_path / name).mkdir()
     for rank in range(2):
         trace = _trace(rank)
-        for one in trace["traceEvents"]:
-            if one["cat"] == "kernel":  # a large group: a kernel lists its first ranks, and the header all
-                one["args"] |= {"Process Group Name": "0", "Process Group Ranks": "[0, ...]"}
+        for traceevent in trace["traceEvents"]:
+            if traceevent["cat"] == "kernel":  # a large group: a kernel lists its first ranks, and the header all
+                traceevent["args"] |= {"Process Group Name": "0", "Process Group Ranks": "[0, ...]"}
         (tmp_path / f"a/{rank}.json").write_text(json.dumps(trace))
         (tmp_path / f"b/{rank}.json").write_text(json.dumps(_rewritten(trace, how), indent=indent))
     usual, other = load(tmp_path / "a").tables(), load(tmp_path / "b").tables()
@@ -324,7 +324,7 @@ def test_an_array_of_events_is_a_trace(tmp_path: Path) -> None:
 
 def test_a_lone_process_without_collectives_is_rank_0(tmp_path: Path) -> None:
     """A profile of one process has no distributedInfo, and a name that gives no rank."""
-    happened = [one for one in _trace(0)["traceEvents"] if one["cat"] != "kernel"]
+    happened = [traceevent for traceevent in _trace(0)["traceEvents"] if traceevent["cat"] != "kernel"]
     (tmp_path / "profile.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": happened}))
     run = load(tmp_path)
     assert (run.ranks["rank"].tolist(), run.job.world_size) == ([0], 1)

@@ -77,7 +77,7 @@ def test_who_comes_late_for_exchanges_is_named_whatever_hosts_clocks_are_off_by(
 @pytest.mark.parametrize("clocks", [0, 2 * MS, -20_000])
 def test_experts_that_get_more_in_turn_name_no_rank(tmp_path: Path, clocks: int) -> None:
     """Each rank's expert is the last now and then; clocks a little off make no rank late at each exchange."""
-    assert [one.kind for one in judge(load(_record(tmp_path, clocks=clocks))).verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in judge(load(_record(tmp_path, clocks=clocks))).verdicts] == ["balanced"]
 
 
 @pytest.mark.parametrize("lost", [0, 700])
@@ -140,7 +140,7 @@ def test_exchanges_with_a_communicator_to_themselves_tell_nothing(tmp_path: Path
                     str(end + (rank + 1) * 700_000),
                     str(end + 5_000),
                 )
-        path.write_text("\n".join(",".join(one) for one in cells) + "\n")
+        path.write_text("\n".join(",".join(cell) for cell in cells) + "\n")
     assert _exchanges(folder) == 0
 
 

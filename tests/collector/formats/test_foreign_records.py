@@ -97,9 +97,9 @@ def _experts(folder: Path, *, untrue: bool) -> Path:
 def test_a_step_never_holds_more_than_itself(tmp_path: Path) -> None:
     """Reductions that seemed to take three steps made rank 0 the one that all ranks wait for."""
     report = judge(load(_experts(tmp_path, untrue=True)))
-    assert [(one.kind, one.ranks) for one in report.verdicts] == [("insufficient_data", ())]
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("insufficient_data", ())]
     assert report.verdicts[0].evidence[0].startswith("6 sends and receives per step are inside phases")
-    assert any(one.startswith("How long all_reduce took is not known") for one in report.notes)
+    assert any(note.startswith("How long all_reduce took is not known") for note in report.notes)
 
 
 def test_operations_without_times_remain_known(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_times_that_can_be_are_believed(tmp_path: Path) -> None:
     """Together with the same exchanges."""
     run = load(_experts(tmp_path, untrue=False))
     assert (run.collectives["duration_ns"] == 9).all()
-    assert not any("took is not known" in one for one in run.notes)
+    assert not any("took is not known" in note for note in run.notes)
 
 
 def _pipeline(folder: Path, *, seed: int) -> Path:
@@ -134,12 +134,12 @@ def test_of_a_pipeline_whose_reductions_have_other_times_no_rank_is_named(tmp_pa
             if row[3] == "AllReduce":
                 row[10:12] = (str(int(one) - 90 * MS) for one in row[10:12])
         path.write_text("".join(",".join(row) + "\n" for row in rows))
-    assert not any(one.ranks for one in judge(load(folder)).verdicts)
+    assert not any(verdict.ranks for verdict in judge(load(folder)).verdicts)
 
 
 def test_a_simulated_pipeline_has_its_own_times(tmp_path: Path) -> None:
     """They are logged when operations have ended."""
     folder = _pipeline(tmp_path, seed=1)
     run = load(folder)
-    assert not any("took is not known" in one for one in run.notes)
-    assert [one.kind for one in judge(run).verdicts] == ["balanced"]
+    assert not any("took is not known" in note for note in run.notes)
+    assert [verdict.kind for verdict in judge(run).verdicts] == ["balanced"]

@@ -62,7 +62,7 @@ def test_times_that_no_job_has_are_left_out_and_counted(tmp_path: Path) -> None:
     calls["start_ns"][[7, 9]] = 2**62, -(2**62)
     write(replace(run, steps=steps, collectives=calls), tmp_path, "run")
     report = judge(load(tmp_path))
-    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (1,))]
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (1,))]
     assert (report.job.step_ms["mean"] or 0.0) < 10_000
     assert [note for note in report.notes if "left out" in note] == [
         "rows with times that no job has, a year long or after 2100, are left out: 1 of steps, 2 of collectives"

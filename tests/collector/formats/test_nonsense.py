@@ -297,4 +297,4 @@ def test_a_pipeline_that_hangs_in_its_first_step_hangs(tmp_path: Path) -> None:
     """One step is enough for that, and too little for all checks that need several, which do not run."""
     scenario = Scenario(4, 40, layout="pp_dp", pipeline=2, faults=(Fault("hang", (2,), onset=1),))
     write(simulate(scenario).run, tmp_path / "hung", "traces")
-    assert [(one.kind, one.ranks) for one in judge(load(tmp_path / "hung")).verdicts] == [("hang", (2,))]
+    assert [(verdict.kind, verdict.ranks) for verdict in judge(load(tmp_path / "hung")).verdicts] == [("hang", (2,))]

@@ -47,17 +47,17 @@ def test_two_answers_alike_name_who_is_waited_for(tmp_path: Path, kind: str) -> 
 )
 def test_what_moves_or_lacks_a_rank_names_nobody(tmp_path: Path, names: tuple[str, ...]) -> None:
     """A job at work has ranks ahead of each other, and a rank that does not answer may be the last."""
-    assert {one.kind for one in keep(tmp_path, *names).verdicts} == {"insufficient_data"}
+    assert {verdict.kind for verdict in keep(tmp_path, *names).verdicts} == {"insufficient_data"}
 
 
 def test_one_answer_is_a_moment_and_a_copy_of_it_is_the_same(tmp_path: Path) -> None:
     """The advice is what is missing: a second answer."""
     report = keep(tmp_path, "hang_json")
-    assert {one.kind for one in report.verdicts} == {"insufficient_data"}
+    assert {verdict.kind for verdict in report.verdicts} == {"insufficient_data"}
     assert report.verdicts[0].advice[0].startswith("keep a second answer")
     assert ONE_ANSWER in report.notes
     (tmp_path / "copy.txt").write_bytes((tmp_path / "0.txt").read_bytes())
-    assert {one.kind for one in judge(load(tmp_path)).verdicts} == {"insufficient_data"}
+    assert {verdict.kind for verdict in judge(load(tmp_path)).verdicts} == {"insufficient_data"}
 
 
 def test_two_answers_of_a_job_at_work_ask_for_a_recording(tmp_path: Path) -> None:
@@ -70,4 +70,4 @@ def test_a_copy_of_a_text_has_its_time(tmp_path: Path) -> None:
     """A text does not say when it was made: two answers of a hang are the same bytes."""
     keep(tmp_path, "hang_text")
     shutil.copy2(tmp_path / "0.txt", tmp_path / "copy.txt")
-    assert {one.kind for one in judge(load(tmp_path)).verdicts} == {"insufficient_data"}
+    assert {verdict.kind for verdict in judge(load(tmp_path)).verdicts} == {"insufficient_data"}

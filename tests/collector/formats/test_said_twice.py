@@ -47,7 +47,7 @@ def test_a_phase_that_took_no_time_in_a_few_steps_was_not_measured_there(folder:
 
 def test_phases_missing_in_a_few_steps_leave_the_cause(folder: Path) -> None:
     """A rank's longer computing is read from the steps that say how long it computed."""
-    wanted = [(one.kind, one.ranks, one.cause) for one in judge(load(folder)).verdicts]
+    wanted = [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(load(folder)).verdicts]
     for path in folder.glob("steps.*"):
         _set(path, [5, 13, 30], fwd_ms=0.0, bwd_ms=0.0)
-    assert [(one.kind, one.ranks, one.cause) for one in judge(load(folder)).verdicts] == wanted
+    assert [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(load(folder)).verdicts] == wanted

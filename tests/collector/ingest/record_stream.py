@@ -67,7 +67,7 @@ def main() -> None:
     """Record."""
     with tempfile.TemporaryDirectory() as folder:
         messages = asyncio.run(recorded(Path(folder)))
-    content = b"".join(struct.pack("<I", len(one)) + one for one in messages)
+    content = b"".join(struct.pack("<I", len(message)) + message for message in messages)
     Path(sys.argv[1]).write_bytes(gzip.compress(content, mtime=0))
 
 

@@ -26,7 +26,7 @@ CLEAN = {"missing": 0, "doubled": 0, "unknown": 0}
 @contextlib.asynccontextmanager
 async def running(*clients):
     """The clients' lives, ended with the block."""
-    lives = [asyncio.create_task(one.run()) for one in clients]
+    lives = [asyncio.create_task(client.run()) for client in clients]
     try:
         yield
     finally:
@@ -74,15 +74,15 @@ async def test_full_disk(collecting, small_disk, tmp_path):
         async with running(*clients):
             for one in clients:
                 one.make()
-            await until(lambda: all(one.acked == 1 for one in clients))
+            await until(lambda: all(client.acked == 1 for client in clients))
             fill(small_disk / "ballast")
             for one in clients:
                 for _ in range(50):
                     one.make()
             await until(lambda: collector.recorder.failures > 2)
-            reason, acked = collector.endpoints.ready(), [one.acked for one in clients]
+            reason, acked = collector.endpoints.ready(), [client.acked for client in clients]
             (small_disk / "ballast").unlink()
-            await until(lambda: all(one.acked == one.sequence for one in clients))
+            await until(lambda: all(client.acked == client.sequence for client in clients))
             ready = collector.endpoints.ready()
     assert (reason, acked, ready) == ("recording fails: the disk is full", [1, 1], None)
     assert troubles(clients, small_disk) == {}
@@ -176,7 +176,7 @@ def announce_gigabyte(host, port):
     """Begin a message that says it has 1 GB; what the server answers, once it has ended the stream."""
     named = {b":method": b"POST", b":scheme": b"http", b":path": b"/hindmost.v1.Telemetry/Stream", b":authority": b"x"}
     named |= {b"te": b"trailers", b"content-type": b"application/grpc"}
-    fields = b"".join(header(*one) for one in named.items())
+    fields = b"".join(header(*item) for item in named.items())
     with socket.create_connection((host, port), timeout=200) as connection:
         connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"") + frame(1, 4, 1, fields))
         connection.sendall(frame(0, 0, 1, b"\0" + struct.pack(">I", 1 << 30) + bytes(16_000)))
@@ -213,7 +213,7 @@ async def test_two_agents_of_one_identity(collecting, tmp_path, caplog):
             for one in twins:
                 for _ in range(20):
                     one.make()
-            await until(lambda: all(one.acked == 20 for one in twins))
+            await until(lambda: all(twin.acked == 20 for twin in twins))
             await until(lambda: next(iter(collector.ingest.agents.values())).contested)
         counts = collector.ingest.counts
     assert troubles(twins[:1], tmp_path) == {}

@@ -127,7 +127,7 @@ def test_rejected_calls_are_answered_counted_and_logged(collecting, collector_pr
                 lines = answer.read().decode()
             shown = re.findall(r'^hindmost_collector_refused_streams_total{reason="(\w+)"} (.*)$', lines, re.MULTILINE)
         if not relayed:
-            return answers, shown, [(one.levelname, one.message, one.exc_info) for one in caplog.records]
+            return answers, shown, [(record.levelname, record.message, record.exc_info) for record in caplog.records]
         relay.popen.terminate()
         lines = [json.loads(line) for line in relay.popen.communicate()[1].splitlines()]
         return answers, shown, [(one["level"].upper(), one["message"], one.get("traceback")) for one in lines]
@@ -154,7 +154,7 @@ def test_rejected_calls_are_logged_once_a_minute(caplog):
     for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
         calls.count("garbage", peer, "noise")
     told = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
-    assert [one.message for one in caplog.records] == [told, f"{told} (2 more like it since the last such line)"]
+    assert [record.message for record in caplog.records] == [told, f"{told} (2 more like it since the last such line)"]
     assert calls.counts["garbage"] == 5
 
 
@@ -174,4 +174,6 @@ async def test_broken_tick_is_replayed(collecting, fake_agent, tmp_path, monkeyp
         await agent.close()
     run = read_run(tmp_path)
     assert (sorted(run.steps["step"].tolist()), run.ranks["rank"].tolist()) == ([0, 0, 1, 1], [0, 1])
-    assert [one.message for one in caplog.records if one.exc_info] == ["a tick failed; its data is requested again"]
+    assert [record.message for record in caplog.records if record.exc_info] == [
+        "a tick failed; its data is requested again"
+    ]

@@ -62,7 +62,7 @@ async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_ag
     """One job over two relays, one of which is killed: every step of every rank is stored once, and rank 3 is named."""
     collector = collector_process("--out", tmp_path, "--job-id", "j", "--http", "none", "--exit-when-stdin-closes")
     relays = [collector_process("--relay-to", collector.addresses["grpc"], "--http", "none") for _ in range(2)]
-    addresses = [one.addresses["grpc"] for one in relays]
+    addresses = [relay.addresses["grpc"] for relay in relays]
     steps = range(STEPS)
 
     def killing(step):
@@ -76,7 +76,7 @@ async def test_relay_killed_loses_and_doubles_nothing(collector_process, fake_ag
     assert collector.popen.wait(300) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["job"]["world_size"] == 4
-    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]][:1] == [("straggler", [3])]
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in report["verdicts"]][:1] == [("straggler", [3])]
 
 
 async def test_through_a_relay_the_clock_goes_apart_from_batches(collector_process, fake_agent):
@@ -291,7 +291,7 @@ async def test_what_is_no_collector_is_named_and_ends_no_link(peer, silence_s, r
     caplog.set_level(logging.WARNING, "hindmost_collector")
 
     def said():
-        return [one.getMessage() for one in caplog.records if one.name.startswith("hindmost")]
+        return [record.getMessage() for record in caplog.records if record.name.startswith("hindmost")]
 
     async with peer() as port:
         link = Link(f"127.0.0.1:{port}", jitter=lambda: 0.0, silence_s=silence_s)

@@ -33,7 +33,7 @@ def test_blocks_of_any_shape_keep_their_rows(blocks):
         block = wire.StepBlock(step=values if has_a else [], work=values if has_b else [])
         extras = {"c": np.array(values).tobytes()} if has_c else {}
         table.add(packed(block), count, Owners.of([count], [rank]), (), extras=extras)
-        expected += [(rank, *(one if has else -1 for has in (has_a, has_b, has_c))) for one in values]
+        expected += [(rank, *(value if has else -1 for has in (has_a, has_b, has_c))) for value in values]
     assert rows(table) == sorted(expected)
     assert table.take()["a"].size == 0
 

@@ -96,7 +96,7 @@ class Paced:
             events=[],
             history=StepHistory(),
             window=SimpleNamespace(last_step=41, still_ns=0),
-            stall=SimpleNamespace(in_haste=lambda job: False, question=lambda job: None, ripe=lambda job: False),
+            stall=SimpleNamespace(urgent=lambda job: False, question=lambda job: None, timed_out=lambda job: False),
             infer_steps=lambda: None,
             first_step=lambda report: None,
             last_step=lambda report: 41,

@@ -42,10 +42,10 @@ class Told(Window):
 
 def test_a_job_that_is_well_again_is_served_as_balanced(over: dict[str, Any]) -> None:
     """An alert tells "well again" from "gone": one series says balanced, since the step at which the verdict ended."""
-    assert [one["kind"] for one in over["verdicts"]] == ["straggler"]
+    assert [verdict["kind"] for verdict in over["verdicts"]] == ["straggler"]
     until = over["verdicts"][0]["until_step"]
     text = JobPage().text([live(over, STEPS - 1)], Contact([], 0))
-    (line,) = [one for one in text.splitlines() if one.startswith("hindmost_verdict_info{")]
+    (line,) = [splitline for splitline in text.splitlines() if splitline.startswith("hindmost_verdict_info{")]
     assert 'kind="balanced"' in line
     assert f'since_step="{until}"' in line
     assert "hindmost_verdict_cost_ratio{" not in text  # what is not measured is left out
@@ -55,7 +55,7 @@ def test_of_too_few_steps_since_nothing_is_said(over: dict[str, Any]) -> None:
     """With fewer steps than a judgement needs, how they are is unknown."""
     until = over["verdicts"][0]["until_step"]
     assert live(over, until + DEFAULT.min_steps - 1).verdicts() == []
-    assert [one["kind"] for one in live(over, until + DEFAULT.min_steps).verdicts()] == ["balanced"]
+    assert [verdict["kind"] for verdict in live(over, until + DEFAULT.min_steps).verdicts()] == ["balanced"]
 
 
 def test_a_verdict_that_holds_is_served_alone(over: dict[str, Any]) -> None:

@@ -1,13 +1,13 @@
 """Claims that full evaluations do not confirm are checked less and less often, until they are no longer made."""
 
-from hindmost_collector.live.evaluation_schedule import Doubts
+from hindmost_collector.live.evaluation_schedule import UnconfirmedClaims
 
 KEY, OTHER = ("straggler", (3,)), ("straggler", (4,))
 
 
-def asked_in_vain(times: int) -> tuple[Doubts, float]:
+def asked_in_vain(times: int) -> tuple[UnconfirmedClaims, float]:
     """Doubts of what was asked so many times, each as soon as it was worth it, and when the last time was."""
-    doubts, now = Doubts(), 0.0
+    doubts, now = UnconfirmedClaims(), 0.0
     for _ in range(times):
         while not doubts.worth({KEY}, now):
             now += 0.5

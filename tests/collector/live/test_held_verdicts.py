@@ -144,7 +144,7 @@ def test_a_job_that_marks_no_steps_has_verdicts_with_an_end_too() -> None:
     """When a report leaves one out, it held until the last of the steps that the report counts."""
     scenario = Scenario(8, 80, seed=3, faults=(Fault("compute", (3,), 0.2, 30),))
     *_, (_, report, _) = judged_live(scenario, marked=False)
-    assert [(one["kind"], one["until_step"]) for one in report["verdicts"]] == [("straggler", None)]
+    assert [(verdict["kind"], verdict["until_step"]) for verdict in report["verdicts"]] == [("straggler", None)]
     job = LiveJob("j", 0)
     log = VerdictLog()
     list(log.update(report["verdicts"], 1, job.last_step(report)))
@@ -170,10 +170,10 @@ def test_the_page_has_the_verdict_at_each_evaluation_while_it_holds() -> None:
 def test_what_was_seen_to_begin_is_never_said_to_be_older() -> None:
     """Though the window begins after it later."""
     held = [
-        one
+        verdict
         for _, report, _ in watched(Scenario(8, STEPS, seed=3, faults=(FAULTS["straggler"],)))
-        for one in report["verdicts"]
-        if one["kind"] == "straggler" and one["until_step"] is None
+        for verdict in report["verdicts"]
+        if verdict["kind"] == "straggler" and verdict["until_step"] is None
     ]
     assert len(held) > 8
     assert not [line for one in held for line in one["evidence"] if line.startswith(OLDER)]
@@ -188,7 +188,7 @@ def test_unmarked_steps_keep_their_numbers_as_the_window_goes_on(layout: Any) ->
     and the end are counted as the onset is."""
     scenario = Scenario(8, STEPS, seed=3, layout=layout, faults=(FAULTS["straggler"],), **LAYOUTS[layout])
     found = list(judged_live(scenario, marked=False))
-    onsets = [one["since_step"] for _, report, _ in found for one in report["verdicts"] if one["ranks"]]
+    onsets = [verdict["since_step"] for _, report, _ in found for verdict in report["verdicts"] if verdict["ranks"]]
     assert onsets[0] == pytest.approx(ONSET, abs=2)
     assert min(onsets) == onsets[0]
     closed = [event["verdict"] for _, _, told in found for event in told if event["event"] == "closed"]
@@ -227,7 +227,7 @@ def test_what_begins_with_the_window_may_be_older() -> None:
 def test_a_slow_network_that_never_was_fast_is_none() -> None:
     """What transfers always took is how the job is: nothing is carried from one window to the next."""
     scenario = Scenario(8, 200, seed=3, transfer_share=0.4)
-    assert {one["kind"] for _, report, _ in judged_live(scenario) for one in report["verdicts"]} <= {
+    assert {verdict["kind"] for _, report, _ in judged_live(scenario) for verdict in report["verdicts"]} <= {
         "balanced",
         "insufficient_data",
     }

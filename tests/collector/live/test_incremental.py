@@ -101,7 +101,7 @@ def test_an_incremental_evaluation_names_the_same_ranks_and_describes_a_few() ->
     """The same judge on the same steps, without what only a reader asks."""
     run = simulate(Scenario(100, 60, seed=5, faults=(Fault("compute", (3,), 0.2),))).run
     whole, look = judge(run), judge(replace(run, look=True))
-    assert [(one.kind, one.ranks) for one in look.verdicts] == [("straggler", (3,))]
+    assert [(verdict.kind, verdict.ranks) for verdict in look.verdicts] == [("straggler", (3,))]
     assert outcome_of(look).costs == outcome_of(whole).costs
     assert outcome_of(look).step_ms == outcome_of(whole).step_ms
     assert outcome_of(look).transfer_ms == pytest.approx(outcome_of(whole).transfer_ms, rel=0.05)
@@ -193,7 +193,7 @@ def test_news_during_a_full_evaluation_is_kept(*, inside: bool) -> None:
     judging.judged("j", changing, beside=True)
     step[0] = 200.0
     began = now[0]
-    while not judging.whole_due("j") and now[0] < began + 100:
+    while not judging.full_due("j") and now[0] < began + 100:
         now[0] += 1.5
         judging.look("j", lambda: taking(0.05))
     assert now[0] - began <= 3.0

@@ -125,11 +125,11 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
     """Not at the next turn of judging, and once for each time that it stands still."""
     job = standing(definitions)
     heard(job.window, definitions, 4)
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
     heard(job.window, definitions, 5)
-    assert job.stall.ripe(job)
+    assert job.stall.timed_out(job)
     assert hang_in(job.window, definitions) is not None
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
 
 
 def test_a_job_that_stops_before_its_first_evaluation_is_judged_as_soon(definitions: Definitions) -> None:
@@ -138,10 +138,10 @@ def test_a_job_that_stops_before_its_first_evaluation_is_judged_as_soon(definiti
     job.report = None
     heard(job.window, definitions, 4)
     assert job.stall.question(job) is not None
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
     heard(job.window, definitions, 5)
-    assert job.stall.ripe(job)
-    assert not job.stall.ripe(job)
+    assert job.stall.timed_out(job)
+    assert not job.stall.timed_out(job)
 
 
 def test_slow_steps_count_before_the_first_evaluation_too(definitions: Definitions) -> None:
@@ -152,9 +152,9 @@ def test_slow_steps_count_before_the_first_evaluation_too(definitions: Definitio
     steps |= {"rank": np.arange(4), "start_ns": np.full(4, -3 * SECOND), "duration_ns": np.full(4, 4 * SECOND)}
     job.window.add(Chunk({"steps": steps}, {}, [], []), definitions)
     heard(job.window, definitions, 11)
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
     heard(job.window, definitions, 12)
-    assert job.stall.ripe(job)
+    assert job.stall.timed_out(job)
 
 
 def test_a_job_that_stops_in_its_first_operation_stands_since_then(definitions: Definitions) -> None:
@@ -163,9 +163,9 @@ def test_a_job_that_stops_in_its_first_operation_stands_since_then(definitions: 
     job.window = waiting(definitions)
     heard(job.window, definitions, 4)
     assert job.window.quiet_ns == job.window.still_ns == 3 * SECOND
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
     heard(job.window, definitions, 5)
-    assert job.stall.ripe(job)
+    assert job.stall.timed_out(job)
 
 
 def test_the_judge_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,9 +184,9 @@ def test_slow_steps_make_patience_longer(definitions: Definitions) -> None:
     job = standing(definitions)
     job.report = {"job": {"step_ms": {"p50": 3000.0, "p99": 4000.0}}}
     heard(job.window, definitions, 11)
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
     heard(job.window, definitions, 12)
-    assert job.stall.ripe(job)
+    assert job.stall.timed_out(job)
 
 
 def stack(job: LiveJob, definitions: Definitions, rank: int, second: float) -> None:
@@ -201,12 +201,12 @@ def test_stacks_that_come_late_are_judged_when_they_come(definitions: Definition
     heard(job.window, definitions, 3)
     assert job.stall.question(job) is not None
     heard(job.window, definitions, 5)
-    assert job.stall.ripe(job)
+    assert job.stall.timed_out(job)
     heard(job.window, definitions, 6)
-    assert not job.stall.ripe(job)
+    assert not job.stall.timed_out(job)
     stack(job, definitions, 3, 6.5)
-    assert job.stall.ripe(job)
-    assert not job.stall.ripe(job)
+    assert job.stall.timed_out(job)
+    assert not job.stall.timed_out(job)
 
 
 def test_a_job_whose_ranks_all_compute_does_not_stand_still(definitions: Definitions) -> None:
@@ -225,7 +225,7 @@ def test_what_is_said_of_a_job_that_may_hang_is_looked_at_with_haste(definitions
     hasty = []
     for second in (2, 5, 8, 9, 60):
         heard(job.window, definitions, second)
-        hasty.append(job.stall.in_haste(job))
+        hasty.append(job.stall.urgent(job))
     assert hasty == [True, True, True, False, False]
 
 
@@ -235,7 +235,7 @@ def test_a_rank_that_is_said_to_wait_still_is_heard_of(definitions: Definitions)
     again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 5 * SECOND)])
     states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0, -1, -1)])
     job.window.add(Chunk({}, {"in_flight": again, "rank_states": states}, [], []), definitions)
-    assert job.stall.ripe(job)
+    assert job.stall.timed_out(job)
 
 
 @pytest.mark.parametrize("life", [FINISHED, VANISHED])

@@ -267,7 +267,7 @@ def test_the_end_of_a_job_closes_what_is_open_and_tells_what_was_found_last() ->
     list(log.update([verdict()], 1, last_step=100, first_step=0))
     other = verdict(ranks=[5], since_step=300)
     events = list(log.ended([verdict(4.0), other], 2))
-    assert [(one["event"], one["verdict"]["ranks"], one.get("ended", False)) for one in events] == [
+    assert [(event["event"], event["verdict"]["ranks"], event.get("ended", False)) for event in events] == [
         ("closed", [2], True),
         ("opened", [5], False),
         ("closed", [5], True),

@@ -56,7 +56,9 @@ def until(run: Run) -> list[int]:
 def test_who_waits_for_ranks_that_did_not_tell_yet_waits_for_no_network(job: Run) -> None:
     """The slow rank's newest steps are on their way: what the others wait is judged when these are there."""
     run = without(job, BEHIND, since=ONSET + 2)
-    assert [one.kind for one in judge(reported_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in judge(reported_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts] == [
+        "balanced"
+    ]
     run = without(job, BEHIND, since=ONSET + 20)
     (one,) = judge(reported_by_all(run, step_ns(job), set(), EVERYTHING)).verdicts
     assert (one.kind, one.ranks, one.since_step) == ("straggler", (5,), pytest.approx(ONSET, abs=2))
@@ -66,7 +68,9 @@ def test_steps_that_some_ranks_do_not_tell_of_make_nothing_cheaper(job: Run) -> 
     """A window that has lost the first steps of some ranks, and not yet the last of others."""
     (whole,) = judge(job).verdicts
     run = without(without(job, BEHIND, since=STEPS - 15), range(8, 16), before=15)
-    assert [one.cost_ms_per_step for one in judge(run).verdicts] != [pytest.approx(whole.cost_ms_per_step, rel=0.2)]
+    assert [verdict.cost_ms_per_step for verdict in judge(run).verdicts] != [
+        pytest.approx(whole.cost_ms_per_step, rel=0.2)
+    ]
     (one,) = judge(reported_by_all(run, step_ns(job), set(), set())).verdicts
     assert one.cost_ms_per_step == pytest.approx(whole.cost_ms_per_step, rel=0.05)
 

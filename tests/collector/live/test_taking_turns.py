@@ -51,7 +51,7 @@ async def test_jobs_are_sealed_one_at_a_time_while_others_are_judged():
     judging.judge = lambda run: "judged"
     assert judging.at_the_end(lambda: "all of it") == ("all of it", "judged")
     assert judging.due("c")
-    assert judging.wholes.pays(0.0)
+    assert judging.full_evaluations.pays(0.0)
 
 
 @pytest.mark.parametrize(("now", "pause"), [(-0.5, 0.5), (0.0, 0.25), (0.25, 9.0)])
@@ -89,15 +89,15 @@ def test_judging_is_busy_while_it_judges():
 
 
 @pytest.mark.parametrize(
-    ("writing", "overdue", "ripe", "judged"),
+    ("writing", "overdue", "timed_out", "judged"),
     [(False, False, False, True), (True, False, False, False), (True, True, False, True), (True, False, True, True)],
 )
-async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, judged):
+async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, timed_out, judged):
     """A job is not judged while a write is under way, unless its verdicts get old or it may hang; then the whole of its
     window is."""
     looked, told = [], []
 
-    stall = SimpleNamespace(in_haste=lambda job: True, question=lambda job: None, ripe=lambda job: ripe)
+    stall = SimpleNamespace(urgent=lambda job: True, question=lambda job: None, timed_out=lambda job: timed_out)
     job = SimpleNamespace(
         id="j", sealed=False, revision=1, judged_revision=0, stall=stall, window=SimpleNamespace(still_ns=0)
     )
@@ -118,7 +118,7 @@ async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, ripe, ju
     watch = Watch(collector, judging, never_ends)
 
     async def turn(job, *, whole):
-        assert whole == ripe
+        assert whole == timed_out
         told.append(job.id)
         job.judged_revision = job.revision
 
@@ -151,7 +151,7 @@ class Costly:
             rows=lambda name: 50_000,
             look=self.look,
             judged=self.judged,
-            whole_due=lambda name: self.news is not False,
+            full_due=lambda name: self.news is not False,
             settled=lambda name: self.agree,
         )
 
@@ -250,7 +250,7 @@ async def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_th
 
     watch = costly.watch(judging)
     await watch.turn(costly.job, whole=False)
-    assert watch.wholes == {}
+    assert watch.full_evaluations == {}
 
 
 def test_a_tick_in_parts_keeps_the_order():

@@ -141,7 +141,7 @@ def test_what_costs_more_for_some_steps_is_a_change_of_what_holds_all_along() ->
     log, always, more = VerdictLog(), verdict(since_step=0), verdict(since_step=120, cost_ms_per_step=3.0)
     reports = [[always], [always, more], [{**more, "until_step": 140}, always], [{**more, "until_step": 140}, always]]
     found = [[*log.update(report, now, last_step=120 + now)] for now, report in enumerate(reports)]
-    assert [[(one["event"], one["verdict"]["cost_ms_per_step"]) for one in events] for events in found] == [
+    assert [[(event["event"], event["verdict"]["cost_ms_per_step"]) for event in events] for events in found] == [
         [("opened", 4.0)],
         [("changed", 7.0)],
         [("changed", 4.0)],
@@ -169,7 +169,7 @@ def test_an_episode_that_was_over_is_not_the_one_that_is_open() -> None:
 def test_a_set_that_loses_or_gains_a_rank_is_the_same() -> None:
     """With the same cause, as long as most of its ranks are in both."""
     pair = verdict(ranks=[2, 3])
-    assert [found[0][0] for found in events_of(VerdictLog(), [pair], [verdict(ranks=[2, 3, 4])], [pair])] == [
+    assert [event[0][0] for event in events_of(VerdictLog(), [pair], [verdict(ranks=[2, 3, 4])], [pair])] == [
         "opened",
         "changed",
         "changed",
@@ -287,7 +287,7 @@ def test_a_job_that_begins_anew_has_no_trouble_of_before() -> None:
     log = VerdictLog()
     list(log.update([verdict(since_step=5000)], 0, last_step=5200))
     events = list(log.update([verdict(since_step=10)], 1, last_step=60))
-    assert [(one["event"], one["verdict"]["since_step"]) for one in events] == [("closed", 5000), ("opened", 10)]
+    assert [(event["event"], event["verdict"]["since_step"]) for event in events] == [("closed", 5000), ("opened", 10)]
 
 
 def test_what_is_in_doubt_stands_last() -> None:

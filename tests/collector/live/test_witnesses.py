@@ -57,7 +57,7 @@ def test_a_rank_that_becomes_slow_is_named_though_few_ranks_are_judged_by_collec
     *_, (run, report) = reports(slow, newest=newest)
     assert run.witnesses is not None
     assert len(run.witnesses) < RANKS / 2
-    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (SLOW,))]
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (SLOW,))]
     assert len(report.ranks) == RANKS or newest
 
 
@@ -72,7 +72,7 @@ def test_what_a_slow_rank_costs_is_about_what_all_collectives_tell() -> None:
 def test_a_healthy_job_of_which_a_sample_is_judged_is_balanced(healthy: tuple[Run, Report]) -> None:
     """All ranks' waits were summed, and none waits less than ranks do by chance."""
     run, report = healthy
-    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert run.witnesses is not None
     assert SLOW not in run.witnesses
     assert any(f"{len(run.witnesses)} of {RANKS} ranks" in note for note in report.notes)

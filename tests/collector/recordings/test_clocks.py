@@ -69,7 +69,10 @@ def write_dump(folder: Path, rank: int, last: int, **off: Any) -> None:
 
 
 def verdicts(folder: Path) -> list[Any]:
-    return [(one.kind, one.ranks, one.victims, one.cause, one.since_step) for one in judge(load(folder)).verdicts]
+    return [
+        (verdict.kind, verdict.ranks, verdict.victims, verdict.cause, verdict.since_step)
+        for verdict in judge(load(folder)).verdicts
+    ]
 
 
 @pytest.mark.parametrize("offset", [DAY, -DAY, -HOUR])
@@ -162,7 +165,7 @@ def test_dumps_that_stopped_elsewhere_are_refused(tmp_path: Path) -> None:
 def test_a_clock_far_off_leaves_the_order_of_operations() -> None:
     """Though some lines of that process, or of the others, are missing."""
     rng = np.random.default_rng(3)
-    process, number = (one.ravel() for one in np.indices((4, 200)))
+    process, number = (index.ravel() for index in np.indices((4, 200)))
     kept = rng.random(len(process)) > 0.2
     process, number = process[kept], number[kept]
     op = np.where(number % 2, "all_reduce", "all_gather")

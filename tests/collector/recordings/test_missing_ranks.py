@@ -96,7 +96,7 @@ def test_a_culprit_is_named_though_a_victim_s_file_is_missing(tmp_path: Path) ->
     """That is no reason to name none; the file counts as missing all the same where others know of the rank."""
     _csv_of(_fixture(tmp_path), 2).unlink()
     report = _judged(tmp_path)
-    assert [one["ranks"] for one in report["verdicts"]] == [[1]]
+    assert [verdict["ranks"] for verdict in report["verdicts"]] == [[1]]
     assert f"{PROFILER}: rank 2's file is missing." in report["notes"]
 
 
@@ -161,7 +161,7 @@ def test_without_a_rank_of_a_tensor_group_no_link_and_no_victim_is_blamed(tmp_pa
     _recorded(tmp_path, layout="tp_dp", tensor=2)
     _csv_of(tmp_path, 1).unlink()
     report = _judged(tmp_path)
-    assert [one["kind"] for one in report["verdicts"]] == ["insufficient_data"]
+    assert [verdict["kind"] for verdict in report["verdicts"]] == ["insufficient_data"]
     assert "likely for a missing rank" in _told(report)
     assert f"{PROFILER}: the files of 1 of 4 ranks are missing (ranks unknown)." in report["notes"]
 
@@ -188,7 +188,7 @@ def test_a_culprit_without_a_log_of_its_steps_is_named_by_the_collectives(tmp_pa
     folder = unpacked("inspector-ddp-slow-rank0", tmp_path)
     (folder / "steps.0.jsonl").unlink()
     report = _judged(folder)
-    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [0])]
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in report["verdicts"]] == [("straggler", [0])]
     assert report["verdicts"][0]["cost_ms_per_step"] == pytest.approx(3.6, rel=0.2)
 
 
@@ -199,6 +199,6 @@ def test_steps_alone_clear_no_rank_without_any(tmp_path: Path) -> None:
         path.unlink()
     run = load(tmp_path)
     found = judge(replace(run, steps=select(run.steps, run.steps["rank"] != 1))).to_dict()
-    assert [one["kind"] for one in found["verdicts"]] == ["insufficient_data"]
+    assert [verdict["kind"] for verdict in found["verdicts"]] == ["insufficient_data"]
     assert "the steps of rank 1 are not recorded" in _told(found)
     assert "of rank 1" in found["verdicts"][0]["advice"][0]

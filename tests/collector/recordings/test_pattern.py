@@ -57,7 +57,7 @@ def test_who_is_late_in_a_part_of_the_steps_is_named(tmp_path: Path, since: int)
     apart = (run.collectives["seq"] - 7) // PLACES - run.collectives["step"]
     assert len(np.unique(apart[known])) == 1
     report = judge(run).to_dict()
-    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [2])]
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in report["verdicts"]] == [("straggler", [2])]
     assert report["job"]["step_ms"]["mean"] == pytest.approx(STEP_US / 1000, rel=0.02)
 
 

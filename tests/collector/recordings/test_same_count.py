@@ -23,7 +23,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _steps(recording: Table, more: int = 0) -> dict[tuple[int, int], int]:
     """Rank and number of an operation to its step."""
     columns = (recording["rank"], recording["seq"] + more, recording["step"])
-    return {(rank, seq): step for rank, seq, step in zip(*(one.tolist() for one in columns), strict=True)}
+    return {(rank, seq): step for rank, seq, step in zip(*(column.tolist() for column in columns), strict=True)}
 
 
 @pytest.mark.parametrize("share", [0.1, 0.4])

@@ -232,7 +232,7 @@ def test_no_more_processes_are_advised_where_cpus_are_too_few() -> None:
     """Workers would wait for a CPU like all others; the same job with free CPUs is advised to have some."""
     samples = [("hindmost_node_cpus", "{}", second, 8.0) for second in (0, 9)]
     labels = [f'{{"rank": "{rank}"}}' for rank in range(4)]
-    samples += [("hindmost_process_children", one, second, 0.0) for one in labels for second in (0, 9)]
+    samples += [("hindmost_process_children", label, second, 0.0) for label in labels for second in (0, 9)]
     run = simulate(Scenario(4, 60, input_share=0.6)).run
     metrics = loads.metrics(samples)
     metrics["node"] = np.full(len(metrics["name"]), run.ranks["node"][0])

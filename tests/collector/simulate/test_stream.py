@@ -36,7 +36,7 @@ def collected(folder: Path, scenario: Scenario, until: str | None = None) -> int
             count = await asyncio.to_thread(send, scenario, address)
             deadline = time.monotonic() + 20
             while until and time.monotonic() < deadline:
-                if any(one["kind"] == until for job in collector.jobs.values() for one in job.verdicts()):
+                if any(verdict["kind"] == until for job in collector.jobs.values() for verdict in job.verdicts()):
                     break
                 await asyncio.sleep(0.05)
             return count
@@ -81,7 +81,11 @@ def test_what_all_nodes_have_is_made_once(monkeypatch: pytest.MonkeyPatch) -> No
     opened = [job.opening(node) for node in job.nodes]
     assert len(list(job.batches())) == 2 * 10
     assert len(made) == 1
-    places = [(one.rank_in, one.size) for _, definitions in opened for one in definitions.definitions.communicators]
+    places = [
+        (communicator.rank_in, communicator.size)
+        for _, definitions in opened
+        for communicator in definitions.definitions.communicators
+    ]
     assert places == [(rank, 16) for rank in range(16)]
 
 
@@ -135,7 +139,7 @@ def test_a_job_that_stops_is_named_live(tmp_path: Path, cause: str) -> None:
     told = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
     assert [(one["event"], one["verdict"]["kind"], one["verdict"]["ranks"]) for one in told] == [("opened", cause, [5])]
     assert int(load(tmp_path / "run").steps["step"].max()) == 29
-    assert {(one.kind, one.ranks) for one in judge(load(tmp_path / "run")).verdicts} == {(cause, (5,))}
+    assert {(verdict.kind, verdict.ranks) for verdict in judge(load(tmp_path / "run")).verdicts} == {(cause, (5,))}
 
 
 @pytest.mark.parametrize("cause", sorted(set(CAUSES) - set(STOPS)))

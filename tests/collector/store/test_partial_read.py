@@ -46,7 +46,9 @@ def test_a_large_one_is_read_in_periods(folder: Path, monkeypatch: pytest.Monkey
     assert report.job.steps == STEPS
     assert report.job.step_ms["p50"] == pytest.approx(judge(whole).job.step_ms["p50"], rel=0.01)
     assert report.what_if.step_ms == pytest.approx(judge(whole).what_if.step_ms, rel=0.05)
-    assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == [("straggler", (2,), "compute")]
+    assert [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts] == [
+        ("straggler", (2,), "compute")
+    ]
     assert any(note.startswith("to stay in memory") for note in report.notes)
 
 
@@ -54,7 +56,7 @@ def samples(names: tuple[str, ...], seconds: int) -> pa.Table:
     """A sample a second of each of these metrics of one node."""
     many = len(names) * seconds
     words = {"node": ["node-of-a-long-name"] * many, "name": list(names) * seconds, "labels": ['{"rank":"1"}'] * many}
-    columns = [pa.array(one).dictionary_encode() for one in words.values()]
+    columns = [pa.array(word).dictionary_encode() for word in words.values()]
     times = np.repeat(np.arange(seconds) * 10**9, len(names))
     return pa.Table.from_arrays([*columns, pa.array(times), pa.array(times / 1e9)], schema=arrow_schema("metrics"))
 
@@ -106,7 +108,9 @@ def test_of_a_very_large_job_steps_are_read_where_collectives_would_be_too_few(
     assert len(np.unique(part.steps["step"])) == pytest.approx(partial_read.OF_STEPS * STEPS / 2, rel=0.2)
     assert len(part.collectives["rank"]) < len(whole.collectives["rank"]) * 10 / STEPS
     report = judge(part)
-    assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == [("straggler", (2,), "compute")]
+    assert [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts] == [
+        ("straggler", (2,), "compute")
+    ]
     assert report.job.steps == STEPS
     assert any("s of collectives) were read" in note for note in report.notes)
 

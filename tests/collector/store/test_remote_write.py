@@ -57,7 +57,7 @@ def decoded(message):
         assert [name for name, _ in pairs] == sorted(name for name, _ in pairs)
         samples = [dict(fields(one)) for tag, one in parts if tag == 2]
         key = ",".join(f"{name}={value}" for name, value in pairs)
-        found.setdefault(key, []).extend((one[2], one[1]) for one in samples)
+        found.setdefault(key, []).extend((sample[2], sample[1]) for sample in samples)
     return found
 
 

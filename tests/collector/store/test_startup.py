@@ -66,7 +66,7 @@ async def test_readiness_says_what_it_waits_for(tmp_path, pages, caplog):
     said = "waiting for the store: ClickHouse at db:8123 does not answer: Connection refused\n"
     assert ready == (503, said)
     assert "hindmost_collector_store_failing 1.0" in metrics[1]
-    assert [one.message.partition(":")[0] for one in caplog.records] == [
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
         "the store does not answer, retrying",
         "the store answered after 0 s",
     ]

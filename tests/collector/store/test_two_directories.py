@@ -130,7 +130,7 @@ def test_directories_of_one_job_are_reported_on_together(tmp_path):
     (alone,) = report.judged(first)["verdicts"]
     assert alone["kind"] == "insufficient_data"
     both = report.judged(first, None, (second,))
-    assert [(one["kind"], one["ranks"]) for one in both["verdicts"]] == [("straggler", [6])]
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in both["verdicts"]] == [("straggler", [6])]
     assert [row["rank"] for row in both["ranks"]] == list(range(8))
 
 

@@ -41,7 +41,7 @@ def test_transfers_that_take_longer_than_backward_hide_it() -> None:
     slow = np.zeros((RANKS, STEPS, BUCKETS))
     slow[2, :, 1:] += 0.5e6
     calm, took = (run(one, transfer=2e6)[1] for one in (np.zeros_like(slow), slow))
-    cost = sum(one.cost_ms_per_step or 0.0 for one in judge(run(slow, transfer=2e6)[0]).verdicts)
+    cost = sum(verdict.cost_ms_per_step or 0.0 for verdict in judge(run(slow, transfer=2e6)[0]).verdicts)
     assert cost <= (took - calm) / STEPS / 1e6 + 0.1
 
 

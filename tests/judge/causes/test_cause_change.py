@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.blocks import Habit
+from hindmost_judge.blocks import Slowdown
 from hindmost_judge.causes import why_late
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
 
 
 def _told(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int | None]]:
-    assert all(one.kind == "straggler" and one.ranks == (2,) for one in found)
-    told = [(one.cause, one.since_step, one.until_step) for one in found]
+    assert all(verdict.kind == "straggler" and verdict.ranks == (2,) for verdict in found)
+    told = [(verdict.cause, verdict.since_step, verdict.until_step) for verdict in found]
     return sorted(told, key=lambda one: (one[1] or 0, -(one[2] or 1_000)))
 
 
@@ -73,7 +73,7 @@ def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> 
 def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(more: int, told: bool) -> None:
     """Each end is two steps off by chance; a segment of eight is as short as one may be."""
     blocks: Any = SimpleNamespace(excess=np.ones((1, 100)))
-    whole = Habit(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
+    whole = Slowdown(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
     inner = replace(whole, first=20, stop=50 + more, outer=whole)
     found = why_late.segments_within(50, 100, [whole, inner], blocks)
     assert (len(found) == 2) == told

@@ -37,8 +37,8 @@ def _longer(gaps: Any, late: float = 8.0, excess: float = 8.0) -> float:
     blocks: Any = SimpleNamespace(
         overlapped=True, joined=grid, starts=np.arange(STEPS) * PLACES, step_ns=ends[-1] / STEPS
     )
-    habit: Any = SimpleNamespace(row=ROW, excess=excess * MS, steps=lambda: np.arange(STEPS))
-    return why_late.longer_interrupted(blocks, habit) / MS
+    slowdown: Any = SimpleNamespace(row=ROW, excess=excess * MS, steps=lambda: np.arange(STEPS))
+    return why_late.longer_interrupted(blocks, slowdown) / MS
 
 
 def test_what_a_rank_stands_still_for_anywhere_in_backward_is_in_its_cost() -> None:

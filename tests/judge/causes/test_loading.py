@@ -128,12 +128,12 @@ def test_slow_workers_cost_what_the_others_workers_are_faster(seed: int) -> None
     """Those are ahead after some steps, and their ranks wait no more: not for all that the slow one waits."""
     run, took = fed_by_workers([30.0, 30.0, 32.0, 30.0], seed=seed)
     _, clean = fed_by_workers([30.0] * 4, seed=seed)
-    found = [one for one in judge(run).verdicts if one.ranks]
-    assert {one.ranks for one in found} == {(2,)}
-    assert sum(one.cost_ms_per_step or 0.0 for one in found) == pytest.approx(took - clean, rel=0.25)
+    found = [verdict for verdict in judge(run).verdicts if verdict.ranks]
+    assert {verdict.ranks for verdict in found} == {(2,)}
+    assert sum(verdict.cost_ms_per_step or 0.0 for verdict in found) == pytest.approx(took - clean, rel=0.25)
 
 
 def test_workers_that_are_slower_by_little_name_no_rank() -> None:
     """Rank 2's take 0.7 % longer. In the end it is the only one that waits, and for half of each step."""
     run, _ = fed_by_workers([30.0, 30.0, 30.2, 30.0], steps=400, noise=0.0)
-    assert not [one for one in judge(run).verdicts if one.ranks]
+    assert not [verdict for verdict in judge(run).verdicts if verdict.ranks]

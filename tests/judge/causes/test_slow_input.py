@@ -58,7 +58,7 @@ def test_stalls_that_the_input_is_too_short_for_are_not_repaired_with_it() -> No
 def test_too_few_stalls_do_not_say_whether_an_input_costs_something() -> None:
     """Three in 40 steps may have met that rank by chance: it is not named, and not said to cost nothing."""
     report = judge(fetching(8.0, 0.0, 12, 40)[0])
-    assert [one.ranks for one in report.verdicts if one.ranks] == []
+    assert [verdict.ranks for verdict in report.verdicts if verdict.ranks] == []
     (note,) = of_input(report)
     assert note.startswith("rank 2 waits 7.9 ms")
     assert "costs nothing" not in note

@@ -131,7 +131,7 @@ def test_a_stall_whose_rank_was_seen_running_is_not_called_a_stop() -> None:
 def test_a_stop_that_no_verdict_names_is_a_note(stopped: int, notes: int) -> None:
     """As of a job too short to tell a hang from a long step: that a rank was stopped is a fact still."""
     run = make(Load(ranks=4, steps=40))
-    found = [one for one in judge(sampled(run, {1: range(stopped)}, range(20))).notes if "SIGSTOP" in one]
+    found = [note for note in judge(sampled(run, {1: range(stopped)}, range(20))).notes if "SIGSTOP" in note]
     assert found == ["rank 1 was stopped (SIGSTOP, or a debugger) for 11.0 s"] * notes
 
 

@@ -131,4 +131,4 @@ def test_a_rank_that_waits_for_one_at_work_has_not_stopped() -> None:
     run = standing((3, "recv", 0, False))
     late = {name: column.copy() for name, column in run.in_flight.items()}
     late["start_ns"] -= 3600 * SECOND
-    assert all(one.kind != "hang" for one in judge(replace(run, in_flight=late)).verdicts)
+    assert all(verdict.kind != "hang" for verdict in judge(replace(run, in_flight=late)).verdicts)

@@ -55,7 +55,7 @@ def test_a_node_that_stalls_all_along_is_not_better_than_one_that_stalls_often()
     """With work of uneven size, of a large node some rank is late in nearly all steps, of a small one in many."""
     noise = Noise(0.003, 0.015, 0.0045, stall_probability=3e-4, stall_size=0.075, transfer=0.075, host=0.12)
     made = simulate(Scenario(12, 200, seed=9219, layout="fsdp", varying_lengths=0.2, noise=noise))
-    assert not [one for one in judge(made.run).verdicts if one.ranks]
+    assert not [verdict for verdict in judge(made.run).verdicts if verdict.ranks]
 
 
 def _stalling(ranks: int, often: dict[int, int]) -> Blocks:

@@ -25,7 +25,7 @@ def in_a_row(seed: int) -> Load:
 
 def named(job: Callable[[int], Load], settings: Settings) -> list[int]:
     """Seeds with which a rank is named."""
-    return [seed for seed in SEEDS if any(one.ranks for one in judge(make(job(seed)), settings).verdicts)]
+    return [seed for seed in SEEDS if any(verdict.ranks for verdict in judge(make(job(seed)), settings).verdicts)]
 
 
 @pytest.mark.parametrize(("threshold", "job"), [("min_z", scattered), ("min_spread_ratio", in_a_row)])

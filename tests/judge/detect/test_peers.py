@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.blocks import Habit
+from hindmost_judge.blocks import Slowdown
 from hindmost_judge.causes import backward
 from hindmost_judge.detect import intermittent, straggler
 from hindmost_judge.verdict.whole_job import since
@@ -42,7 +42,7 @@ def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside:
     """Before a slowdown, after it, or both; with fewer, the report says that its backward may be longer than
     visible."""
     blocks: Any = SimpleNamespace(steps=np.arange(100), excess=np.zeros((4, 100)))
-    habit = Habit(
+    slowdown = Slowdown(
         row=2,
         first=outside // 2,
         stop=100 - outside // 2,
@@ -52,8 +52,8 @@ def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside:
         spread_ratio=9.0,
         latest=1.0,
     )
-    blocks.excess[2, habit.first : habit.stop] = 9.0
-    assert (backward.healthy_steps(blocks, habit) is not None) == known
+    blocks.excess[2, slowdown.first : slowdown.stop] = 9.0
+    assert (backward.healthy_steps(blocks, slowdown) is not None) == known
 
 
 @pytest.mark.parametrize(("stalls", "longer"), [(5, 40.0), (4, None)])

@@ -87,7 +87,7 @@ def test_a_slowdown_keeps_its_onset_though_later_steps_drift(seed: int) -> None:
         made[at : at + size] += 0.8 * random.standard_normal()
         at += size
     layers = nested_segments.find(made, 0.4, DEFAULT)
-    assert min(abs(one.first - 800) for one in layers) <= 3
+    assert min(abs(layer.first - 800) for layer in layers) <= 3
 
 
 def _late_now_and_then(often: float) -> Blocks:
@@ -112,7 +112,7 @@ def test_no_rank_is_named_for_longer_uncounted_batches_by_chance() -> None:
     job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
     run = simulate(replace(job, varying_lengths=0.08660268659947865)).run
     uncounted = replace(run, steps=run.steps | {"work": np.zeros_like(run.steps["work"])})
-    assert not [one for one in judge(uncounted).verdicts if one.ranks]
+    assert not [verdict for verdict in judge(uncounted).verdicts if verdict.ranks]
 
 
 @pytest.mark.parametrize(("second", "named"), [(0.012, [1]), (0.04, [1, 0])])

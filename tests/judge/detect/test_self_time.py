@@ -48,7 +48,7 @@ def _beyond(late: Floats) -> Floats:
 
 
 def _rows(blocks: Blocks) -> list[int]:
-    return [habit.row for habit in straggler.find(blocks, DEFAULT)]
+    return [slowdown.row for slowdown in straggler.find(blocks, DEFAULT)]
 
 
 @pytest.mark.parametrize("seed", SELDOM)

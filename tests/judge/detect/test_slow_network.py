@@ -23,7 +23,7 @@ def slowed(size: float = 0.1, end: int | None = None, **known: Any) -> Scenario:
 
 
 def links(run: Run) -> list[Verdict]:
-    return [one for one in judge(run).verdicts if one.kind == "slow_link"]
+    return [verdict for verdict in judge(run).verdicts if verdict.kind == "slow_link"]
 
 
 @pytest.mark.parametrize(("layout", "onset"), [("fsdp", 9), ("fsdp", 0), ("dp", 6)])
@@ -125,7 +125,7 @@ def test_transfers_that_may_wait_for_a_cpu_say_nothing_of_a_network(rate: float,
     table["start_ns"] = table["start_ns"] + busy * 20_000_000
     table["duration_ns"] = table["duration_ns"] + np.where(table["seq"] < 68, 20_000_000, 0)
     run = queues(replace(run, collectives=table), r0=rate, r1=rate)
-    assert [one.kind for one in judge(run).verdicts] == kinds
+    assert [verdict.kind for verdict in judge(run).verdicts] == kinds
 
 
 def on_cpus(run: Run) -> Run:
@@ -141,4 +141,4 @@ def test_nor_do_those_of_one_group(rate: float, ranks: list[tuple[int, ...]]) ->
     """A group one of whose ranks lacks a CPU takes longer than its sister, over the same links."""
     scenario = Scenario(8, STEPS, seed=3, layout="tp_dp", tensor=2, faults=(Fault("network", (2,), 0.2, ONSET),))
     run = queues(on_cpus(simulate(scenario, metrics=False).run), r2=rate)
-    assert [one.ranks for one in links(run)] == ranks
+    assert [verdict.ranks for verdict in links(run)] == ranks

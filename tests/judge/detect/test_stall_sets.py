@@ -36,7 +36,7 @@ def test_stalls_next_to_an_always_late_rank_are_reported_at_what_they_add() -> N
     """It hides a good part of them: what is saved is saved once that rank is repaired, and both make the whole."""
     faults = (Fault("input", (2,), 0.2), Fault("gc", (9,), 0.4, duty=0.4))
     made = simulate(Scenario(16, 160, 5, faults=faults))
-    found = {one.kind: one for one in judge(made.run).verdicts}
+    found = {verdict.kind: verdict for verdict in judge(made.run).verdicts}
     assert {kind: (one.ranks, one.cause) for kind, one in found.items()} == {
         "straggler": ((2,), "input"),
         "intermittent": ((9,), "gc"),

@@ -108,11 +108,11 @@ def test_checkpoints_of_two_of_three_replicas_in_turn_are_no_uneven_work() -> No
     shape: dict[str, Any] = {"ranks": 6, "steps": 150, "seed": 9008, "pipeline": 2, "step_ms": 2000}
     checkpoints = Fault("checkpoint", (3, 4), 1.0, 127, duty=0.6)
     verdicts = judge(of(checkpoints, **shape, noise=Noise(each_stretch=0.03, wandering=0.009)).run).verdicts
-    assert "uneven_workload" not in {one.kind for one in verdicts}
+    assert "uneven_workload" not in {verdict.kind for verdict in verdicts}
 
 
 def test_a_hidden_pause_of_one_host_makes_no_other_stage_uneven() -> None:
     """Its GPU worked on meanwhile: taken off what it worked, its stage seemed to have less to do than the other."""
     fault = Fault("gc", (1,), 0.2)
     run = simulate(Scenario(4, 100, 229, "pp_dp", pipeline=2, microbatches=4, run_ahead=1, faults=(fault,))).run
-    assert "uneven_workload" not in [one.kind for one in judge(run).verdicts]
+    assert "uneven_workload" not in [verdict.kind for verdict in judge(run).verdicts]

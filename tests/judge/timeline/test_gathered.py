@@ -50,11 +50,11 @@ def instead(run: Run, calls: dict[int, list[str]], root: int = 0, between: float
         rest = {"self_ns": np.full(steps, 300), "cpu_ns": np.full(steps, UNMEASURED)} if words[0][0] == "g" else {}
         spread = {"op": np.full(steps, "broadcast"), "peer": np.full(steps, root), "seq": 2 * np.arange(steps) + 1}
         parts.append(mine | spread | rest | {"start_ns": at, "duration_ns": np.maximum(left[rank] - at, 500)})
-    return replace(run, collectives={name: np.concatenate([one[name] for one in parts]) for name in COLLECTIVES})
+    return replace(run, collectives={name: np.concatenate([part[name] for part in parts]) for name in COLLECTIVES})
 
 
 def named(run: Run) -> list[tuple[str, tuple[int, ...], str | None]]:
-    return [(one.kind, one.ranks, one.cause) for one in judge(run).verdicts]
+    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(run).verdicts]
 
 
 @pytest.mark.parametrize("calls", [TREE, REDUCED], ids=["messages", "reduce"])
@@ -63,7 +63,7 @@ def test_who_is_late_for_a_gathering_is_named(calls: dict[int, list[str]]) -> No
     run = make(SLOW)
     assert named(run) == [("straggler", (2,), "compute")]
     report = judge(instead(run, calls))
-    assert [(one.kind, one.ranks, one.cause) for one in report.verdicts] == named(run)
+    assert [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts] == named(run)
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(judge(run).verdicts[0].cost_ms_per_step, rel=0.05)
     assert report.job.steps == judge(run).job.steps
 

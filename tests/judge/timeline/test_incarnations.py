@@ -34,9 +34,9 @@ def _started(ranks: int, steps: int, *, later: int = 0, slow: int | None = None)
 
 def _together(*runs: Run) -> tuple[Run, Table]:
     """What one recording of several starts holds, as it is read back: the last statement of each rank."""
-    tables = [one.tables() for one in runs]
+    tables = [run.tables() for run in runs]
     joined = {
-        name: {column: np.concatenate([one[name][column] for one in tables]) for column in held}
+        name: {column: np.concatenate([table[name][column] for table in tables]) for column in held}
         for name, held in tables[0].items()
     }
     stated = joined["ranks"]
@@ -49,10 +49,13 @@ def test_the_last_start_is_judged_and_all_are_reported() -> None:
     """The slow rank of the three before is not the two's, the one that left has no row of zeros, and JSON has both."""
     run, stated = _together(_started(3, 60, slow=2), _started(2, 60, later=_LATER_NS, slow=1))
     report = judge(judged_incarnation(run, stated)).to_dict()
-    assert [(one["kind"], one["ranks"]) for one in report["verdicts"]] == [("straggler", [1])]
+    assert [(verdict["kind"], verdict["ranks"]) for verdict in report["verdicts"]] == [("straggler", [1])]
     assert [row["rank"] for row in report["ranks"]] == [0, 1]
     assert report["job"]["world_size"] == 2
-    assert [(one["world_size"], one["ranks"], one["judged"]) for one in report["job"]["incarnations"]] == [
+    assert [
+        (incarnation["world_size"], incarnation["ranks"], incarnation["judged"])
+        for incarnation in report["job"]["incarnations"]
+    ] == [
         (3, [0, 1, 2], False),
         (2, [0, 1], True),
     ]
@@ -71,8 +74,8 @@ def test_a_start_of_which_hardly_anything_was_recorded_is_not_what_is_judged(ste
     run, stated = _together(_started(3, 60, slow=2), last)
     report = judge(judged_incarnation(run, stated))
     assert report.job.world_size == 3
-    assert [(one.kind, one.ranks) for one in report.verdicts] == [("straggler", (2,))]
-    assert any("judged: the one from " in one and "left" not in one for one in report.notes)
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("straggler", (2,))]
+    assert any("judged: the one from " in note and "left" not in note for note in report.notes)
 
 
 def test_processes_that_go_on_with_fewer_are_no_new_start() -> None:

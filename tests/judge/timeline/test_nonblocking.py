@@ -31,7 +31,7 @@ def split(run: Run, computed_ns: int = 0, polls: int | None = None, each: int = 
         waits = calls | named | {"op": np.full(len(took), "wait"), "start_ns": start, "duration_ns": took}
         waits |= dict.fromkeys(("self_ns", "cpu_ns", "runqueue_ns"), unmeasured)
         parts.append({name: column[calls["rank"] != polls] for name, column in waits.items()})
-    return replace(run, collectives={name: np.concatenate([one[name] for one in parts]) for name in calls})
+    return replace(run, collectives={name: np.concatenate([part[name] for part in parts]) for name in calls})
 
 
 def named(run: Run) -> tuple[str, tuple[int, ...], str | None, float]:
@@ -68,7 +68,7 @@ def test_an_even_job_stays_balanced() -> None:
 def test_polled_collectives_are_reported() -> None:
     """Where one rank polls it cannot be judged, and the report does not say that there was no collective."""
     report = judge(split(make(SLOW), polls=2))
-    assert [one.kind for one in report.verdicts] == ["insufficient_data"]
+    assert [verdict.kind for verdict in report.verdicts] == ["insufficient_data"]
     told = " ".join(text.render(report.to_dict(), width=400).split())
     assert "600 nonblocking collective calls" in told
     assert "no collective" not in told

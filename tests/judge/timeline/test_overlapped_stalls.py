@@ -36,7 +36,7 @@ def test_stalls_of_all_ranks_in_turn_name_no_rank() -> None:
     stalls = np.zeros((RANKS, STEPS, BUCKETS))
     for number, step in enumerate(range(3, STEPS, 5)):
         stalls[number % RANKS, step, number % BUCKETS] += 9e6
-    assert [one.ranks for one in judge(run(stalls)[0]).verdicts if one.ranks] == []
+    assert [verdict.ranks for verdict in judge(run(stalls)[0]).verdicts if verdict.ranks] == []
 
 
 def test_a_slow_rank_is_not_later_for_having_stalled_nowhere() -> None:

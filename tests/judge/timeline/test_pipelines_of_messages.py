@@ -38,7 +38,7 @@ def truth_ms(simulated: Simulated) -> float:
 def test_a_stage_that_waits_in_its_forward_is_not_slow(seed: int) -> None:
     """No rank is named where all stages keep pace, however long some wait for what they receive; nor is one cleared."""
     _, run = of(seed=seed)
-    assert [one.kind for one in judge(run).verdicts] == ["insufficient_data"]
+    assert [verdict.kind for verdict in judge(run).verdicts] == ["insufficient_data"]
 
 
 def test_unrecorded_waiting_of_the_last_stages_is_no_work() -> None:
@@ -46,7 +46,9 @@ def test_unrecorded_waiting_of_the_last_stages_is_no_work() -> None:
     simulated = simulate(Scenario(ranks=8, steps=40, seed=5, layout="pp_dp", pipeline=8))
     message = simulated.run.collectives["peer"] >= 0
     messages = {name: column[message] for name, column in simulated.run.collectives.items()}
-    assert [one.kind for one in judge(replace(simulated.run, collectives=messages)).verdicts] == ["insufficient_data"]
+    assert [verdict.kind for verdict in judge(replace(simulated.run, collectives=messages)).verdicts] == [
+        "insufficient_data"
+    ]
 
 
 def test_a_slow_stage_is_reported_at_its_cost() -> None:

@@ -119,5 +119,5 @@ def test_on_shared_cpus_too_who_computes_more_before_the_first_of_two_is_named()
 def test_an_even_job_of_two_in_a_row_is_balanced() -> None:
     """Its steps are as many as it computed between."""
     report = judge(twice(make(Load(compute=3.0))))
-    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert report.job.steps == 150

@@ -119,7 +119,7 @@ def test_a_receiver_later_than_its_late_root_is_named() -> None:
 def test_jitter_counts_no_broadcast() -> None:
     """Some come a little after the root, and some before, in any job."""
     assert not counted(job({}))
-    assert [found.kind for found in judge(job({})).verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in judge(job({})).verdicts] == ["balanced"]
 
 
 @pytest.mark.parametrize("known", [True, False])
@@ -130,14 +130,14 @@ def test_a_root_that_leaves_before_its_receivers_is_not_late_for_it(takes: float
     unknown = np.full_like(run.collectives["start_ns"], UNMEASURED)
     run = run if known else replace(run, collectives={**run.collectives, "start_ns": unknown})
     assert not counted(run)
-    assert not any(found.ranks for found in judge(run).verdicts)
+    assert not any(verdict.ranks for verdict in judge(run).verdicts)
 
 
 def test_a_late_root_of_large_broadcasts_is_named() -> None:
     """It is late by the most of what its receivers wait longer."""
     run = job({0: 5.0}, takes=1.0)
     assert counted(run)
-    assert [found.ranks for found in judge(run).verdicts] == [(0,)]
+    assert [verdict.ranks for verdict in judge(run).verdicts] == [(0,)]
 
 
 def test_broadcasts_of_starting_up_do_not_count() -> None:

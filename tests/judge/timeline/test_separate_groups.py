@@ -43,7 +43,7 @@ def group(seed: int, **known: Any) -> Run:
 def test_a_group_that_does_other_work_is_not_slow(layout: str, step_ms: float) -> None:
     """Its steps are longer, and the other ranks do not wait for them; the report says that the two never meet."""
     report = judge(both(group(1, layout=layout), group(2, layout=layout, step_ms=step_ms)))
-    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert "2 groups share no collective and are judged separately: ranks 0, 1, 2 and 3;" in str(report.notes)
     assert [row.rank for row in report.ranks] == list(range(8))
 
@@ -66,7 +66,7 @@ def test_steps_alone_are_compared_within_a_group_too() -> None:
     run = both(group(1), group(2, step_ms=130.0))
     nobody = replace(run, collectives={name: column[:0] for name, column in run.collectives.items()})
     report = judge(nobody)
-    assert [(one.kind, one.ranks) for one in report.verdicts] == [
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [
         ("insufficient_data", ())
     ]  # slow in backward, who knows
     assert any("are judged separately" in note for note in report.notes)

@@ -75,4 +75,4 @@ def test_what_repeats_within_the_first_step_is_no_step() -> None:
     together["flags"] = np.full_like(together["flags"], GPU_TIME)
     together["self_ns"] = np.full_like(together["self_ns"], UNMEASURED)
     begun = replace(run(0), steps=concatenate("steps", marks), collectives=together)
-    assert [(one.kind, one.ranks) for one in judge(begun).verdicts] == [("insufficient_data", ())]
+    assert [(verdict.kind, verdict.ranks) for verdict in judge(begun).verdicts] == [("insufficient_data", ())]

@@ -37,7 +37,7 @@ def test_an_ended_stall_is_reported_with_its_rank_and_its_place() -> None:
     """The whole job is balanced, and yet a note says from when to when it stalled, for which rank, and which file
     has the stack."""
     report = judge(looked_at(stalled(25.0), (1, 3.0, STACK), (0, 5.0, STACK), (1, 5.0, STACK)))
-    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     assert [note.split("; ") for note in report.notes] == [
         [
             "stall 25.0 s without progress, from 0.4 s after the job's start",

@@ -62,7 +62,7 @@ def _threads_rest() -> Table:
 
 
 def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:
-    return [(one.kind, one.ranks, one.cause) for one in report.verdicts]
+    return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts]
 
 
 @pytest.mark.parametrize("spinning", [True, False])

@@ -103,4 +103,4 @@ def test_two_ranks_that_are_late_throughout_are_named() -> None:
     """No lead lasts for all of a run, whatever other ranks are late; sets that share a rank are not sure."""
     assert without_lost_leads([late(0), late(2)], of()) == [late(0), late(2)]
     both = Verdict(kind="straggler", ranks=(1, 2), since_step=0, cause="unknown")
-    assert [one.kind for one in without_lost_leads([late(1), both], of())] == ["insufficient_data"]
+    assert [lead.kind for lead in without_lost_leads([late(1), both], of())] == ["insufficient_data"]

@@ -35,7 +35,7 @@ def shared(ranks: int = 2, *crowded: int, **load: float) -> Run:
 
 
 def of_kind(run: Run, kind: str) -> list[Verdict]:
-    return [one for one in judge(run).verdicts if one.kind == kind]
+    return [verdict for verdict in judge(run).verdicts if verdict.kind == kind]
 
 
 def test_two_ranks_on_one_cpu_are_told_with_their_cost() -> None:
@@ -60,7 +60,7 @@ def test_of_some_ranks_on_one_cpu_none_is_the_straggler() -> None:
     """Ranks 0 and 1 are late for their binding; rank 5 is slow for its own work."""
     free = {rank: str(rank) for rank in range(2, 8)}
     run = bound(shared(8, 0, 1), {0: "0", 1: "0"} | free)
-    assert [(one.kind, one.ranks) for one in judge(run).verdicts] == [("oversubscribed", (0, 1))]
+    assert [(verdict.kind, verdict.ranks) for verdict in judge(run).verdicts] == [("oversubscribed", (0, 1))]
     slow = make(
         Load(ranks=8, steps=150, faults=[*({"rank": r, "runqueue": 8.0} for r in (0, 1)), {"rank": 5, "compute": 5.0}])
     )

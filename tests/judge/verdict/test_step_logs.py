@@ -32,7 +32,7 @@ def _logged(forward: list[float], backward: float = 20.0, groups: list[list[int]
 
 
 def _named(run: Run) -> list[tuple[str, tuple[int, ...]]]:
-    return [(one.kind, one.ranks) for one in judge(run).verdicts]
+    return [(verdict.kind, verdict.ranks) for verdict in judge(run).verdicts]
 
 
 def test_a_rank_whose_forward_is_longer_than_every_other_is_named() -> None:

@@ -64,7 +64,7 @@ def test_a_slow_rank_is_found_where_uneven_work_was_not_counted(fault: Fault) ->
     """What comes and goes in the GPU's time is work, and what stays is the rank's own, at what its repair saves."""
     made = simulate(Scenario(6, 120, 11, "fsdp", step_ms=50, varying_lengths=0.2, faults=(fault,)))
     run = steps(made.run, work=np.zeros_like(made.run.steps["work"]))
-    (named,) = [one for one in judge(run).verdicts if one.ranks]
+    (named,) = [verdict for verdict in judge(run).verdicts if verdict.ranks]
     assert named.ranks == fault.ranks
     saved = (made.truth.total_ns - made.truth.repaired_ns) / 1e6 / (120 - fault.onset)
     assert named.cost_ms_per_step == pytest.approx(saved, rel=0.2)
@@ -85,7 +85,9 @@ def test_a_rank_that_may_have_longer_batches_by_chance_is_neither_named_nor_clea
 def test_no_rank_is_named_among_few_with_uncounted_work(seed: int) -> None:
     """With very uneven work of four ranks one has more of it for some steps, by chance."""
     run = simulate(Scenario(4, 80, seed, varying_lengths=0.3)).run
-    assert not [one for one in judge(steps(run, work=np.zeros_like(run.steps["work"]))).verdicts if one.ranks]
+    assert not [
+        verdict for verdict in judge(steps(run, work=np.zeros_like(run.steps["work"]))).verdicts if verdict.ranks
+    ]
 
 
 def test_a_rank_that_always_has_more_work_is_late_for_it() -> None:

@@ -11,7 +11,7 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.report import text
 from hindmost_collector.report.verdict_lines import of_verdict
 from hindmost_collector.simulate import Fault, Scenario, simulate
-from hindmost_judge.blocks import Habit
+from hindmost_judge.blocks import Slowdown
 from hindmost_judge.causes import cpu_sharing
 from hindmost_judge.causes.table import Cause
 from hindmost_judge.detect import straggler
@@ -186,7 +186,7 @@ def test_uneven_work_clears_no_rank_beside_one_that_is_named() -> None:
     slow = Fault("gpu_contention", (2,), 0.12)
     run = simulate(Scenario(4, 120, 9853868, step_ms=50, varying_lengths=0.2, faults=(slow,))).run
     report = judge(run).to_dict()
-    assert {of_verdict(one).head for one in report["verdicts"]} == {"UNEVEN", "SLOW"}
+    assert {of_verdict(verdict).head for verdict in report["verdicts"]} == {"UNEVEN", "SLOW"}
     assert "no rank is slow" not in text.render(report, explain=True)
 
 
@@ -212,7 +212,7 @@ def test_title_cost_and_share_are_of_one_mean_step(faults: list[dict[str, float]
     cost = re.search(r"COST ([\d.]+) of ([\d.]+) ms per step \(([\d.]+) %\); without it .* ([\d.]+) ms WHY", shown)
     assert title is not None
     assert cost is not None
-    saved, mean, share, fixed = (float(one) for one in cost.groups())
+    saved, mean, share, fixed = (float(group) for group in cost.groups())
     assert mean == float(title[1])
     assert saved / mean == pytest.approx(share / 100, abs=0.006)
     assert fixed == pytest.approx(mean - saved, abs=0.01)
@@ -237,7 +237,7 @@ HOST_BOUND = OURS / "ddp-hang-rank1.tar.xz"
 def test_a_cost_that_names_no_rank_is_a_share_of_the_same_step(kind: str) -> None:
     """A reader need not know which verdict counts how: the base is the mean step."""
     report = judge(simulate(OF_ALL[kind]).run if kind in OF_ALL else load(HOST_BOUND))
-    (found,) = (one for one in report.verdicts if one.kind == kind)
+    (found,) = (verdict for verdict in report.verdicts if verdict.kind == kind)
     mean = report.job.step_ms["mean"]
     assert mean is not None
     assert found.cost_ms_per_step == pytest.approx((found.cost_ratio or 0.0) * mean, rel=1e-6)
@@ -256,7 +256,7 @@ def test_several_ranks_stall_and_one_stalls(ranks: list[int], stall: str) -> Non
 def test_a_cost_far_below_the_delay_is_explained_among_uneven_work(lengths: float) -> None:
     """Next to 10 ms of delay and a cost of 2.5 ms the report says what hides the rest; elsewhere nothing does."""
     job = Scenario(8, 120, 4, varying_lengths=lengths, faults=(Fault("input", (1,), 0.1),))
-    named = next(one for one in judge(simulate(job).run).verdicts if one.ranks)
+    named = next(verdict for verdict in judge(simulate(job).run).verdicts if verdict.ranks)
     assert named.cost_ms_per_step is not None
     hidden = [line for line in named.evidence if "longer batches elsewhere" in line]
     left = duration(named.cost_ms_per_step)
@@ -275,9 +275,9 @@ def test_of_batches_that_are_all_alike_none_is_longer(other: tuple[Fault, ...]) 
     """What another rank's delay or jitter hides of a cost is not put on work that no rank has more of."""
     ranks, seed, row, size = (16, 3, 2, 0.1) if other else (8, 18, 3, 0.015)
     job = Scenario(ranks, 100, seed=seed, faults=(Fault("compute", (row,), size), *other))
-    verdicts = [one for one in judge(simulate(job).run).verdicts if one.ranks]
-    assert any((one.cost_ms_per_step or 0.0) < 0.5 * size * 100 for one in verdicts)
-    assert not [line for one in verdicts for line in one.evidence if "batches" in line]
+    verdicts = [verdict for verdict in judge(simulate(job).run).verdicts if verdict.ranks]
+    assert any((verdict.cost_ms_per_step or 0.0) < 0.5 * size * 100 for verdict in verdicts)
+    assert not [line for verdict in verdicts for line in verdict.evidence if "batches" in line]
 
 
 def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
@@ -295,12 +295,12 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
         parts={},
         caused=np.eye(4)[:, [3, 0, 0, 0, 0, 1, 1, 1]],
     )
-    habit: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None, phase=None)
+    slowdown: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None, phase=None)
     waited = "others wait longest for rank 3 in 4 of 8 steps"
-    assert why(blocks, [habit], Cause("unknown"))[0] == "rank 3 arrives 1.0 ms later than the other ranks per step"
-    assert waited not in why(blocks, [habit], Cause("unknown"))
+    assert why(blocks, [slowdown], Cause("unknown"))[0] == "rank 3 arrives 1.0 ms later than the other ranks per step"
+    assert waited not in why(blocks, [slowdown], Cause("unknown"))
     blocks.caused = np.eye(4)[:, [3, 3, 3, 3, 0, 1, 1, 1]]
-    assert waited in why(blocks, [habit], Cause("unknown"))
+    assert waited in why(blocks, [slowdown], Cause("unknown"))
 
 
 def test_a_stall_is_reported_with_its_own_length_not_a_step_s() -> None:
@@ -342,7 +342,7 @@ def test_where_cpus_are_shared_no_phase_with_waits_for_a_cpu_is_evidence() -> No
     assert needs is not None
     forward = needs.parts["self_cpu"] + np.array([0.0, 10e6, 0.0, 0.0])[:, None]
     needs = replace(needs, parts={**needs.parts, "forward": forward})
-    late = Habit(1, 0, len(needs.steps), 4e6, 9.0, 1.0, 1.0, 4e6)
+    late = Slowdown(1, 0, len(needs.steps), 4e6, 9.0, 1.0, 1.0, 4e6)
     first, *_ = why(needs, [late], Cause("compute", 1.0))
     assert first.startswith("CPU time between collectives: rank 1 12.")
 

@@ -8,7 +8,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.detect import straggler
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.verdict.slow_ranks import of_habits
+from hindmost_judge.verdict.slow_ranks import of_slowdowns
 from hindmost_judge.whatif import savings
 
 from tests.runs import blocks_of
@@ -34,5 +34,5 @@ def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:
     blocks = blocks_of(simulate(Scenario(4, faults=(Fault("compute", (0,), 0.1, 20, 50),))).run)
     blocks = replace(blocks, period=np.full(len(blocks.steps), 48_813_815.52214547))
     assert savings.observed_change(blocks, slice(20, 50)) is None
-    (verdict,), notes = of_habits(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
+    (verdict,), notes = of_slowdowns(straggler.find(blocks, DEFAULT), blocks, DEFAULT)
     assert (verdict.ranks, notes) == ((0,), [])

@@ -85,7 +85,7 @@ def test_gradients_in_buckets_are_one_step_of_an_unmarked_pipeline() -> None:
     report = judge(_in_buckets(simulated.run))
     saved = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 100 / MS
     assert report.job.steps == pytest.approx(100, abs=2)
-    assert [one.ranks for one in report.verdicts] == [(2,)]
+    assert [verdict.ranks for verdict in report.verdicts] == [(2,)]
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(saved, rel=0.1)
 
 

@@ -46,7 +46,7 @@ def test_no_rank_is_named_for_the_checkpoints_of_all(layout: str, lengths: float
     shape = {"tp_dp": {"tensor": 2}, "pp_dp": {"pipeline": 2}}.get(layout, {})
     job = Scenario(8, STEPS, 3, layout, checkpoint_every=20, varying_lengths=lengths, **shape)
     report = judge(simulate(job).run)
-    assert not [one for one in report.verdicts if one.ranks]
+    assert not [verdict for verdict in report.verdicts if verdict.ranks]
     (note,) = [one for one in report.notes if "checkpoints" in one]
     assert note.startswith("rank 0 writes checkpoints in 7 of ")
 
@@ -66,7 +66,11 @@ def test_a_fault_among_checkpoints_is_named_as_without_them(seed: int) -> None:
     for rank in (0, 5):
         job = Scenario(8, STEPS, seed, varying_lengths=0.1, faults=(Fault("input", (rank,), 0.2),))
         (alone,), (beside,) = (
-            [(one.kind, one.ranks, one.cause) for one in judge(simulate(made).run).verdicts if one.ranks]
+            [
+                (verdict.kind, verdict.ranks, verdict.cause)
+                for verdict in judge(simulate(made).run).verdicts
+                if verdict.ranks
+            ]
             for made in (job, replace(job, checkpoint_every=20))
         )
         assert beside == alone
@@ -94,7 +98,7 @@ def test_no_rank_is_named_for_evaluating_for_all(layout: str, lengths: float) ->
     tensor = 2 if layout == "tp_dp" else 1
     job = Scenario(8, STEPS, 3, layout, tensor=tensor, checkpoint_every=20, varying_lengths=lengths)
     report = judge(_evaluating(job))
-    assert not [one for one in report.verdicts if one.ranks]
+    assert not [verdict for verdict in report.verdicts if verdict.ranks]
     (note,) = [one for one in report.notes if "evaluates" in one]
     assert note.startswith("rank 0 evaluates longer than its peers in 7 of ")
 
@@ -206,4 +210,4 @@ def test_no_rank_is_named_for_longer_batches_by_chance_among_checkpoints() -> No
     """Eleven steps of 13 % more tokens than the others' are what sixteen ranks come to in two hundred steps."""
     job = Scenario(16, 200, 8030067, stretches=3, step_ms=100.27222307053765, checkpoint_every=50)
     report = judge(simulate(replace(job, varying_lengths=0.08660268659947865)).run)
-    assert [one.kind for one in report.verdicts] == ["uneven_workload"]
+    assert [verdict.kind for verdict in report.verdicts] == ["uneven_workload"]

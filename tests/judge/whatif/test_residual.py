@@ -14,7 +14,7 @@ def of(*faults: Fault, layout: str = "dp", seed: int = 45, steps: int = STEPS) -
 
 
 def told(report: Report) -> set[tuple[str, tuple[int, ...]]]:
-    return {(one.kind, one.ranks) for one in report.verdicts}
+    return {(verdict.kind, verdict.ranks) for verdict in report.verdicts}
 
 
 @pytest.mark.parametrize(
@@ -28,10 +28,10 @@ def test_a_network_that_becomes_slow_is_reported_with_a_slow_rank(layout: str, c
     simulated = simulate(scenario)
     report = judge(simulated.run)
     assert told(report) == {("straggler", (2,)), ("slow_link", ())}
-    (link,) = [one for one in report.verdicts if one.kind == "slow_link"]
+    (link,) = [verdict for verdict in report.verdicts if verdict.kind == "slow_link"]
     assert link.since_step == ONSET
     assert "no rank is later than before" in link.evidence[1]
-    costs = sum((one.cost_ms_per_step or 0) * (STEPS - (one.since_step or 0)) for one in report.verdicts)
+    costs = sum((verdict.cost_ms_per_step or 0) * (STEPS - (verdict.since_step or 0)) for verdict in report.verdicts)
     truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
     assert costs == pytest.approx(truth, rel=0.1)
 

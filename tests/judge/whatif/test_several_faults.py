@@ -31,7 +31,7 @@ def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:
 
 
 def _told(found: tuple[Verdict, ...]) -> list[tuple[tuple[int, ...], str | None, int | None, int | None]]:
-    return [(one.ranks, one.cause, one.since_step, one.until_step) for one in found]
+    return [(verdict.ranks, verdict.cause, verdict.since_step, verdict.until_step) for verdict in found]
 
 
 @pytest.mark.parametrize("seed", [5, 9])
@@ -106,7 +106,7 @@ def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() 
     clean = blocks_of(simulate(Scenario(4, 123, seed=1)).run)
     excess = late - peers_median(late)
     found = straggler.find(replace(clean, steps=clean.steps[:120], excess=excess), DEFAULT)
-    assert sorted((habit.row, habit.first, habit.stop) for habit in found) == [(2, 0, 120), (3, 60, 120)]
+    assert sorted((slowdown.row, slowdown.first, slowdown.stop) for slowdown in found) == [(2, 0, 120), (3, 60, 120)]
 
 
 @pytest.mark.parametrize("seed", [72, 74])
@@ -133,10 +133,10 @@ def test_two_of_three_replicas_late_at_once_cost_what_they_are_late_by(faults: t
     """Set against the mean of both others each would hide half of the other's delay, or all of a smaller one's."""
     simulated = simulate(_of_three(*faults))
     verdicts = judge(simulated.run).verdicts
-    assert sorted((one.ranks, one.cause, one.since_step) for one in verdicts) == [
+    assert sorted((verdict.ranks, verdict.cause, verdict.since_step) for verdict in verdicts) == [
         (ranks, cause, pytest.approx(since, abs=2)) for ranks, cause, since in told
     ]
-    saved = sum((one.cost_ms_per_step or 0.0) * (150 - (one.since_step or 0)) for one in verdicts)
+    saved = sum((verdict.cost_ms_per_step or 0.0) * (150 - (verdict.since_step or 0)) for verdict in verdicts)
     truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6
     assert saved == pytest.approx(truth, rel=0.15)
 

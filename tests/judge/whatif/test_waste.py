@@ -58,7 +58,7 @@ def test_no_table_adds_up_to_more_than_was_lost(layout: dict[str, Any], faults: 
 def test_each_verdict_s_cost_is_in_the_tables() -> None:
     """Under its ranks, their nodes, its cause, and the phases in which they take longer."""
     report = judged(COMPUTE, INPUT, layout="fsdp")
-    costs = {one.cause: one.cost_ms_per_step for one in report.verdicts}
+    costs = {verdict.cause: verdict.cost_ms_per_step for verdict in report.verdicts}
     waste = wasted(report)
     assert of(waste, "by_cause") == pytest.approx(costs)
     assert of(waste, "by_rank")["5"] == pytest.approx(costs["compute"])
@@ -107,7 +107,7 @@ def test_backward_has_no_more_than_forward_leaves_of_the_delay() -> None:
 def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault, ...], seed: int) -> None:
     """What a fix would not save of a named rank's waiting belongs to no rank, not to its peers."""
     report = judged(*faults, seed=seed, layout="fsdp")
-    named = {str(rank) for one in report.verdicts for rank in one.ranks}
+    named = {str(rank) for verdict in report.verdicts for rank in verdict.ranks}
     caused = {str(rank): ms for rank, ms in report.what_if.waste_by_rank_ms.items()}
     for rank, ms in of(wasted(report), "by_rank").items():
         assert rank in named or ms <= caused[rank] * (1 + 1e-9)
@@ -175,7 +175,7 @@ def test_checkpoints_that_one_rank_writes_for_all_have_a_cause() -> None:
     """No verdict is about them, and yet it is known what the others waited for: under their cause, phase and rank."""
     job = Scenario(8, 150, 3, checkpoint_every=20, warmup=0)
     report = judge(simulate(job).run)
-    assert [one.kind for one in report.verdicts] == ["balanced"]
+    assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
     saved = simulate(job).truth.total_ns - simulate(replace(job, checkpoint_every=0)).truth.total_ns
     waste = wasted(report)
     for name, table in (("checkpoint", "by_cause"), ("checkpoint", "by_phase"), ("0", "by_rank")):

@@ -138,11 +138,11 @@ def _groups(path: Path, names: Sequence[str]) -> Iterator[_Group]:
 def _least(statistics: Sequence[Any]) -> Key:
     """The least of the first column, and of each further one while those before it are the same in all rows."""
     found: list[Any] = []
-    for one in statistics:
-        if not one or not one.has_min_max:
+    for statistic in statistics:
+        if not statistic or not statistic.has_min_max:
             break
-        found.append(one.min)
-        if one.min != one.max:
+        found.append(statistic.min)
+        if statistic.min != statistic.max:
             break
     return tuple(found)
 
@@ -324,7 +324,7 @@ class Upkeep:
         """Take in what flushes wrote."""
         news = self._store.news()
         tables = (one for one in news if one.parent.name == "segments")  # others hold reports and stacks
-        self._due |= dict.fromkeys(one for one in tables if one.name not in schema.LEVELS)
+        self._due |= dict.fromkeys(table for table in tables if table.name not in schema.LEVELS)
         came = sum(news.values())
         self._came, self._taken = self._came + came, self._taken + came
 
@@ -376,7 +376,7 @@ class Upkeep:
                 final.parent.mkdir(exist_ok=True)
                 made[final.with_name(f".{name}{TEMPORARY}")] = final
                 writers[table] = segments.Writer(table, final.with_name(f".{name}{TEMPORARY}"))
-            for piece in merged(directory.name, [one.path for one in small]):
+            for piece in merged(directory.name, [segment.path for segment in small]):
                 writers[directory.name].add(piece)
                 for table, rows in (levels(piece) if len(tables) > 1 else {}).items():
                     writers[table].add(rows)
@@ -386,7 +386,7 @@ class Upkeep:
             for writer in writers.values():
                 writer.discard()
             raise error if isinstance(error, OSError) else OSError(str(error)) from error
-        replaced = [directory.with_name(table) / one.path.name for table in tables for one in small]
+        replaced = [directory.with_name(table) / segment.path.name for table in tables for segment in small]
         before = _bytes(replaced)
         self._store.swap(made, replaced)
         self._taken += _bytes(made.values()) - before
@@ -403,7 +403,10 @@ class Upkeep:
         self._follow()
         if self._retention.days and self._day_expired != self._day(0):
             limits = {longer: self._day(self._retention.days * longer) for longer in (1, *schema.LEVELS_KEPT.values())}
-            kept = [(one, schema.LEVELS_KEPT.get(one.path.parent.name, 1)) for one in _expendable(self._survey())]
+            kept = [
+                (segment, schema.LEVELS_KEPT.get(segment.path.parent.name, 1))
+                for segment in _expendable(self._survey())
+            ]
             freed = self._delete([one for one, longer in kept if one.day < limits[longer]])
             self._day_expired = self._day(0) if not freed else ""  # of a job that ends so, more may go now
         freed += self._expire_by_size() if self._retention.bytes else 0
@@ -468,11 +471,11 @@ class Upkeep:
         return time.strftime("%Y%m%d", time.gmtime(max(0.0, self._now() - ago * 86400)))
 
     def _delete(self, doomed: list[Segment]) -> int:
-        freed = sum(one.bytes for one in doomed)
+        freed = sum(segment.bytes for segment in doomed)
         for one in doomed:
             one.path.unlink(missing_ok=True)
         self._taken -= freed
-        self._emptied |= {one.path.parents[2] for one in doomed}
+        self._emptied |= {segment.path.parents[2] for segment in doomed}
         if doomed:
             self._store.review_torn()
             log.info("retention: %d segments, %d bytes deleted", len(doomed), freed)
@@ -500,8 +503,12 @@ def _age(one: Segment) -> tuple[bool, str, int]:
 
 def _expendable(found: list[Segment]) -> list[Segment]:
     """The segments that may go: those that say who is where only where nothing else of their job is left."""
-    needed = {one.path.parents[1] for one in found if one.path.parent.name not in schema.IDENTITY}
-    return [one for one in found if one.path.parent.name not in schema.IDENTITY or one.path.parents[1] not in needed]
+    needed = {segment.path.parents[1] for segment in found if segment.path.parent.name not in schema.IDENTITY}
+    return [
+        segment
+        for segment in found
+        if segment.path.parent.name not in schema.IDENTITY or segment.path.parents[1] not in needed
+    ]
 
 
 def mergeable(directory: Path, today: str) -> list[list[Segment]]:
@@ -525,11 +532,11 @@ def _due(group: list[Segment], *, over: bool) -> list[Segment]:
     """What of a group is to be merged: all of a day that is over, else what doubles; nothing if that is too little."""
     if over:
         return group if len(group) > 1 or not group[0].level else []
-    later = sum(one.bytes for one in group)
+    later = sum(segment.bytes for segment in group)
     while group and group[0].level and 2 * group[0].bytes > later:
         later -= group[0].bytes
         group = group[1:]
-    return group if sum(one.level == 0 for one in group) >= LEAST_SEGMENTS else []
+    return group if sum(segment.level == 0 for segment in group) >= LEAST_SEGMENTS else []
 
 
 def _at_most(group: list[Segment]) -> list[Segment]:

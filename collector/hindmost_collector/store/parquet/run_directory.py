@@ -272,9 +272,9 @@ KNOWN_BY = {
 def joined(name: str, tables: Sequence[Table]) -> Table:
     """All rows of a table, in the order of the directories; those that an earlier one has left out."""
     found = tables[0]
-    for one in tables[1:]:
-        fresh = _fresh(name, found, one)
-        found = {column: np.concatenate([found[column], one[column][fresh]]) for column in found}
+    for table in tables[1:]:
+        fresh = _fresh(name, found, table)
+        found = {column: np.concatenate([found[column], table[column][fresh]]) for column in found}
     return found
 
 
@@ -285,7 +285,7 @@ def united(name: str, selects: Sequence[str]) -> str:
     keys = ", ".join(KNOWN_BY.get(name, ()))
     found = list(selects)
     for number in range(1, len(selects) if keys else 1):
-        known = " union all ".join(f"select {keys} from ({one})" for one in selects[:number])  # noqa: S608 - our own
+        known = " union all ".join(f"select {keys} from ({select})" for select in selects[:number])  # noqa: S608 - our own
         found[number] = f"select mine.* from ({selects[number]}) as mine anti join ({known}) using ({keys})"  # noqa: S608 - the same
     return " union all by name ".join(found)
 
@@ -296,7 +296,7 @@ def _added_up(selects: Sequence[str]) -> str:
     The last value is that of the directory in which the series goes on for longest.
     """
     until = "max(time_ns) over (partition by node, name, labels) as until"
-    parts = " union all ".join(f"select *, {until} from ({one})" for one in selects)  # noqa: S608 - our own
+    parts = " union all ".join(f"select *, {until} from ({select})" for select in selects)  # noqa: S608 - our own
     columns = "sum(count)::bigint as count, min(min) as min, max(max) as max, sum(sum) as sum"
     key = "job, node, name, labels, time_ns"
     return f"select {key}, {columns}, arg_max(last, until) as last from ({parts}) group by {key}"  # noqa: S608 - the same

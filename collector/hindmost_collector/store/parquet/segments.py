@@ -225,7 +225,7 @@ def set_aside(path: Path) -> Path | None:
 
 def all_aside(root: Path) -> list[Path]:
     """Every segment under ``root`` that was set aside, in order."""
-    return sorted(one.path for table in tables(root) for one in aside(table))
+    return sorted(segment.path for table in tables(root) for segment in aside(table))
 
 
 def left_out(torn: Sequence[Path]) -> list[str]:

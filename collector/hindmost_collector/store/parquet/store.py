@@ -166,7 +166,9 @@ class ParquetStore:
                 return False
             if not any(job.glob(f"segments/*/*{segments.SUFFIX}")):
                 shutil.rmtree(job, ignore_errors=True)
-                self._known_directories = {one for one in self._known_directories if job not in one.parents}
+                self._known_directories = {
+                    directory for directory in self._known_directories if job not in directory.parents
+                }
             return True
 
     def _directory(self, job: str, inside: str) -> Path:
