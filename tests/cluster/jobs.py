@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,11 +37,17 @@ MPI_ENVIRON = {
 SOON = {"HINDMOST_JUDGE_HANG_SECONDS": "2"}
 
 
+#: Where the MPI runs of this process keep their sockets: of several at a time in one folder, one in thousands does not
+#: start ("The PMIx server's listener thread failed to start").
+_TMP = tempfile.TemporaryDirectory(prefix="hindmost-tests-")
+Path(_TMP.name).chmod(0o1777)
+
+
 def environ(**more: str) -> dict[str, str]:
     """The environment of a user who works in this checkout."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     packages = ":".join(str(ROOT / package) for package in ("agent", "collector", "proto"))
-    return {**os.environ, **MPI_ENVIRON, "PATH": path, "PYTHONPATH": packages, **more}
+    return {**os.environ, **MPI_ENVIRON, "TMPDIR": _TMP.name, "PATH": path, "PYTHONPATH": packages, **more}
 
 
 @dataclass(frozen=True)
