@@ -9,10 +9,12 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hindmost import daemon_process
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from tests import recordings
 from tests.needs import CONDITIONS, FETCHED_PYTHON, need
@@ -23,6 +25,10 @@ ROOT = Path(__file__).parents[1]
 KNOWN = PACKAGES.keys() | CONDITIONS.keys() | {"mpirun"}
 #: Folders whose files take long, and the share of the run by which the last of them begins.
 WHOLE_SYSTEMS, BEGUN = {"browser", "cluster", "dashboards", "docs", "native", "scenarios"}, 0.8
+#: Files that ask the same reports for different truths: one worker runs them, and judges each job once.
+OF_THE_SAME_REPORTS = {
+    f"tests/scenarios/test_{name}.py" for name in ("plain_words", "recordings", "scenarios", "sections_of_recordings")
+}
 #: The slowest tests of the last run.
 SLOWEST = ROOT / ".cache" / "slowest-tests.txt"
 
@@ -113,7 +119,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for folder, files in folders.items()
         for at, path in enumerate(files)
     }
+    place |= {ROOT / name: 0.0 for name in OF_THE_SAME_REPORTS}
     items.sort(key=lambda item: place[item.path])  # stable: where folders tie, and within a file, nothing is moved
+
+
+class Scheduling(LoadFileScheduling):
+    """A file's tests run in one worker, as by ``--dist loadfile``, and so do those of :data:`OF_THE_SAME_REPORTS`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return "the same reports" if file in OF_THE_SAME_REPORTS else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Who runs which tests."""
+    return Scheduling(config, log)
 
 
 def pytest_collection_finish() -> None:
