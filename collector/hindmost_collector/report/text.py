@@ -92,9 +92,8 @@ def render(
     waste = columns.waste(report)
     for line in waste if explain else ():
         page.print(labelled("WASTE" if line is waste[0] else "", line))
-    stalled = not explain and any(
-        verdict.kind == "stalled" for verdict in shown
-    )  # the verdict has the rest of such a note
+    # The verdict on a stall has the rest of such a note.
+    stalled = not explain and any(verdict.kind == "stalled" for verdict in shown)
     shown_notes = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
     for note in shown_notes:
         page.print(labelled("NOTE", note, "dim"))
