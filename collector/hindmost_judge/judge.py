@@ -111,9 +111,12 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
-    metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, seen)
-    used = usage.cpu_use(metrics if span is None else metrics.during(*span))
-    bound = step_limit(blocks, found, settings, used)
+
+    def use() -> dict[str, usage.CpuUse]:
+        metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, seen)
+        return usage.cpu_use(metrics if span is None else metrics.during(*span))
+
+    bound = step_limit(blocks, found, settings, use)
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),

@@ -19,7 +19,7 @@ from hindmost_judge.verdict.schema import UNSURE, Bound, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks, HostBound, Uneven, UnevenStages
     from hindmost_judge.causes.loading import Loading
@@ -243,11 +243,14 @@ _MATH = {"tensor_activity": "tensor cores", "fp64_activity": "FP64", "fp32_activ
 
 
 def step_limit(
-    blocks: Blocks | None, named: Sequence[Verdict], settings: Settings, used: Mapping[str, CpuUse] | None = None
+    blocks: Blocks | None,
+    named: Sequence[Verdict],
+    settings: Settings,
+    use: Callable[[], Mapping[str, CpuUse]] = dict,
 ) -> Bound | None:
     """By what the typical step is bound: the resource that would have to be faster for it to be shorter.
 
-    ``used`` says of nodes who uses their CPUs.
+    ``use`` says of nodes who uses their CPUs; asked only where ranks wait for one.
 
     ``unknown`` where what was measured shows none; ``None`` if nothing was measured.
 
@@ -267,11 +270,11 @@ def step_limit(
     if "oversubscribed" in kinds:
         return Bound("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
-    found = _of_queue(blocks, used or {}) or _of_transfers(blocks, queued) or _of_copies(blocks)
+    found = _of_queue(blocks, use) or _of_transfers(blocks, queued) or _of_copies(blocks)
     return found or _of_gpus(blocks) or _of_computing(blocks)
 
 
-def _of_queue(blocks: Blocks, use: Mapping[str, CpuUse]) -> Bound | None:
+def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> Bound | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
     if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
@@ -282,8 +285,9 @@ def _of_queue(blocks: Blocks, use: Mapping[str, CpuUse]) -> Bound | None:
         when = "of the time in which it wants one"
     if not waits >= _BOUND_TRANSFER:
         return None
-    node = max(use, key=lambda one: use[one].others / use[one].cpus, default=None)
-    whose = f". {wording.who_uses_cpus(node, *use[node])}" if node is not None else ""
+    of_node = use()
+    node = max(of_node, key=lambda one: of_node[one].others / of_node[one].cpus, default=None)
+    whose = f". {wording.who_uses_cpus(node, *of_node[node])}" if node is not None else ""
     return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} {when}{whose}")
 
 

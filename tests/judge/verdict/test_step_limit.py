@@ -182,7 +182,7 @@ def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
     """Of the node where others use most; what to do follows from that, and the table has the wait for a CPU."""
     run = load(ROOT / "tests/fixtures/recordings/mpi-observed-even-4.tar.xz")
     use = {"n0": CpuUse(2.0, 1.0, 0.1), "n1": CpuUse(2.0, ranks, others)}
-    told = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, use)
+    told = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, lambda: use)
     assert told is not None
     assert told.by == "cpu"
     assert told.evidence.endswith(f". {said}")
