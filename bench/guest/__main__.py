@@ -5,19 +5,20 @@
     python bench/guest --job numpy --pairs 10      # an all-reduce of NumPy arrays with mpi4py
     python bench/guest --job hpl --pairs 10 --add  # further pairs, to those in the results file
     python bench/guest --job hpl --size 6000       # a longer job: start-up is a smaller part of it
-    python bench/guest --job numpy --size 40000 --within  # agent and collector are stopped every other second
+    python bench/guest --job numpy --size 40000 --within  # agent and collector are stopped half of the time
 
 One rank a core. Runs go with, without, without, with: a drift that is even over four runs cancels. The wall time is
-that of the job's own mpirun: what hindmost does before and after it is no time of the ranks, and is given for itself,
-as the seconds that the whole command takes longer. The ratio is the geometric mean over pairs with its 95 % bootstrap
-interval. The ranks poll while they wait, so they want their cores all the time: the share of these that they did not
-get shows what others took, whatever the cores' clock does meanwhile. Of observed runs: events that were lost, of how
+that of the job's own mpirun, and next to it stands what the job itself timed, without its start. What hindmost does
+before and after mpirun is no time of the ranks, and is given as the seconds that the whole command takes longer. The
+ratio is the geometric mean over pairs with its 95 % bootstrap interval. The ranks poll while they wait, so they want
+their cores all the time: the share of these that they did not get shows what others took, whatever the cores' clock
+does meanwhile. Of observed runs: events that were lost, of how
 many; and of collector, agent and ``hindmost run`` itself what they used, in cores, and how often a second they were
 put on one, while the job ran.
 
-Runs differ by more than what is measured where other machines share the cores. ``--within`` compares seconds of one
-run, in which agent and collector go on, with the seconds next to them, in which they are stopped (SIGSTOP); what was
-left undone then is done in the seconds that count for them. So the CPU time of both is counted, in these seconds and,
+Runs differ by more than what is measured where other machines share the cores. ``--within`` compares slices of one
+run, in which agent and collector go on, with the slices next to them, in which they are stopped (SIGSTOP); what was
+left undone then is done in the slices that count for them. So the CPU time of both is counted, in these slices and,
 before, in ``USUAL_S`` of which none is stopped: ``percent_as_usual`` is what was measured times the ratio of the two.
 Start-up and the probes are in both.
 
@@ -60,7 +61,7 @@ SIZES = {"hpl": 2400, "numpy": 2400}
 DRAWS = 4000
 #: Of one run that is compared with itself: when it is under way (s), for how long it then goes on as usual, for how
 #: long agent and collector are stopped, and after how many such slices results are written.
-SETTLED_S, USUAL_S, SLICE_S, WRITTEN = 8.0, 32.0, 1.0, 32
+SETTLED_S, USUAL_S, SLICE_S, WRITTEN = 8.0, 32.0, 0.25, 128
 #: Stands in for mpirun: notes the times of its start and end, and what our parent and its children have used by then.
 TIMED = """#!/bin/sh
 note() {
@@ -118,6 +119,9 @@ class Bench:
             said = (self.folder / "hpccoutf.txt").read_text()
             found["hpl_s"] = float(re.findall(r"HPL_time=([\d.]+)", said)[0])
             (self.folder / "hpccoutf.txt").unlink()
+        else:
+            ended = np.fromfile(self.folder / "steps")
+            found["steps_s"] = ended[-1] - ended[0]
         if observed:
             found |= events(out)
             shutil.rmtree(out)
@@ -284,8 +288,8 @@ def events(run: Path) -> dict[str, int]:
 def summary(pairs: list[dict[str, Any]]) -> dict[str, Any]:
     observed = [pair["with"] for pair in pairs]
     found: dict[str, Any] = {"pairs": len(pairs), "runs": pairs}
-    for what in ("wall_s", "hpl_s"):
-        if what in observed[0]:
+    for what in ("wall_s", "hpl_s", "steps_s"):
+        if all(what in pair["with"] for pair in pairs):
             logs = [math.log(pair["with"][what] / pair["without"][what]) for pair in pairs]
             found[what] = {
                 "without": round(statistics.median(pair["without"][what] for pair in pairs), 3),
@@ -335,7 +339,7 @@ def main() -> int:
         "--seconds", type=float, default=math.inf, help="begin no pair later than this; end --within then"
     )
     parser.add_argument("--add", action="store_true", help="to the pairs that are in the results file")
-    parser.add_argument("--within", action="store_true", help="stop agent and collector every other second of one run")
+    parser.add_argument("--within", action="store_true", help="stop agent and collector half of the time of one run")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     result: dict[str, Any] = json.loads(args.out.read_text()) if args.out.exists() else {}
