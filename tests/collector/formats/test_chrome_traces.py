@@ -13,6 +13,8 @@ from hindmost_collector.recordings.trace_files import MAX_VALUE_CHARACTERS, even
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME, PROFILED
 
+from tests.collector.foreign_files import step_lines
+
 BASE_NS = 1_790_857_026_000_000_000
 KERNEL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
@@ -120,12 +122,8 @@ def test_kernels_take_gpu_time(tmp_path: Path) -> None:
 def test_steps_that_a_profiler_disturbed_are_known_among_those_of_a_log(tmp_path: Path) -> None:
     """It warms up some steps before the first that it records, and the step after the last waits for its writing."""
     _write(tmp_path, "trace.0.json.gz", _trace(0))
-    lines = []
-    for step in range(20):
-        begin = BASE_NS + (step - 10) * 1_000_000
-        times = {"t_start": begin, "t_data": begin + 1000, "t_end": begin + 900_000}
-        lines.append(json.dumps({"step": step, **times}))
-    (tmp_path / "steps.0.jsonl").write_text("\n".join(lines))
+    starts = [BASE_NS + (step - 10) * 1_000_000 for step in range(20)]
+    (tmp_path / "steps.0.jsonl").write_text(step_lines(starts, 900_000, 1000))
     steps = load(tmp_path).steps
     assert steps["step"][steps["kind"] == PROFILED].tolist() == list(range(5, 13))
     assert set(steps["kind"].tolist()) == {"train", PROFILED}
@@ -344,3 +342,41 @@ def test_what_stands_beside_the_events_is_not_kept(tmp_path: Path) -> None:
     beside: dict[str, Any] = {}
     assert list(events(path, beside, ("distributedInfo",))) == []
     assert beside == {"distributedInfo": {"rank": 0}}
+
+
+RANKS, TENSORS, STEPS, LATE_US = 4, 6, 40, 900
+
+
+def _operation(ready: dict[int, int], tensor: int) -> list[dict[str, Any]]:
+    """One tensor's negotiation, which ends when the last rank is ready, and its operation of 200 us."""
+    marks = [{"ph": "X", "name": str(rank), "ts": at, "dur": 0, "pid": tensor} for rank, at in ready.items()]
+    end = max(ready.values()) + 15
+    return [
+        {"ph": "B", "name": "NEGOTIATE_ALLREDUCE", "ts": min(ready.values()), "pid": tensor},
+        *marks,
+        {"ph": "E", "ts": end, "pid": tensor},
+        {"ph": "B", "name": "ALLREDUCE", "ts": end + 5, "pid": tensor},
+        {"ph": "E", "ts": end + 200, "pid": tensor},
+    ]
+
+
+def _timeline(path: Path, *, one_by_one: bool) -> Path:
+    """Rank 2 begins each step later by ``LATE_US``; a tensor is ready each 300 us, or when the last is reduced."""
+    happened, at = [], 0
+    for _ in range(STEPS):
+        late, begin = LATE_US, at + 8000
+        for tensor in range(TENSORS):
+            ready = {rank: begin + 10 * rank + (late if rank == 2 else 0) for rank in range(RANKS)}
+            happened += _operation(ready, tensor)
+            at = max(ready.values()) + 215
+            begin, late = (at + 300, 0) if one_by_one else (begin + 300, late)
+    path.write_text(json.dumps(happened))
+    return path
+
+
+@pytest.mark.parametrize("one_by_one", [False, True], ids=["overlapped", "one by one"])
+def test_a_rank_is_late_once_a_step(tmp_path: Path, one_by_one: bool) -> None:
+    """Where the others go on it is late for every operation by as much: six times that was not what it cost."""
+    verdict = judge(load(_timeline(tmp_path / "timeline.json", one_by_one=one_by_one))).verdicts[0]
+    assert (verdict.kind, verdict.ranks) == ("straggler", (2,))
+    assert verdict.cost_ms_per_step == pytest.approx(LATE_US / 1000, rel=0.05)

@@ -9,6 +9,8 @@ from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
 
+from tests.collector.foreign_files import profiler_line
+
 MS = 1_000_000
 BEGIN = 1_795_346_662_000 * MS
 RANKS, STEPS, PLACES = 4, 40, 8
@@ -49,11 +51,11 @@ def _record(folder: Path, slow: float = 0.0, clocks: int = 0, *, neighbours: boo
                 at = host + (place + 2) * MS // 10
                 for peer in (one for one in range(RANKS) if one != rank and not (neighbours and one + rank == RANKS)):
                     for name in ("Send", "Recv"):
-                        gpu = f"{begun + ahead},{begun + ahead + 40_000},{begun + 45_000}"
-                        lines.append(f"2e,{rank},{peer},{name},64,P2P,-,8,{at},{at + 9},{gpu}\n")
+                        gpu = begun + ahead, begun + ahead + 40_000, begun + 45_000
+                        lines.append(profiler_line(0x2E, rank, peer, name, at, *gpu))
             at = host + 4 * MS
-            gpu = f"{host - 60 * MS},{off + int(left[step, -1])},{off + int(left[step, -1]) + 2 * MS}"
-            lines.append(f"2e,{rank},{step},AllReduce,64,RING,LL,8,{at},{at + 9},{gpu}\n")
+            end = off + int(left[step, -1])
+            lines.append(profiler_line(0x2E, rank, step, "AllReduce", at, host - 60 * MS, end, end + 2 * MS))
         if lost >= 0 and rank == 1:
             del lines[lost]
         (folder / f"prof.{100 + rank}.csv").write_text("".join(lines))

@@ -12,7 +12,7 @@ from hindmost_collector.formats.flight_recorder import MAX_DUMP_BYTES, plain_pic
 from hindmost_collector.recordings.load import load
 from hindmost_judge.judge import judge
 
-from tests.collector.formats.dumps import HUNG, dump_of, of_group, write
+from tests.collector.foreign_files import HUNG, dump_of, of_group, write
 from tests.recordings import unpacked
 
 

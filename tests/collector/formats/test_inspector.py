@@ -1,7 +1,6 @@
 """NCCL Inspector's lines, terse and verbose."""
 
 import json
-import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from hindmost_collector.recordings.trace_files import MAX_LINE_BYTES
 from hindmost_collector.report import columns
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
+
+from tests.collector.foreign_files import dump, entry, step_lines, write
 
 WRITTEN_US = 1_795_225_915_000_000
 
@@ -95,21 +96,9 @@ def test_flight_recorder_next_to_it_says_in_which_step(tmp_path: Path) -> None:
     """Inspector knows durations, the recorder when the host enqueued: together, an operation has its step."""
     _terse(tmp_path)
     for rank in range(2):
-        entries = [
-            {
-                "process_group": ("0", "default_pg"),
-                "collective_seq_id": seq + 1,
-                "profiling_name": "nccl:all_reduce" if seq else "nccl:broadcast",
-                "time_created_ns": seq * 1000,
-                "state": "completed",
-                "is_p2p": False,
-            }
-            for seq in range(9)
-        ]
-        dump = {"pg_config": {"0": {"desc": "default_pg", "ranks": "[0, 1]"}}, "entries": entries}
-        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
-        steps = [{"step": n, "t_start": 1000 + 4000 * n, "t_data": 1001, "t_end": 4900 + 4000 * n} for n in range(2)]
-        (tmp_path / f"steps.{rank}.jsonl").write_text("".join(json.dumps(step) + "\n" for step in steps))
+        names = ["nccl:broadcast", *8 * ["nccl:all_reduce"]]
+        write(tmp_path, rank, dump([entry(seq, seq * 1000, profiling_name=name) for seq, name in enumerate(names)]))
+        (tmp_path / f"steps.{rank}.jsonl").write_text(step_lines([1000, 5000], 3900, 1))
     run = load(tmp_path)
     mine = run.collectives["rank"] == 0
     assert run.collectives["step"][mine].tolist() == [-1, 0, 0, 0, 0, 1, 1, 1, 1]

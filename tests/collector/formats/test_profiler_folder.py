@@ -1,4 +1,4 @@
-"""A folder of profiler CSVs, step times and GPU samples is one run."""
+"""A folder of profiler CSVs, step times and GPU samples is one run, however its clocks and lines are off."""
 
 import json
 import tarfile
@@ -8,10 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 from hindmost.errors import UsageError
+from hindmost_collector.formats import profiler_csv
+from hindmost_collector.formats.profiler_csv import gpu_ahead
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import columns
+from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
 from hindmost_judge.model import GPU_TIME
+
+from tests.collector.foreign_files import profiler_line, step_lines
 
 MS = 1_000_000
 STEP = 30 * MS
@@ -29,15 +35,11 @@ def _record(folder: Path, ranks: tuple[int, ...] = (0, 1, 2), steps: int = 3) ->
             ):
                 host = 1_000_000_000 + step * STEP + (5 + i) * MS
                 gpu = host + offset + MS
-                operations.append(
-                    f"e9a550b719f82509,{rank},{seq},{name},1024,RING,LL,1,{host},{host + 9},{gpu},{gpu + MS},{gpu}\n"
-                )
+                operations.append(profiler_line(7, rank, seq, name, host, gpu, gpu + MS, gpu))
         (folder / f"prof.{100 + index}.csv").write_text("".join(operations))
-        with (folder / f"steps.{rank}.jsonl").open("w") as out:
-            for step in range(steps):
-                start = 1_000_000_000 + step * STEP
-                times = {"t_start": start, "t_data": start + 2 * MS, "t_end": start + STEP - MS}
-                out.write(json.dumps({"step": step, **times, "fwd_ms": 8.5, "bwd_ms": 17.25}) + "\n")
+        starts = [1_000_000_000 + step * STEP for step in range(steps)]
+        lines = step_lines(starts, STEP - MS, 2 * MS, fwd_ms=8.5, bwd_ms=17.25)
+        (folder / f"steps.{rank}.jsonl").write_text(lines)
     return folder
 
 
@@ -197,11 +199,193 @@ def test_a_log_of_steps_may_lack_when_the_input_was_there(tmp_path: Path, withou
 def test_a_log_without_the_forward_clears_no_rank(tmp_path: Path) -> None:
     """A rank that is slow there looks as the others do in all that is logged."""
     for rank in range(4):
-        lines = [
-            {"step": step, "t_start": BEGIN + step * STEP, "t_data": BEGIN + step * STEP + 1000}
-            | {"t_end": BEGIN + step * STEP + 29_000_000, "bwd_ms": 20.0, "opt_ms": 1.0}
-            for step in range(60)
-        ]
-        (tmp_path / f"steps.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        starts = [BEGIN + step * STEP for step in range(60)]
+        (tmp_path / f"steps.{rank}.jsonl").write_text(step_lines(starts, 29 * MS, 1000, bwd_ms=20.0, opt_ms=1.0))
     (verdict,) = judge(load(tmp_path)).verdicts
     assert verdict.kind == "insufficient_data"
+
+
+@pytest.mark.parametrize("offset", [-20_000_000, 0, 700_000, 3_600_000_000_000])
+def test_how_far_a_gpu_is_ahead_shows_where_an_end_was_logged_at_once(offset: int) -> None:
+    """Whatever is logged later only seems to have ended earlier."""
+    ended = np.arange(1, 9) * 1_000_000
+    told = {"enqueue": ended - 900_000, "stop": ended + offset, "logged": ended + np.array([50, 0, 9, 80, 7, 4, 3, 2])}
+    assert gpu_ahead(told) == offset
+
+
+def test_no_log_or_another_clock_shows_nothing() -> None:
+    """What was logged before it was enqueued was not logged by that clock."""
+    ended = np.arange(1, 9) * 1_000_000
+    assert gpu_ahead({"enqueue": ended, "stop": ended + 5, "logged": np.zeros(8, np.int64)}) == 0
+    assert gpu_ahead({name: np.empty(0, np.int64) for name in ("enqueue", "stop", "logged")}) == 0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The traces of 4 ranks of which rank 2 computes longer."""
+    write(simulate(Scenario(4, 40, faults=(Fault("compute", (2,), 0.2),))).run, tmp_path / "traces", "traces")
+    return tmp_path / "traces"
+
+
+@pytest.mark.parametrize("every", [7, 1])
+def test_a_line_that_is_there_twice_counts_once(folder: Path, every: int) -> None:
+    """Whether of a few lines or of all: an operation that seems to be run twice would part the ranks."""
+    wanted = judge(load(folder)).to_dict()["verdicts"]
+    for path in (*folder.glob("prof.*"), *folder.glob("steps.*")):
+        lines = path.read_text().splitlines(keepends=True)
+        path.write_text("".join(line * (2 if at % every == 0 else 1) for at, line in enumerate(lines)))
+    assert judge(load(folder)).to_dict()["verdicts"] == wanted
+
+
+def _set(path: Path, steps: list[int], **values: float) -> None:
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for at in steps:
+        rows[at] |= values
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_a_phase_that_took_no_time_in_a_few_steps_was_not_measured_there(folder: Path) -> None:
+    """An optimizer that most steps do without takes none in those."""
+    _set(folder / "steps.0.jsonl", [7, 20], fwd_ms=0.0)
+    _set(folder / "steps.0.jsonl", [at for at in range(40) if at % 4], opt_ms=0.0)
+    steps = load(folder).steps
+    mine = {name: steps[name][steps["rank"] == 0] for name in ("gpu_forward_ns", "gpu_optimizer_ns")}
+    assert np.flatnonzero(mine["gpu_forward_ns"] < 0).tolist() == [7, 20]
+    assert np.count_nonzero(mine["gpu_optimizer_ns"] == 0) == 30
+
+
+def test_phases_missing_in_a_few_steps_leave_the_cause(folder: Path) -> None:
+    """A rank's longer computing is read from the steps that say how long it computed."""
+    wanted = [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(load(folder)).verdicts]
+    for path in folder.glob("steps.*"):
+        _set(path, [5, 13, 30], fwd_ms=0.0, bwd_ms=0.0)
+    assert [(verdict.kind, verdict.ranks, verdict.cause) for verdict in judge(load(folder)).verdicts] == wanted
+
+
+FOREIGN_STEP = 20 * MS
+AHEAD = 3 * MS
+FOREIGN_STEPS = 40
+
+
+def _columns(*, late: int = 0, drift: int = 0, logged: int = 0) -> dict[str, Any]:
+    """400 sends and 400 reductions, one of either a ms; the latter's times are from so many ns before their own, the
+    GPU's clock gains so much a operation, and ends are logged so much later."""
+    enqueue = BEGIN + np.arange(800) * MS
+    reduces = np.arange(800) % 2 == 1
+    ended = enqueue + MS // 2
+    stop = ended + AHEAD + drift * np.arange(800) - np.where(reduces, late, 0)
+    return {
+        "comm": np.full(800, 7, np.uint64),
+        "op": np.where(reduces, "all_reduce", "send"),
+        "enqueue": enqueue,
+        "start": stop - MS // 10,
+        "stop": stop,
+        "logged": ended + logged,
+    }
+
+
+def test_what_began_before_it_was_enqueued_has_the_times_of_another() -> None:
+    """Nothing else is believed then, but what that belongs to is reported."""
+    columns = _columns(late=5 * MS)
+    found = profiler_csv.find_foreign([columns])
+    assert found == {"all_reduce"}
+    (note,) = profiler_csv.foreign_notes(found)
+    assert note.startswith("How long all_reduce took is not known")
+
+
+def test_of_all_files_where_it_is_in_one() -> None:
+    """A comparison of ranks shows which is late for an operation."""
+    assert profiler_csv.find_foreign([_columns(), _columns(late=5 * MS)]) == {"all_reduce"}
+
+
+@pytest.mark.parametrize("columns", [_columns(), _columns(drift=1_000), _columns(drift=-1_000), _columns(logged=MS)])
+def test_clocks_that_drift_and_late_logging_make_no_time_unbelievable(columns: dict[str, Any]) -> None:
+    """A GPU's clock is some ms off its host's, and gains or loses."""
+    assert not profiler_csv.find_foreign([columns])
+
+
+def test_another_clock_shows_nothing() -> None:
+    """What was logged before it was enqueued was not logged by that clock."""
+    columns = {**_columns(late=5 * MS), "logged": np.zeros(800, np.int64)}
+    assert not profiler_csv.find_foreign([columns])
+
+
+def test_a_log_that_is_none_of_ends_tells_nothing() -> None:
+    """Written when operations are enqueued, of a host that is far ahead of its GPU."""
+    columns = _columns(late=5 * MS)
+    queued = 50 * MS * (1 + np.arange(800) % 7)
+    columns = {**columns, "start": columns["start"] + queued, "stop": columns["stop"] + queued}
+    assert not profiler_csv.find_foreign([columns])
+
+
+def _experts(folder: Path, *, untrue: bool) -> Path:
+    """Four ranks that exchange with each other, then reduce; that seems to take all but rank 0 three steps."""
+    for rank in range(4):
+        lines = []
+        for step in range(FOREIGN_STEPS):
+            began = BEGIN + step * FOREIGN_STEP
+            for i, peer in enumerate(one for one in range(4) if one != rank):
+                host = began + (2 + i) * MS
+                for name in ("Send", "Recv"):
+                    gpu = host + AHEAD + MS // 2
+                    lines.append(profiler_line(0x2E, rank, peer, name, host, gpu, gpu + 9, host + MS // 2))
+            host = began + 9 * MS
+            gpu = host + AHEAD
+            begin = gpu - (3 * FOREIGN_STEP if rank else FOREIGN_STEP) if untrue else gpu
+            lines.append(profiler_line(0x2E, rank, step, "AllReduce", host, begin, gpu + 9, host + MS))
+        (folder / f"prof.{100 + rank}.csv").write_text("".join(lines))
+        starts = [BEGIN + step * FOREIGN_STEP for step in range(FOREIGN_STEPS)]
+        steps = step_lines(starts, FOREIGN_STEP - MS, fwd_ms=6.0, bwd_ms=11.0, opt_ms=2.0)
+        (folder / f"steps.{rank}.jsonl").write_text(steps)
+    return folder
+
+
+def test_a_step_never_holds_more_than_itself(tmp_path: Path) -> None:
+    """Reductions that seemed to take three steps made rank 0 the one that all ranks wait for."""
+    report = judge(load(_experts(tmp_path, untrue=True)))
+    assert [(verdict.kind, verdict.ranks) for verdict in report.verdicts] == [("insufficient_data", ())]
+    assert report.verdicts[0].evidence[0].startswith("6 sends and receives per step are inside phases")
+    assert any(note.startswith("How long all_reduce took is not known") for note in report.notes)
+
+
+def test_operations_without_times_remain_known(tmp_path: Path) -> None:
+    """When the host enqueued them, and how many: a hang or a mismatch shows in that."""
+    run = load(_experts(tmp_path, untrue=True))
+    reduces = run.collectives["op"] == "all_reduce"
+    assert int(reduces.sum()) == 4 * FOREIGN_STEPS
+    assert (run.collectives["duration_ns"] == -1).all()
+    assert (run.collectives["start_ns"] == run.collectives["enqueue_ns"]).all()
+    assert not (run.collectives["flags"] & GPU_TIME).any()
+
+
+def test_times_that_can_be_are_believed(tmp_path: Path) -> None:
+    """Together with the same exchanges."""
+    run = load(_experts(tmp_path, untrue=False))
+    assert (run.collectives["duration_ns"] == 9).all()
+    assert not any("took is not known" in note for note in run.notes)
+
+
+def _pipeline(folder: Path, *, seed: int) -> Path:
+    run = simulate(Scenario(4, 60, seed, "pp_dp", pipeline=2, step_ms=30)).run
+    write(run, folder / "run", "traces")
+    return folder / "run"
+
+
+def test_of_a_pipeline_whose_reductions_have_other_times_no_rank_is_named(tmp_path: Path) -> None:
+    """The last stage waits in them, and seemed to work meanwhile."""
+    folder = _pipeline(tmp_path, seed=403)
+    for path in folder.glob("prof.*.csv"):
+        rows = [line.split(",") for line in path.read_text().splitlines()]
+        for row in rows:
+            if row[3] == "AllReduce":
+                row[10:12] = (str(int(one) - 90 * MS) for one in row[10:12])
+        path.write_text("".join(",".join(row) + "\n" for row in rows))
+    assert not any(verdict.ranks for verdict in judge(load(folder)).verdicts)
+
+
+def test_a_simulated_pipeline_has_its_own_times(tmp_path: Path) -> None:
+    """They are logged when operations have ended."""
+    folder = _pipeline(tmp_path, seed=1)
+    run = load(folder)
+    assert not any("took is not known" in note for note in run.notes)
+    assert [verdict.kind for verdict in judge(run).verdicts] == ["balanced"]

@@ -1,7 +1,5 @@
 """Hosts' clocks that are far apart change no verdict where something proves that the files are one job's."""
 
-import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,8 @@ from hindmost.errors import UsageError
 from hindmost_collector.recordings.load import load
 from hindmost_collector.recordings.rank_mapping import positions
 from hindmost_judge.judge import judge
+
+from tests.collector.foreign_files import dump, entry, profiler_line, step_lines, write
 
 BASE_NS = 1_790_857_026_000_000_123
 MS, HOUR, DAY = 10**6, 3600 * 10**9, 86_400 * 10**9
@@ -32,40 +32,22 @@ def write_steps(folder: Path, rank: int, began: Any, *, slow: int = 3, **off: An
     """A log of steps; of rank ``slow`` the input takes 6 ms longer."""
     took = np.random.default_rng(rank).normal(0, 0.1 * MS, len(began))
     start = clock(began + took, **off)
-    ready = [one + (8 if rank == slow else 2) * MS for one in start]
-    lines = [
-        {"step": at, "t_start": s, "t_data": r, "t_end": r + 15 * MS}
-        for at, (s, r) in enumerate(zip(start, ready, strict=True))
-    ]
-    (folder / f"steps.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    input_ns = (8 if rank == slow else 2) * MS
+    (folder / f"steps.{rank}.jsonl").write_text(step_lines(start, input_ns + 15 * MS, input_ns))
 
 
 def write_csv(folder: Path, rank: int, began: Any, **off: Any) -> None:
     """NCCL operations of those steps, in one communicator."""
     host = clock(began + 20 * MS, **off)
-    lines = [
-        f"e9a550b719f82509,{rank},{at},AllReduce,1024,RING,LL,1,{h},{h + 9},{h + MS},{h + 2 * MS},{h}\n"
-        for at, h in enumerate(host)
-    ]
+    lines = [profiler_line(7, rank, at, "AllReduce", h, h + MS, h + 2 * MS, h) for at, h in enumerate(host)]
     (folder / f"prof.{100 + rank}.csv").write_text("".join(lines))
 
 
 def write_dump(folder: Path, rank: int, last: int, **off: Any) -> None:
     """A Flight Recorder's dump with operations up to ``last``, the last of them open."""
     created = clock(np.arange(last + 1) * 30 * MS + 5000 * rank, **off)
-    entries = [
-        {
-            "process_group": ("0", "default_pg"),
-            "collective_seq_id": at + 1,
-            "profiling_name": "nccl:all_reduce",
-            "time_created_ns": one,
-            "state": "scheduled" if at >= 60 else "completed",
-            "is_p2p": False,
-        }
-        for at, one in enumerate(created)
-    ]
-    dump = {"pg_config": {"0": {"desc": "", "ranks": "[0, 1, 2, 3]"}}, "entries": entries}
-    (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
+    entries = [entry(at, created_ns, ended=at < 60) for at, created_ns in enumerate(created)]
+    write(folder, rank, dump(entries, **{"0": "[0, 1, 2, 3]"}))
 
 
 def verdicts(folder: Path) -> list[Any]:
@@ -109,12 +91,8 @@ def test_steps_of_another_rhythm_are_refused(tmp_path: Path, other: Any) -> None
 def test_steps_all_of_one_length_have_no_rhythm(tmp_path: Path) -> None:
     """Any two runs of a program may be as regular as that."""
     for rank in range(4):
-        write_steps(tmp_path, rank, np.arange(STEPS) * 30 * MS, offset=DAY * (rank == 2))
-        text = (tmp_path / f"steps.{rank}.jsonl").read_text()
-        lines = [json.loads(line) for line in text.splitlines()]
-        for at, line in enumerate(lines):
-            line["t_start"] = BASE_NS + rank + DAY * (rank == 2) + at * 30 * MS
-        (tmp_path / f"steps.{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        starts = [BASE_NS + rank + DAY * (rank == 2) + at * 30 * MS for at in range(STEPS)]
+        (tmp_path / f"steps.{rank}.jsonl").write_text(step_lines(starts, 17 * MS, 2 * MS))
     with pytest.raises(UsageError, match="different jobs"):
         load(tmp_path)
 

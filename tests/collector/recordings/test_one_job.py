@@ -10,6 +10,8 @@ import pytest
 from hindmost.errors import UsageError
 from hindmost_collector.recordings.load import load
 
+from tests.collector.foreign_files import dump, entry, profiler_line, step_lines
+
 BASE_NS = 1_790_857_026_000_000_123
 MS = 1_000_000
 MINUTE = 60_000 * MS
@@ -17,18 +19,15 @@ WORLD = 0xE9A550B719F82509
 
 
 def _csv(rank: int, shift: int = 0, comm: int = WORLD) -> str:
-    rows = []
-    for seq in range(40):
-        host = BASE_NS + shift + seq * 10 * MS + rank
-        gpu = host + MS
-        rows.append(f"{comm:x},{rank},{seq},AllReduce,1024,RING,LL,1,{host},{host + 9},{gpu},{gpu + MS},{gpu}\n")
-    return "".join(rows)
+    hosts = [BASE_NS + shift + seq * 10 * MS + rank for seq in range(40)]
+    lines = (
+        profiler_line(comm, rank, seq, "AllReduce", at, at + MS, at + 2 * MS, at + MS) for seq, at in enumerate(hosts)
+    )
+    return "".join(lines)
 
 
 def _steps(rank: int, shift: int = 0, first: int = 0) -> str:
-    starts = [BASE_NS + shift + number * 30 * MS + rank for number in range(40)]
-    lines = [{"step": first + at, "t_start": t, "t_data": t + MS, "t_end": t + 29 * MS} for at, t in enumerate(starts)]
-    return "".join(json.dumps(line) + "\n" for line in lines)
+    return step_lines([BASE_NS + shift + number * 30 * MS + rank for number in range(40)], 29 * MS, first=first)
 
 
 def _inspector(rank: int, shift: int = 0, comm: int = WORLD) -> str:
@@ -42,18 +41,8 @@ def _inspector(rank: int, shift: int = 0, comm: int = WORLD) -> str:
 
 
 def _flight(rank: int, shift: int = 0) -> bytes:
-    entries = [
-        {
-            "process_group": ("0", "default_pg"),
-            "collective_seq_id": seq + 1,
-            "profiling_name": "nccl:all_reduce",
-            "time_created_ns": BASE_NS + shift + seq * MS + rank,
-            "state": "completed",
-            "is_p2p": False,
-        }
-        for seq in range(20)
-    ]
-    return pickle.dumps({"pg_config": {"0": {"desc": "", "ranks": "[0, 1, 2, 3]"}}, "entries": entries}, protocol=2)
+    entries = [entry(seq, BASE_NS + shift + seq * MS + rank) for seq in range(20)]
+    return pickle.dumps(dump(entries, **{"0": "[0, 1, 2, 3]"}), protocol=2)
 
 
 def _kineto(rank: int, shift: int = 0, first: int = 7, size: int = 4) -> str:
