@@ -1,8 +1,9 @@
-"""Large jobs, jobs that grow and shrink, many jobs, and a long life: simulated, in memory unless said otherwise."""
+"""Large jobs, jobs that grow and shrink, many jobs, and years: simulated, in memory unless said otherwise."""
 
 import asyncio
 
 import numpy as np
+import pytest
 from hindmost_collector import collector as service
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import NodeClock
@@ -15,6 +16,9 @@ from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.store import read_run
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
+
+from bench.agent_years import held
+from bench.collector_years import Service
 
 DAY = 86400
 STEP_NS = 20_000_000
@@ -183,3 +187,32 @@ def test_journal_forgets_old_agents(tmp_path, monkeypatch):
     assert again.state.sequences["steady"] == 199
     assert again.state.sequences["agent199"] == 199
     assert "agent0" not in again.state.sequences
+
+
+#: Of 40 minutes each: those of the last hour may still be known.
+WARM, MORE, MINUTES = 3, 5, 40
+
+
+async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nearly three times as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
+    monkeypatch.setattr("hindmost_collector.store.parquet.store.MOST_DIRECTORIES", 8)
+
+    service, states = Service(tmp_path), []
+    await service.connect()
+    for number in range(WARM + MORE):
+        await service.job(number, MINUTES)
+        if number in {WARM - 1, WARM + MORE - 1}:
+            states.append(held(service.collector))
+    await service.close()
+    before, after = states
+    assert after["objects"] - before["objects"] < MORE
+    assert after["bytes"] - before["bytes"] < 4096
+
+
+async def test_the_end_of_stdin_ends_its_own_job_alone(tmp_path):
+    """A collector that serves until its stdin closes still forgets jobs that end before: those that run are kept."""
+    service = Service(tmp_path, exit_when_stdin_closes=True)
+    await service.connect()
+    await service.job(0, MINUTES)
+    assert not service.collector.jobs
+    await service.close()

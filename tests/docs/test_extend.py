@@ -91,7 +91,7 @@ def test_everything_knows_the_new_sampler(tree: Path) -> None:
     page = (tree / "docs/reference/metrics.md").read_text(encoding="utf-8")
     assert "## open_files" in page
     assert "| `hindmost_node_open_files` | gauge |" in page
-    tests = [f"tests/agent/samplers/test_{name}.py" for name in ("declarations", "broken_files", "scrape")]
+    tests = [f"tests/agent/samplers/test_{name}.py" for name in ("broken_files", "scrape")]
     chosen = "open_files or sampler_says or scrape_is"
     ran = python(tree, "-m", "pytest", "-v", "-p", "no:cacheprovider", *tests, "-k", chosen)
     assert "test_broken_files_break_no_sampler[open_files] PASSED" in ran

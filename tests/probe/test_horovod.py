@@ -1,4 +1,4 @@
-"""The Horovod probe where no Horovod is needed: an elastic rank that moves, and calls made of calls."""
+"""The Horovod probe where no Horovod is needed: an elastic rank that moves, calls made of calls, and cycles."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hindmost import bootstrap, ring, stepping
 from hindmost.identity import Identity
-from hindmost.probes import guard
+from hindmost.probes import guard, horovod_cycles
 from hindmost.probes import horovod as probe
 from hindmost.recorder import Recorder
 
@@ -170,3 +170,64 @@ def test_a_call_made_of_calls_is_one(horovod: Any, tmp_path: Path) -> None:
     reader = ring.Reader(path)
     assert reader.open_records() == []
     reader.close()
+
+
+MS = 1_000_000
+
+
+def words(*began_ms: int, yielded_ms: int = 0, forgotten: int = 0) -> list[int]:
+    """``struct hm_cycles`` after cycles that began at these times, and others before that are forgotten."""
+    found = [0] * horovod_cycles.WORDS
+    found[horovod_cycles.CYCLES] = forgotten + len(began_ms)
+    found[horovod_cycles.YIELDED] = yielded_ms * MS
+    for number, began in enumerate(began_ms, forgotten):
+        found[horovod_cycles.BEGAN + number % horovod_cycles.KEPT] = began * MS
+    return found
+
+
+@pytest.mark.parametrize(
+    ("yielded", "expected"),
+    [
+        pytest.param(118, 10 * MS, id="the cycle that ended the wait began 10 ms into it"),
+        pytest.param(105, 0, id="the cycle had begun before the rank was ready"),
+        pytest.param(95, 0, id="everything was done already: the thread last gave way before"),
+    ],
+)
+def test_negotiation_ends_as_the_last_cycle_begins(yielded: int, expected: int) -> None:
+    """What begins after the training thread found everything done has nothing to do with its wait."""
+    told = horovod_cycles.Cycles(words(90, 99, 112, 121, yielded_ms=yielded))
+    assert told.waited(102 * MS) == expected
+
+
+def test_what_is_forgotten_is_not_measured() -> None:
+    """Before the first cycle, and for a wait that ended before all cycles that are remembered."""
+    assert horovod_cycles.Cycles(words()).waited(100 * MS) == horovod_cycles.UNMEASURED
+    late = horovod_cycles.Cycles(words(*range(200, 264), forgotten=5))
+    assert late.negotiation(100 * MS, 190 * MS) == horovod_cycles.UNMEASURED
+    assert late.negotiation(100 * MS, 201 * MS) == 101 * MS
+
+
+def test_cycles_are_counted_once_a_second() -> None:
+    """Each account begins where the one before ended; the first only says where, and so does one after a new start."""
+    table = words(1000, 1002)
+    told = horovod_cycles.Cycles(table)
+    assert told.account() is None
+    table[:] = words(1500, forgotten=400)
+    assert told.account() is None
+    table[:] = words(2010, forgotten=900)
+    assert told.account() == (1002 * MS, 1008 * MS, 899)
+    assert told.account() is None
+    table[:] = words(5000)
+    assert told.account() is None
+
+
+def test_the_time_between_two_threads_is_no_cycle() -> None:
+    """An elastic job begins again with another thread: its cycles are counted from there."""
+    table = words(1000)
+    told = horovod_cycles.Cycles(table)
+    told.account()
+    table[:] = words(9000, forgotten=500)
+    told.forget()
+    assert told.account() is None
+    table[:] = words(10_500, forgotten=1500)
+    assert told.account() == (9000 * MS, 1500 * MS, 1000)

@@ -1,4 +1,4 @@
-"""An agent that serves a node finds jobs automatically: by their rings, and by their launchers' variables."""
+"""An agent that serves a node finds jobs automatically, by their rings and launchers' variables, and tidies up."""
 
 import errno
 import fcntl
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hindmost import ring
+from hindmost.bootstrap import ENTERED
 from hindmost.identity import Identity
 from hindmost_agent import kernel_files
 from hindmost_agent.agent import Agent
@@ -337,3 +338,18 @@ def test_abandoned_rings_are_swept(host: Host, tmp_path: Path) -> None:
     assert sweep(host.proc, tmp_path, uid=7) == 2
     assert not gone.exists()
     assert [path.name for path in half.iterdir()] == ["1.py.101.ring"]
+
+
+def test_what_the_probe_left_keeps_no_folder_and_what_others_left_does(tmp_path: Path) -> None:
+    """A folder goes with the lock and the trace of a process without a ring; with anything else it stays whole."""
+    folders = ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for folder in folders:
+        folder.mkdir()
+        for name in ("agent.lock", ENTERED):
+            (folder / name).touch()
+    (theirs / "notes").touch()
+    for folder in folders:
+        os.utime(folder, (0, 0))
+    discovery.tidy(folders, 1e9)
+    assert not ours.exists()
+    assert len(list(theirs.iterdir())) == 3

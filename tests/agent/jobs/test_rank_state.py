@@ -1,4 +1,4 @@
-"""What is said of a rank's life: what it is in while it runs, and what it was in when it died."""
+"""What is said of a rank's life: what it is in while it runs, what it was in when it died, and which rank it is."""
 
 import os
 import subprocess
@@ -120,3 +120,28 @@ def test_a_rank_that_finished_is_in_nothing(producer: Producer, writer: ring.Wri
     writer.close()
     producer.gone_ns = ENTERED_NS + 2
     assert said(producer, ENTERED_NS + OPEN_NS * 2) == (wire.RankState.FINISHED, [])
+
+
+def write(directory: Path, rank: int, steps: int) -> None:
+    """A ring of this process under this rank, closed after so many steps."""
+    made = ring.Writer.create(directory, Identity("job", rank, 3, 0, "n", "horovod", "t.py"), "py", 64)
+    for step in range(steps):
+        made.event(ring.STEP, made.name("train"), step * 100, 100, step)
+    made.close()
+
+
+def test_a_process_that_moves_is_another_rank(tmp_path: Path) -> None:
+    """What it did before stays with the rank it was, which has ended; what it does now is the new rank's."""
+    rings = Rings(Host(), [tmp_path])
+    write(tmp_path, 2, 3)
+    rings.discover(0)
+    (old,) = rings
+    assert old.gone_ns is None
+    write(tmp_path, 1, 1)
+    rings.discover(10)
+    rings.poll(10)
+    assert [(one.process.rank, one.written, one.gone_ns) for one in rings] == [(2, 3, 10), (1, 1, None)]
+    assert old.finished(10)
+    rings.remove(old)
+    assert [one.process.rank for one in rings] == [1]
+    rings.close()

@@ -1,18 +1,22 @@
-"""What others send takes about as much memory as it is large, and what waits for something is bounded."""
+"""Batches are taken apart: what they say of a rank, what waits, and about as much memory as they are large."""
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+from hindmost_collector.ingest import decode
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import JobClock, NodeClock
-from hindmost_collector.ingest.decode import PARK_BATCHES, PARK_NS, STACK_LIMIT, Decoder, Parking
+from hindmost_collector.ingest.decode import PARK_BATCHES, PARK_NS, STACK_LIMIT, Decoder, Inbox, Parking
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import NAME_LIMIT, Malformed, Words
+from hindmost_collector.ingest.session import Outbox
 from hindmost_collector.ingest.streams import Ingest
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.store.arrow_tables import arrow_tables
 from hindmost_collector.store.schema import to_numpy
+from hindmost_judge.model import GPU_TIME
 from hindmost_proto import telemetry_pb2 as wire
 
 
@@ -151,3 +155,104 @@ async def test_a_job_that_is_judged_whole_holds_no_window(collecting, fake_agent
     held = len(job.snapshot(collector.decoder.words)().collectives["rank"])
     assert (held, job.window.last_step) == (0, 19)
     assert job.report["job"]["steps"] == 20
+
+
+@pytest.fixture
+def taken():
+    """What has been taken, as ``(agent, sequence, arrived)``."""
+    return []
+
+
+@pytest.fixture
+def waiting(taken):
+    """An inbox whose taker fails at sequence 13."""
+
+    def take(agent, outbox, batch, now_ns):
+        if batch.sequence == 13:
+            raise RuntimeError("no such thing")
+        taken.append((agent.identity, batch.sequence, now_ns))
+
+    return Inbox(take)
+
+
+def stream(name):
+    """An agent, and the outbox of its stream."""
+    return SimpleNamespace(identity=name, node="n"), Outbox(JobClock())
+
+
+def test_batches_are_taken_in_the_order_in_which_they_came(waiting, taken):
+    """Every caller has all of them, each with its arrival time."""
+    one, two = stream("a"), stream("b")
+    for sequence in (1, 2, 3):
+        waiting.add(*one, wire.Batch(sequence=sequence), 10 + sequence)
+        waiting.add(*two, wire.Batch(sequence=sequence), 20 + sequence)
+    assert taken == []
+    waiting.empty()
+    waiting.empty()
+    assert taken == [("a", 1, 11), ("b", 1, 21), ("a", 2, 12), ("b", 2, 22), ("a", 3, 13), ("b", 3, 23)]
+
+
+def test_what_waits_is_bounded(waiting, taken):
+    """Many batches are taken at once, and few whose messages are large."""
+    one = stream("a")
+    for sequence in range(100, 100 + decode.MANY):
+        waiting.add(*one, wire.Batch(sequence=sequence), 0)
+    assert len(taken) == decode.MANY
+    large = wire.AgentMessage(batch=wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (decode.BYTES // 8))]))
+    waiting.add(*one, waiting.parsed(large.SerializeToString()).batch, 0)
+    assert len(taken) == decode.MANY + 1
+
+
+def test_a_batch_that_cannot_be_taken_ends_its_own_stream(waiting, taken, caplog):
+    """The others' are taken, and nothing more of that stream: it comes again."""
+    one, two = stream("a"), stream("b")
+    for sequence in (12, 13, 14):
+        waiting.add(*one, wire.Batch(sequence=sequence), 0)
+        waiting.add(*two, wire.Batch(sequence=sequence + 100), 0)
+    waiting.empty()
+    assert [(who, sequence) for who, sequence, _ in taken] == [("a", 12), ("b", 112), ("b", 113), ("b", 114)]
+    assert (one[1].closed, two[1].closed) == (True, False)
+    assert "agent a" in caplog.text
+
+
+AHEAD = 1_000_000
+
+
+def decoded(**columns: list[int]) -> dict[str, list[int]]:
+    """Start and enqueue times on the job's clock, which is ``AHEAD`` of the node's, of three calls of rank 0."""
+    definitions = Definitions()
+    decoder, clock = Decoder(definitions), NodeClock(0, AHEAD)
+    known = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n")
+    definitions.learn(wire.Definitions(ranks=[known]), decoder.job, clock)
+    batch = wire.Batch(sequence=1)
+    calls = {"rank": 7, "op_names": ["all_reduce"], "op": [0, 0, 0], "comm": [1] * 3, "seq": [0, 1, 2]}
+    batch.collectives.add(**calls, **columns)
+    assert decoder.add(packed(batch), "n", "j", clock) == []
+    found = finish(decoder.take()["j"]).coded["collectives"]
+    return {name: found[name].tolist() for name in ("start_ns", "enqueue_ns")}
+
+
+@pytest.mark.parametrize("first", [-1, 30])
+def test_launches_are_on_the_jobs_clock_and_starts_on_the_gpus(first: int) -> None:
+    """Also where no call of the batch began on the host's clock, and the first one's launch is not known."""
+    found = decoded(start_ns=[900, 910, 920], flags=[GPU_TIME] * 3, enqueue_ns=[first, 40, 50])
+    assert found["start_ns"] == [900, 910, 920]
+    assert found["enqueue_ns"] == [first if first < 0 else AHEAD + first, AHEAD + 40, AHEAD + 50]
+
+
+def test_calls_of_the_host_have_no_launch() -> None:
+    """An agent that sends no such column, as earlier ones do, measured none."""
+    found = decoded(start_ns=[900, 910, 920], flags=[0] * 3)
+    assert found == {"start_ns": [AHEAD + 900, AHEAD + 910, AHEAD + 920], "enqueue_ns": [-1] * 3}
+
+
+def test_a_rank_may_name_its_framework_and_its_gpu_later() -> None:
+    """A probe comes after the ring of its process; what says less, or nothing new, is no row."""
+    definitions = Definitions()
+    decoder, clock = Decoder(definitions), NodeClock(0, 0)
+    for more in ({"framework": "python"}, {}, {"framework": "torch"}, {"framework": "torch", "gpu_uuid": "GPU-1"}, {}):
+        sent = wire.Rank(ref=7, job_id="j", rank=0, world_size=1, node="n", **more)
+        definitions.learn(wire.Definitions(ranks=[sent]), decoder.job, clock)
+    rows = decoder.job("j").ranks
+    assert [(row[6], row[5]) for row in rows] == [("python", ""), ("torch", ""), ("torch", "GPU-1")]
+    assert definitions.ranks[7].framework == "torch"

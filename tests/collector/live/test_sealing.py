@@ -1,11 +1,14 @@
-"""SIGTERM to all processes of a job, and SIGKILL some seconds after: what the run directory has then."""
+"""What a recording has when its job ends, its collector is killed, or it cannot be read."""
 
 import asyncio
 import json
 import os
 import signal
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from hindmost_collector.live import sealing
 from hindmost_collector.recordings.load import load_run_directory
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_collector.simulate.write import run_directory
@@ -68,3 +71,33 @@ def test_a_recording_has_stopped_once_no_collector_holds_it(tmp_path, runs, sile
         store.close()
     assert load_run_directory(tmp_path, lambda: written + silent_s).job.abandoned is abandoned
     store.close()
+
+
+class TornError(Exception):
+    """What a reader of files raises; no error of the operating system, and none of ours."""
+
+
+def test_what_memory_holds_is_judged() -> None:
+    """Whatever a torn file makes its reader raise."""
+
+    def read(_: str) -> Any:
+        raise TornError("page 3")
+
+    run = simulate(Scenario(2, 12)).run
+    collector: Any = SimpleNamespace(
+        recorder=SimpleNamespace(store=SimpleNamespace(read=read), failing=""),
+        decoder=SimpleNamespace(words=None),
+        clock=SimpleNamespace(now=lambda: 1),
+    )
+    job: Any = SimpleNamespace(
+        id="j",
+        snapshot=lambda _: lambda: run,
+        exit_code=0,
+        ended_ns=None,
+        interrupted_by=None,
+        no_ring=None,
+        entered=True,
+    )
+    whole = sealing.whole_run(collector, job)
+    assert whole.ranks["rank"].tolist() == [0, 1]
+    assert any("cannot be read (page 3)" in note for note in whole.notes)

@@ -1,5 +1,6 @@
-"""The suites that .ci/run runs only where their files have changed."""
+"""The suites that .ci/run runs only where their files have changed, and the folders that marks are looked for in."""
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -36,3 +37,15 @@ def test_one_hash_is_renewed() -> None:
     """Of the suite of that name: not of one whose name ends alike, nor a word of a comment."""
     text = "# mpi 0 is none\npmpi 0 a/mpi 0\nmpi 0 agent\nmpi2 0 agent\n"
     assert tiers.renewed(text, "mpi", "f") == text.replace("\nmpi 0", "\nmpi f")
+
+
+TESTS = Path(__file__).parents[1]
+FOLDERS = {"torch": {"torch"}, "clickhouse": {"clickhouse"}, "kubernetes": {"kubernetes"}}
+
+
+@pytest.mark.parametrize("mark", FOLDERS)
+def test_a_mark_is_used_where_it_is_looked_for(mark: str) -> None:
+    """Each folder that ``make`` names for a mark has tests that bear it, and no other has."""
+    bears = re.compile(rf"\bpytest\.mark\.{mark}\b")
+    found = {path.relative_to(TESTS).parts[0] for path in TESTS.rglob("test_*.py") if bears.search(path.read_text())}
+    assert found == FOLDERS[mark]
