@@ -2,9 +2,10 @@
 
     python -m bench.hosts [--only NAME …] [--mpich DIR] [--torch PYTHON] [--out FILE]
 
-Needs root, ip, tc and, for NAT, nft. Hosts have names, shared memory, a disk and a network of their own, but the same
-cores. A job that ends in order has all ranks of both hosts, each step once, no dropped sample, no process and no secret
-left. After a fault that ends it, what is stored was marked, once, and all processes have left.
+Needs root, ip, tc, nft for NAT, and faketime for a clock that is off. Hosts have names, shared memory, a disk and a
+network of their own, but the same cores. A job that ends in order has all ranks of both hosts, each step once, no
+dropped sample, no process and no secret left. After a fault that ends it, what is stored was marked, once, and all
+processes have left.
 """
 
 import argparse

@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 #: Each host's place in the networks below.
 HOSTS = ("a", "b")
 V4, V6, OTHER = "10.213.11.{}", "fd00:213:11::{}", "10.213.12.{}"
+#: Sets the clock of what a host runs (Debian: faketime), and by how much for each kind of network.
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1"
+OFF = {"fast": "+3600", "late": "-3600"}
 
 
 class Network:
     """Two hosts, ``a`` and ``b``; ``close`` removes them.
 
     Args:
-        kind: ``v4``, ``v6``, ``two`` (b is reached by a's second interface), or ``nat`` (b sits behind a router that
-            masquerades: no one can connect to it).
+        kind: ``v4``, ``v6``, ``two`` (b is reached by a's second interface), ``nat`` (b sits behind a router that
+            masquerades: no one can connect to it), or ``fast`` and ``late`` (b's clock is an hour off).
         shared: whether both hosts have one disk.
     """
 
@@ -140,6 +143,9 @@ class Network:
             time.sleep(0.01)
         program = self.folder / f"on-{host}"
         enter = ["nsenter", "-t", str(holder.pid), "--net", "--uts", "--mount", "env", f"HOME={self.disk}"]
+        if host == "b" and self.kind in OFF:
+            clock = f"LD_PRELOAD={FAKETIME} FAKETIME={OFF[self.kind]} FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1"
+            enter += clock.split()
         program.write_text(f'#!/bin/sh\nexec {" ".join(enter)} "$@"\n')
         program.chmod(0o755)
 

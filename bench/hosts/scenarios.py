@@ -20,7 +20,7 @@ from hindmost_collector.live.sealing import PRELIMINARY
 from hindmost_collector.recordings.load import UNLOCKED_S
 from hindmost_collector.store.parquet import segments
 
-from bench.hosts.network import HOSTS, Network, missing, sh
+from bench.hosts.network import FAKETIME, HOSTS, Network, missing, sh
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -433,6 +433,8 @@ def cases(settings: Settings) -> dict[str, Case]:
         "ipv6": Case("IPv6 alone", run_script, kind="v6"),
         "two": Case("hosts meet on the second interface", run_script, kind="two"),
         "nat": Case("a host behind a router that masquerades", run_script, kind="nat", needs=("nft",)),
+        "fast": Case("a clock one hour fast", run_open_mpi_5, kind="fast", needs=("mpirun", FAKETIME)),
+        "late": Case("a clock one hour late", run_open_mpi_5, kind="late", needs=("mpirun", FAKETIME)),
         "cut": Case("network cut for 60 s", cut, needs=("mpirun",)),
         "slow": Case("link of 2 Mbit/s", slow_link, needs=("mpirun", "tc")),
         "lost": Case("host lost", node_lost, needs=("mpirun",)),
