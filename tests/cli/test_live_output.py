@@ -11,6 +11,7 @@ EVENT = {
     "time_ns": 1_795_454_503_000_000_000,
     "text": "SLOW rank 2 on vm: computing",
     "ended": False,
+    "kind": "straggler",
 }
 
 
@@ -49,6 +50,33 @@ def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> No
     """The report follows."""
     run.say({**EVENT, "event": "closed", "ended": True})
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("quiet", "log_verdicts", "terminal", "kinds"),
+    [
+        (False, False, True, ["straggler", "hang"]),
+        (False, False, False, ["hang"]),
+        (False, True, False, ["straggler", "hang"]),
+        (True, False, False, []),
+        (True, False, True, []),
+    ],
+)
+def test_a_log_has_hangs_without_being_asked(
+    quiet: bool,
+    log_verdicts: bool,
+    terminal: bool,
+    kinds: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who reads the log of a job that stands still wants to know why; `--quiet` leaves them out, too."""
+    monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
+    hears = run.listener(quiet, log_verdicts)
+    for kind in ("straggler", "hang"):
+        hears({**EVENT, "kind": kind, "text": f"text of {kind}"})
+    printed = capsys.readouterr().err
+    assert [kind for kind in ("straggler", "hang") if f"text of {kind}" in printed] == kinds
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,21 @@ def say(event: Mapping[str, Any]) -> None:
         stdio.say(line(event, columns(), color=stdio.colored(sys.stderr)))
 
 
+def say_stops(event: Mapping[str, Any]) -> None:
+    """The same of a job that stopped, and of no other verdict: a log without its hang is worth nothing."""
+    from hindmost_judge.verdict.schema import STOPS
+
+    if event["kind"] in STOPS:
+        say(event)
+
+
+def listener(quiet: bool, log_verdicts: bool) -> Callable[[Mapping[str, Any]], None]:
+    """What hears of verdicts while the job runs, by the options and by where stderr goes."""
+    if quiet:
+        return none
+    return say if log_verdicts or sys.stderr.isatty() else say_stops
+
+
 def none(_: Mapping[str, Any]) -> None:
     """For those who want none."""
 
@@ -126,7 +141,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     verdicts = parser.add_mutually_exclusive_group()
     verdicts.add_argument("--quiet", action="store_true", help="print no verdicts while the job runs")
-    verdicts.add_argument("--log-verdicts", action="store_true", help="print them also where stderr is no terminal")
+    verdicts.add_argument(
+        "--log-verdicts", action="store_true", help="print all of them where stderr is no terminal, not only hangs"
+    )
     arguments.add_thresholds(parser, config=False)
     parser.add_argument(
         "command", nargs=argparse.REMAINDER, metavar="-- COMMAND ...", help="the job, as you start it without hindmost"
@@ -145,11 +162,10 @@ def run(args: argparse.Namespace) -> int:
     except HindmostError as error:
         _say(f"the job runs unobserved: {error}")
         return foreground.exit_like(foreground.run(request.command, environ))
-    wanted = not args.quiet and (args.log_verdicts or sys.stderr.isatty())
-    return foreground.exit_like(_observed(session, say if wanted else none))
+    return foreground.exit_like(_observed(session, listener(args.quiet, args.log_verdicts)))
 
 
-def _observed(session: Session, tell: Callable[[dict[str, Any]], None]) -> int:
+def _observed(session: Session, tell: Callable[[Mapping[str, Any]], None]) -> int:
     if session.page:
         token = f"?token={session.opens}" if session.opens else ""
         page = f"http://{reachable(session.page)}"

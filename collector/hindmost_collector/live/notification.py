@@ -170,7 +170,8 @@ class Lines:
         self._fd = STDOUT
 
     def send(self, one: Notification) -> Answer:
-        event = {"event": one.event, "job": one.job, "time_ns": one.time_ns, "ended": one.ended, "text": one.text}
+        known = {name: getattr(one, name) for name in ("event", "job", "time_ns", "ended", "text")}
+        event = {**known, "kind": one.verdict["kind"]}
         left = json.dumps({"verdict": event}).encode() + b"\n"
         try:
             while left:

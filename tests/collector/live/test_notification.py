@@ -258,6 +258,7 @@ async def test_a_collector_notifies_of_a_job_that_it_judges(
     assert [one["event"] for one in printed] == receiver.events == ["opened", "closed"]
     assert {tuple(body["verdict"]["ranks"]) for body in receiver.bodies} == {(1,)}
     assert printed[0]["text"].startswith("SLOW rank 1 on n0: computing")
+    assert printed[0]["kind"] == "straggler"
     assert (printed[1]["ended"], receiver.bodies[1]["ended"]) == (True, True)
 
 
