@@ -79,8 +79,7 @@ def run(args: argparse.Namespace) -> int:
     reasons = _UNRECORDED_NATIVE if empty and _native(recording) else UNRECORDED
     for table in empty:
         sys.stderr.write(f"hindmost query: {table} is empty: {reasons.get(table, _NOT_KEPT)}\n")
-    jobs = getattr(recording, "jobs", [])
-    if len(jobs) > 1 and not re.search(r"\bjob\b", question, re.IGNORECASE):
+    if len(jobs := recording.jobs) > 1 and not re.search(r"\bjob\b", question, re.IGNORECASE):
         sys.stderr.write(f"hindmost query: over {len(jobs)} jobs; for one: where job = '{printable(jobs[-1])}'\n")
     text = _screen if sys.stdout.isatty() else _text
     {"csv": _csv, "json": _json, "text": text}[args.format](result.column_names, _rows(result), sys.stdout)

@@ -173,6 +173,7 @@ class Recording(Tables):
                 if part := self._select(job, table):
                     parts.setdefault(self._name(job), []).append(part)
             rows = " union all by name ".join(united(table, of_one_job) for of_one_job in parts.values())
+            rows = _newest(rows) if rows and table == "ranks" else rows
             self._engine().execute(f'create or replace view "{table}" as {rows or _nothing(table)}')
 
     def _leave_torn_out(self, query: str, *, whole: bool) -> None:
@@ -210,7 +211,8 @@ class Recording(Tables):
                 segments.check_version(found[-1])
             self._checked.add(found[-1])
         files = ", ".join(quoted(str(path)) for path in found)
-        rows = f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], union_by_name = true)"
+        options = "union_by_name = true" + (", filename = true, file_row_number = true" if table == "ranks" else "")
+        rows = f"select {quoted(self._name(job))} as job, * from read_parquet([{files}], {options})"
         return _filled(table, rows)
 
     def _name(self, job: Path) -> str:
@@ -254,6 +256,16 @@ def _job_id(job: Path) -> str:
 def _nothing(table: str) -> str:
     columns = (_null(table, name) for name in schema.FILED[table])
     return f"select null::varchar as job, {', '.join(columns)} where false"
+
+
+def _newest(rows: str) -> str:
+    """Of each process the row of ``ranks`` that was written last: its probe may say only later what trains in it."""
+    written = "parse_filename(filename) desc, file_row_number desc"
+    process = f"partition by job, rank, world_size, node, pid order by {written}"
+    return (
+        f"select * exclude (filename, file_row_number) from ({rows})"  # noqa: S608 - our own
+        f" qualify row_number() over ({process}) = 1 order by job, rank, start_ns"
+    )
 
 
 def _null(table: str, column: str) -> str:

@@ -41,6 +41,11 @@ _VERDICT = pa.schema(
 class Tables(ABC):
     """What every recording offers to notebooks and scripts, on top of reading a table by its name."""
 
+    @property
+    @abstractmethod
+    def jobs(self) -> list[str]:
+        """The ids of its jobs, sorted."""
+
     @abstractmethod
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a table, with the job in the column ``job``; of these columns only, where any are named.
@@ -114,7 +119,7 @@ class Tables(ABC):
         return pa.concat_tables(parts)
 
     def ranks(self, *columns: str) -> pa.Table:
-        """A row each time a rank said who it is."""
+        """A row a process of a rank, as it said last who it is; a ClickHouse store has a row each time that it did."""
         return self.table("ranks", *columns)
 
     def series(

@@ -185,3 +185,19 @@ def test_an_unrecorded_table_is_reported(tmp_path, capsys, query, told):
     assert said.out.splitlines()[1:] == ["0" if told else "1"] * (2 - told)
     lines = said.err.splitlines()
     assert [line.startswith("hindmost query: steps is empty: no rank marked steps") for line in lines] == [True] * told
+
+
+def test_each_rank_has_one_row_though_it_says_later_what_trains_in_it(tmp_path: Path) -> None:
+    """The newest row of a process counts, in whatever segment; a process that a rank was restarted as has its own."""
+    target = schema.arrow_schema("ranks")
+
+    def said(framework: str, pid: int) -> pa.Table:
+        row = {"rank": 0, "world_size": 1, "local_rank": 0, "node": "n", "pid": pid, "gpu_uuid": "", "start_ns": pid}
+        return pa.Table.from_pylist([{**row, "framework": framework}], schema=target)
+
+    store = ParquetStore(tmp_path / "run", single=True)
+    for framework, pid in (("", 7), ("torch", 7), ("mpi4py", 8)):
+        store.write({("j", "ranks"): [said(framework, pid)]}, {})
+    store.close()
+    found = hindmost_collector.open(tmp_path / "run").ranks("pid", "framework").to_pylist()
+    assert found == [{"pid": 7, "framework": "torch"}, {"pid": 8, "framework": "mpi4py"}]

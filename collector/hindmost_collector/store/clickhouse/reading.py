@@ -132,6 +132,11 @@ class ClickHouseRecording(Tables):
         """What is known of the job; of the first where there are several."""
         return read_meta(self._server, self._jobs[0])[0]
 
+    @property
+    def jobs(self) -> list[str]:
+        """The ids of its jobs, sorted; of the one that the URL names."""
+        return self._jobs
+
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a stored table, with the job in the column ``job``; of one job where the URL names one."""
         names = ", ".join(map(ddl.quoted, checked(name, columns)))
