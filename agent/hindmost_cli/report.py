@@ -117,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
             report["notes"] = [*(f"no MFU: {one}" for one in why if args.flops_per_sample), *report["notes"]]
         path = named(one, args)
         if args.format == "html":
-            pages.append(document.of_report(report, run, found.overview))
+            pages.append(document.of_report(report, run, found.overview, path))
         elif args.format == "markdown":
             pages.append(markdown.render(report, chosen, path))
         elif args.brief:
@@ -266,7 +266,7 @@ def render(
     if kind == "json":
         return verdict_lines.render_json(report)
     if kind == "html":
-        return document.of_report(report)
+        return document.of_report(report, path=path)
     if kind == "csv":
         return csv.render(report, ranks)
     width = stdio.width(least=80)

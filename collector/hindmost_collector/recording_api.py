@@ -263,7 +263,7 @@ def _newest(rows: str) -> str:
     written = "parse_filename(filename) desc, file_row_number desc"
     process = f"partition by job, rank, world_size, node, pid order by {written}"
     return (
-        f"select * exclude (filename, file_row_number) from ({rows})"  # noqa: S608 - our own
+        f"select * exclude (filename, file_row_number) from ({rows})"
         f" qualify row_number() over ({process}) = 1 order by job, rank, start_ns"
     )
 

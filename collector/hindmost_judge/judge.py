@@ -4,6 +4,7 @@ foreign recordings."""
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -111,12 +112,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
     what_if = summary.what_if(run, blocks, found)
-
-    def use() -> dict[str, usage.CpuUse]:
-        metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, seen)
-        return usage.cpu_use(metrics if span is None else metrics.during(*span))
-
-    bound = step_limit(blocks, found, settings, use)
+    bound = step_limit(blocks, found, settings, partial(_cpu_use, run, blocks))
     return Report(
         job=replace(summary.job(run, blocks), bound=bound, stalls=stalls, slowed=slower),
         verdicts=_in_order(found),
@@ -381,6 +377,13 @@ def _unclear(run: Run, blocks: Blocks, settings: Settings) -> Verdict | None:
     return inside or missing_ranks.backward_may_wait(run, blocks)
 
 
+def _cpu_use(run: Run, blocks: Blocks | None) -> dict[str, usage.CpuUse]:
+    """Node to who used its CPUs in the judged steps; in all of the recording where too little was sampled in these."""
+    metrics, span = telemetry.Metrics.of(run), usage.of_steps(run, blocks)
+    of_steps = usage.cpu_use(metrics.during(*span)) if span is not None else {}
+    return of_steps or usage.cpu_use(metrics)
+
+
 def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     """No rank to name: all is well, or too little was recorded."""
     ranks = len(blocks.ranks) if blocks is not None else rows(run.ranks)
@@ -396,4 +399,4 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
     shared = cpu_sharing.find(run)
     if shared is None:
         return balanced(blocks, savings.waste(blocks), settings)
-    return oversubscribed.no_rank_named(shared, blocks, settings)
+    return oversubscribed.no_rank_named(shared, blocks, settings, partial(_cpu_use, run, blocks))

@@ -283,13 +283,13 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
     if use is not None and use.others > use.ranks:
         return None
     most = max(int(facts.cpus[node]), 1)
+    how = advice.of_ranks_per_node(facts.run.job.command, most, len(facts.ranks_on))
     return Advice(
         "ranks per node",
         f"{facts.ranks_on[node]} ranks share the {facts.cpus[node]:.0f} CPUs of {node}; the typical rank waits for one"
         f" {percent(waits)} of the time and has one {percent(used)}",
         f"more ranks than CPUs, waits of {percent(cpu_wait.QUEUED)} of the time, CPUs {percent(FULL)} busy",
-        f"at most {most} rank{'s' * (most > 1)} per node: `mpirun --map-by ppr:{most}:node`,"
-        f" `torchrun --nproc-per-node {most}`, `srun --ntasks-per-node={most}`",
+        f"at most {most} rank{'s' * (most > 1)} per node" + (f": {how}" if how else ""),
         waits / (waits + used),
     )
 
@@ -342,8 +342,7 @@ def _remote_memory(facts: Facts) -> Advice | None:
         f"{percent(share)} of the pages that {worst} allocates lie on another NUMA node than their process"
         f" ({remote[worst]:,.0f} pages a second)",
         f"{percent(REMOTE)} of the pages, {REMOTE_PAGES:,.0f} a second",
-        "bind each rank to one NUMA node: `mpirun --map-by numa --bind-to numa`, `srun --cpu-bind=ldoms`,"
-        " `numactl --cpunodebind=N --membind=N`",
+        f"bind each rank to one NUMA node: {advice.of_numa(facts.run.job.command)}",
     )
 
 

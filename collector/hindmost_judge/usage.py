@@ -21,13 +21,14 @@ from hindmost_judge.model import rows
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from hindmost_judge.blocks import Blocks
     from hindmost_judge.causes.telemetry import Metrics, MetricSamples
     from hindmost_judge.model import Run
     from hindmost_judge.overview import Overview
     from hindmost_judge.types import Array, Floats
 
 
-def of_steps(run: Run, seen: Overview | None) -> tuple[int, int] | None:
+def of_steps(run: Run, seen: Overview | Blocks | None) -> tuple[int, int] | None:
     """From when to when the judged steps were, ns of the job's clock; ``None`` where that is not known."""
     table = run.steps
     if seen is None or not len(seen.steps) or not rows(table):
@@ -115,6 +116,11 @@ def cpu_use(metrics: Metrics) -> dict[str, CpuUse]:
             ours[node] = ours.get(node, 0.0) + value
     busy = {node: share * cpus[node] for node, share in cpu_busy(metrics).items() if node in cpus and node in ours}
     return {node: CpuUse(cpus[node], ours[node], max(used - ours[node], 0.0)) for node, used in busy.items()}
+
+
+def used_by_others(use: Mapping[str, CpuUse]) -> str | None:
+    """The node whose CPUs other processes use most, as a share; ``None`` where none was sampled."""
+    return max(use, key=lambda node: use[node].others / use[node].cpus, default=None)
 
 
 def _number(found: MetricSamples, how: str) -> Floats:

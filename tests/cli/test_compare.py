@@ -47,7 +47,7 @@ def test_two_runs_of_the_same_are_no_change() -> None:
     """Other noise is no other speed."""
     found = compare(job(1), job(2))
     assert measure(found, "step")["changed"] is False
-    assert found["verdicts"] == {"gone": [], "new": [], "kept": []}
+    assert not any(found["verdicts"].values())
     assert "RESULT no change" in text.render(found)
 
 
@@ -69,6 +69,20 @@ def test_what_stays_and_what_goes() -> None:
     found = compare(job(faults=[SLOW]), job(2, faults=[other]))
     assert [one["ranks"] for one in found["verdicts"]["gone"]] == [[2]]
     assert [one["ranks"] for one in found["verdicts"]["new"]] == [[1]]
+
+
+def test_what_the_other_run_cannot_show_is_neither_gone_nor_new() -> None:
+    """A run of too few steps, or one that was not judged, says nothing of a slow rank; a hang shows itself."""
+    slow, short = job(faults=[SLOW]), job(2, steps=5)
+    found = compare(slow, short)["verdicts"]
+    assert ([one["ranks"] for one in found["only_a"]], found["gone"]) == ([[2]], [])
+    shown = text.render(compare(slow, short), width=300)
+    assert "ONLY A SLOW rank 2: computing" in shown
+    assert "; B could not be judged, and may have it too" in shown
+    found = compare(short, slow)["verdicts"]
+    assert ([one["ranks"] for one in found["only_b"]], found["new"]) == ([[2]], [])
+    found = compare(short, loads.hang(loads.Load(seed=2), [3]))["verdicts"]
+    assert [one["kind"] for one in found["new"]] == ["hang"]
 
 
 def test_a_run_that_hung_is_never_simply_faster() -> None:
@@ -298,6 +312,14 @@ def test_a_library_of_another_version_is_listed() -> None:
     a = with_versions(job(), "torch 2.10.0", "torch 2.11.0", "horovod 0.28.1")
     b = with_versions(job(), "nccl 2.28.9", "torch 2.11.0")
     assert compare(a, b)["settings"] == [{"name": "torch", "a": "2.10.0, 2.11.0", "b": "2.11.0"}]
+
+
+def test_a_framework_that_one_run_did_not_name_is_no_setting_that_changed() -> None:
+    """As of a library's version: an empty name says nothing."""
+    named = dataclasses.replace(job(2), ranks={**job(2).ranks, "framework": np.full(4, "torch")})
+    assert compare(job(), named)["settings"] == []
+    other = dataclasses.replace(named, ranks={**named.ranks, "framework": np.full(4, "mpi4py")})
+    assert compare(named, other)["settings"] == [{"name": "framework", "a": "torch", "b": "mpi4py"}]
 
 
 def test_two_runs_are_measured_in_the_same_phases_as_their_steps() -> None:

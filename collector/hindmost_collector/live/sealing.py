@@ -7,6 +7,7 @@ import dataclasses
 import json
 import logging
 import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 from hindmost import __version__
@@ -69,7 +70,8 @@ def _seal(components: Components, job: LiveJob) -> dict[str, Any] | None:
     if store is None:
         return report
     whole = _with_sections(report, run, found.overview)
-    return None if _written(store, job.id, whole, _page(whole, run, found.overview)) else report
+    page = _page(whole, run, found.overview, shlex.quote(store.place(job.id)))
+    return None if _written(store, job.id, whole, page) else report
 
 
 def _written(store: Store, job: str, report: dict[str, Any], page: str) -> bool:
@@ -92,7 +94,8 @@ async def preliminary(components: Components, job: LiveJob) -> None:
     store = components.recorder.store
     if store is not None and job.report is not None:
         report = {**job.report, "notes": [PRELIMINARY, *job.report.get("notes", ())]}
-        await asyncio.to_thread(_written, store, job.id, report, document.of_report(report))
+        page = document.of_report(report, path=shlex.quote(store.place(job.id)))
+        await asyncio.to_thread(_written, store, job.id, report, page)
 
 
 #: Sections of ``report.json``: those of which the text at the end of a job has a line or a column, and no long ones.
@@ -114,13 +117,13 @@ def _with_short_sections(report: dict[str, Any]) -> dict[str, Any]:
     return {**report, "sections": {name: report["sections"][name] for name in _SECTIONS}}
 
 
-def _page(report: dict[str, Any], run: Run, seen: Overview | None) -> str:
+def _page(report: dict[str, Any], run: Run, seen: Overview | None, path: str) -> str:
     """The report as a page; of its words alone where that fails, which costs no job its report."""
     try:
-        return document.of_report(report, run, seen)
+        return document.of_report(report, run, seen, path)
     except Exception:
         log.warning("report.html has no figures by step", exc_info=True)
-        return document.of_report(report)
+        return document.of_report(report, path=path)
 
 
 def whole_run(components: Components, job: LiveJob) -> Run:

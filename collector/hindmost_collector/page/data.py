@@ -127,11 +127,13 @@ def of_cube(history: StepHistory) -> dict[str, Any] | None:
     return {**of_means(means), "first": bins["first"], "count": bins["count"], "last": bins["last"], "ns": ns.tolist()}
 
 
-def of_report(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
-    """The report of a job, which may be ``over``, in words, without its rows of ranks: a page has means of steps."""
-    return {
-        name: value for name, value in with_rendered(report, over=over).items() if name not in ("ranks", "sections")
-    }
+def of_report(report: Mapping[str, Any], *, over: bool = False, path: str = "") -> dict[str, Any]:
+    """The report of a job, which may be ``over``, in words, without its rows of ranks: a page has means of steps.
+
+    ``path`` is the recording's in commands.
+    """
+    words = with_rendered(report, over=over, path=path)
+    return {name: value for name, value in words.items() if name not in ("ranks", "sections")}
 
 
 def of_ranks(report: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,7 +236,7 @@ def of_sections(found: sections.Sections) -> list[dict[str, Any]]:
     ]
 
 
-def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[str, Any]:
+def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None, path: str = "") -> dict[str, Any]:
     """Everything at once, for a page that is one file; with the sections of a report that has them."""
     history = StepHistory()
     if seen is not None:
@@ -245,7 +247,7 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[s
         of_heat(history, order_of(history, nodes, "stage"), steps["whole"]["step_ms"]) if steps and staged else None
     )
     return {
-        **of_stored(report),
+        **of_stored(report, path),
         "steps": steps,
         "by_stage": by_stage,
         "cube": of_cube(history),
@@ -257,7 +259,7 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None) -> dict[s
     }
 
 
-def of_stored(report: Mapping[str, Any]) -> dict[str, Any]:
+def of_stored(report: Mapping[str, Any], path: str = "") -> dict[str, Any]:
     """The same of a report whose recording is not at hand."""
     job = report["job"]
     how = job.get("ended")
@@ -270,4 +272,4 @@ def of_stored(report: Mapping[str, Any]) -> dict[str, Any]:
         "nodes": job.get("nodes"),
         "steps": job.get("steps"),
     }
-    return {"state": state, "report": of_report(report, over=True), "ranks": of_ranks(report)}
+    return {"state": state, "report": of_report(report, over=True, path=path), "ranks": of_ranks(report)}

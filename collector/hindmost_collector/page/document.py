@@ -21,12 +21,13 @@ _SCRIPTS = ("uplot.js", "data.js", "charts.js", "page.js")
 _STYLES = ("uplot.css", "page.css")
 
 
-def of_report(report: Mapping[str, Any], run: Run | None = None, seen: Overview | None = None) -> str:
+def of_report(report: Mapping[str, Any], run: Run | None = None, seen: Overview | None = None, path: str = "") -> str:
     """The report (``Report.to_dict()`` or a parsed report.json) as one HTML file, fit to mail around.
 
     With its ``run``, and that as it is shown, the page has all of its parts; sections are those that the report has.
+    ``path`` is the recording's in commands.
     """
-    inside = of_stored(report) if run is None else of_run(run, report, seen)
+    inside = of_stored(report, path) if run is None else of_run(run, report, seen, path)
     return render(inside, title=columns.title(report))
 
 

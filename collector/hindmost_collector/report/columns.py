@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import STOPS
-from hindmost_judge.verdict.wording import OTHERS_USE, UNMEASURED, duration, percent
+from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, duration, percent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -65,13 +65,23 @@ def on_bound(report: Mapping[str, Any]) -> str:
     """What to do about the line on what limits the job; empty where nothing is, or a verdict says it."""
     by = report["job"]["bound"]["by"] if bound(report) else ""
     said = by == "cpu" and any(verdict.get("cause") == "cpu_contention" for verdict in report["verdicts"])
+    text = _DO_ON.get(by, "")
     if by == "cpu" and OTHERS_USE in report["job"]["bound"]["evidence"]:
-        return "" if said else _DO_ON_OTHERS
-    return "" if said else _DO_ON.get(by, "")
+        text = STOP_OTHERS
+        said |= any(line.startswith(text) for verdict in report["verdicts"] for line in verdict.get("advice") or ())
+    return "" if said else text
 
 
-#: What to do about CPUs that other processes use.
-_DO_ON_OTHERS = "stop the other processes (`top` lists them), or reserve whole nodes"
+#: A verdict that costs this share of the step stands before a limit, which is reported from half of the time on.
+_BEFORE_A_LIMIT = 0.25
+
+
+def limits_more(report: Mapping[str, Any]) -> bool:
+    """Whether too few free CPUs take much more of the step than any verdict says: then they are reported first."""
+    costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
+    return bool(costs) and max(costs) < _BEFORE_A_LIMIT and (report["job"].get("bound") or {}).get("by") == "cpu"
+
+
 _DO_ON = {
     "cpu": "run fewer ranks per node, each on its own CPU",
     "communication": "overlap transfers with computing, or send less data",

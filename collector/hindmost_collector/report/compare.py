@@ -17,7 +17,7 @@ from hindmost_judge import efficiency
 from hindmost_judge.judge import judge
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.stats.robust import average, median, standard_error, time_blocks
-from hindmost_judge.verdict.schema import QUIET, STOPS, identity
+from hindmost_judge.verdict.schema import QUIET, STOPS, UNSURE, identity
 from hindmost_judge.verdict.wording import UNMEASURED, duration
 from rich.text import Text
 
@@ -60,8 +60,8 @@ class Measure:
 
 
 def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
-    """``hindmost.compare/1``: both jobs, the measures, the settings that changed, and verdicts ``gone``, ``new`` and
-    ``kept`` (as each has it).
+    """``hindmost.compare/1``: both jobs, the measures, the settings that changed, and verdicts ``gone``, ``new``,
+    ``kept`` (as each has it), ``only_a`` and ``only_b``.
     """
     judged = [judge(run, settings) for run in (a, b)]
     reports = [report.to_dict() for report in judged]
@@ -75,7 +75,7 @@ def compare(a: Run, b: Run, settings: Settings = DEFAULT) -> dict[str, Any]:
         "measures": [asdict(measured(name, series[0].get(name), series[1].get(name), step)) for name in names],
         "rates": _rates(judged[0].overview, judged[1].overview),
         "settings": settings_that_differ(a, b),
-        "verdicts": _verdicts(*(report["verdicts"] for report in reports)),
+        "verdicts": _verdicts(reports[0], reports[1], settings.min_steps),
         "notes": [
             *_notes(*(report["job"] for report in reports)),
             *_work_differs(judged[0].overview, judged[1].overview),
@@ -135,11 +135,11 @@ def _interval(change: float, error: float, least: float) -> tuple[float | None, 
 def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
     """Name and value in both of what the jobs, or their recording, were started with; ``None``: not set.
 
-    Of runs that did not record their environment it is not known, and none of it is listed. A library's version is
-    listed where both runs recorded it.
+    Of runs that did not record their environment it is not known, and none of it is listed. Frameworks and versions of
+    libraries are listed where both runs recorded them.
     """
     runs = (a, b)
-    first, second = ({**dict(run.job.settings), **_recorded_with(run)} for run in runs)
+    first, second = ({**dict(run.job.settings), **_thresholds(run)} for run in runs)
     versions = tuple(map(_versions, runs))
     names = [*first, *second] if all(run.job.settings for run in runs) else []
     listed = [(name, first.get(name), second.get(name)) for name in dict.fromkeys(names)]
@@ -147,21 +147,21 @@ def settings_that_differ(a: Run, b: Run) -> list[dict[str, str | None]]:
     return [{"name": name, "a": left, "b": right} for name, left, right in listed if left != right]
 
 
-def _recorded_with(run: Run) -> dict[str, str]:
-    """The thresholds that were set, and the frameworks that ranks are of."""
-    frameworks = sorted({str(name) for name in run.ranks["framework"].tolist()} - {""})
-    thresholds = {f"--set {name}": f"{value:g}" for name, value in run.job.thresholds}
-    return {"framework": ", ".join(frameworks), **thresholds}
+def _thresholds(run: Run) -> dict[str, str]:
+    """Those that were set."""
+    return {f"--set {name}": f"{value:g}" for name, value in run.job.thresholds}
 
 
 def _versions(run: Run) -> dict[str, str]:
-    """Library to the version that its ranks recorded; to several where ranks differ."""
+    """Library to the version that its ranks recorded, to several where ranks differ; and the frameworks of these."""
+    frameworks = sorted({str(name) for name in run.ranks["framework"].tolist()} - {""})
     versions: dict[str, list[str]] = {}
     for mark in np.unique(run.intervals["name"]).tolist():
         kind, library, version = [*str(mark).split(" ", 2), "", ""][:3]
         if kind == "version" and version:
             versions.setdefault(library, []).append(version)
-    return {library: ", ".join(several) for library, several in versions.items()}
+    named = {"framework": frameworks} if frameworks else {}
+    return {name: ", ".join(several) for name, several in {**named, **versions}.items()}
 
 
 _CONDITION = re.compile(r"\s*(\w+)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
@@ -282,14 +282,31 @@ def _error_of_mean(blocks: Floats) -> float:
     return float(np.std(known, ddof=1)) / math.sqrt(len(known)) if len(known) > 1 else float("inf")
 
 
-def _verdicts(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Which trouble is in one run only; alike is the same kind and the same ranks."""
-    before, after = ({identity(one): one for one in said if one["kind"] not in QUIET} for said in (a, b))
-    return {
-        "gone": [one for key, one in before.items() if key not in after],
-        "new": [one for key, one in after.items() if key not in before],
-        "kept": [{"a": one, "b": after[key]} for key, one in before.items() if key in after],
-    }
+def _verdicts(a: Mapping[str, Any], b: Mapping[str, Any], least: int) -> dict[str, list[Any]]:
+    """Which trouble is in one run only; alike is the same kind and the same ranks.
+
+    It is ``gone`` or ``new`` where the other run shows that it has none: one that could not be judged, of fewer steps
+    than the ``least``, shows nothing. There it is in ``only_a`` or ``only_b``; what stops a run shows itself.
+    """
+    before, after = ({identity(one): one for one in run["verdicts"] if one["kind"] not in QUIET} for run in (a, b))
+    kept = [{"a": one, "b": after[key]} for key, one in before.items() if key in after]
+    found: dict[str, list[Any]] = {"gone": [], "new": [], "kept": kept, "only_a": [], "only_b": []}
+    for own, other, run, known, unknown in ((before, after, b, "gone", "only_a"), (after, before, a, "new", "only_b")):
+        for key, one in own.items():
+            if key not in other:
+                found[known if _shows(run, one, least) else unknown].append(one)
+    return found
+
+
+def _shows(run: Mapping[str, Any], lacks: Mapping[str, Any], least: int) -> bool:
+    """Whether a run that ``lacks`` a verdict shows that the trouble is not there."""
+    if lacks["kind"] in STOPS:
+        return True
+    unsure = [
+        one["kind"] == "insufficient_data" or (one["kind"] == "balanced" and (one.get("confidence") or 1.0) <= UNSURE)
+        for one in run["verdicts"]
+    ]
+    return bool(unsure) and not any(unsure) and (run["job"].get("steps") or 0) >= least
 
 
 def _notes(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
@@ -526,7 +543,13 @@ def _changes(verdicts: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     new = [("NEW", _WORSE, _sentence(one)) for one in verdicts["new"]]
     gone = [("GONE", _BETTER, _sentence(one)) for one in verdicts["gone"]]
     kept = [("STILL", "", f"{_sentence(one['b'])}{_in_a(one)}") for one in verdicts["kept"]]
-    return new + gone + kept
+    both = (("only_a", "ONLY A", "B"), ("only_b", "ONLY B", "A"))
+    only = [
+        (label, "yellow", f"{_sentence(one)}; {other} could not be judged, and may have it too")
+        for name, label, other in both
+        for one in verdicts.get(name) or ()
+    ]
+    return new + gone + kept + only
 
 
 def _sentence(one: Mapping[str, Any]) -> str:

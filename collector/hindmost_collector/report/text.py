@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from hindmost.errors import one_line
@@ -20,6 +22,8 @@ from hindmost_collector.report.verdict_lines import decisive, filled, in_short, 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+    from rich.console import RenderableType
 
     from hindmost_collector.report.verdict_lines import RenderedVerdict
 
@@ -42,8 +46,6 @@ _PROSE, _TRIED = 7, 0.05
 PATH, _RUN = "PATH", "hindmost report RUN"
 #: The label of what limits the typical step, as verdicts on all ranks have it.
 _LIMITED = "LIMITED BY"
-#: A verdict that costs this share of the step stands before a limit, which is reported from half of the time on.
-_BEFORE_A_LIMIT = 0.25
 #: What the numbers of a verdict are, with all its evidence.
 _MEANS = "how sure: of the ranks, not of the cost. COST: how much shorter the mean step is without this fault"
 
@@ -67,62 +69,186 @@ def render(
     sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
-    _print_head(page, report, titled=titled)
-    verdicts = [filled(one, {_RUN: f"hindmost report {path}"}) for one in (rendered if explain else in_short)(report)]
-    notes = sorted(report.get("notes") or (), key=lambda note: not note.startswith(STALL))
-    stopped = any(verdict.kind in STOPS for verdict in verdicts[:1])
-    shown = [verdict for verdict in verdicts if explain or not stopped or verdict.kind not in _LIMITS]
-    costs = any(verdict.cost for verdict in shown)
-    over = not explain and (stopped or (bool(report["job"].get("to_do")) and not costs))  # the end is the news
-    ended = report["job"].get("ended")
-    failed = ended and not report["job"].get("interrupted_by")
-    if limit_first := not over and _limits_more(report):
-        _print_limit(page, report, also=False)
-    for one in shown:
-        aside = not explain and {"OK": ended, "UNSURE": failed}.get(one.head)
-        decided = () if one.head == "OK" and report["job"].get("to_do") else decisive(one)
-        said = "; ".join((one.what, *decided) if one.head == "OK" else decided)
-        page.print(labelled("NOTE", said, "dim") if aside else _verdict(one, page.width, explain))
-    if overlapping := overlap(report):
-        page.print(labelled("NOTE", overlapping, "dim"))
-    if not over and not limit_first and (explain or columns.bound_by(report)):
-        _print_limit(page, report, also=costs and columns.bound_by(report))
-    if not over:
-        _print_job(page, report)
-    waste = columns.waste(report)
-    for line in waste if explain else ():
-        page.print(labelled("WASTE" if line is waste[0] else "", line))
-    # The verdict on a stall has the rest of such a note.
-    stalled = not explain and any(verdict.kind == "stalled" for verdict in shown)
-    shown_notes = [note for note in notes if not (stalled and note.startswith(STALL))][: None if explain else _NOTES]
-    for note in shown_notes:
-        page.print(labelled("NOTE", note, "dim"))
-    hidden = sum(len(verdict.why) - len(decisive(verdict)) for verdict in shown) + len(report["verdicts"]) - len(shown)
-    if not explain and (over or hidden or waste or len(notes) > len(shown_notes)):
-        more = f"hindmost report {path} --explain" if path else "on the page"
-        page.print(Text(f"all evidence: {more}", "dim"), soft_wrap=True)
-    if explain and costs:
-        page.print(labelled("NOTE", _MEANS, "dim"))
-    if ranks is not None or not over:  # no column shows a stop
-        _print_ranks(page, report, ranks)
-    asked = {name: found for name, found in (report.get("sections") or {}).items() if name in wanted}
-    title = ""
-    for table in sections.shown(asked, sections.rank_rows(report, ranks)):
-        page.print(Text(f"\n{table.title}" if table.title != title else "", style="bold"))
-        page.print(_text(table.about.replace("`", ""), "dim"))
-        (_print_prose if _is_prose(table) else _print_section)(page, table)
-        title = table.title
+    asked = _Asked(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
+    for part in _PARTS:
+        for one in part(asked):
+            page.print(one, soft_wrap=isinstance(one, _Command))
     return written(page)
 
 
-def _print_head(page: Console, report: Mapping[str, Any], *, titled: bool) -> None:
-    """Which job it is, unless that is said elsewhere, and how it failed."""
-    if titled:
-        page.print(_text(one_line(columns.title(report)), "bold"), soft_wrap=False)
-    if report["job"].get("ended"):
-        page.print(labelled("ENDED", report["job"]["ended"], "bold red"))
-    if report["job"].get("to_do"):
-        page.print(labelled("DO", report["job"]["to_do"]))
+class _Command(Text):
+    """A line to copy: it is never broken."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A report and how it is to be shown, as :func:`render` takes it."""
+
+    report: Mapping[str, Any]
+    ranks: list[int] | None
+    explain: bool
+    path: str
+    wanted: Collection[str]
+    titled: bool
+    width: int
+
+    @cached_property
+    def verdicts(self) -> list[RenderedVerdict]:
+        """Those that are shown: not what limits a job that stopped."""
+        found = (rendered if self.explain else in_short)(self.report)
+        known = [filled(one, {_RUN: f"hindmost report {self.path}"}) for one in found]
+        return [one for one in known if self.explain or not self._stopped(known) or one.kind not in _LIMITS]
+
+    @staticmethod
+    def _stopped(verdicts: Sequence[RenderedVerdict]) -> bool:
+        return bool(verdicts) and verdicts[0].kind in STOPS
+
+    @cached_property
+    def costs(self) -> bool:
+        return any(one.cost for one in self.verdicts)
+
+    @cached_property
+    def end_alone(self) -> bool:
+        """Whether how the job ended is the news."""
+        failed = bool(self.report["job"].get("to_do")) and not self.costs
+        return not self.explain and (self._stopped(self.verdicts) or failed)
+
+    @cached_property
+    def limit_first(self) -> bool:
+        return not self.end_alone and columns.limits_more(self.report)
+
+    @cached_property
+    def notes(self) -> list[str]:
+        """All of them, those on stalls first."""
+        return sorted(self.report.get("notes") or (), key=lambda note: not note.startswith(STALL))
+
+    @cached_property
+    def shown_notes(self) -> list[str]:
+        """Without what the verdict on a stall says already."""
+        stalled = not self.explain and any(one.kind == "stalled" for one in self.verdicts)
+        return [one for one in self.notes if not (stalled and one.startswith(STALL))][
+            : None if self.explain else _NOTES
+        ]
+
+    @cached_property
+    def hidden(self) -> int:
+        """How many lines of evidence and verdicts are not shown."""
+        evidence = sum(len(one.why) - len(decisive(one)) for one in self.verdicts)
+        return evidence + len(self.report["verdicts"]) - len(self.verdicts)
+
+
+def _title(asked: _Asked) -> Iterator[RenderableType]:
+    if asked.titled:
+        yield _text(one_line(columns.title(asked.report)), "bold")
+
+
+def _end(asked: _Asked) -> Iterator[RenderableType]:
+    """How the job failed."""
+    job = asked.report["job"]
+    if job.get("ended"):
+        yield labelled("ENDED", job["ended"], "bold red")
+    if job.get("to_do"):
+        yield labelled("DO", job["to_do"])
+
+
+def _limit_before(asked: _Asked) -> Iterator[RenderableType]:
+    if asked.limit_first:
+        yield from _limit(asked.report, also=False)
+
+
+def _verdicts(asked: _Asked) -> Iterator[RenderableType]:
+    """Those that say nothing of a job that ended or failed are a note."""
+    job = asked.report["job"]
+    failed = job.get("ended") and not job.get("interrupted_by")
+    for one in asked.verdicts:
+        if not asked.explain and {"OK": job.get("ended"), "UNSURE": failed}.get(one.head):
+            why = () if one.head == "OK" and job.get("to_do") else decisive(one)
+            yield labelled("NOTE", "; ".join((one.what, *why) if one.head == "OK" else why), "dim")
+        else:
+            yield _verdict(one, asked.width, asked.explain)
+
+
+def _overlap(asked: _Asked) -> Iterator[RenderableType]:
+    if found := overlap(asked.report):
+        yield labelled("NOTE", found, "dim")
+
+
+def _limit_after(asked: _Asked) -> Iterator[RenderableType]:
+    known = columns.bound_by(asked.report)
+    if not asked.end_alone and not asked.limit_first and (asked.explain or known):
+        yield from _limit(asked.report, also=asked.costs and known)
+
+
+def _pace(asked: _Asked) -> Iterator[RenderableType]:
+    """The job's pace, and settings to try."""
+    if asked.end_alone:
+        return
+    if pace := sections.in_one_line(asked.report.get("sections") or {}):
+        yield labelled("PACE", pace)
+    for setting in _settings(asked.report)[:_ADVICE]:
+        yield labelled("TRY", f"{setting['set']} ({setting['found']})")
+
+
+def _waste(asked: _Asked) -> Iterator[RenderableType]:
+    for at, line in enumerate(columns.waste(asked.report) if asked.explain else ()):
+        yield labelled("" if at else "WASTE", line)
+
+
+def _notes(asked: _Asked) -> Iterator[RenderableType]:
+    for note in asked.shown_notes:
+        yield labelled("NOTE", note, "dim")
+
+
+def _more(asked: _Asked) -> Iterator[RenderableType]:
+    """Where the rest is; with all of it, what its numbers mean."""
+    left = asked.hidden or columns.waste(asked.report) or len(asked.notes) > len(asked.shown_notes)
+    if not asked.explain and (asked.end_alone or left):
+        command = f"hindmost report {asked.path} --explain" if asked.path else "on the page"
+        yield _Command(f"all evidence: {command}", "dim")
+    if asked.explain and asked.costs:
+        yield labelled("NOTE", _MEANS, "dim")
+
+
+def _ranks(asked: _Asked) -> Iterator[RenderableType]:
+    """The table of ranks, what its columns mean, and how many ranks it leaves out; no column shows a stop."""
+    if asked.ranks is None and asked.end_alone:
+        return
+    report = asked.report
+    rows, left_out = columns.choose(report, asked.ranks)
+    titles, cells = columns.table(rows, asked.width, columns.deciding(report), columns.of_fault(report))
+    if len(titles) > 1:
+        yield _table(rows, titles, cells, {rank for verdict in report["verdicts"] for rank in verdict["ranks"]})
+        yield _text(columns.caption(titles, report), "dim")
+    if left_out:
+        yield Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
+
+
+def _sections(asked: _Asked) -> Iterator[RenderableType]:
+    """Those that are wanted, table after table."""
+    found = asked.report.get("sections") or {}
+    chosen, title = {name: one for name, one in found.items() if name in asked.wanted}, ""
+    for table in sections.shown(chosen, sections.rank_rows(asked.report, asked.ranks)):
+        yield Text(f"\n{table.title}" if table.title != title else "", style="bold")
+        yield _text(table.about.replace("`", ""), "dim")
+        yield from _prose(table) if _is_prose(table) else _parts(table, asked.width)
+        title = table.title
+
+
+#: What a report consists of, from the top; a part that has nothing to say has no line.
+_PARTS = (
+    _title,
+    _end,
+    _limit_before,
+    _verdicts,
+    _overlap,
+    _limit_after,
+    _pace,
+    _waste,
+    _notes,
+    _more,
+    _ranks,
+    _sections,
+)
 
 
 def _is_prose(table: sections.Shown) -> bool:
@@ -131,20 +257,20 @@ def _is_prose(table: sections.Shown) -> bool:
     return any(len(str(row.get(key) or "").split()) > _PROSE for row in table.rows for key in texts)
 
 
-def _print_prose(page: Console, table: sections.Shown) -> None:
+def _prose(table: sections.Shown) -> Iterator[RenderableType]:
     """A paragraph a row, or where it has more than two sentences a line each of them, with its title."""
     first, *rest = table.columns
     for row in table.rows:
         name, cells = str(row[first.key]), [sections.written(row.get(one.key), one.unit) for one in rest]
         if len(rest) < 3:
-            page.print(labelled("", f"{name.replace('_', ' ')}: {': '.join(cells)}"))
+            yield labelled("", f"{name.replace('_', ' ')}: {': '.join(cells)}")
             continue
-        page.print(labelled("", name, style="bold"))
+        yield labelled("", name, style="bold")
         for one, cell in zip(rest, cells, strict=True):
-            page.print(labelled("", f"{one.title}: {cell}"))
+            yield labelled("", f"{one.title}: {cell}")
 
 
-def _print_section(page: Console, table: sections.Shown) -> None:
+def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
     """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
     rows = [
         [one_line(sections.written(row.get(column.key), column.unit), _WIDEST) for column in table.columns]
@@ -154,14 +280,14 @@ def _print_section(page: Console, table: sections.Shown) -> None:
         max([len(word) for word in one.title.split()] + [len(row[at]) for row in rows])
         for at, one in enumerate(table.columns)
     ]
-    for first, last in _that_fit(widths, page.width):
+    for first, last in _that_fit(widths, width):
         shown = [0, *range(first, last)]
         columns_shown = [table.columns[at] for at in shown]
         texts = [one.title for one in columns_shown if one.unit == "text"]
         drawn = table_of([one.title for one in columns_shown], left=texts)
         for row in rows:
             drawn.add_row(*(row[at] for at in shown))
-        page.print(drawn)
+        yield drawn
 
 
 def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
@@ -176,46 +302,18 @@ def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
         first = max(last, first + 1)
 
 
-def _limits_more(report: Mapping[str, Any]) -> bool:
-    """Whether too few free CPUs take much more of the step than any verdict says."""
-    costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
-    return bool(costs) and max(costs) < _BEFORE_A_LIMIT and (report["job"].get("bound") or {}).get("by") == "cpu"
-
-
 def _settings(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The settings that are worth trying."""
     advice = (report.get("sections") or {}).get("advice") or {}
     return [setting for setting in advice.get("settings", ()) if (setting["share"] or 0.0) >= _TRIED]
 
 
-def _print_limit(page: Console, report: Mapping[str, Any], *, also: bool) -> None:
+def _limit(report: Mapping[str, Any], *, also: bool) -> Iterator[RenderableType]:
     """What limits the job, and what to do about it."""
     if bound := columns.bound(report):
-        page.print(labelled(_LIMITED, f"also {bound}" if also else bound))
+        yield labelled(_LIMITED, f"also {bound}" if also else bound)
         if (to_do := columns.on_bound(report)) and not _settings(report):
-            page.print(labelled("DO", to_do))
-
-
-def _print_job(page: Console, report: Mapping[str, Any]) -> None:
-    """The job's pace, and settings to try."""
-    if pace := sections.in_one_line(report.get("sections") or {}):
-        page.print(labelled("PACE", pace))
-    for setting in _settings(report)[:_ADVICE]:
-        page.print(labelled("TRY", f"{setting['set']} ({setting['found']})"))
-
-
-def _print_ranks(page: Console, report: Mapping[str, Any], ranks: Iterable[int] | None) -> None:
-    """The table of ranks, what its columns mean, and how many ranks it leaves out."""
-    rows, left_out = columns.choose(report, ranks)
-    titles, cells = columns.table(rows, page.width, columns.deciding(report), columns.of_fault(report))
-    if len(titles) > 1:
-        named = {rank for verdict in report["verdicts"] for rank in verdict["ranks"]}
-        page.print(_table(rows, titles, cells, named))
-        page.print(_text(columns.caption(titles, report), "dim"))
-    if left_out:
-        page.print(
-            Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
-        )
+            yield labelled("DO", to_do)
 
 
 def table_of(titles: Sequence[str], left: Collection[str] = ()) -> Table:

@@ -99,17 +99,24 @@ def of_verdict(one: Mapping[str, Any], ranks: Sequence[Mapping[str, Any]] = ()) 
     return _verdict({"job": {}, "ranks": ranks, "verdicts": (one,)}, one)
 
 
-def with_rendered(report: Mapping[str, Any], *, over: bool = False) -> dict[str, Any]:
-    """The report as a page shows it: with its title, and its verdicts in words.
+def with_rendered(report: Mapping[str, Any], *, over: bool = False, path: str = "") -> dict[str, Any]:
+    """The report as a page shows it: with its title, its verdicts in words, and what limits the job before or after
+    these.
 
-    Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too.
+    Of a job that is ``over`` it begins with the costliest verdict, though that had an end, too. ``path`` is the
+    recording's in commands, as a shell takes it; where it is not known, that which ``hindmost run`` chooses.
     """
     bound = "; ".join(filter(None, (columns.bound(report), columns.on_bound(report))))
-    words = {"title": columns.title(report), "bound": bound, "waste": columns.waste(report)}
     job = report["job"]["id"]
-    fill = {"hindmost report RUN": f"hindmost report hindmost-runs/{job}"} | (
-        {} if over else {"--job ID": f"--job {job}"}
-    )
+    path = path or f"hindmost-runs/{job}"
+    words = {
+        "title": columns.title(report),
+        "bound": bound,
+        "bound_first": columns.limits_more(report),
+        "waste": columns.waste(report),
+        "path": path,
+    }
+    fill = {"hindmost report RUN": f"hindmost report {path}"} | ({} if over else {"--job ID": f"--job {job}"})
     shown = [filled(verdict, fill) for verdict in (rendered(report) if over else [*_over(report), *rendered(report)])]
     return {**report, **words, "rendered": [asdict(one) for one in shown], "overlap": overlap(report)}
 

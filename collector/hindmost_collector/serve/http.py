@@ -37,6 +37,8 @@ class Live(Protocol):
 
     def report_page(self, name: str, /) -> bytes | None: ...
 
+    def path(self, name: str, /) -> str: ...
+
 
 class Endpoints(Protocol):
     """What is served: a collector's side of it, or a relay's, which has no jobs to show."""
@@ -322,7 +324,8 @@ def _report(endpoints: Endpoints, query: dict[str, str]) -> Answer:
         return Answer(HTTPStatus.NOT_FOUND, _JSON, b'{"error":"no report yet"}')
     from hindmost_collector.report.verdict_lines import with_rendered  # noqa: PLC0415 - heavy, and only needed once a page is open
 
-    return Answer(HTTPStatus.OK, _JSON, json.dumps(with_rendered(report)).encode())
+    path = endpoints.live.path(report["job"]["id"]) if endpoints.live else ""
+    return Answer(HTTPStatus.OK, _JSON, json.dumps(with_rendered(report, path=path)).encode())
 
 
 def _newest(endpoints: Endpoints, query: dict[str, str]) -> Answer:

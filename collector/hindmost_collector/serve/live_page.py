@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -123,7 +124,7 @@ class LivePage:
     def _report(self, job: LiveJob, _: Mapping[str, str]) -> Any:
         if job.report is None:
             return None
-        return {"report": data.of_report(job.report), "ranks": data.of_ranks(job.report)}
+        return {"report": data.of_report(job.report, path=self.path(job.id)), "ranks": data.of_ranks(job.report)}
 
     def _steps(self, job: LiveJob, query: Mapping[str, str]) -> Any:
         first, last = range_of(query.get("steps"))
@@ -186,6 +187,11 @@ class LivePage:
             return json.loads(content) if content else None
         except (OSError, ValueError, HindmostError):
             return None
+
+    def path(self, name: str) -> str:
+        """Where a job is recorded, as commands take it; empty where it is not."""
+        store = self._parts.recorder.store
+        return shlex.quote(store.place(name)) if store else ""
 
     def report_page(self, name: str) -> bytes | None:
         """The page of a job that is over, as it was stored; None where there is none."""

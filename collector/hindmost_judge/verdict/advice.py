@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import cpu_wait
-from hindmost_judge.job_command import INTERPRETER, START_PYTHON, split
+from hindmost_judge.job_command import (
+    ACCELERATE,
+    HOROVODRUN,
+    INTERPRETER,
+    MPIRUN,
+    SRUN,
+    START_PYTHON,
+    program_name,
+    split,
+)
 from hindmost_judge.model import GPU_TIME, Job, rows
 from hindmost_judge.verdict.wording import names
 
@@ -116,7 +125,20 @@ def on(found: Verdict, run: Run) -> Verdict:
     if found.kind not in _LATE:
         return found
     where = place(run, found.ranks)
-    return replace(found, advice=tuple(of_cause(cause, where) for cause in found.causes or (found.cause or "unknown",)))
+    do = [of_cause(cause, where) for cause in found.causes or (found.cause or "unknown",)]
+    if found.cause == "unknown" and found.partial == "blocked" and _may_load_unmarked(run):
+        do.append(_MARK_INPUT)
+    return replace(found, advice=tuple(do))
+
+
+#: How a job's own loader says when it loads: reports call that waiting for input.
+_MARK_INPUT = 'if that is loading input, mark it: `import hindmost` and `with hindmost.phase("input"):` around it'
+
+
+def _may_load_unmarked(run: Run) -> bool:
+    """Whether ranks are Python processes, none of which marked input: they may have a loader of their own."""
+    marked = bool((run.steps["input_ns"] >= 0).any() or (run.intervals["name"] == "input").any())
+    return run.job.source == Job.source and in_python(run) and not marked
 
 
 def of_cause(cause: str, at: Place) -> str:
@@ -197,13 +219,65 @@ def _look(at: Place, who: str) -> str:
     return f"run the job again and see what {who} {does}{at.on}: {tool}"
 
 
+#: How launchers start ``total`` ranks, ``each`` on one node.
+_RANKS = {
+    **dict.fromkeys(SRUN, "`srun -n {total} --ntasks-per-node={each}`"),
+    **dict.fromkeys(HOROVODRUN, "`horovodrun -np {total}`, {each} slots for each host in -H"),
+    **dict.fromkeys(ACCELERATE, "`accelerate launch --num_processes {total}`"),
+    "torchrun": "`torchrun --nproc-per-node {each}`",
+    "deepspeed": "`deepspeed --num_gpus {each}`",
+    **dict.fromkeys(("torch.distributed.run", "torch.distributed.launch"), "`--nproc-per-node {each}`"),
+}
+#: How an mpirun spreads them over several nodes, and the words by which a command shows whose it is.
+_SPREAD = {
+    "Open MPI": (
+        "--map-by ppr:{each}:node",
+        r"--?(mca|map-by|bind-to|oversubscribe|x)|--allow-run-as-root|.*\.openmpi",
+    ),
+    "MPICH, Intel MPI": ("-ppn {each}", r"-ppn|-g?env\w*|-iface|-rmk|-bootstrap\S*|-prepend-rank|.*\.(hydra|mpich)"),
+}
+
+
+def of_ranks_per_node(command: str | None, each: int, nodes: int) -> str:
+    """How to start at most so many ranks on ``each`` node, in the words of the launcher that the job was started with.
+
+    An mpirun is given the number of all ranks, too: it refuses more than its mapping makes.
+    """
+    words = split(command or "")
+    names = [program_name(word) for word in words]
+    at = next((at for at, name in enumerate(names) if name in _RANKS or name in MPIRUN), None)
+    if at is None:
+        return ""
+    if names[at] in _RANKS:
+        text = _RANKS[names[at]].format(total=each * nodes, each=each)
+        return text if nodes > 1 else text.partition(", ")[0]
+    start = f"{names[at]} -np {each * nodes}"
+    if nodes == 1:
+        return f"`{start}`"
+    known = [whose for whose, (_, mark) in _SPREAD.items() if any(re.fullmatch(mark, word) for word in words[at:])]
+    spread = {whose: f"`{start} {_SPREAD[whose][0].format(each=each)}`" for whose in known or _SPREAD}
+    return " or ".join(text if known[:1] else f"{text} ({whose})" for whose, text in spread.items())
+
+
 #: How launchers give each rank a CPU of its own.
 _BINDING = {
     "srun": "`srun --cpus-per-task=1 --cpu-bind=cores`",
     "horovodrun": '`horovodrun --mpi-args="--map-by core --bind-to core"`',
-    "mpirun": "`mpirun --map-by core --bind-to core`",
-    "mpiexec": "`mpiexec --map-by core --bind-to core`",
+    **{name: f"`{name} --map-by core --bind-to core`" for name in sorted(MPIRUN)},
 }
+#: The same for the CPUs, and the memory, of one NUMA node.
+_NUMA = {
+    "srun": "`srun --cpu-bind=ldoms`",
+    **{name: f"`{name} --map-by numa --bind-to numa`" for name in sorted(MPIRUN)},
+}
+
+
+def of_numa(command: str | None) -> str:
+    """How to keep ranks on one NUMA node each, by the job's launcher, else by numactl for each rank."""
+    programs = map(program_name, split(command or ""))
+    return next((_NUMA[one] for one in programs if one in _NUMA), "`numactl --cpunodebind=N --membind=N`")
+
+
 #: Programs that bind what they start.
 _BINDERS = ("taskset", "numactl")
 
@@ -216,7 +290,8 @@ def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
         return (f"raise the CPU quota of the job on {first.node} to {first.ranks} CPUs (`docker --cpus`, limits.cpu)",)
     found = _moves(run, first) if len(bound) == 1 else []
     binder = next((at for at, word in enumerate(programs) if word in _BINDERS), None)
-    launcher = next((_BINDING[word] for word in programs if word in _BINDING), None)
+    enough = sum(node == first.node for node in run.ranks["node"].tolist()) <= first.of
+    launcher = next((_BINDING[word] for word in programs if word in _BINDING and enough), None)
     own = f"{launcher} gives each rank a CPU of its own" if launcher else ""
     if binder is not None:
         mask = next((at for at in range(binder + 1, len(words)) if not words[at].startswith("-")), binder)

@@ -22,17 +22,18 @@ from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_slowdowns, right
 from hindmost_judge.verdict.whole_job import balanced, since
-from hindmost_judge.verdict.wording import ms, names
+from hindmost_judge.verdict.wording import ms, names, telling_on_shared_cpus
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import BY_ITSELF, stretched
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks, Bound, Sharing, Slowdown, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
+    from hindmost_judge.usage import CpuUse
 
 #: Extra CPU time against the cohort where ranks share CPUs; caches and clock rates alone make about 10 % (of the
 #: peers').
@@ -230,17 +231,21 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
     return _late_words(queued, unknown)
 
 
-def no_rank_named(shared: Sharing, blocks: Blocks, settings: Settings) -> Verdict:
+def no_rank_named(
+    shared: Sharing, blocks: Blocks, settings: Settings, use: Callable[[], Mapping[str, CpuUse]] = dict
+) -> Verdict:
     """The verdict without a name: inconclusive if ranks wait for an unknown reason, since none can be cleared; else how
-    even the ranks are."""
+    even the ranks are. ``use`` says of nodes who uses their CPUs; asked only where that decides what to do."""
     row, columns = wording.waited_for_most(blocks), np.arange(len(blocks.steps))
     queued = row is not None and _queued(blocks, row, columns, settings)
     much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns
     if row is None or queued or not much or len(columns) < _ENOUGH:
-        return balanced(blocks, savings.waste(blocks), settings, cpu_sharing.on_needs(blocks), queued=queued)
+        needs = cpu_sharing.on_needs(blocks)
+        found = balanced(blocks, savings.waste(blocks), settings, needs, queued=queued)
+        return found if needs is None or not found.advice else replace(found, advice=telling_on_shared_cpus(use()))
     why = table.explain(blocks, row, columns, settings)
     evidence = wording.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
-    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=wording.TELLING_ON_SHARED_CPUS)
+    return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use()))
 
 
 def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool:

@@ -14,6 +14,7 @@ from hindmost_judge.causes import cpu_wait, loading
 from hindmost_judge.causes.loading import input_share
 from hindmost_judge.causes.telemetry import POWER_CAP
 from hindmost_judge.stats.robust import average, median
+from hindmost_judge.usage import used_by_others
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import UNSURE, Bound, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
@@ -52,9 +53,7 @@ def balanced(
     """
     evidence, sure = wording.balanced(blocks, wasted, settings.effect(len(blocks.ranks)), needs, queued=queued)
     confidence = float(np.clip(1.0 - 1.0 / np.sqrt(len(blocks.steps) + 1), 0.55, 0.99)) if sure else UNSURE
-    on_shared = wording.TELLING_ON_SHARED_CPUS
-    advice = () if sure else on_shared if needs is not None else wording.TELLING
-    return Verdict(kind="balanced", confidence=confidence, evidence=tuple(evidence), advice=advice)
+    return Verdict("balanced", confidence=confidence, evidence=tuple(evidence), advice=() if sure else wording.TELLING)
 
 
 def of_uneven(found: Uneven | None, blocks: Blocks) -> list[Verdict]:
@@ -279,16 +278,16 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> Bound 
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
     if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
         return None
-    waits, when = float(np.min(rates)), "of the time"
-    if not waits >= _BOUND_TRANSFER and used is not None and waits >= cpu_wait.QUEUED:
-        waits = float(np.min(rates / (rates + used)))  # ranks that wait for each other want none meanwhile
+    waits, when = rates, "of the time"
+    if not np.min(waits) >= _BOUND_TRANSFER and used is not None and np.min(rates) >= cpu_wait.QUEUED:
+        waits = rates / (rates + used)  # ranks that wait for each other want none meanwhile
         when = "of the time in which it wants one"
-    if not waits >= _BOUND_TRANSFER:
+    if not np.min(waits) >= _BOUND_TRANSFER:
         return None
     of_node = use()
-    node = max(of_node, key=lambda one: of_node[one].others / of_node[one].cpus, default=None)
+    node = used_by_others(of_node)
     whose = f". {wording.who_uses_cpus(node, *of_node[node])}" if node is not None else ""
-    return Bound("cpu", f"every rank waits for a CPU for at least {percent(waits)} {when}{whose}")
+    return Bound("cpu", f"the typical rank waits for a CPU {percent(float(median(waits)))} {when}{whose}")
 
 
 def _of_transfers(blocks: Blocks, queued: float) -> Bound | None:

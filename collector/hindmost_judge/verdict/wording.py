@@ -10,14 +10,16 @@ from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
 from hindmost_judge.causes.table import MEASURES, NOW_AND_THEN
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import average, median
+from hindmost_judge.usage import used_by_others
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks, Slowdown, SlowLink, SlowNetwork, Stalls
     from hindmost_judge.causes.table import Cause
     from hindmost_judge.model import Run
     from hindmost_judge.types import Array, Ints
+    from hindmost_judge.usage import CpuUse
     from hindmost_judge.whatif.savings import Change
 
 #: What stands for a value that was not measured.
@@ -424,6 +426,16 @@ TELLING = (f"let the job run for more steps; {_STACKS}",)
 TELLING_ON_SHARED_CPUS = (
     "run fewer ranks per node, or on nodes with more CPUs: each rank needs its own; then see which rank comes last",
 )
+#: What to do about CPUs that other processes use.
+STOP_OTHERS = "stop the other processes (`top` lists them), or reserve whole nodes"
+
+
+def telling_on_shared_cpus(use: Mapping[str, CpuUse]) -> tuple[str, ...]:
+    """What would say which rank is slow where ranks share CPUs, by who uses those of each node."""
+    node = used_by_others(use)
+    if node is not None and use[node].others > use[node].ranks:
+        return (f"{STOP_OTHERS}; then see which rank comes last",)
+    return TELLING_ON_SHARED_CPUS
 
 
 #: How the evidence begins that says what ranks wait though none is slow.

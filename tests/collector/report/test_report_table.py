@@ -8,11 +8,14 @@ from hindmost_collector.ingest.chunk import Chunk
 from hindmost_collector.ingest.definitions import Definitions
 from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live.jobs import LiveJob
+from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import columns, machine_tables, markdown, text, verdict_lines
 from hindmost_judge.model import PHASES
 from hindmost_judge.timeline.phases import unnamed
+from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS
 
+from tests.pages import inside
 from tests.recordings import OURS
 
 
@@ -68,22 +71,33 @@ def test_advice_is_given_once() -> None:
 
 @pytest.mark.parametrize(("share", "first"), [(0.03, "LIMITED BY"), (0.4, "SLOW")])
 def test_what_takes_most_of_the_step_stands_first(share: float, first: str) -> None:
-    """A rank that costs 3 % is no headline where every rank waits for a CPU in 85 % of the time."""
+    """A rank that costs 3 % is no headline where ranks wait for a CPU in 85 % of the time: in text and on the page."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ratio": share, "cost_ms_per_step": share}
     found = report() | {"verdicts": [slow]}
-    found["job"]["bound"] = {"by": "cpu", "evidence": "every rank waits for a CPU for at least 85 % of the time"}
+    found["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 85 % of the time"}
+    assert inside(document.of_report(found))["report"]["bound_first"] is (first == "LIMITED BY")
     lines = text.render(found).splitlines()
     assert lines[1].startswith(first)
     assert sum(line.startswith(("SLOW", "LIMITED BY")) for line in lines) == 2
 
 
 def test_commands_have_the_path_of_the_recording() -> None:
-    """In text and in Markdown: a reader at another machine has no RUN and no PATH."""
+    """In text, in Markdown and on the page: a reader at another machine has no RUN and no PATH."""
     advised = {"kind": "insufficient_data", "ranks": [], "evidence": ["a", "b"], "advice": ["`hindmost report RUN`"]}
     found = report() | {"verdicts": [advised]}
     for shown in (text.render(found, path="'my run'"), markdown.render(found, path="'my run'")):
         assert "`hindmost report 'my run'`" in shown
         assert "all evidence: hindmost report 'my run' --explain" in shown
+    page = inside(document.of_report(found, path="'my run'"))["report"]
+    assert (page["path"], page["rendered"][0]["do"]) == ("'my run'", ["`hindmost report 'my run'`"])
+
+
+def test_what_to_do_about_the_limit_is_not_said_twice() -> None:
+    """Where the verdict advises it already."""
+    unsure = {"kind": "insufficient_data", "ranks": [], "evidence": ["a"], "advice": [f"{STOP_OTHERS}; then see"]}
+    found = report() | {"verdicts": [unsure]}
+    found["job"]["bound"] = {"by": "cpu", "evidence": f"waits. {OTHERS_USE} 1.6 of the 2 CPUs of n, ranks 0.3"}
+    assert text.render(found, width=200).count("stop the other processes") == 1
 
 
 def test_the_title_of_a_markdown_report_stands_once() -> None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Verdict
@@ -43,6 +44,7 @@ def test_a_rank_that_sleeps_in_no_phase_is_named(ranks: int) -> None:
     found = only(job(ranks, {1: 10.0}))
     assert (found.kind, found.ranks, found.cause, found.partial) == ("straggler", (1,), "unknown", "blocked")
     assert found.cost_ms_per_step == pytest.approx(10.0, rel=0.05)
+    assert found.advice[1].startswith('if that is loading input, mark it: `import hindmost` and `with hindmost.phase("')
     assert any(
         re.match(r"time in no phase \(logging, metrics, .item\(\)\): rank \d 10.7 ms", one) for one in found.evidence
     )
@@ -99,3 +101,12 @@ def test_an_evaluation_is_no_step_that_trains() -> None:
     run = job(4, {1: 10.0}, from_step=100)
     kind = np.where(run.steps["step"] >= 100, "eval", "train")
     assert only(replace(run, steps=run.steps | {"kind": kind})).kind == "balanced"
+
+
+def test_input_is_not_to_be_marked_where_it_is_or_where_there_is_no_python() -> None:
+    """A compiled program has no `with`, and a job that marks its input knows how."""
+    run = job(2, {1: 10.0})
+    marked = replace(run, intervals=table("intervals", rank=[0], name=["input"]))
+    compiled = replace(run, ranks={**run.ranks, "framework": np.full(2, "mpi")}, job=replace(run.job, command="./a"))
+    for one in (marked, compiled):
+        assert not any("hindmost.phase" in line for line in only(one).advice)

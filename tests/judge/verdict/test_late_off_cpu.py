@@ -89,6 +89,24 @@ def test_a_rank_that_slept_for_a_part_of_its_delay_is_named_for_that_part() -> N
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(20, abs=1)
 
 
+@pytest.mark.parametrize(
+    ("others", "do"), [(1.9, "stop the other processes (`top` lists them)"), (0.3, "run fewer ranks per node")]
+)
+def test_what_to_do_follows_from_who_uses_the_cpus(others: float, do: str) -> None:
+    """Where other processes use more of them than the 1.5 that ranks use, fewer ranks would not help."""
+    run = crowded(0.2, 0.6)
+    rates = {"user": 1.5 + others, "idle": 0.1}
+    rows = [
+        ("hindmost_node_cpu_seconds_total", f'{{"mode": "{mode}"}}', tick, rate * tick)
+        for mode, rate in rates.items()
+        for tick in range(6)
+    ]
+    whole = {name: np.concatenate([column, metrics(rows)[name]]) for name, column in run.metrics.items()}
+    whole["value"][whole["name"] == "hindmost_node_cpus"] = sum(rates.values())
+    (verdict,) = judge(replace(run, metrics=whole)).verdicts
+    assert (verdict.kind, verdict.advice[0][: len(do)]) == ("insufficient_data", do)
+
+
 @pytest.mark.parametrize("process_cpu", [0.6, None])
 def test_a_rank_that_may_have_waited_for_a_cpu_is_neither_named_nor_cleared(process_cpu: float | None) -> None:
     """Its other threads ran for long, or are unknown: the report says which ranks waited for it, and that the reason

@@ -1,13 +1,16 @@
 """Ranks bound to too few CPUs: a verdict with its cost and the command that helps; none of them is slow."""
 
 import json
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hindmost_collector.report import text
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
+from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.schema import Verdict
 
 from tests.scenarios.loads import Load, make, metrics
@@ -94,6 +97,57 @@ def test_what_to_do_is_the_launcher_s_own_option(command: str, do: str) -> None:
     """The command that is true for how the job was started; torchrun has none."""
     (found,) = of_kind(bound(shared(2, 0, 1), {0: "0", 1: "0"}, command=command), "oversubscribed")
     assert found.advice[-1].startswith(do)
+
+
+def test_more_ranks_than_the_node_has_cpus_are_not_each_given_one() -> None:
+    """mpirun refuses to bind 4 ranks to 2 cores."""
+    run = bound(shared(4, 0, 1, 2, 3), dict.fromkeys(range(4), "0"), of=2)
+    (found,) = of_kind(run, "oversubscribed")
+    assert not any("--bind-to core" in one for one in found.advice)
+
+
+@pytest.mark.parametrize(
+    ("command", "nodes", "do"),
+    [
+        ("mpirun --oversubscribe -np 8 ./a", 1, "`mpirun -np 2`"),
+        ("mpirun --oversubscribe -np 8 ./a", 3, "`mpirun -np 6 --map-by ppr:2:node`"),
+        ("mpiexec.hydra -n 8 ./a", 3, "`mpiexec.hydra -np 6 -ppn 2`"),
+        ("mpirun -ppn 4 -n 8 ./a", 3, "`mpirun -np 6 -ppn 2`"),
+        (
+            "mpiexec -n 8 ./a",
+            3,
+            "`mpiexec -np 6 --map-by ppr:2:node` (Open MPI) or `mpiexec -np 6 -ppn 2` (MPICH, Intel MPI)",
+        ),
+        ("nice srun -N 3 ./a", 3, "`srun -n 6 --ntasks-per-node=2`"),
+        ("torchrun --nproc-per-node 8 a.py", 1, "`torchrun --nproc-per-node 2`"),
+        ("python -m torch.distributed.run a.py", 1, "`--nproc-per-node 2`"),
+        ("horovodrun -np 8 python a.py", 1, "`horovodrun -np 2`"),
+        ("accelerate launch a.py", 3, "`accelerate launch --num_processes 6`"),
+        ("./start.sh", 1, ""),
+        (None, 1, ""),
+    ],
+)
+def test_fewer_ranks_are_started_in_the_launcher_s_words(command: str | None, nodes: int, do: str) -> None:
+    """With both numbers where it takes both: mpirun refuses more ranks than so many per node make."""
+    assert advice.of_ranks_per_node(command, 2, nodes) == do
+
+
+MPICH = Path(__file__).parents[3] / ".cache/mpich/bin/mpirun"
+
+
+@pytest.mark.parametrize(
+    ("mpirun", "option"),
+    [
+        pytest.param("mpirun", "--allow-run-as-root", marks=pytest.mark.needs("mpirun")),
+        pytest.param(MPICH, "-prepend-rank", marks=pytest.mark.skipif(not MPICH.exists(), reason="needs make mpich")),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_mpirun_starts_the_ranks_as_advised(mpirun: str, option: str, nodes: int) -> None:
+    """Open MPI and MPICH take what is written for theirs, here for the one node that there is."""
+    said = advice.of_ranks_per_node(f"{mpirun} {option} -np 8 x", 1, nodes).strip("`").replace("-np 2", "-np 1")
+    command = [mpirun, option, *said.split()[1:], "echo", "started"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.count("started") == 1
 
 
 def test_running_ranks_can_be_moved_at_once() -> None:

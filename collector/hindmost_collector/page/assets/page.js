@@ -299,6 +299,9 @@ function showVerdicts() {
   if (shown.length > 3) cards.push(fold(shown.length - 3 + " more verdicts", shown.slice(3).map(verdictCard), "more verdicts"));
   if (!report) cards.push(emptyCard());
   if (report && report.overlap) cards.push(make("p", report.overlap, "soft"));
+  const stopped = shown.length && (shown[0].head === "HUNG" || shown[0].head === "DESYNC");
+  const limit = report && report.bound && !stopped ? labelled("LIMITED BY", report.bound, true) : null;
+  if (limit && report.bound_first) cards.unshift(limit);
   find("verdicts").replaceChildren(...cards);
   const said = shown.map(one => one.head + " " + one.what).join(". ");
   if (report && spoken !== null && said !== spoken) setText(find("spoken"), said);
@@ -307,8 +310,7 @@ function showVerdicts() {
   const notes = find("notes");
   notes.replaceChildren();
   if (!report) return;
-  const stopped = shown.length && (shown[0].head === "HUNG" || shown[0].head === "DESYNC");
-  if (report.bound && !stopped) notes.append(labelled("LIMITED BY", report.bound, true));
+  if (limit && !report.bound_first) notes.append(limit);
   if (source.live) notes.append(sentence("in a terminal: `hindmost top " + location.host + "`", true));
   if (report.waste && report.waste.length) notes.append(fold("where ranks lose time", report.waste.map(one => sentence(one)), "waste"));
   if (report.notes && report.notes.length) notes.append(fold(report.notes.length + (report.notes.length === 1 ? " note" : " notes"), report.notes.map(one => sentence(one)), "notes"));
@@ -388,7 +390,7 @@ const COLUMNS = [
   { key: "node", name: "node", left: true },
   { key: null, name: "where a step goes", left: true },
   { key: "delay", name: "delay" },
-  { key: "wait", name: "wait" },
+  { key: "wait", name: "mean wait" },
   { key: "caused", name: "caused wait" },
   { key: "last", name: "last to arrive" },
 ];
@@ -816,7 +818,7 @@ async function showSections() {
     if (one.title !== title) parts.push(make("h2", title = one.title));
     parts.push(make("p", one.about, "soft"));
     parts.push(tableOf(one.columns.map(column => [column.name, column.text ? "left wrap" : ""]), one.rows, one.title));
-    if (one.left_out) parts.push(make("p", number(one.left_out) + " more rows: hindmost report hindmost-runs/" + now.state.job + " --format csv", "soft"));
+    if (one.left_out) parts.push(make("p", number(one.left_out) + " more rows: hindmost report " + now.report.path + " --format csv", "soft"));
   }
   find("other").replaceChildren(...(parts.length ? parts : [make("p", "The recording of this report was not at hand.", "soft")]));
 }

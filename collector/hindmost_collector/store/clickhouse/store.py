@@ -23,6 +23,7 @@ import threading
 import time
 from collections import defaultdict, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -265,6 +266,10 @@ class ClickHouseStore:
     def read_file(self, job: str, name: str) -> bytes | None:
         """The newest content of a job's file; None where it has none. Raises HindmostError."""
         return read_file(self.server, job, name)
+
+    def place(self, job: str) -> str:
+        """Its URL, for `hindmost report`, without the password."""
+        return f"{self.server.target}?job={quote(job)}" + ("&secure=1" if self.server.target.secure else "")
 
     def read(self, job: str) -> Run:
         """Everything recorded of one job, by whichever collector."""

@@ -222,6 +222,10 @@ class ParquetStore:
         known = ((json.loads(path.read_bytes()).get("job_id"), at) for at, path in newest)
         return [(str(job), at) for job, at in known if job]
 
+    def place(self, job: str) -> str:
+        """Its directory, for `hindmost report`."""
+        return str(self.job_directory(job).absolute())
+
     def read(self, job: str) -> Run:
         """Everything recorded of one job."""
         return read_run(self.job_directory(job))
