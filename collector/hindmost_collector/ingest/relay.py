@@ -164,6 +164,7 @@ async def _up(link: Link, number: int, first: bytes, requests: AsyncIterator[byt
     await link.send(number, first)
     async for message in requests:
         await link.send(number, message)
+        del message  # the next one comes after seconds
 
 
 class RelayPage(NoJobs):

@@ -259,6 +259,7 @@ class Ingest:
         async for message in requests:
             if outbox.closed or not await self.handle(agent, outbox, message):
                 return
+            del message  # the next one comes after seconds
 
     async def handle(self, agent: AgentSession, outbox: Outbox, message: wire.AgentMessage) -> bool:
         """Take one message of a stream; False after the last."""
@@ -468,6 +469,7 @@ class RelayStream:
             await self._take(first.relayed)
             async for message in requests:
                 await self._take(message.relayed)
+                del message
         finally:
             self._greeting.clear()
             for number in list(self._carried):

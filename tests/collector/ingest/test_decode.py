@@ -1,6 +1,7 @@
 """Batches are taken apart: what they say of a rank, what waits, and about as much memory as they are large."""
 
 import asyncio
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,35 @@ async def test_what_is_parked_counts_as_pressure(collecting):
         collector.ingest.parking.add("a@n", wire.Batch(metrics=[wire.MetricBlock(values=[1.5] * (9 << 17))]), 1)
         collector.gather()
         assert collector.ingest.shed_metrics
+
+
+class Parsed:
+    """A message that can be seen to go."""
+
+    def __init__(self, message):
+        self._message = message
+
+    def __getattr__(self, name):
+        return getattr(self._message, name)
+
+
+async def test_what_has_been_taken_is_not_kept(collecting, fake_agent, monkeypatch):
+    """Between two messages of an agent its stream holds none but its Hello."""
+    seen, parsed = [], Inbox.parsed
+
+    def watched(inbox: Inbox, raw: bytes) -> Parsed:
+        message = Parsed(parsed(inbox, raw))
+        seen.append((message.WhichOneof("body"), weakref.ref(message)))
+        return message
+
+    monkeypatch.setattr(Inbox, "parsed", watched)
+    async with collecting(http="none") as collector:
+        agent = fake_agent(collector.addresses["grpc"])
+        await agent.connect()
+        await agent.deliver(range(3))
+        assert [kind for kind, _ in seen] == ["hello", "definitions", *["batch"] * 3]
+        assert [kind for kind, message in seen if message()] == ["hello"]
+        await agent.close()
 
 
 def test_what_is_overdue_is_taken():
