@@ -36,8 +36,9 @@ if TYPE_CHECKING:
     Files = Mapping[tuple[str, str], bytes]
     Clock = dict[str, Any]
 
-#: Samples that are long rows in memory at one time; they take ten times the space of the blocks they come from.
-PIECE_SAMPLES = 1 << 17
+#: Samples that are long rows in memory at one time, in ten times the space of the blocks that they come from. A piece
+#: costs some milliseconds, however small it is.
+PIECE_SAMPLES = 1 << 18
 _HEAD = attrgetter("head")
 
 

@@ -37,7 +37,7 @@ TORN = ".torn"
 _NAMED = 3
 #: Rows of a row group of a merged segment; and of a flush: a merge holds one of each of its segments, and each group
 #: repeats the words that are in it.
-_ROW_GROUP, FLUSH_GROUP = 1 << 19, 1 << 15
+_ROW_GROUP, FLUSH_GROUP = 1 << 19, 1 << 16
 #: Rows that the Parquet writer looks at together.
 _BATCH = 1 << 14
 
