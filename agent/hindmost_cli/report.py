@@ -216,8 +216,10 @@ def judged(
 def _judged(path: Path | str, thresholds: Mapping[str, float] | None, others: tuple[Path, ...]) -> tuple[Run, Report]:
     from hindmost_collector.options import with_thresholds
     from hindmost_collector.recordings import load
+    from hindmost_collector.runtime import put_off_pandas
     from hindmost_judge.judge import judge
 
+    put_off_pandas()
     if others and not isinstance(path, Path):
         raise UsageError(f"{path}: only run directories can be read together")
     run = load.load_run_directories([Path(path), *others]) if others else load.load(path)

@@ -2,7 +2,7 @@
 
 A column with one value in every row takes the memory of one: numpy strides over one element again and again. It must
 not be written to. Codes number values in the order in which they first come, by hashing; pandas, which does that, is
-imported where it is used, since that takes as long as all other imports of a collector.
+imported for many rows only, since that takes as long as all other imports of a collector.
 
 A table that becomes a block of [rank x step] keeps no more columns than its rows can fill: a rank whose agent sends
 minutes of backlog is at another step than all others, and each of its steps would be a column of all ranks.
@@ -10,6 +10,7 @@ minutes of backlog is at another step than all others, and each of its steps wou
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,9 +75,28 @@ def factorize(
     values: np.ndarray[Any, np.dtype[Any]],
 ) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[Any]]]:
     """``(numbers, values)``: the number of each of the values, and the different ones in order."""
+    if values.dtype == object or (len(values) <= _SORTED_ROWS and "pandas" not in sys.modules):
+        return _factorized(values)
     import pandas as pd  # noqa: PLC0415 - where used
 
     return pd.factorize(values)
+
+
+#: So many rows are sorted in less time than pandas is imported in.
+_SORTED_ROWS = 1 << 14
+
+
+def _factorized(
+    values: np.ndarray[Any, np.dtype[Any]],
+) -> tuple[np.ndarray[Any, np.dtype[np.intp]], np.ndarray[Any, np.dtype[Any]]]:
+    """The same without pandas."""
+    if values.dtype == object:
+        number: dict[Any, int] = {}
+        numbers = np.fromiter((number.setdefault(value, len(number)) for value in values), np.intp, len(values))
+        return numbers, np.array(list(number), object)
+    distinct, begin, place = np.unique(values, return_index=True, return_inverse=True)
+    order = np.argsort(begin)
+    return np.argsort(order)[place], distinct[order]
 
 
 def unique(values: np.ndarray[Any, np.dtype[Any]]) -> np.ndarray[Any, np.dtype[Any]]:

@@ -1,7 +1,10 @@
-"""A collector that starts with a job imports no pandas while the ranks start."""
+"""A collector that starts with a job imports no pandas while the ranks start, and nor does a report on a small one."""
 
 import subprocess
 import sys
+
+from hindmost_collector.simulate import Scenario, simulate
+from hindmost_collector.simulate.write import run_directory
 
 WRITES = """
 import sys
@@ -22,3 +25,12 @@ def test_writing_a_segment_needs_no_pandas(tmp_path):
     line = [sys.executable, "-c", WRITES, str(tmp_path / "segment.parquet")]
     said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert said.stdout.split() == ["False", "3"]
+
+
+def test_a_report_on_a_small_job_needs_no_pandas(tmp_path):
+    """Of one that a collector recorded: clocks that are together, and ranks that are all there, need no table of it."""
+    run_directory([simulate(Scenario(4, 60)).run], tmp_path)
+    program = "import sys, hindmost_cli\nhindmost_cli.main(sys.argv[1:])\nprint('pandas' in sys.modules)"
+    line = [sys.executable, "-c", program, "report", str(tmp_path)]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert said.stdout.splitlines()[-1] == "False"

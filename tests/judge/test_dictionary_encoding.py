@@ -4,13 +4,15 @@ import subprocess
 import sys
 
 import numpy as np
+import pandas as pd
+import pytest
 from hindmost_judge.encoding import factorize, unique
 
 HEAVY = "import sys, hindmost_collector.main, hindmost_collector.recording_api; print('pandas' in sys.modules)"
 
 
 def test_numbers_go_by_who_comes_first() -> None:
-    """Whatever is larger: rows need not be in order, and nothing is sorted."""
+    """Whatever is larger: rows need not be in order."""
     numbers, values = factorize(np.array([7, 3, 7, 9, 3]))
     assert (numbers.tolist(), values.tolist()) == ([0, 1, 0, 2, 1], [7, 3, 9])
     assert unique(np.array(["b", "a", "b"], object)).tolist() == ["b", "a"]
@@ -19,3 +21,14 @@ def test_numbers_go_by_who_comes_first() -> None:
 def test_a_collector_and_a_query_start_without_pandas() -> None:
     """It is half of what they would import, and who starts a job waits for its collector."""
     assert subprocess.check_output([sys.executable, "-c", HEAVY], text=True) == "False\n"
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint64, bool, object])
+def test_few_rows_are_numbered_as_pandas_numbers_them(kind: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values in the order in which they first come; pandas itself, which numbers many, is not imported for these."""
+    values = np.array([7, 0, 7, 3, 0, 1, 9, 3]).astype(kind)
+    codes, distinct = pd.factorize(values)
+    monkeypatch.delitem(sys.modules, "pandas")
+    numbers, order = factorize(values)
+    assert (numbers.tolist(), order.tolist(), order.dtype) == (codes.tolist(), distinct.tolist(), values.dtype)
+    assert "pandas" not in sys.modules

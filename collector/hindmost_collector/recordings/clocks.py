@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
-import pandas as pd
+from hindmost_judge.encoding import factorize
 from hindmost_judge.model import Run, rows
 from hindmost_judge.verdict.wording import names
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    import pandas as pd
     from hindmost_judge.types import Array
 
 #: Each rank's operations by name, and when they began, by its own clock.
@@ -85,7 +86,7 @@ def _add_bounds(found: dict[int, list[int]], rank: Array, times: Array) -> None:
         return
     # A rank's rows follow one another for the most part.
     begins = np.flatnonzero(np.append(True, rank[1:] != rank[:-1]))
-    which, ranks = pd.factorize(rank[begins])
+    which, ranks = factorize(rank[begins])
     first, last = np.full(len(ranks), np.iinfo(np.int64).max), np.zeros(len(ranks), np.int64)
     np.minimum.at(first, which, np.minimum.reduceat(times, begins))
     np.maximum.at(last, which, np.maximum.reduceat(times, begins))
@@ -99,6 +100,8 @@ def _are_apart(run: Run) -> bool:
 
 def _events(run: Run) -> Events:
     """What ranks did that has a number all of them know: steps, else operations."""
+    import pandas as pd  # noqa: PLC0415 - where used: a recording by one clock does without
+
     by_steps = rows(run.steps) > 0
     table, column = (run.steps, "start_ns") if by_steps else (run.collectives, "enqueue_ns")
     if column not in table:
@@ -115,6 +118,8 @@ def _events(run: Run) -> Events:
 
 def _usual(events: Events) -> pd.Series[Any]:
     """When things began for the typical of most ranks, whose clocks are together; of as many, the lowest rank's."""
+    import pandas as pd  # noqa: PLC0415 - where used: a recording by one clock does without
+
     most = one_job.most_at_one_time({rank: one.to_numpy() for rank, one in events.items()})
     if not most:
         return pd.Series(dtype=np.int64)
@@ -145,6 +150,8 @@ def _in_step(run: Run) -> bool:
 
 def _one_rhythm(mine: pd.Series[Any], usual: pd.Series[Any]) -> bool:
     """Whether these steps are as long as those, one by one, and as long in all but for the drift of a clock."""
+    import pandas as pd  # noqa: PLC0415 - where used: a recording by one clock does without
+
     common = mine.index.intersection(usual.index).sort_values()
     if len(common) < _STEPS:
         return False
@@ -164,6 +171,8 @@ def _one_rhythm(mine: pd.Series[Any], usual: pd.Series[Any]) -> bool:
 
 def _stopped_together(run: Run) -> bool:
     """Whether ranks that left something open had come to one place in every communicator that they share."""
+    import pandas as pd  # noqa: PLC0415 - where used: a recording by one clock does without
+
     left = run.in_flight["kind"] == "collective" if rows(run.in_flight) else np.zeros(0, bool)
     if not left.any():
         return False

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import Run, Unrecorded, rows, without_waits
 from hindmost_judge.timeline import matching
@@ -22,6 +21,7 @@ from hindmost_collector.recordings import rank_mapping
 from hindmost_collector.recordings.tables import select
 
 if TYPE_CHECKING:
+    import pandas as pd
     from collections.abc import Iterable, Mapping, Sequence
 
     from hindmost_judge.model import Table
@@ -170,6 +170,8 @@ def _together(run: Run, unseen: set[int]) -> float | None:
     steps = np.unique(table["step"][held])
     if np.count_nonzero(held) < _OPERATIONS * len(np.unique(table["rank"][held])) or 1 < len(steps) < _STEPS:
         return None
+    import pandas as pd  # noqa: PLC0415 - where used: a whole recording does without
+
     columns = ("rank", "comm", "seq", "bytes", "duration_ns", "start_ns")
     frame = pd.DataFrame({name: table[name][held] for name in columns} | {"op": code[held]})
     shared = frame.groupby(["comm", "op", "seq"], sort=False).agg({"duration_ns": "min", "bytes": "max"}).reset_index()
