@@ -26,16 +26,18 @@ SLOW = 85
 
 
 def reports(scenario: Scenario, limit: int = ROWS, *, newest: bool = False) -> Iterator[tuple[Run, Report]]:
-    """What a collector judges, and says, after each two seconds of a job; of its newest steps only, where wanted."""
+    """What a collector judges, and says, after each ten seconds of a job; of its newest steps only, where wanted."""
     job, definitions = Job.of(scenario), Definitions()
     decoder, clock, live = Decoder(definitions), NodeClock(0, 10**18), LiveJob(job.name, 0)
     live.window.bound(limit)
     for node in job.nodes:
         definitions.learn(packed(job.opening(node)[1].definitions), decoder.job, clock)
-    for node, ends, message in job.batches():
+    batches = list(job.batches())
+    for number, (node, ends, message) in enumerate(batches, 1):
         decoder.add(packed(message.batch), f"node{node:04d}", job.name, clock)
         if node == job.nodes[-1]:
             live.add(finish(decoder.take()[job.name]), decoder.words, definitions, int(ends * 1e9))
+        if number % (5 * len(job.nodes)) == 0 or number == len(batches):
             run = live.reported_snapshot(decoder.words)()
             report = judge(run)
             live.report = report.to_dict()
