@@ -21,9 +21,9 @@ from hindmost_collector.recordings import rank_mapping
 from hindmost_collector.recordings.tables import select
 
 if TYPE_CHECKING:
-    import pandas as pd
     from collections.abc import Iterable, Mapping, Sequence
 
+    import pandas as pd
     from hindmost_judge.model import Table
     from hindmost_judge.types import Array
 
