@@ -149,6 +149,22 @@ def test_keys_lead_through_the_table(browser: Any, show: Callable[..., Any]) -> 
     assert browser.run(f"return {ROWS}") == 2
 
 
+@pytest.mark.parametrize(("share", "first"), [(0.03, "LIMITED BY"), (0.4, "SLOW")])
+def test_too_few_cpus_stand_before_a_verdict_that_costs_less(
+    browser: Any, show: Callable[..., Any], share: float, first: str
+) -> None:
+    """In the order of the text, and once."""
+    found = report()
+    found["verdicts"][0]["cost_ratio"] = share
+    found["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 85 % of the time"}
+    show(found)
+    browser.until("document.querySelector('.verdict h2').innerText.includes('rank 2')")
+    said = " ".join(browser.text("body").upper().split())
+    words = {word: said.index(word) for word in ("LIMITED BY", "SLOW RANK 2")}
+    assert min(words, key=lambda word: words[word]).startswith(first)
+    assert said.count("LIMITED BY") == 1
+
+
 def test_what_was_not_measured_is_a_dash(browser: Any, show: Callable[..., Any]) -> None:
     """A report full of nulls shows dashes: no zero, no NaN, no word of the language the page is written in."""
     empty = dict.fromkeys(("step_ms", "wait_ms", "caused_wait_ms", "share_last", "node", "gpu"))
@@ -205,14 +221,14 @@ def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -
     browser.open(page.as_uri())
     browser.until(f"{ROWS} == 4")
     assert browser.text("#alarm") == "The job has ended: exit code 1. Do: read the traceback."
-    assert "LIMITED BY" not in browser.text("#notes")
+    assert "LIMITED BY" not in browser.text("body")
     assert browser.run("return view.range") is None
     report["verdicts"] = [{**report["verdicts"][0], "kind": "balanced", "ranks": [], "confidence": 0.9}]
     page.write_text(document.of_report(report), encoding="utf-8")
     browser.open(page.as_uri())
     browser.until("document.querySelector('.verdict h2').innerText.startsWith('OK')")
     assert "nodata" in browser.run("return document.querySelector('.verdict').className")
-    assert browser.text("#notes").startswith("LIMITED BY too few free CPUs")
+    assert "LIMITED BY too few free CPUs" in browser.text("#verdicts")
 
 
 def test_a_job_without_gpus_has_no_tab_and_no_lane_of_them(browser: Any, show: Callable[..., Any]) -> None:

@@ -287,6 +287,7 @@ CAUSAL = (
     "hindmost_gpu_",
     "hindmost_node_pressure_",
     CPUS,
+    "hindmost_node_cpu_seconds_total",
     "hindmost_node_cpu_throttled",
     "hindmost_node_oom_kills_total",
 )

@@ -26,6 +26,8 @@ from hindmost_collector.live.window import (
     ticks_to_skip,
 )
 from hindmost_collector.simulate import Fault, Scenario, simulate
+from hindmost_judge import usage
+from hindmost_judge.causes.telemetry import Metrics
 from hindmost_judge.judge import judge
 from hindmost_judge.model import RANKS, Job, Run
 from hindmost_judge.verdict.schema import JobSummary, RankRow, Report, Verdict
@@ -334,6 +336,9 @@ def test_a_few_ticks_of_metrics_are_enough() -> None:
     assert ticks_to_skip([100, 100]) == 0
 
 
+MODES = ("user", "idle")
+
+
 def metrics_of_a_look(ranks: int) -> list[str]:
     """The names of the metrics that an incremental evaluation of a job reads."""
     definitions, window = Definitions(), Window()
@@ -349,6 +354,21 @@ def test_of_a_job_larger_than_any_node_only_the_number_of_cpus_is_read() -> None
     """Ranks of a small one may share CPUs, and then metrics say which of them may be named."""
     assert metrics_of_a_look(8) == ["hindmost_gpu_power_watts", "hindmost_node_cpus"]
     assert metrics_of_a_look(1024) == ["hindmost_node_cpus"]
+
+
+def test_the_window_has_who_uses_the_cpus() -> None:
+    """A running job has the line that the report at its end has: its ranks use them, or other processes do."""
+    definitions, window, labels = Definitions(), Window(), '{"job": "j", "rank": "0"}'
+    node = [("hindmost_node_cpus", "{}"), *(("hindmost_node_cpu_seconds_total", f'{{"mode": "{m}"}}') for m in MODES)]
+    series = [*node, ("hindmost_process_cpu_seconds_total", labels)]
+    definitions.schemas[1] = Schema(Series(name, False, "", labels) for name, labels in series)
+    known = {name: np.zeros(1, dtype) for name, dtype in RANKS.items()}
+    for second in (0, 1, 2):
+        values = np.array([[2.0, 1.9 * second, 0.1 * second, 0.4 * second]])
+        rows = MetricRows.of("n0", 1, np.array([second * 10**9]), values)
+        window.add(Chunk({}, {"ranks": known}, [rows], []), definitions)
+    use = usage.cpu_use(Metrics.of(window.snapshot("j", Words(), 1e8)()))
+    assert use["n0"] == pytest.approx((2.0, 0.4, 1.5))
 
 
 def test_an_incremental_evaluation_may_read_fewer_rows_but_never_too_few_steps() -> None:

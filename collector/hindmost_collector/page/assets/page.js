@@ -301,7 +301,7 @@ function showVerdicts() {
   if (report && report.overlap) cards.push(make("p", report.overlap, "soft"));
   const stopped = shown.length && (shown[0].head === "HUNG" || shown[0].head === "DESYNC");
   const limit = report && report.bound && !stopped ? labelled("LIMITED BY", report.bound, true) : null;
-  if (limit && report.bound_first) cards.unshift(limit);
+  if (limit && report.bound_first) cards.unshift(limit); else if (limit) cards.push(limit);
   find("verdicts").replaceChildren(...cards);
   const said = shown.map(one => one.head + " " + one.what).join(". ");
   if (report && spoken !== null && said !== spoken) setText(find("spoken"), said);
@@ -310,7 +310,6 @@ function showVerdicts() {
   const notes = find("notes");
   notes.replaceChildren();
   if (!report) return;
-  if (limit && !report.bound_first) notes.append(limit);
   if (source.live) notes.append(sentence("in a terminal: `hindmost top " + location.host + "`", true));
   if (report.waste && report.waste.length) notes.append(fold("where ranks lose time", report.waste.map(one => sentence(one)), "waste"));
   if (report.notes && report.notes.length) notes.append(fold(report.notes.length + (report.notes.length === 1 ? " note" : " notes"), report.notes.map(one => sentence(one)), "notes"));
