@@ -247,6 +247,17 @@ def test_no_more_processes_are_advised_where_cpus_are_too_few() -> None:
     assert names == [["DataLoader workers"], []]
 
 
+@pytest.mark.parametrize(("workers", "said"), [(0.0, 0), (4.0, 1)])
+def test_what_loader_workers_call_is_said_to_be_unmeasured(workers: float, said: int) -> None:
+    """Of ranks that have some: the table of calls by size is of their own processes."""
+    labels = [f'{{"rank": "{rank}"}}' for rank in range(4)]
+    samples = [("hindmost_process_children", label, second, workers) for label in labels for second in (0, 9)]
+    run = replace(simulate(Scenario(4, 60)).run, metrics=loads.metrics(samples))
+    found = judge(run)
+    rows = section_rows.of(run, found.to_dict(), found.overview, ("io", "not_measured"))["not_measured"]["what"]
+    assert sum("loader workers" in row["what"] for row in rows) == said
+
+
 def test_a_section_that_there_is_not_is_an_error() -> None:
     """It names the sections."""
     assert sections.chosen("hosts, gpus") == ["hosts", "gpus"]
