@@ -1,4 +1,4 @@
-"""The same run in another form: ranks renamed, clocks shifted."""
+"""The same run in another form: ranks renamed, clocks shifted, its first steps left out."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -33,3 +33,13 @@ def shifted(run: Run, offsets: Mapping[str, int]) -> Run:
         return one | {name: one[name] + ahead for name in TIMES if name in one and len(one[name])}
 
     return replace(run, **{name: table(one) for name, one in run.tables().items()})
+
+
+def without_first_steps(run: Run, share: float) -> Run:
+    """As if recording had begun later: without this share of the marked steps, and the collectives launched in them."""
+    number = np.unique(run.steps["step"])
+    first = number[int(share * len(number))]
+    tables = {"steps": run.steps, "collectives": run.collectives}
+    return replace(
+        run, **{name: {n: col[one["step"] >= first] for n, col in one.items()} for name, one in tables.items()}
+    )

@@ -18,6 +18,7 @@ from tests.recordings import OURS, STUDY, judged, recorded, recording
 
 from .expected import RECORDINGS
 from .explained import not_explained, waits_of_no_rank
+from .moved import without_first_steps
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -131,6 +132,22 @@ def test_a_rank_that_crashed_is_reported_as_the_first_that_died() -> None:
     job = judged(OURS / "mpi-observed-died-rank1.tar.xz").to_dict()["job"]
     assert job["ended"].endswith("rank 1 on vm died first (SIGSEGV), 0.3 s before ranks 0, 2 and 3")
     assert job["to_do"] == "read the last output of rank 1"
+
+
+def test_a_launcher_that_ends_long_after_its_ranks_does_not_make_them_wait() -> None:
+    """They waited for 0.3 s, as one of them had crashed: however long the launcher then takes, that is no hang."""
+    run = recorded(OURS / "mpi-observed-died-rank1.tar.xz")
+    assert run.job.ended_ns is not None
+    slower = replace(run, job=replace(run.job, ended_ns=run.job.ended_ns + 10**10))
+    assert [one.kind for one in judge(slower).verdicts] == ["balanced"]
+
+
+def test_a_queue_of_launches_is_no_difference_of_clocks() -> None:
+    """Recorded from its tenth step on: rank 1's host is ahead of its GPU in all of it, and not only of its clock."""
+    run = without_first_steps(recorded(OURS / "ddp-buffers-slow-input-rank0.tar.xz"), 0.1)
+    (verdict,) = judge(run).verdicts
+    assert (verdict.ranks, verdict.cause) == ((0,), "input")
+    assert verdict.cost_ms_per_step == pytest.approx(25.9, rel=0.2)
 
 
 def test_a_rank_that_ended_with_its_job_was_not_gone_before() -> None:

@@ -387,10 +387,16 @@ def _open_operations(run: Run) -> dict[int, list[Wait]]:
 
 
 def _waited(run: Run) -> list[int]:
-    """For how long each operation in flight has been open, ns; -1 where that was not recorded."""
-    table = run.in_flight
+    """For how long each operation in flight has been open, ns; -1 where that was not recorded.
+
+    A rank waits until its own process ends, however long its launcher needs after that.
+    """
+    table, states = run.in_flight, run.rank_states
     killed = run.job.ended_ns if run.killed_by is not None else None
     seen = np.maximum(table["observed_ns"], killed or UNMEASURED)
+    ended = dict(zip(states["rank"].tolist(), states["ended_ns"].tolist(), strict=True))
+    own = np.array([ended.get(rank, UNMEASURED) for rank in table["rank"].tolist()], np.int64)
+    seen = np.where(own >= table["start_ns"], np.minimum(seen, own), seen)
     return np.where(seen != UNMEASURED, seen - table["start_ns"], UNMEASURED).tolist()  # type: ignore[no-any-return]
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.encoding import columns_that_fill
-from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces
+from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces, with_unmarked_work
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import average, lower_median, median, peers_median, quantile
@@ -50,6 +50,7 @@ def by_work(blocks: Blocks) -> Blocks:
     built = build_lanes(timeline)
     if not paced_by_hosts(timeline, built):
         return blocks
+    built = with_unmarked_work(timeline, built)
     own = built.host.sum(axis=0)
     excess = own - built.peer_pace
     steps = len(blocks.steps)

@@ -12,6 +12,7 @@ Its likely value is that of steps without a wait, of the same rank or else of it
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -109,6 +110,27 @@ def build_lanes(timeline: Timeline) -> Lanes:
         transfer=np.nan_to_num(_transfer(timeline)),
         cohort=timeline.cohort,
     )
+
+
+def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
+    """The lanes of a job that hosts pace, with what they surely work in no phase before their last launch.
+
+    Phases have no place for it, and it looks like a wait. A host that waits for its GPU in each step finds it empty. So
+    if that would arrive later than its peers' after the same phases, without a wait for others, its kernels were
+    launched later. What clocks are apart by proves nothing.
+    """
+    wait, unmarked = lanes.wait, timeline.phases.index(OTHER)
+    if timeline.enqueued is not None or wait is None or wait.lag or wait.phase != unmarked:
+        return lanes
+    arrives = _lead(timeline) - timeline.waited + wait.after[:, None]
+    later = np.nan_to_num(arrives - paces(arrives, lanes.cohort)[0])
+    early = np.where(later > timeline.clock, later, 0.0)
+    host, least = lanes.host.copy(), lanes.least.copy()
+    for self_time in (host, least):
+        self_time[unmarked] = np.minimum(self_time[unmarked] + early, lanes.most[unmarked])
+    peer_pace, cohort_pace = paces(host.sum(axis=0), lanes.cohort)
+    ahead = lanes.ahead & (early == 0)
+    return replace(lanes, host=host, least=least, peer_pace=peer_pace, cohort_pace=cohort_pace, ahead=ahead)
 
 
 def _time_without_launches(timeline: Timeline, lanes: Lanes) -> float:

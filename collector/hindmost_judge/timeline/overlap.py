@@ -202,14 +202,23 @@ def waits_for_each(grid: Grid) -> bool:
     return known.size > 0 and bool(np.mean(known > -_SOON_NS) >= _EACH)
 
 
+#: A GPU clock that shows the host's time is ahead of it by at most so many ns. One that is ahead by more than a queue
+#: of launches lasts counts from another time.
+_SAME_TIME_NS, _LONGEST_QUEUE_NS = 4e6, 10e9
+
+
 def ahead_of_host(grid: Grid, rows: slice = slice(None)) -> Floats:
-    """[R, 1] ns by which clocks of these GPUs are ahead of their hosts': none begins what was not yet launched."""
+    """[R, 1] ns by which clocks of these GPUs are ahead of their hosts': none begins what was not yet launched.
+
+    If all of a rank's collectives begin long after their launch, its host is ahead, and not the clock.
+    """
     sampled = slice(None, None, grid.columns // _COLUMNS + 1)
     waited = (grid.start[rows, sampled] - grid.enqueue[rows, sampled]).copy()
     waited[~(grid.enqueue[rows, sampled] > 0)] = np.nan
     seen = ~np.isnan(waited).all(axis=1)
     found = np.full((len(waited), 1), np.nan)
-    found[seen, 0] = quantile(waited[seen], _FIRST)
+    least = quantile(waited[seen], _FIRST)
+    found[seen, 0] = np.where(least > _LONGEST_QUEUE_NS, least, np.minimum(least, _SAME_TIME_NS))
     return found
 
 

@@ -89,6 +89,21 @@ def test_a_host_that_works_in_no_phase_before_its_launches_paces_its_gpu() -> No
     assert self_time.paced_by_hosts(timeline, self_time.build_lanes(timeline))
 
 
+def test_what_a_host_works_in_no_phase_before_its_launches_is_no_wait() -> None:
+    """From step 60 on rank 2 works 18 ms longer as a step begins; all wait for their GPUs as a step ends."""
+    own = work(4, 120)
+    own[INPUT, 2, 60:] += 18.0
+    timeline = run(own, 5.0, waits="step", launches=False)
+    spent = timeline.spent.copy()
+    spent[INPUT, 2, 60:] -= 18.0 * MS
+    spent[OTHER, 2, 60:] += 18.0 * MS
+    timeline = replace(timeline, spent=spent)
+    lanes = self_time.with_unmarked_work(timeline, self_time.build_lanes(timeline))
+    (found,) = host_work.find_delays(lanes, 0.8 * MS, 8 * MS)
+    assert (found.row, found.phase, found.first) == (2, OTHER, 60)
+    assert found.level == pytest.approx(18.0 * MS, rel=0.1)
+
+
 def test_a_host_that_ends_a_step_long_after_its_gpu_did_not_wait_for_it() -> None:
     """Its last phase takes 9 ms, its GPU is done after one: the others wait there, it does not."""
     own = work(4, 120)

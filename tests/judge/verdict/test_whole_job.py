@@ -202,8 +202,9 @@ def test_all_ranks_of_a_node_are_reported_as_the_node() -> None:
 def test_a_finished_rank_holds_no_rank_up_any_more(life: int, kind: str) -> None:
     """Live, a rank that left a job whose others run on is no straggler of now."""
     run = make(Load(faults=[{"rank": 2, "compute": 3.0}]))
-    states = {"rank": np.arange(4), "life": np.array([RUNNING, RUNNING, life, RUNNING])}
-    assert the(replace(run, rank_states=run.rank_states | states)).kind == kind
+    lives = np.array([RUNNING, RUNNING, life, RUNNING])
+    states = tables.table("rank_states", rank=np.arange(4), life=lives, time_ns=0)
+    assert the(replace(run, rank_states=states)).kind == kind
 
 
 def test_a_job_that_goes_on_with_fewer_ranks_is_judged_by_periods() -> None:
