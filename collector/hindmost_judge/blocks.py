@@ -19,32 +19,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What every rank did in every step; ns, NaN where unmeasured, R ranks, S steps after warm-up, K segments.
+    """What every rank did in every step; ns, NaN where unmeasured; R ranks, S steps, K intervals, C classes.
 
-    ``excess`` [R, S] is how much later than its median peer a rank was through its own work. ``segments`` [R, K] is the
-    same for each interval between two synchronisations, ``segment_step`` [K] the step's index. ``period`` [S] is the
-    job's step time, ``starts`` [S] the first column of each step. ``wait`` [R, S] is what a rank waited in collectives,
-    ``transfer`` [R, S] what they took beyond that, ``caused`` [R, S] what it made each other one wait, ``last`` [R, S]
-    the share of collectives it entered last. ``group`` [R, C] is the communicator of each rank in each class, ``klass``
-    [K] the class that ends each segment, ``beside`` [K] which collectives computing does not wait for, ``role`` [R] the
-    cohort of ranks that may be compared.
-    ``parts`` are the parts of self time; ``samples`` are what the metrics say of each rank, ``work`` [R, S] its samples
-    or tokens. ``took`` and ``ended`` [R, S] are how long its host was in the step and when it left it (job clock),
-    In a ``pipeline`` whose sends and receives are in order, segments are the intervals between those, ``computing`` [R,
-    S] what its GPUs' take, all stages on one level, and ``starved`` [R, S] how long these idled because their hosts
-    launched late.
-    ``due`` is the full delay in the segments due to uneven work, where only a part of it shows; ``equalised`` [R, K]
-    are the segments with work of one size, where known. ``unsure`` [R] is ns a step by which a rank may be late, or the
-    others ahead. Where hosts set the pace, their work is in ``lanes``, and delays are how much more of it a rank has.
+    Rows are ``ranks`` [R], columns ``steps`` [S] by number; ``warmup`` steps before them are left out. An interval ends
+    with a synchronisation: with a collective that all ranks of a communicator enter, or with the step where there is
+    none; ``collectives`` is how many synchronise.
+
+    Of steps: ``period`` [S] is the job's step time, ``starts`` [S] the first interval of each. Of a rank in a step,
+    [R, S]: ``own`` is self time, ``parts`` what it consists of, by phase; ``delay`` how much later than its median peer
+    a rank was through its own work; ``wait`` what it waited in collectives, ``transfer`` what they took beyond that,
+    ``caused`` what it made each other one wait, ``last`` the share of collectives that it entered last; ``work`` its
+    samples or tokens; ``took`` how long its host was in the step, ``ended`` when it left it (job clock).
+
+    Of intervals: ``intervals`` [R, K] is the delay in each, ``interval_step`` [K] the index of its step,
+    ``comm_class`` [K] the class of the communicators that it ends with, ``beside`` [K] whether computing goes on
+    during that collective. ``group`` [R, C] is the communicator of each rank in each class, ``cohort`` [R] which ranks
+    may be compared. ``equalised`` [R, K] are the delays with work of one size, where known.
+
+    ``joined`` are the collectives that this was made of, ``evidence`` what it was made of, ``samples`` what the metrics
+    say of each rank. ``overlapped``: hosts or GPUs compute during collectives, so that a delay shows once a step.
+    In a ``pipeline`` whose sends and receives are in order, intervals are those between these, ``computing`` [R, S] is
+    what its GPUs' take, all stages on one level, and ``starvation`` [R, S] how long these idled because their hosts
+    launched late. ``work_delay`` is the full delay due to uneven work, where only a part of it shows. ``unsure`` [R] is
+    ns a step by which a rank may be late, or the others ahead. Where hosts set the pace, their work is in ``lanes``,
+    and delays are how much more of it a rank has. Where loaders' workers do, in turn, a delay is the mean of ``turn``
+    steps.
     """
 
     ranks: Ints
     steps: Ints
     period: Floats
     own: Floats
-    excess: Floats
-    segments: Floats
-    segment_step: Ints
+    delay: Floats
+    intervals: Floats
+    interval_step: Ints
     wait: Floats
     transfer: Floats
     caused: Floats
@@ -53,9 +61,9 @@ class Blocks:
     starts: Ints
     warmup: int
     group: Ints
-    klass: Ints
+    comm_class: Ints
     beside: Array
-    role: Ints
+    cohort: Ints
     parts: dict[str, Floats] = field(default_factory=dict)
     samples: Samples | None = None
     joined: Grid | None = None
@@ -66,8 +74,8 @@ class Blocks:
     overlapped: bool = False
     pipeline: Bubbles | None = None
     computing: Floats | None = None
-    starved: Floats | None = None
-    due: Due | None = None
+    starvation: Floats | None = None
+    work_delay: WorkDelay | None = None
     equalised: Floats | None = None
     unsure: Floats | None = None
     lanes: Lanes | None = None
@@ -76,7 +84,7 @@ class Blocks:
     @property
     def same_work(self) -> Floats:
         """[R, K] the segments with work of one size; as measured, where that size is unknown."""
-        return self.segments if self.equalised is None else self.equalised
+        return self.intervals if self.equalised is None else self.equalised
 
     def gauges(self, columns: Array | None = None) -> dict[str, Floats]:
         """Quantity to [R] in these steps (indices), or all: :class:`hindmost_judge.causes.telemetry.Samples`."""
@@ -104,7 +112,7 @@ class Slowdown:
     row: int
     first: int
     stop: int
-    excess: float
+    delay: float
     z: float
     consistency: float
     spread_ratio: float
@@ -127,19 +135,19 @@ class Stalls:
     """The stalls of one rank, or of several that stall together.
 
     Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
-    that the delay against their median says little. ``thick``: outside its stalls the rank is on time, however many
+    that the delay against their median says little. ``frequent``: outside its stalls the rank is on time, however many
     there are.
     """
 
     rows: tuple[int, ...]
     stalled: Ints
-    excess: float
+    delay: float
     share: float
     most: bool = False
-    thick: bool = False
+    frequent: bool = False
     #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls
     #: of one size, how sure it is that they are not chance.
-    owned: float = 0.0
+    explained_share: float = 0.0
 
 
 #: If the cost is at least this share of the longer transfers, the report does not explain what hides the rest.
@@ -150,11 +158,11 @@ _MOST = 0.9
 class SlowLink:
     """Rows that share the slow link, and how much longer a step's transfers take there in steps [first, stop).
 
-    Ns a step: ``excess`` in all, ``shown`` where computing waits for the transfers, ``usual`` what they would take:
+    Ns a step: ``delay`` in all, ``shown`` where computing waits for the transfers, ``usual`` what they would take:
     as ``sisters`` that move the same, or else as the group itself at other times."""
 
     rows: tuple[int, ...]
-    excess: float
+    delay: float
     usual: float
     shown: float
     first: int
@@ -169,12 +177,12 @@ class SlowLink:
     @property
     def hidden(self) -> bool:
         """Whether a good part of it costs nothing."""
-        return self.shown < _MOST * self.excess
+        return self.shown < _MOST * self.delay
 
     @property
     def in_all(self) -> float:
         """Ns of the whole run."""
-        return self.excess * (self.stop - self.first)
+        return self.delay * (self.stop - self.first)
 
 
 @dataclass(frozen=True)
@@ -252,7 +260,7 @@ class Sharing:
 
 
 @dataclass(frozen=True)
-class Bound(Sharing):
+class CpuBinding(Sharing):
     """The ranks ``members`` are bound to CPUs, ``listed`` as the kernel does, or by a quota (empty), though their node
     has ``of`` CPUs. A quota stopped them for ``throttled`` s per s."""
 
@@ -269,7 +277,7 @@ class Bound(Sharing):
 
 
 @dataclass(frozen=True)
-class Due:
+class WorkDelay:
     """``more`` work [R, S], in shares of a usual step's, delays by ``slope`` ns for each unit.
 
     Each rank shows its own part of that, ``seen`` [R, 1]. Ranks with persistently slow computing are later by

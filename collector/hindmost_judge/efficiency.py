@@ -110,7 +110,7 @@ def _by_delay(seen: Overview, busy: float, ideal: float | None) -> float | None:
     rank's exposed transfer counts as work. ``None`` where ranks do different work.
     """
     delay = seen.planes["delay"][:, np.isfinite(seen.period)]
-    if ideal is None or not seen.on_gpu or _empty(delay) or len(np.unique(seen.role)) > 1 or not busy > 0:
+    if ideal is None or not seen.on_gpu or _empty(delay) or len(np.unique(seen.cohort)) > 1 or not busy > 0:
         return None
     latest = float(np.nanmean(np.nanmax(delay, axis=0)))
     late = np.nanmean(delay, axis=1) * (max(seen.step - ideal, 0.0) / latest if latest > 0 else 0.0)

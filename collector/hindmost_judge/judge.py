@@ -93,7 +93,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         found = _still_matter(found)
         notes += more
         notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
-    if not run.look:
+    if not run.incremental:
         notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
     found = missing_ranks.without_doubtful_forwards(inconclusive.beside_exchanges(found, run, blocks), run, blocks)
     found = inconclusive.without_lost_leads(found, blocks)
@@ -107,7 +107,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         found = [one if (finer := loading.on(one, blocks)) is one else advice.on(finer, run) for one in found]
     notes += all_slower.slowed_note(slower, found)
     notes += summary.last_rank_notes(blocks, found, notes) if blocks is not None and stop is None else []
-    if run.look:
+    if run.incremental:
         ranks = summary.sampled_ranks(blocks)
         return Report(job=summary.job(run, blocks), verdicts=_in_order(found), ranks=ranks, overview=seen)
     notes = [*endings.undelivered(run), *notes, *stopped.note(run, found, stalls)]
@@ -138,7 +138,7 @@ def _compared(
         by_work = launch_bound.late_by_hosts(blocks, run)
     blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     blocks = straggler.set_apart(uneven.in_full(blocks, settings), settings)
-    return blocks, aside, notes, overview.of(built, blocks.excess)
+    return blocks, aside, notes, overview.of(built, blocks.delay)
 
 
 def _still_matter(found: list[Verdict]) -> list[Verdict]:
@@ -256,7 +256,7 @@ def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
     found = [*case.found, *slow]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
-    return found, [*notes, *(loading.hidden_input_notes(blocks, found, settings) if not run.look else [])]
+    return found, [*notes, *(loading.hidden_input_notes(blocks, found, settings) if not run.incremental else [])]
 
 
 def _slow(case: detect.Case) -> tuple[list[Verdict], list[str]]:
@@ -336,14 +336,14 @@ def _uncounted(
     sure = uneven.no_batches(slowdowns, timed, settings)
     hosts = [one for one in straggler.find(beside, settings) if one.row not in {slowdown.row for slowdown in sure}]
     rows = sorted({host.row for host in hosts})
-    excess, segments = same_work.excess.copy(), same_work.segments.copy()
-    excess[rows], segments[rows] = beside.excess[rows], beside.segments[rows]
-    found = sorted([*sure, *hosts], key=lambda one: -one.excess)
+    delay, intervals = same_work.delay.copy(), same_work.intervals.copy()
+    delay[rows], intervals[rows] = beside.delay[rows], beside.intervals[rows]
+    found = sorted([*sure, *hosts], key=lambda one: -one.delay)
     named = {one.row for one in found}
     return (
         found,
         [one for one in slowdowns if one.row not in named],
-        replace(same_work, excess=excess, segments=segments),
+        replace(same_work, delay=delay, intervals=intervals),
     )
 
 

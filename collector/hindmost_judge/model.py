@@ -304,7 +304,7 @@ class Run:
     #: A step as the window before this one counted it; None where there was none, or steps are marked.
     counted: Counted | None = None
     #: Whether only the named ranks are wanted: then the report describes a few ranks, and no causes.
-    look: bool = False
+    incremental: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
     unseen: Unrecorded | None = None
     #: [W] the ranks whose collectives are judged, of more than are affordable: a sample, and whom the others wait for.

@@ -39,7 +39,7 @@ _CHECKPOINT = 0.02
 class Overview:
     """R ranks in S steps. ns; NaN is not measured.
 
-    ``period`` [S] is how long each step took, ``role`` [R] the cohort of each rank, ``planes`` name to [R, S]:
+    ``period`` [S] is how long each step took, ``cohort`` [R] the cohort of each rank, ``planes`` name to [R, S]:
     ``delay`` against the cohort, ``own`` time between collectives, ``wait`` and ``transfer`` in these, ``caused`` wait
     of the others, ``last`` the share of collectives entered last, and the parts of :data:`PLANES`. ``on_gpu``:
     collectives are those of GPUs; ``gathers``: they run in forward as well as in backward. ``checkpoint`` [S]: some
@@ -50,7 +50,7 @@ class Overview:
     ranks: Ints
     steps: Ints
     period: Floats
-    role: Ints
+    cohort: Ints
     planes: Mapping[str, Floats]
     on_gpu: bool
     gathers: bool
@@ -71,7 +71,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
     """The same arrays, not copied, with the ``delay`` [R, S] by which ranks are judged."""
     planes = {name: blocks.parts[name] for name in PLANES if name in blocks.parts}
     planes |= {name: getattr(blocks, name) for name in ("own", "wait", "transfer", "caused", "last")}
-    planes["delay"] = delay if delay.shape == blocks.excess.shape else blocks.excess
+    planes["delay"] = delay if delay.shape == blocks.delay.shape else blocks.delay
     saved = blocks.parts.get("checkpoint")
     longest = np.zeros(len(blocks.steps)) if saved is None else np.max(np.nan_to_num(saved), axis=0, initial=0.0)
     joined = blocks.joined
@@ -79,7 +79,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
         ranks=blocks.ranks,
         steps=blocks.steps,
         period=blocks.period,
-        role=blocks.role,
+        cohort=blocks.cohort,
         planes=planes,
         on_gpu=joined is not None and joined.gpu_time,
         gathers=blocks.pipeline is not None or (joined is not None and bool(joined.gathers.any())),
@@ -110,12 +110,12 @@ def together(parts: Sequence[Overview]) -> Overview:
     }
     ranks = np.concatenate([overview.ranks for overview in parts])
     order = np.argsort(ranks)
-    roles = [one.role + 1000 * number for number, one in enumerate(parts)]
+    roles = [one.cohort + 1000 * number for number, one in enumerate(parts)]
     return Overview(
         ranks=ranks[order],
         steps=steps,
         period=np.max([one.period[at] for one, at in zip(parts, held, strict=True)], axis=0),
-        role=np.concatenate(roles)[order],
+        cohort=np.concatenate(roles)[order],
         planes={name: block[order] for name, block in blocks.items()},
         on_gpu=parts[0].on_gpu,
         gathers=any(overview.gathers for overview in parts),

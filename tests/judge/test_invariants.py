@@ -19,8 +19,8 @@ def verdicts(load: Load) -> tuple[Verdict, ...]:
     return judge(make(load)).verdicts
 
 
-def job(excess: float, seed: int, **more: object) -> Load:
-    return Load(steps=60, seed=seed, faults=[{"rank": 2, "compute": excess}], **more)  # type: ignore[arg-type]
+def job(delay: float, seed: int, **more: object) -> Load:
+    return Load(steps=60, seed=seed, faults=[{"rank": 2, "compute": delay}], **more)  # type: ignore[arg-type]
 
 
 def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
@@ -35,27 +35,27 @@ def told(found: tuple[Verdict, ...]) -> list[object]:
 
 @quick
 @given(excesses, seeds, st.permutations(range(4)))
-def test_renaming_ranks_renames_the_verdict(excess: float, seed: int, order: list[int]) -> None:
+def test_renaming_ranks_renames_the_verdict(delay: float, seed: int, order: list[int]) -> None:
     """A rank's number is a name and nothing else."""
-    plain, renamed = verdicts(job(excess, seed)), verdicts(job(excess, seed, names=order))
+    plain, renamed = verdicts(job(delay, seed)), verdicts(job(delay, seed, names=order))
     assert named(renamed) == [(kind, tuple(sorted(order[rank] for rank in ranks))) for kind, ranks in named(plain)]
     assert told(renamed) == told(plain)
 
 
 @quick
 @given(excesses, seeds, st.floats(-1e6, 1e6), st.integers(0, 3))
-def test_a_shifted_clock_changes_nothing(excess: float, seed: int, shift: float, rank: int) -> None:
+def test_a_shifted_clock_changes_nothing(delay: float, seed: int, shift: float, rank: int) -> None:
     """No rank's clock is compared with another's: a quarter of an hour off is as good as exact."""
-    plain, shifted = verdicts(job(excess, seed)), verdicts(job(excess, seed, shift={rank: shift}))
+    plain, shifted = verdicts(job(delay, seed)), verdicts(job(delay, seed, shift={rank: shift}))
     assert named(shifted) == named(plain)
     assert told(shifted) == told(plain)
 
 
 @quick
 @given(excesses, seeds, st.sampled_from([0.5, 3.0, 20.0]))
-def test_scaling_time_scales_cost(excess: float, seed: int, scale: float) -> None:
+def test_scaling_time_scales_cost(delay: float, seed: int, scale: float) -> None:
     """A job that is three times slower in everything loses three times the milliseconds, and the same share."""
-    plain, scaled = verdicts(job(excess, seed)), verdicts(job(excess, seed, scale=scale))
+    plain, scaled = verdicts(job(delay, seed)), verdicts(job(delay, seed, scale=scale))
     assert named(plain) == named(scaled)
     for one, other in zip(plain, scaled, strict=True):
         if one.cost_ms_per_step is not None and other.cost_ms_per_step is not None:
@@ -64,11 +64,11 @@ def test_scaling_time_scales_cost(excess: float, seed: int, scale: float) -> Non
 
 @quick
 @given(excesses, seeds)
-def test_one_more_healthy_rank_names_no_other(excess: float, seed: int) -> None:
+def test_one_more_healthy_rank_names_no_other(delay: float, seed: int) -> None:
     """One more rank does not get a healthy rank named; the slow one, near a threshold, may be."""
-    few = verdicts(job(excess, seed))
-    more = verdicts(replace(job(excess, seed), ranks=5))
-    slow = {fault["rank"] for fault in job(excess, seed).faults}
+    few = verdicts(job(delay, seed))
+    more = verdicts(replace(job(delay, seed), ranks=5))
+    slow = {fault["rank"] for fault in job(delay, seed).faults}
     before = {rank for verdict in few for rank in verdict.ranks}
     assert {rank for verdict in more for rank in verdict.ranks} <= before | slow
 

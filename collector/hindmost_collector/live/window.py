@@ -563,7 +563,7 @@ class Window:
                 communicators=communicators,
                 rank_states=states,
                 metrics=_joined([tick.cpus() if cpus_only else tick.long() for tick in ticks]),
-                look=newest,
+                incremental=newest,
                 witnesses=None if kept is None or not pieces["collectives"] else np.flatnonzero(kept),
                 few_collectives=recorded and not pieces["collectives"],
                 **tables,

@@ -96,7 +96,7 @@ def of_steps(
     chosen = history.means(first, last) if first is not None or last is not None else None
     return {
         "ranks": history.ranks.tolist(),
-        "role": history.role.tolist(),
+        "role": history.cohort.tolist(),
         "columns": history.columns(),
         "heat": of_heat(history, order_of(history, nodes, by), whole.step_ms),
         "by": by,
@@ -108,7 +108,7 @@ def of_steps(
 def order_of(history: StepHistory, nodes: Mapping[int, str], by: str) -> Ints:
     """The places of ranks from top to bottom: by node, or by stage, which is what they do alike; then by number."""
     if by == "stage":
-        return np.lexsort((history.ranks, history.role))
+        return np.lexsort((history.ranks, history.cohort))
     names = [nodes.get(rank, "") for rank in history.ranks.tolist()]
     number = {name: place for place, name in enumerate(dict.fromkeys(names))}
     return np.lexsort((history.ranks, np.array([number[name] for name in names], np.int64)))
@@ -195,7 +195,7 @@ def of_gauges(history: StepHistory, rank: int | None = None) -> list[dict[str, A
             place = int(np.searchsorted(history.ranks, rank))
             if place >= len(history.ranks) or history.ranks[place] != rank:
                 return []
-            peers = (history.role == history.role[place]) & (history.ranks != rank)
+            peers = (history.cohort == history.cohort[place]) & (history.ranks != rank)
             known = values[peers & ~np.isnan(values)]
             entry["value"] = None if np.isnan(values[place]) else float(values[place])
             entry["peers"] = float(np.median(known)) if known.size else None
@@ -242,7 +242,7 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None, path: str
     if seen is not None:
         history.add(seen, gauges_of(seen))
     nodes = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
-    steps, staged = of_steps(history, nodes), len(set(history.role.tolist())) > 1
+    steps, staged = of_steps(history, nodes), len(set(history.cohort.tolist())) > 1
     by_stage = (
         of_heat(history, order_of(history, nodes, "stage"), steps["whole"]["step_ms"]) if steps and staged else None
     )

@@ -76,7 +76,7 @@ class StepHistory:
 
     def _clear(self) -> None:
         self.ranks: Ints = np.empty(0, np.int64)
-        self.role: Ints = np.empty(0, np.int64)
+        self.cohort: Ints = np.empty(0, np.int64)
         self._planes: dict[str, Floats] = {}
         self._width = 1
         self._first = np.empty(0, np.int64)  # of each column: its first step, steps, ns, median and p99 step in ns
@@ -148,11 +148,11 @@ class StepHistory:
             for name, before in self._planes.items():
                 self._planes[name] = np.full((len(union), before.shape[1]), np.nan, np.float32)
                 self._planes[name][place] = before
-            role = np.zeros(len(union), np.int64)
-            role[place] = self.role
-            self.ranks, self.role = union, role
+            cohort = np.zeros(len(union), np.int64)
+            cohort[place] = self.cohort
+            self.ranks, self.cohort = union, cohort
             self.gauges = {}
-        self.role[np.searchsorted(self.ranks, seen.ranks)] = seen.role
+        self.cohort[np.searchsorted(self.ranks, seen.ranks)] = seen.cohort
         for name in seen.planes.keys() - self._planes.keys():
             self._planes[name] = np.full((len(self.ranks), len(self._first)), np.nan, np.float32)
 

@@ -72,20 +72,20 @@ def healthy_steps(blocks: Blocks, slowdown: Slowdown) -> Array | None:
     """The steps (indices) before and after in which a rank was not late; ``None`` if too few, or on top of a
     slowdown."""
     others = np.delete(np.arange(len(blocks.steps)), np.s_[slowdown.first : slowdown.stop])
-    others = others[np.nan_to_num(blocks.excess[slowdown.row, others]) < slowdown.excess / 2]
+    others = others[np.nan_to_num(blocks.delay[slowdown.row, others]) < slowdown.delay / 2]
     return others if slowdown.outer is None and len(others) >= ENOUGH_STEPS else None
 
 
 def in_full(blocks: Blocks, explained: Sequence[tuple[Slowdown, Cause]]) -> Blocks:
     """The blocks with ranks as late in the replay as they are at the step's end."""
-    more = np.zeros_like(blocks.segments)
+    more = np.zeros_like(blocks.intervals)
     for slowdown, cause in explained:
-        more[slowdown.row, (blocks.segment_step >= slowdown.first) & (blocks.segment_step < slowdown.stop)] += (
+        more[slowdown.row, (blocks.interval_step >= slowdown.first) & (blocks.interval_step < slowdown.stop)] += (
             cause.unseen
         )
     if not more.any():
         return blocks
-    return replace(blocks, segments=blocks.segments + more, equalised=blocks.same_work + more)
+    return replace(blocks, intervals=blocks.intervals + more, equalised=blocks.same_work + more)
 
 
 #: Causes of which queueing ranks may hide a part: work of GPUs, and unknown ones.

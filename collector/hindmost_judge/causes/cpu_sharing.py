@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Bound, Sharing
+from hindmost_judge.blocks import CpuBinding, Sharing
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES
 from hindmost_judge.causes.telemetry import Metrics, typical
@@ -48,10 +48,10 @@ def find(run: Run) -> Sharing | None:
 
 
 #: What was found of a run, by its id for as long as that lives: a judgement asks several times.
-_BOUND: dict[int, list[Bound]] = {}
+_BOUND: dict[int, list[CpuBinding]] = {}
 
 
-def bound(run: Run) -> list[Bound]:
+def bound(run: Run) -> list[CpuBinding]:
     """The sets of ranks that are bound to fewer CPUs than they are, on nodes that have more CPUs than that."""
     if id(run) not in _BOUND:
         _BOUND[id(run)] = _bound(run)
@@ -59,7 +59,7 @@ def bound(run: Run) -> list[Bound]:
     return _BOUND[id(run)]
 
 
-def _bound(run: Run) -> list[Bound]:
+def _bound(run: Run) -> list[CpuBinding]:
     allowed: dict[str, dict[int, frozenset[int]]] = {}
     listed: dict[frozenset[int], str] = {}
     metrics, ours = Metrics.of(run), set(run.ranks["rank"].tolist())
@@ -69,11 +69,11 @@ def _bound(run: Run) -> list[Bound]:
             cpus = cpu_wait.cpus(text)
             allowed.setdefault(series.node, {})[int(rank)] = cpus
             listed[cpus] = text
-    nodes, found = _nodes(run), list[Bound]()
+    nodes, found = _nodes(run), list[CpuBinding]()
     for node, of_ranks in allowed.items():
         _, of = nodes.get(node, (0, 0))
         found += [
-            Bound(
+            CpuBinding(
                 node,
                 len(oversubscription.ranks),
                 len(oversubscription.cpus),
@@ -95,14 +95,14 @@ def _nodes(run: Run) -> dict[str, tuple[int, int]]:
     return {node: (ranks[node], int(count)) for node, count in counts.items() if node in ranks and count > 0}
 
 
-def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[Bound]:
+def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], known: set[str]) -> list[CpuBinding]:
     """The ranks that are in a control group with a quota of fewer CPUs than they are."""
     stopped = {}
     for series in metrics.series("hindmost_node_cgroup_cpu_throttled_seconds_total"):
         seconds = float(np.ptp(series.times)) / 1e9
         if seconds > 0:
             stopped[series.node, series.labels.get("cgroup", "")] = float(np.ptp(series.values)) / seconds
-    groups, found = _groups(run, metrics), list[Bound]()
+    groups, found = _groups(run, metrics), list[CpuBinding]()
     for series in metrics.series("hindmost_node_cgroup_cpu_limit_cores"):
         node, group, limit = series.node, series.labels.get("cgroup", ""), typical([series])
         _, of = nodes.get(node, (0, 0))
@@ -110,7 +110,7 @@ def _by_quota(run: Run, metrics: Metrics, nodes: dict[str, tuple[int, int]], kno
         members = [rank for rank, (on, its) in groups.items() if on == node and f"{its}/".startswith(within)]
         if node not in known and len(members) > 1 and 0 < limit < min(len(members), of):
             throttled = stopped.get((node, group), 0.0)
-            found.append(Bound(node, len(members), max(int(limit), 1), tuple(sorted(members)), "", of, throttled))
+            found.append(CpuBinding(node, len(members), max(int(limit), 1), tuple(sorted(members)), "", of, throttled))
     return found
 
 
@@ -171,15 +171,15 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
         return None
     if float(np.mean(~np.isnan(needed).any(axis=0))) < _MEASURED:
         return None
-    excess = needed - peers_median(needed)
+    delay = needed - peers_median(needed)
     return replace(
         blocks,
         own=needed,
-        excess=excess,
-        segments=np.nan_to_num(excess),
-        segment_step=np.arange(len(blocks.steps)),
+        delay=delay,
+        intervals=np.nan_to_num(delay),
+        interval_step=np.arange(len(blocks.steps)),
         group=np.zeros((len(blocks.ranks), 1), np.int64),
-        klass=np.zeros(len(blocks.steps), np.int64),
+        comm_class=np.zeros(len(blocks.steps), np.int64),
         beside=np.zeros(len(blocks.steps), bool),
         parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
         evidence=NEEDS,

@@ -23,7 +23,7 @@ from hindmost_judge.stats.robust import ENOUGH_STEPS, MAD_TO_SIGMA, average, mea
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks, Bound
+    from hindmost_judge.blocks import Blocks, CpuBinding
     from hindmost_judge.types import Array, Floats, Ints
 
 
@@ -95,15 +95,15 @@ def queued_by_main(blocks: Blocks) -> Floats | None:
     if queue is None or np.isnan(queue).all():
         return None
     usual = np.nan_to_num(mean(queue))[:, None]
-    most = np.maximum(blocks.excess, 0.0) if on_gpus(blocks) else blocks.own
+    most = np.maximum(blocks.delay, 0.0) if on_gpus(blocks) else blocks.own
     return np.asarray(np.clip(np.where(np.isnan(queue), usual, queue), 0.0, np.nan_to_num(most, nan=np.inf)))
 
 
 def queued_in_segments(queued: Floats, rows: Ints, blocks: Blocks) -> Floats:
     """[N, K] what these rows ``queued`` [N, S], in the intervals of the steps, in proportion to their self time."""
-    if blocks.segments.shape[1] == queued.shape[1]:
+    if blocks.intervals.shape[1] == queued.shape[1]:
         return queued
-    step = blocks.segment_step
+    step = blocks.interval_step
     weight = np.ones((len(rows), len(step)))  # ns: where no self time is known, all intervals of a step alike
     if blocks.joined is not None and blocks.joined.self_time.shape[1] == len(step):
         weight += np.nan_to_num(blocks.joined.self_time[rows])
@@ -167,7 +167,7 @@ def _queued_in_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> f
     return float(np.clip(np.nanmax(queued[rows], initial=0.0), 0.0, average(blocks.period[first:stop])))
 
 
-def behind_each_other(bound: Sequence[Bound], blocks: Blocks) -> Floats:
+def behind_each_other(bound: Sequence[CpuBinding], blocks: Blocks) -> Floats:
     """[R] the share of its queueing that each rank owes to those it is bound to CPUs with, or to their quota."""
     shares = np.ones(len(blocks.ranks))
     queued, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
@@ -201,7 +201,7 @@ def held_up_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: fl
 
 def unmeasured_share(blocks: Blocks, row: int) -> float:
     """0 to 1: how much of the time that a rank was late, in all steps, it may have waited for a CPU unmeasured."""
-    late = average(blocks.excess[row])
+    late = average(blocks.delay[row])
     if not late > 0:
         return 0.0
     return float(np.clip(unmeasured_wait(blocks, row, np.arange(len(blocks.steps))) / late, 0.0, 1.0))

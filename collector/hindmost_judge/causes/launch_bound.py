@@ -175,10 +175,10 @@ def apart(blocks: Blocks, row: int, columns: Array) -> tuple[float, Blocks | Non
     known = columns[~np.isnan(forward[row, columns])] if forward is not None else columns
     if not len(known):
         return idled(blocks, row, columns), blocks
-    starved = launch_bound_steps(blocks, slice(row, row + 1))
-    if forward is None or starved is None or not starved[0, columns].any():
+    starvation = launch_bound_steps(blocks, slice(row, row + 1))
+    if forward is None or starvation is None or not starvation[0, columns].any():
         return 0.0, blocks
-    fed = columns[starved[0, columns]]
+    fed = columns[starvation[0, columns]]
     others = np.delete(np.arange(len(blocks.ranks)), row)
     longer = float(np.nansum(forward[row, fed] - median(forward[np.ix_(others, fed)], axis=0))) / len(known)
     if 2 * len(fed) > len(known):
@@ -285,27 +285,27 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     without = _without_marks(blocks)[:, None]
     if without.any():
         blocks = _late_by_unmarked_hosts(blocks, run.collectives, fed & without)
-    late = fed & ~without & (np.nan_to_num(blocks.excess) > 0)
-    share = np.ones(blocks.excess.shape)
+    late = fed & ~without & (np.nan_to_num(blocks.delay) > 0)
+    share = np.ones(blocks.delay.shape)
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
         return blocks
     hosts = LaunchingHosts(run.collectives, blocks, fed)
     computed = np.where(_blind(blocks)[:, None], 0.0, computed_delay(blocks))
     for row in rows:
-        for columns in alike_steps(np.flatnonzero(late[row]), blocks.excess[row]):
-            slower, excess = hosts.slower(row, columns), float(blocks.excess[row, columns].mean())
+        for columns in alike_steps(np.flatnonzero(late[row]), blocks.delay[row]):
+            slower, delay = hosts.slower(row, columns), float(blocks.delay[row, columns].mean())
             if slower is not None:
                 slower = max(slower, float(median(computed[row, columns])))
-            if slower is not None and slower < excess:
-                share[row, columns] = slower / excess
+            if slower is not None and slower < delay:
+                share[row, columns] = slower / delay
     if (share == 1.0).all():
         return blocks
-    taken = np.where(_blind(blocks)[:, None], np.nan_to_num(blocks.excess) * (1.0 - share), 0.0)
+    taken = np.where(_blind(blocks)[:, None], np.nan_to_num(blocks.delay) * (1.0 - share), 0.0)
     return replace(
         blocks,
-        excess=blocks.excess * share,
-        segments=blocks.segments * share[:, blocks.segment_step],
+        delay=blocks.delay * share,
+        intervals=blocks.intervals * share[:, blocks.interval_step],
         caused=blocks.caused * share,
         unsure=taken.mean(axis=1) + (blocks.unsure if blocks.unsure is not None else 0.0),
     )
@@ -314,9 +314,9 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
 def computed_delay(blocks: Blocks) -> Floats:
     """[R, S] ns that a stage's GPU takes longer with work queued than those of its replicas: late for that, whatever
     else it waits for its host; 0 where nothing tells."""
-    if blocks.starved is None:
-        return np.zeros(blocks.excess.shape)
-    return np.nan_to_num(cohorts.beyond_peers(blocks.own - blocks.starved, blocks.role))
+    if blocks.starvation is None:
+        return np.zeros(blocks.delay.shape)
+    return np.nan_to_num(cohorts.beyond_peers(blocks.own - blocks.starvation, blocks.cohort))
 
 
 def alike_steps(steps: Ints, late: Floats) -> list[Ints]:
@@ -364,7 +364,7 @@ def _without_marks(blocks: Blocks) -> Array:
     without = np.asarray(np.isnan(blocks.ended).all(axis=1))
     if not without.any():
         return without
-    peers, logged = (np.bincount(blocks.role, count)[blocks.role] for count in (None, ~without))
+    peers, logged = (np.bincount(blocks.cohort, count)[blocks.cohort] for count in (None, ~without))
     return np.asarray((without | ((logged == 1) & (peers > 1))) & ~_blind(blocks))
 
 
@@ -401,7 +401,7 @@ class LaunchingHosts:
     def slower(self, row: int, steps: Ints) -> float | None:
         """Ns a step by which a host is slower than its typical peer in these steps (indices); ``None``: unknown."""
         between, does = self.between_marks(row)
-        others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
+        others = np.flatnonzero(self._blocks.cohort == self._blocks.cohort[row])
         others = others[others != row]
         others = others[:: -(-len(others) // _HOSTS_SAMPLE) or 1]
         asked = [self.between_marks(one) for one in others.tolist()]
@@ -478,23 +478,23 @@ _UNMARKED_SAMPLE = 16
 def _late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
     """The blocks with ranks as late as their hosts are slow in the steps in which their GPUs waited for these, ``fed``
     [R, S]; what else they seemed to be late by there is in ``unsure``."""
-    excess = np.nan_to_num(blocks.excess)
-    late = fed & (excess > 0)
-    share, unsure = np.ones(blocks.excess.shape), np.zeros(len(blocks.ranks))
+    delay = np.nan_to_num(blocks.delay)
+    late = fed & (delay > 0)
+    share, unsure = np.ones(blocks.delay.shape), np.zeros(len(blocks.ranks))
     hosts = Hosts(collectives, blocks)
     for row in np.flatnonzero(late.any(axis=1)).tolist():
-        stalls = late[row] & (excess[row] > _UNMARKED_STALL * median(excess[row, late[row]]))
+        stalls = late[row] & (delay[row] > _UNMARKED_STALL * median(delay[row, late[row]]))
         for steps in (late[row] & ~stalls, stalls):
             if not steps.any():
                 continue
-            mean = float(excess[row, steps].mean())
+            mean = float(delay[row, steps].mean())
             slower = min(hosts.slower(row, steps) or 0.0, mean)
             share[row, steps] = slower / mean
             unsure[row] += (mean - slower) * float(steps.mean())
     return replace(
         blocks,
-        excess=blocks.excess * share,
-        segments=blocks.segments * share[:, blocks.segment_step],
+        delay=blocks.delay * share,
+        intervals=blocks.intervals * share[:, blocks.interval_step],
         caused=blocks.caused * share,
         unsure=unsure,
     )
@@ -518,7 +518,7 @@ class Hosts:
         """Ns a step by which a host is slower than its typical peer can be in these steps [S]; ``None``: unknown."""
         took, does = self._of(row)
         known = steps & ~np.isnan(took).any(axis=1)
-        others = np.flatnonzero(self._blocks.role == self._blocks.role[row])
+        others = np.flatnonzero(self._blocks.cohort == self._blocks.cohort[row])
         others = others[others != row]
         asked = [self._of(one) for one in others[:: -(-len(others) // _UNMARKED_SAMPLE) or 1].tolist()]
         peers = [np.fmin.reduce(intervals, axis=0) for intervals, operations in asked if operations == does and does]

@@ -194,11 +194,11 @@ def with_stalls(blocks: Blocks, slowdown: Slowdown, cause: Cause, settings: Sett
     part = blocks.parts.get(cause.cause)
     if cause.cause not in _ON_HOST or part is None:
         return slowdown
-    usual, outer = slowdown.excess, slowdown.outer
+    usual, outer = slowdown.delay, slowdown.outer
     while outer is not None:
-        usual, outer = usual + outer.excess, outer.outer
+        usual, outer = usual + outer.delay, outer.outer
     more = _beyond_peers(part)[slowdown.row]
-    stalled = np.fmin(np.nan_to_num(blocks.excess[slowdown.row]), more) - usual
+    stalled = np.fmin(np.nan_to_num(blocks.delay[slowdown.row]), more) - usual
     steps = slowdown.steps()
     steps = steps[stalled[steps] >= settings.stall_effect * blocks.step_ns]
     return replace(slowdown, stalls=tuple(zip(steps.tolist(), stalled[steps].tolist(), strict=True)))
@@ -221,8 +221,8 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
     if inputs is None or not on_gpu or len(blocks.ranks) < 2 or shown:
         return []
     level = np.nan_to_num(median(inputs, axis=1))[:, None]
-    longer = cohorts.beyond_peers(level, blocks.role)[:, 0]  # of a whole stage nothing tells whether it hides
-    late = np.nan_to_num(median(blocks.excess, axis=1))
+    longer = cohorts.beyond_peers(level, blocks.cohort)[:, 0]  # of a whole stage nothing tells whether it hides
+    late = np.nan_to_num(median(blocks.delay, axis=1))
     blamed = {rank for verdict in verdicts if verdict.cause == "input" for rank in verdict.ranks}
     least = _HIDDEN_INPUT_RANK * blocks.step_ns
     rows = np.flatnonzero(
@@ -247,7 +247,7 @@ def _shows(blocks: Blocks, row: int, settings: Settings) -> bool:
     more = _longer_input(blocks)
     if more is None:
         return False
-    stalled = np.flatnonzero(blocks.excess[row] >= _HIDDEN_INPUT_SHOWS * np.maximum(more[row], 1.0))
+    stalled = np.flatnonzero(blocks.delay[row] >= _HIDDEN_INPUT_SHOWS * np.maximum(more[row], 1.0))
     return float(savings.stall_saving(blocks, [row], stalled).mean()) >= settings.min_cost * blocks.step_ns
 
 

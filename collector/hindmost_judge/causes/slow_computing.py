@@ -31,10 +31,10 @@ _GPU_SHARED_UNSEEN = 0.1
 _GPU_SHARED_OPTIMIZER = 0.5
 
 #: What :func:`finer` may find that longer computing is made of.
-FINER = ("workload", "gpu_throttle", "gpu_contention")
+COMPUTE_CAUSES = ("workload", "gpu_throttle", "gpu_contention")
 
 
-def finer(
+def refined_compute_cause(
     blocks: Blocks, row: int, columns: Array, since: int, settings: Settings, between: float = 0.0
 ) -> tuple[str, str | None]:
     """The cause of a rank's longer computing over these steps, and a sentence on what shows it.
@@ -42,7 +42,7 @@ def finer(
     The rank was as its peers before the step ``since`` (an index). ``between``: ns a step by which it is longer
     beyond its delay, from collectives overlapped with backward.
     """
-    late = average(blocks.excess[row, columns]) + between
+    late = average(blocks.delay[row, columns]) + between
     more = more_work(blocks, row, columns, settings)
     if more is not None and _of_most(_work_beyond(blocks, row, columns), blocks, columns, late):
         return "workload", more
@@ -206,7 +206,7 @@ def _longer(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step by which these phases are longer than the typical peer's."""
     found = _clean(blocks)
     if not found:
-        return average(blocks.excess[row, columns])
+        return average(blocks.delay[row, columns])
     mine = sum(average(block[row, columns]) for block in found)
     return mine - _usual(blocks, row, columns)
 

@@ -92,20 +92,20 @@ def in_collectives(blocks: Blocks, settings: Settings) -> Blocks:
     rows = stopped_rows(blocks)
     if len(rows) != 1 or blocks.overlapped or np.isnan(blocks.transfer).all(axis=0).any():
         return blocks
-    extra = np.zeros_like(blocks.excess)
+    extra = np.zeros_like(blocks.delay)
     extra[rows[0]] = np.nanmin(blocks.transfer, axis=0) - median(np.nanmin(blocks.transfer, axis=0))
     found = recurring_events.find(extra, settings.stall_effect * blocks.step_ns, settings.min_stalls, rows)
     steps = found[0].steps if found else np.zeros(0, np.int64)
     if not found or not bears_out(blocks, rows[0], float(extra[rows[0], steps].sum() / np.nansum(blocks.period))):
         return blocks
-    late, held = np.zeros_like(extra), np.zeros_like(blocks.segments)
+    late, held = np.zeros_like(extra), np.zeros_like(blocks.intervals)
     late[:, steps] = extra[:, steps]
-    held[:, np.searchsorted(blocks.segment_step, steps)] = extra[:, steps]
+    held[:, np.searchsorted(blocks.interval_step, steps)] = extra[:, steps]
     return replace(
         blocks,
         own=blocks.own + late,
-        excess=blocks.excess + late - peers_median(late),
-        segments=blocks.segments + held - peers_median(held),
+        delay=blocks.delay + late - peers_median(late),
+        intervals=blocks.intervals + held - peers_median(held),
         transfer=blocks.transfer - late[rows[0]],
         wait=blocks.wait + late[rows[0]] - late,
     )
@@ -155,5 +155,5 @@ def on(verdict: Verdict, blocks: Blocks, settings: Settings) -> Verdict:
 
 def _explained(blocks: Blocks, row: int, columns: Array, stopped: int, samples: int) -> float:
     """Which part of a rank's delay in these steps its stops are, as samples show it."""
-    late = float(np.nansum(np.maximum(blocks.excess[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
+    late = float(np.nansum(np.maximum(blocks.delay[row, columns], 0.0)) / np.nansum(blocks.period[columns]))
     return min(stopped / samples / late, 1.0) if late > 0 else 0.0

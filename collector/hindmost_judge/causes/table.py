@@ -94,21 +94,25 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
     since = int(columns[0])
     columns = typical(blocks, row, columns, settings)
     blocks = launch_bound.timed(blocks, row, columns)
-    excess = average(blocks.excess[row, columns])
+    delay = average(blocks.delay[row, columns])
     shares = _shares(blocks, row, columns, between)
-    if not shares or not excess > 0:
+    if not shares or not delay > 0:
         return Cause("unknown")
-    fractions = {name: float(np.clip(ns / excess, 0.0, 1.0)) for name, ns in shares.items()}
+    fractions = {name: float(np.clip(ns / delay, 0.0, 1.0)) for name, ns in shares.items()}
     listed = tuple(sorted(shares.items(), key=lambda item: -item[1]))
     order = _GPU_FIRST if "gpu_forward" in blocks.parts or blocks.computing is not None else _HOST_FIRST
     for name in order:
         if fractions.get(name, 0.0) >= settings.min_explained:
-            finer = slow_computing.finer(blocks, row, columns, since, settings, between) if name == "compute" else None
+            finer = (
+                slow_computing.refined_compute_cause(blocks, row, columns, since, settings, between)
+                if name == "compute"
+                else None
+            )
             why, remark = finer or (name, None)
             beyond = 1.0
             if name == "compute":  # but for what shows ``between`` collectives, which is known in full
                 phases = _shares(blocks, row, columns, 0.0) if between else shares
-                beyond = _beyond(blocks, phases.get(name, 0.0) / excess)
+                beyond = _beyond(blocks, phases.get(name, 0.0) / delay)
             return Cause(why, fractions[name], name if why == "unknown" else None, listed, remark, beyond)
     more = slow_computing.more_work(blocks, row, columns, settings)
     if more is not None:  # of work launched later, too: more samples lengthen all in their ratio
@@ -120,7 +124,7 @@ def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, betwee
 def typical(blocks: Blocks, row: int, columns: Array, settings: Settings) -> Array:
     """Those of these steps (indices) in which a rank is about as late as it usually is in them."""
     large = settings.large_effect * blocks.step_ns
-    return np.asarray(columns[_typical_steps(blocks.excess[row, columns], _sampled(blocks, row, columns), large)])
+    return np.asarray(columns[_typical_steps(blocks.delay[row, columns], _sampled(blocks, row, columns), large)])
 
 
 def _beyond(blocks: Blocks, measured: float) -> float:
@@ -130,10 +134,10 @@ def _beyond(blocks: Blocks, measured: float) -> float:
     if not blocks.overlapped and not unseen:
         return 1.0
     times = float(np.clip(measured, 1.0, _MOST_HIDDEN))
-    return times if blocks.due is None else (times + blocks.due.times) / 2
+    return times if blocks.work_delay is None else (times + blocks.work_delay.times) / 2
 
 
-def _typical_steps(excess: Floats, sampled: Array, large: float) -> Array:
+def _typical_steps(delay: Floats, sampled: Array, large: float) -> Array:
     """Indices of the steps in the middle half by delay: over these, parts are averaged, so that they add up.
 
     Taken from the ``sampled`` [N] steps and from the others separately: chance must not leave out all of few
@@ -141,9 +145,9 @@ def _typical_steps(excess: Floats, sampled: Array, large: float) -> Array:
     """
     halves = []
     groups = [np.flatnonzero(sampled), np.flatnonzero(~sampled)]
-    tells = len(groups[0]) > 1 or not len(groups[1]) or bool(np.any(excess[groups[0]] >= large))
+    tells = len(groups[0]) > 1 or not len(groups[1]) or bool(np.any(delay[groups[0]] >= large))
     for steps in groups if tells else groups[1:]:
-        order = steps[np.argsort(np.nan_to_num(excess[steps]), kind="stable")]
+        order = steps[np.argsort(np.nan_to_num(delay[steps]), kind="stable")]
         quarter = len(order) // 4
         halves.append(order[quarter : len(order) - quarter])
     return np.sort(np.concatenate(halves))
@@ -159,7 +163,7 @@ def _sampled(blocks: Blocks, row: int, columns: Array) -> Array:
 
 def _shares(blocks: Blocks, row: int, columns: Array, between: float) -> dict[str, float]:
     """Cause to ns a step of the delay that its measurement accounts for; files for what nothing else does."""
-    late = average(blocks.excess[row, columns])
+    late = average(blocks.delay[row, columns])
     idle = gpu_idle(blocks, row, columns) if blocks.lanes is None else 0.0  # its host is judged itself
     found = with_gpu_idle(_measured(blocks, row, columns, between), idle, late)
     moved = of_its_own(blocks, row, columns, found.get("idle", 0.0))
@@ -198,7 +202,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
         cpu = parts.get("cpu", np.zeros_like(queue))
         found["cpu_contention"] = _of_processor(blocks, row, columns, cpu, queue)["cpu_contention"]
         more = excess_of(cpu, row, columns)
-        most = _QUEUE_WITHOUT_WORK * average(blocks.excess[row, columns])
+        most = _QUEUE_WITHOUT_WORK * average(blocks.delay[row, columns])
         if more <= most:  # a rank that computes more also queues more
             found["cpu_contention"] = max(found["cpu_contention"], _of_threads(blocks, row, columns, found))
     taken = taken_off(blocks, row, columns)
@@ -268,7 +272,7 @@ def _of_threads(blocks: Blocks, row: int, columns: Array, found: dict[str, float
     if waited < _STARVED_SHARE * average(blocks.period[columns]):
         return 0.0
     marked = sum(max(found.get(name, 0.0), 0.0) for name in ("gc", "checkpoint"))
-    late = max(average(blocks.excess[row, columns]) - marked, 0.0)
+    late = max(average(blocks.delay[row, columns]) - marked, 0.0)
     if len(columns) < len(blocks.steps) / 2:  # a sample speaks of a second, in which few steps are struck
         waited = max(waited, cpu_wait.unmeasured_share(blocks, row) * late)
     return float(min(waited, late))
@@ -339,7 +343,7 @@ def _is_idle(blocks: Blocks, row: int, columns: Array) -> bool:
     busy = float(sum(median(block[row, columns]) for block in _computing(blocks)))
     if float(median(blocks.parts["cpu"][row, columns])) < _IDLE_CPU * busy:
         return True
-    late = float(median(blocks.excess[row, columns]))
+    late = float(median(blocks.delay[row, columns]))
     most = cpu_wait.MOSTLY_OFF_CPU
     blocked = float(median(cpu_wait.off_cpu_in_step(blocks, row, columns)))  # CPU time may be spent on waiting, too
     ran = float(median(cpu_wait.cpu_beyond_peers(blocks, row, columns)))
@@ -379,10 +383,10 @@ def _backward_alone(blocks: Blocks, row: int, columns: Array, ratio: float) -> f
     That of the rank that waits least: this one, and with uneven work now one and now another.
     """
     took = blocks.parts["gpu_backward"][:, columns]
-    if blocks.due is None:
+    if blocks.work_delay is None:
         waiting = median(took, axis=1)
         return float(np.min(waiting[~np.isnan(waiting)], initial=np.inf)) / (1 + ratio)
-    usual = took / (1 + np.maximum(blocks.due.more[:, columns], -0.9))
+    usual = took / (1 + np.maximum(blocks.work_delay.more[:, columns], -0.9))
     usual[row] /= 1 + ratio
     least = np.fmin.reduce(usual, axis=0)
     return float(np.nan_to_num(median(least), nan=np.inf))
@@ -406,8 +410,8 @@ def gpu_idle(blocks: Blocks, row: int, columns: Array) -> float:
     between its kernels, too: a host that reads a file in forward makes it longer just as longer kernels do. Kernels
     that wait for others count as work: it is the late rank's GPU that idles. 0 where it was not measured.
     """
-    if blocks.starved is not None:  # when operations were launched tells it better than a driver's share of the time
-        idled = average(cohorts.beyond_peers(blocks.starved[:, columns], blocks.role)[row])
+    if blocks.starvation is not None:  # when operations were launched tells it better than a driver's share of the time
+        idled = average(cohorts.beyond_peers(blocks.starvation[:, columns], blocks.cohort)[row])
         return max(float(np.nan_to_num(idled)) - taken_off(blocks, row, columns), 0.0)
     if scattered(columns):
         return 0.0
@@ -420,20 +424,20 @@ def gpu_idle(blocks: Blocks, row: int, columns: Array) -> float:
 
 def taken_off(blocks: Blocks, row: int, columns: Array) -> float:
     """Ns a step that a stage's GPU waits for its host and that is no part of how late it is."""
-    if blocks.starved is None:
+    if blocks.starvation is None:
         return 0.0
-    own = cohorts.beyond_peers(blocks.own[:, columns], blocks.role)[row]
-    return max(float(np.nan_to_num(average(own - blocks.excess[row, columns]))), 0.0)
+    own = cohorts.beyond_peers(blocks.own[:, columns], blocks.cohort)[row]
+    return max(float(np.nan_to_num(average(own - blocks.delay[row, columns]))), 0.0)
 
 
-def with_gpu_idle(shares: dict[str, float], idle: float, excess: float) -> dict[str, float]:
+def with_gpu_idle(shares: dict[str, float], idle: float, delay: float) -> dict[str, float]:
     """Shares with a GPU's idle time as its host's: as ``idle``, as far as no known work of the host explains it.
 
     A driver counts a GPU as busy to a few per cent: if it idled for nearly all that is left, nothing is computing.
     Where computing exceeds the visible delay, the share that is left goes on beyond it.
     """
-    left = excess - sum(max(ns, 0.0) for name, ns in shares.items() if name not in ("compute", "idle"))
-    more = max(idle, shares.get("idle", 0.0)) - (excess - left)
+    left = delay - sum(max(ns, 0.0) for name, ns in shares.items() if name not in ("compute", "idle"))
+    more = max(idle, shares.get("idle", 0.0)) - (delay - left)
     if min(more, left) <= 0:
         return shares
     more = left if more >= cpu_wait.MOSTLY_OFF_CPU * left else more
@@ -451,12 +455,12 @@ def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
     grid = blocks.joined
     if grid is None or not grid.gpu_time or blocks.overlapped or blocks.pipeline is not None:
         return 0.0
-    if blocks.segments.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
+    if blocks.intervals.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
         return 0.0
     own = matching.own_time(grid, blocks.beside)[row]
     launched = grid.start[row] - grid.enqueue[row] > np.nan_to_num(own) + CLOCKS_NS
-    held = np.isin(blocks.segment_step, columns) & launched & ~blocks.beside
-    return max(float(np.nan_to_num(blocks.segments[row, held]).sum()) / len(columns), 0.0)
+    held = np.isin(blocks.interval_step, columns) & launched & ~blocks.beside
+    return max(float(np.nan_to_num(blocks.intervals[row, held]).sum()) / len(columns), 0.0)
 
 
 #: How many times the peers' rate makes a rate this rank's own.
@@ -534,9 +538,9 @@ def _stood(blocks: Blocks, row: int, columns: Array, name: str, beyond: float) -
     """
     if beyond <= 0 or not scattered(columns):
         return max(beyond, 0.0) * blocks.step_ns
-    excess = np.nan_to_num(blocks.excess[row])
-    each = average(excess[columns])
-    late = np.where(excess >= each / 2, excess, 0.0)  # stalls of any size; jitter is not
+    delay = np.nan_to_num(blocks.delay[row])
+    each = average(delay[columns])
+    late = np.where(delay >= each / 2, delay, 0.0)  # stalls of any size; jitter is not
     if not each > 0 or not _goes_with(blocks, row, name, late):
         return 0.0
     return each * min(beyond * float(np.nansum(blocks.period)) / float(late.sum()), 1.0)

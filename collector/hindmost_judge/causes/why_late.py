@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.causes import backward, slow_computing, table
-from hindmost_judge.causes.slow_computing import FINER
+from hindmost_judge.causes.slow_computing import COMPUTE_CAUSES
 from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
@@ -49,7 +49,7 @@ def cause_of(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Cause:
     )
     if why.cause not in backward.COMPUTED:
         return why
-    unseen = seen.beyond(why.beyond * slowdown.excess) / why.beyond
+    unseen = seen.beyond(why.beyond * slowdown.delay) / why.beyond
     still = longer_interrupted(blocks, slowdown) if why.cause == "unknown" and slowdown.outer is None else 0.0
     return replace(why, unseen=max(unseen, still))
 
@@ -77,9 +77,9 @@ def _without_outer(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Bl
 
     return replace(
         blocks,
-        excess=less(blocks.excess),
+        delay=less(blocks.delay),
         parts={
-            name: less(block, outer.excess if name == why and name in _HIDDEN else np.inf)
+            name: less(block, outer.delay if name == why and name in _HIDDEN else np.inf)
             for name, block in _known_parts(blocks.parts).items()
         },
         computing=less(blocks.computing) if blocks.computing is not None else None,
@@ -106,7 +106,7 @@ def split_by_cause(slowdowns: Sequence[Slowdown], blocks: Blocks, settings: Sett
             found += (
                 own if len(spans) == 1 else [part for span in spans for part in segments_within(*span, own, blocks)]
             )
-    return sorted(found, key=lambda slowdown: -slowdown.excess)
+    return sorted(found, key=lambda slowdown: -slowdown.delay)
 
 
 def _outermost(slowdown: Slowdown) -> Slowdown:
@@ -150,7 +150,7 @@ class _Explained(NamedTuple):
 def _explained(whole: Slowdown, span: tuple[int, int], blocks: Blocks, settings: Settings) -> _Explained:
     """A segment of a slowdown with its cause; a pause has none."""
     part = _part(whole, *span, blocks)
-    pauses = part.excess < whole.excess / 2
+    pauses = part.delay < whole.delay / 2
     return _Explained(part, Cause("unknown") if pauses else cause_of(blocks, part, settings))
 
 
@@ -160,15 +160,15 @@ def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Se
     if "unknown" in whys or whys[0] == whys[1]:
         return False
     left = max(_left(whys[0], other, blocks, settings), _left(whys[1], one, blocks, settings))
-    return left <= _OVER * min(one.slowdown.excess, other.slowdown.excess)
+    return left <= _OVER * min(one.slowdown.delay, other.slowdown.delay)
 
 
 def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) -> float:
     """Ns a step of a segment's delay, explained by another cause, that are still measured as this cause."""
-    slowdown, name = beside.slowdown, "compute" if cause in FINER else cause
-    if name == ("compute" if beside.why.cause in FINER else beside.why.cause):
+    slowdown, name = beside.slowdown, "compute" if cause in COMPUTE_CAUSES else cause
+    if name == ("compute" if beside.why.cause in COMPUTE_CAUSES else beside.why.cause):
         columns = typical(blocks, slowdown.row, slowdown.steps(), settings)
-        return slowdown.excess * slow_computing.left(cause, blocks, slowdown.row, columns)
+        return slowdown.delay * slow_computing.left(cause, blocks, slowdown.row, columns)
     return dict(beside.why.shares_ns).get(name, 0.0)
 
 
@@ -182,7 +182,7 @@ def _changes(own: list[Slowdown], blocks: Blocks, settings: Settings) -> dict[in
     at = {edge for slowdown in own for edge in (slowdown.first, slowdown.stop)}
     for steps, more in series:
         if len(more):
-            edges = nested_segments.segment_edges(more, 2 * _CHANGE * whole.excess)
+            edges = nested_segments.segment_edges(more, 2 * _CHANGE * whole.delay)
             at.update(int(steps[edge]) for edge in edges[1:-1])
     sure = {edge: max(_sureness(edge, steps, more, 2 * least) for steps, more in series) for edge in at}
     found = {whole.first: 0.0, whole.stop: 0.0}
@@ -197,7 +197,7 @@ def _measured(whole: Slowdown, blocks: Blocks) -> list[tuple[Ints, Floats]]:
     rows = with_peers(whole.row, len(blocks.ranks), SAMPLE)
     span = slice(whole.first, whole.stop)
     parts = {name: part[rows, span] for name, part in blocks.parts.items()}
-    measured = [blocks.excess[rows, span], *_known_parts(parts).values()]
+    measured = [blocks.delay[rows, span], *_known_parts(parts).values()]
     measured += [] if blocks.computing is None else [blocks.computing[rows, span]]
     usual = float(median(blocks.work)) if blocks.work is not None else 0.0
     if blocks.work is not None and usual > 0:
@@ -241,9 +241,9 @@ def _part(
     """A segment of a slowdown, without what is on top of it, as one: the more certain, the later and longer it is."""
     part = replace(slowdown, first=first, stop=stop, inner=inner, outer=None)
     part = part if len(part.steps()) else replace(part, inner=())
-    level = float(median(blocks.excess[slowdown.row, part.steps()]))
-    later, shorter = level / slowdown.excess, np.sqrt((stop - first) / (slowdown.stop - slowdown.first))
-    return replace(part, excess=level, z=slowdown.z * later * shorter, spread_ratio=slowdown.spread_ratio * later)
+    level = float(median(blocks.delay[slowdown.row, part.steps()]))
+    later, shorter = level / slowdown.delay, np.sqrt((stop - first) / (slowdown.stop - slowdown.first))
+    return replace(part, delay=level, z=slowdown.z * later * shorter, spread_ratio=slowdown.spread_ratio * later)
 
 
 #: A rank's fastest steps are this share of its steps.
@@ -270,7 +270,7 @@ def longer_interrupted(blocks: Blocks, slowdown: Slowdown) -> float:
     rows = with_peers(slowdown.row, len(grid.ranks), _INTERRUPTED_SAMPLE)
     late = _late_by(grid, rows, where)
     stood = _interrupted_for(grid, rows, where, late, blocks.step_ns)
-    waited = max(slowdown.excess - float(median(late[0, :, 0])), 0.0)
+    waited = max(slowdown.delay - float(median(late[0, :, 0])), 0.0)
     return max(float(stood[0] - median(stood[1:])) - waited, 0.0)
 
 

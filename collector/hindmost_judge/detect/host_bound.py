@@ -80,7 +80,7 @@ def _of_collectives(blocks: Blocks, columns: Array) -> HostBound | None:
     if not (short or queued <= HOST_BOUND_QUEUED) or not launching >= HOST_BOUND_LAUNCHING:
         return None
     row, mostly = _latest(blocks, columns)
-    if blocks.lanes is None and float(median(blocks.excess[row, columns])) > _HOST_BOUND_LATE * blocks.step_ns:
+    if blocks.lanes is None and float(median(blocks.delay[row, columns])) > _HOST_BOUND_LATE * blocks.step_ns:
         return None
     whole = len(columns) == len(blocks.steps)
     busy = blocks.gauge("utilization") if whole else blocks.gauges(columns).get("utilization")
@@ -94,10 +94,10 @@ def _of_collectives(blocks: Blocks, columns: Array) -> HostBound | None:
 
 def _of_messages(blocks: Blocks, columns: Array) -> HostBound | None:
     """The same of a pipeline whose ranks only send to each other: what is queued is known wherever they do."""
-    if blocks.took is None or blocks.starved is None:
+    if blocks.took is None or blocks.starvation is None:
         return None
-    starved = blocks.starved / blocks.period
-    launching, idle = (_of_latest(blocks, one, columns) for one in (launching_share(blocks), starved))
+    starvation = blocks.starvation / blocks.period
+    launching, idle = (_of_latest(blocks, one, columns) for one in (launching_share(blocks), starvation))
     if not (launching >= HOST_BOUND_LAUNCHING and idle > 1 - _HOST_BOUND_BUSY):
         return None
     row, mostly = _latest(blocks, columns)

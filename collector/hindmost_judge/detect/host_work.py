@@ -32,7 +32,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     phases: tuple[str | None, ...] = (None,)
     if blocks.lanes is None:
         threshold = np.full(len(blocks.ranks), least)
-        delays = list(_delays(blocks.excess, blocks.role, 0, threshold, large, blocks.turn))
+        delays = list(_delays(blocks.delay, blocks.cohort, 0, threshold, large, blocks.turn))
     else:
         delays, phases = find_delays(blocks.lanes, least, large), blocks.lanes.phases
     last = np.argmax(blocks.caused, axis=0)
@@ -41,7 +41,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Slowdown]:
             row=delay.row,
             first=delay.first,
             stop=delay.stop,
-            excess=delay.level,
+            delay=delay.level,
             z=delay.z,
             consistency=1.0,
             spread_ratio=delay.z,

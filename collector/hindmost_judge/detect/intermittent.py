@@ -40,9 +40,9 @@ def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ())
         return []
     if len(blocks.steps) < 2 * settings.min_steps:
         return _of_intervals(blocks, settings)
-    excess = np.nan_to_num(blocks.excess - _usual(blocks, settings)[:, None])
-    sole_peer = cohorts.sole_peers(blocks.role)
-    found = [stalls for stalls in _large(blocks, excess, settings) if not _in_turn(blocks.excess, stalls, sole_peer)]
+    delay = np.nan_to_num(blocks.delay - _usual(blocks, settings)[:, None])
+    sole_peer = cohorts.sole_peers(blocks.cohort)
+    found = [stalls for stalls in _large(blocks, delay, settings) if not _in_turn(blocks.delay, stalls, sole_peer)]
     found += _beside(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
     reported = {row for stalls in found for row in stalls.rows}
     return _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
@@ -58,14 +58,16 @@ def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]
     rows = set(found)
     if len(rows) < 2 or (reported >= rows and not most and late.isdisjoint(rows)):
         return []
-    behind = behind_early_ranks(np.nan_to_num(blocks.excess), blocks.role)
+    behind = behind_early_ranks(np.nan_to_num(blocks.delay), blocks.cohort)
     total = sum(int(np.count_nonzero(held)) for held in found.values())
     each = []
     for row, held in found.items():
-        excess, usual = float(median(behind[row, held])), float(median(behind[row, ~held]))
-        thick = usual < _ALIKE * excess
+        delay, usual = float(median(behind[row, held])), float(median(behind[row, ~held]))
+        frequent = usual < _ALIKE * delay
         share = int(np.count_nonzero(held)) / total
-        each.append(Stalls((row,), np.flatnonzero(held), excess, share, most=bool(most), thick=thick, owned=1.0))
+        each.append(
+            Stalls((row,), np.flatnonzero(held), delay, share, most=bool(most), frequent=frequent, explained_share=1.0)
+        )
     return each
 
 
@@ -89,39 +91,40 @@ def _in_turn(late: Floats, one: Stalls, sole_peer: Ints) -> bool:
     return bool(np.sum(late[sole_peer[row]] >= _AS_LATE * typical) >= _TURNS * len(one.stalled))
 
 
-def _large(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
+def _large(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
     """Those who own most of the stalls, however large; else those with some of one size."""
-    stalled = excess >= settings.stall_effect * blocks.step_ns
+    stalled = delay >= settings.stall_effect * blocks.step_ns
     owners = _owners(stalled, settings, loading.throughout(blocks))
-    found = [_with_its_like(excess, row, steps, share, settings) for row, steps, share in owners]
+    found = [_with_its_like(delay, row, steps, share, settings) for row, steps, share in owners]
     found.sort(key=lambda one: -len(one.stalled))
     reported = {row for one in found for row in one.rows}
-    return [*found, *(stalls for stalls in _of_one_size(blocks, excess, settings) if reported.isdisjoint(stalls.rows))]
+    return [*found, *(stalls for stalls in _of_one_size(blocks, delay, settings) if reported.isdisjoint(stalls.rows))]
 
 
-def _of_one_size(blocks: Blocks, excess: Floats, settings: Settings) -> list[Stalls]:
+def _of_one_size(blocks: Blocks, delay: Floats, settings: Settings) -> list[Stalls]:
     """Those whose stalls are few and alike: in steps, else in their intervals."""
-    found = _worth_it(excess, blocks, settings)
+    found = _worth_it(delay, blocks, settings)
     return [
-        replace(_with_its_like(excess, one.row, one.steps, one.share, settings), owned=1 - one.p_value) for one in found
+        replace(_with_its_like(delay, one.row, one.steps, one.share, settings), explained_share=1 - one.p_value)
+        for one in found
     ] or _of_intervals(blocks, settings)
 
 
 def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
     """The same in single intervals, as far as their steps show it: several stalls may be in one step, or half of one
     next to a peer's. Delays in one interval of steps on end are no stalls."""
-    each = blocks.segments.shape[1] // len(blocks.steps)
+    each = blocks.intervals.shape[1] // len(blocks.steps)
     if each == 1:
         return []
-    late = np.nan_to_num(np.minimum(blocks.segments, blocks.excess[:, blocks.segment_step]))
+    late = np.nan_to_num(np.minimum(blocks.intervals, blocks.delay[:, blocks.interval_step]))
     found = []
     for one in _worth_it(late, blocks, settings):
         apart = 1 + int(np.count_nonzero(np.diff(one.steps) > each))
         if apart < max(settings.min_stalls, len(one.steps) / 2):
             continue
-        steps = np.unique(blocks.segment_step[one.steps])
-        typical = float(median(blocks.excess[one.row, steps]))
-        found.append(Stalls((one.row,), steps, typical, one.share, owned=1 - one.p_value))
+        steps = np.unique(blocks.interval_step[one.steps])
+        typical = float(median(blocks.delay[one.row, steps]))
+        found.append(Stalls((one.row,), steps, typical, one.share, explained_share=1 - one.p_value))
     return found
 
 
@@ -144,11 +147,11 @@ _PEERS = 3
 
 def _beside(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], settings: Settings) -> list[Stalls]:
     """The few ranks that stall as no other rank does, however little, without what is already reported."""
-    _, role, often = np.unique(blocks.role, return_inverse=True, return_counts=True)
-    unknown = np.isnan(blocks.excess).all(axis=1) | (often[role] <= _PEERS)
+    _, cohort, often = np.unique(blocks.cohort, return_inverse=True, return_counts=True)
+    unknown = np.isnan(blocks.delay).all(axis=1) | (often[cohort] <= _PEERS)
     if unknown.all():
         return []
-    known = np.where(unknown[:, None], 0.0, blocks.excess)
+    known = np.where(unknown[:, None], 0.0, blocks.delay)
     low, usual = calm_level(known)
     calm = float(np.median((usual - low)[~unknown]))
     above = np.nan_to_num(known - (low + calm)[:, None])
@@ -164,7 +167,7 @@ def _beside(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], set
         found = []
         for row, _, share in most:
             one = _with_its_like(_alone(row, above, others), row, np.flatnonzero(above[row] >= size), share, settings)
-            found += [one] if _stands_apart(above[row], one.excess, len(one.stalled)) else []
+            found += [one] if _stands_apart(above[row], one.delay, len(one.stalled)) else []
         if found:
             return found
     return []
@@ -221,11 +224,11 @@ def _usual(blocks: Blocks, settings: Settings) -> Floats:
 
     The sole peer of a stalling rank is ahead in its stalls, and on time in the other steps.
     """
-    usual = median(blocks.excess, axis=1)
+    usual = median(blocks.delay, axis=1)
     most = np.flatnonzero(usual >= settings.stall_effect * blocks.step_ns)
     if len(most):
-        usual[most] = np.nanpercentile(blocks.excess[most], _LEAST, axis=1)
-        sole_peer = cohorts.sole_peers(blocks.role)[most]
+        usual[most] = np.nanpercentile(blocks.delay[most], _LEAST, axis=1)
+        sole_peer = cohorts.sole_peers(blocks.cohort)[most]
         usual[sole_peer[sole_peer >= 0]] = -usual[most[sole_peer >= 0]]
     return usual
 
@@ -234,13 +237,13 @@ def _usual(blocks: Blocks, settings: Settings) -> Floats:
 _ALIKE = 0.5
 
 
-def _with_its_like(excess: Floats, row: int, steps: Ints, share: float, settings: Settings) -> Stalls:
+def _with_its_like(delay: Floats, row: int, steps: Ints, share: float, settings: Settings) -> Stalls:
     """The stalls of a row, with those that fall a little short of the general threshold."""
-    late = excess >= _ALIKE * float(np.median(excess[row, steps]))
+    late = delay >= _ALIKE * float(np.median(delay[row, steps]))
     if np.sum(late[row]) >= settings.min_stall_share * np.sum(late):
         steps = np.flatnonzero(late[row])
-    steps = _of_one_kind(excess[row], steps, settings)
-    return Stalls((row,), steps, float(np.median(excess[row, steps])), share)
+    steps = _of_one_kind(delay[row], steps, settings)
+    return Stalls((row,), steps, float(np.median(delay[row, steps])), share)
 
 
 def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
@@ -256,7 +259,7 @@ def _of_one_kind(late: Floats, steps: Ints, settings: Settings) -> Ints:
     one = Stalls((), large, float(np.median(late[large])), 1.0)
     most = late[large].sum() >= settings.min_stall_share * sums[-1]
     often = np.sum(np.diff(large, prepend=-2) > 1) >= settings.min_stalls
-    return large if most and often and _stands_apart(late, one.excess, len(one.stalled)) else steps
+    return large if most and often and _stands_apart(late, one.delay, len(one.stalled)) else steps
 
 
 def _owners(stalled: Array, settings: Settings, picked: Array) -> Iterator[tuple[int, Ints, float]]:
@@ -281,11 +284,11 @@ def without_stalls(
 
     A rank that stalls now and then, and is slow in nearly all steps since one, is slow since then.
     """
-    thick = stalling_beside(slowdowns, stalls, settings)
+    frequent = stalling_beside(slowdowns, stalls, settings)
     lasting = {
-        row for row in thick if _lasts([one for one in slowdowns if one.row == row], blocks.excess[row], settings)
+        row for row in frequent if _lasts([one for one in slowdowns if one.row == row], blocks.delay[row], settings)
     }
-    return [slowdown for slowdown in slowdowns if slowdown.row not in thick - lasting]
+    return [slowdown for slowdown in slowdowns if slowdown.row not in frequent - lasting]
 
 
 def stalling_beside(slowdowns: list[Slowdown], stalls: list[Stalls], settings: Settings) -> set[int]:
@@ -296,7 +299,7 @@ def stalling_beside(slowdowns: list[Slowdown], stalls: list[Stalls], settings: S
         for slowdown in slowdowns:
             if slowdown.row in one.rows:
                 steps = steps[(steps < slowdown.first) | (steps >= slowdown.stop)]
-        often = one.thick or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
+        often = one.frequent or np.sum(np.diff(steps, prepend=-2) > 1) >= settings.min_stalls
         if len(one.rows) == 1 and often:
             found.add(one.rows[0])
     return found
@@ -317,7 +320,7 @@ def _lasts(slowdowns: list[Slowdown], late: Floats, settings: Settings) -> bool:
         inside[slowdown.first : slowdown.stop] = True
     if min(np.sum(inside), np.sum(~inside)) < settings.recovered_steps:
         return False
-    usual, smallest = float(median(late[~inside])), min(slowdown.excess for slowdown in slowdowns)
+    usual, smallest = float(median(late[~inside])), min(slowdown.delay for slowdown in slowdowns)
     if float(np.nanpercentile(late[inside], _ON_TIME)) < usual + _LATE_BY * smallest:
         return False
     often = np.nan_to_num(late) >= usual + smallest / 2
@@ -348,8 +351,8 @@ _ENOUGH = 10
 def find_stall_sets(blocks: Blocks, settings: Settings) -> dict[int, Array]:
     """Row to [S] in which steps it stalls, of all that do; empty where there is any doubt who does."""
     least = _SMALL * settings.stall_effect * blocks.step_ns
-    late = or_zero(blocks.excess)
-    late = behind_early_ranks(late, blocks.role) if len(late) <= _CROWD else late
+    late = or_zero(blocks.delay)
+    late = behind_early_ranks(late, blocks.cohort) if len(late) <= _CROWD else late
     rows = np.flatnonzero(np.count_nonzero(late >= least, axis=1) >= settings.min_stalls)
     if len(rows) > _MOST_ROWS:
         return {}
@@ -369,8 +372,8 @@ _HALF = 0.5
 
 def _most_of_peers(blocks: Blocks, rows: list[int], share: float = _HALF) -> list[int]:
     """The rows whose cohort has at least that share of its ranks among them."""
-    stall = np.isin(np.arange(len(blocks.role)), rows)
-    return [row for row in rows if np.mean(stall[blocks.role == blocks.role[row]]) >= share]
+    stall = np.isin(np.arange(len(blocks.cohort)), rows)
+    return [row for row in rows if np.mean(stall[blocks.cohort == blocks.cohort[row]]) >= share]
 
 
 def _split(late: Floats) -> tuple[Array, float]:
@@ -401,9 +404,9 @@ def _stalls(late: Floats, held: Array, size: float, least: float, settings: Sett
 
 def _leave_calm(blocks: Blocks, found: dict[int, Array]) -> bool:
     """Whether each cohort with such ranks keeps enough calm ones, and at least one of all ranks is left."""
-    stall = np.isin(np.arange(len(blocks.role)), list(found))
-    for role in np.unique(blocks.role[stall]):
-        of_role = blocks.role == role
+    stall = np.isin(np.arange(len(blocks.cohort)), list(found))
+    for cohort in np.unique(blocks.cohort[stall]):
+        of_role = blocks.cohort == cohort
         if np.sum(of_role & ~stall) < 1 + (of_role.sum() - 1) // _CALM_SHARE:
             return False
     return True

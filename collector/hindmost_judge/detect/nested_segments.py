@@ -361,20 +361,20 @@ _MOST_ROWS = 8
 
 
 def bursts(
-    excess: Floats, least: float, reported: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
+    delay: Floats, least: float, reported: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
 ) -> list[tuple[int, int, int]]:
     """Row, first and stop (indices of steps) of each burst that is later than ``least`` ns and has no equal elsewhere.
 
     A rank may have several bursts. Segments already ``reported`` are neither bursts nor equals of one.
     """
-    if excess.shape[1] < 3 * SHORTEST:
+    if delay.shape[1] < 3 * SHORTEST:
         return []
     found = []
-    for row, at in _latest(excess, least, reported):
-        of_row = _of_row(excess[row], at, least, [span for one, *span in reported if one == row], settings.max_segments)
+    for row, at in _latest(delay, least, reported):
+        of_row = _of_row(delay[row], at, least, [span for one, *span in reported if one == row], settings.max_segments)
         lowest = _BURST_ALIKE * min((level for _, _, level in of_row), default=np.inf)
         own = [(row, first, stop) for first, stop, _ in of_row]
-        if of_row and not _have_their_like(excess, [*own, *reported], lowest):
+        if of_row and not _have_their_like(delay, [*own, *reported], lowest):
             found += own
     return found
 
@@ -406,21 +406,21 @@ def _sums(series: Array) -> Array:
     return np.asarray(sums[:, SHORTEST:] - sums[:, :-SHORTEST])
 
 
-def _late_steps(excess: Floats, level: float, left_out: Sequence[tuple[int, int, int]]) -> Array:
+def _late_steps(delay: Floats, level: float, left_out: Sequence[tuple[int, int, int]]) -> Array:
     """[R, S] which ranks are later than this in which steps, outside these segments."""
-    late = excess >= level
+    late = delay >= level
     for row, first, stop in left_out:
         late[row, first:stop] = False
     return np.asarray(late)
 
 
-def _latest(excess: Floats, least: float, reported: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
+def _latest(delay: Floats, least: float, reported: Sequence[tuple[int, int, int]]) -> list[tuple[int, int]]:
     """Rows that are late for eight steps on end, the latest first, and where each is latest."""
-    late = _late_steps(excess, least, reported)
+    late = _late_steps(delay, least, reported)
     rows = np.flatnonzero(np.count_nonzero(late, axis=1) >= SHORTEST - _DIPS)  # of a large job a few
     late = _sums(late[rows]) >= SHORTEST - _DIPS
     rows, late = rows[late.any(axis=1)], late[late.any(axis=1)]
-    height = np.where(late, _sums(np.nan_to_num(excess[rows])), -np.inf)
+    height = np.where(late, _sums(np.nan_to_num(delay[rows])), -np.inf)
     order = np.argsort(-height.max(axis=1, initial=-np.inf), kind="stable")[:_MOST_ROWS]
     return [(int(rows[one]), int(np.argmax(height[one]))) for one in order]
 
@@ -436,8 +436,8 @@ def _burst_around(high: Array, at: int) -> tuple[int, int]:
     return first + int(held[0]), first + int(held[-1]) + 1
 
 
-def _have_their_like(excess: Floats, left_out: Sequence[tuple[int, int, int]], level: float) -> bool:
+def _have_their_like(delay: Floats, left_out: Sequence[tuple[int, int, int]], level: float) -> bool:
     """Whether other steps of any rank, as many as the shortest burst, are mostly later than this."""
-    late = _late_steps(excess, level, left_out)
+    late = _late_steps(delay, level, left_out)
     often = np.count_nonzero(late, axis=1) > SHORTEST / 2
     return bool((_sums(late[often]) > SHORTEST / 2).any())

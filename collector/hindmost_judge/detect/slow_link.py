@@ -48,7 +48,9 @@ def find(blocks: Blocks, settings: Settings) -> SlowLink | None:
     if blocks.joined is None or len(blocks.steps) < settings.min_steps:
         return None
     least = shortest(blocks.joined)
-    slow = [link for klass in range(blocks.group.shape[1]) for link in _in_class(blocks, least, klass, settings)]
+    slow = [
+        link for comm_class in range(blocks.group.shape[1]) for link in _in_class(blocks, least, comm_class, settings)
+    ]
     if not slow:
         return None
     worst = max(slow, key=lambda one: one.in_all)
@@ -70,23 +72,25 @@ class _Group:
     throughout: bool
 
 
-def _in_class(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> list[SlowLink]:
+def _in_class(blocks: Blocks, least: Floats, comm_class: int, settings: Settings) -> list[SlowLink]:
     assert blocks.joined is not None  # noqa: S101 - find() has looked
-    of_class = blocks.joined.klass == klass
+    of_class = blocks.joined.comm_class == comm_class
     if not of_class.any():
         return []
     beside = float(np.mean(blocks.beside[of_class]))
-    found = [_judged(group, blocks, klass, beside, settings) for group in _groups(blocks, least, klass, settings)]
+    found = [
+        _judged(group, blocks, comm_class, beside, settings) for group in _groups(blocks, least, comm_class, settings)
+    ]
     return [one for one in found if one is not None]
 
 
-def _groups(blocks: Blocks, least: Floats, klass: int, settings: Settings) -> Iterator[_Group]:
+def _groups(blocks: Blocks, least: Floats, comm_class: int, settings: Settings) -> Iterator[_Group]:
     """The groups of a class that can be compared with anything."""
-    groups = blocks.group[:, klass]
+    groups = blocks.group[:, comm_class]
     names = np.unique(groups[groups >= 0])
     if len(names) < 2:
         return
-    took, size = _transfers(blocks, least, klass, [int(np.flatnonzero(groups == name)[0]) for name in names])
+    took, size = _transfers(blocks, least, comm_class, [int(np.flatnonzero(groups == name)[0]) for name in names])
     at = np.flatnonzero(~np.isnan(took).any(axis=0))  # groups may be at different steps, or end earlier
     if len(at) < settings.min_steps:
         return
@@ -116,7 +120,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     return usual + min((float(median(part)) for part in long), default=0.0)
 
 
-def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: Settings) -> SlowLink | None:
+def _judged(group: _Group, blocks: Blocks, comm_class: int, beside: float, settings: Settings) -> SlowLink | None:
     """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _slow_segment(group.more, smallest, settings)
@@ -124,8 +128,8 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
         part = slice(0, len(group.more))
     if part is None:
         return None
-    excess, usual = float(median(group.more[part])), float(median(group.usual[part]))
-    shown, steps = excess * (1 - beside), (0, len(blocks.steps))
+    delay, usual = float(median(group.more[part])), float(median(group.usual[part]))
+    shown, steps = delay * (1 - beside), (0, len(blocks.steps))
     if blocks.overlapped and part.stop - part.start == len(group.more):
         return None  # nothing tells how much of it computing hides
     if part.stop - part.start < len(group.more):
@@ -135,11 +139,11 @@ def _judged(group: _Group, blocks: Blocks, klass: int, beside: float, settings: 
         shown = lengthened(blocks, *steps, shown, settings, rest.tolist())
     elif blocks.pipeline is not None:
         shown = min(
-            shown, pipeline_replay.saved_by_transfers(blocks.pipeline, group.rows, klass, usual / (usual + excess))
+            shown, pipeline_replay.saved_by_transfers(blocks.pipeline, group.rows, comm_class, usual / (usual + delay))
         )
-    if cpu_wait.explains_transfers(blocks, np.array(group.rows), *steps, excess):
+    if cpu_wait.explains_transfers(blocks, np.array(group.rows), *steps, delay):
         return None
-    return SlowLink(group.rows, excess, usual, shown, *steps, sisters=group.throughout)
+    return SlowLink(group.rows, delay, usual, shown, *steps, sisters=group.throughout)
 
 
 def _slow_segment(more: Floats, smallest: float, settings: Settings) -> slice | None:
@@ -150,10 +154,10 @@ def _slow_segment(more: Floats, smallest: float, settings: Settings) -> slice | 
     return slice(first, stop) if enough and only_inside(inside, outside, smallest, settings) else None
 
 
-def _transfers(blocks: Blocks, least: Floats, klass: int, rows: list[int]) -> tuple[Floats, Floats]:
+def _transfers(blocks: Blocks, least: Floats, comm_class: int, rows: list[int]) -> tuple[Floats, Floats]:
     """[G, S] ns of transfer a step in the groups of these rows, NaN where some of it is not known, and its bytes."""
     assert blocks.joined is not None  # noqa: S101 - find() has looked
-    of_class = blocks.joined.klass == klass
+    of_class = blocks.joined.comm_class == comm_class
     took = np.where(of_class, least[rows], 0.0)
     size = np.where(of_class, blocks.joined.size[rows], 0).astype(float)
     known = sums_by_step(np.isnan(took).astype(float), blocks.starts) == 0
@@ -161,9 +165,9 @@ def _transfers(blocks: Blocks, least: Floats, klass: int, rows: list[int]) -> tu
 
 
 def lengthened(
-    blocks: Blocks, first: int, stop: int, excess: float, settings: Settings, rows: Sequence[int] = ()
+    blocks: Blocks, first: int, stop: int, delay: float, settings: Settings, rows: Sequence[int] = ()
 ) -> float:
-    """Ns by which steps [first, stop) are longer than the others, up to ``excess``; 0 where that is not sure.
+    """Ns by which steps [first, stop) are longer than the others, up to ``delay``; 0 where that is not sure.
 
     What the work of the typical rank but ``rows`` grew by is taken off.
     """
@@ -174,7 +178,7 @@ def lengthened(
     grew = others_grew(blocks, rows, slice(first, stop))
     if grew is None or longer < _NETWORK_Z * noise:
         return 0.0
-    return min(longer - max(grew, 0.0), excess)
+    return min(longer - max(grew, 0.0), delay)
 
 
 def others(first: int, stop: int, count: int, settings: Settings) -> Ints:

@@ -83,7 +83,7 @@ def rank_is_late(blocks: Blocks, found: SlowNetwork, named: Collection[int]) -> 
     Too unsure for a name as it may be: CPUs that others use make ranks late and transfers slow alike.
     """
     unnamed = ~np.isin(blocks.ranks, list(named))
-    late = median(blocks.excess[unnamed, found.first : found.stop], axis=1)
+    late = median(blocks.delay[unnamed, found.first : found.stop], axis=1)
     return bool(np.nanmax(late, initial=0.0) >= _LATE * found.cost)
 
 
@@ -119,13 +119,13 @@ def _began(run: Run, blocks: Blocks, settings: Settings) -> SlowNetwork | None:
     if abs(inside - outside) > _NETWORK_SAME_OPERATIONS * outside:  # others than those compared hold these up
         return None
     took = float(median(actual[first:stop]))
-    excess = took * level / (1 + level)
-    cost = lengthened(blocks, first, stop, excess, settings)
+    delay = took * level / (1 + level)
+    cost = lengthened(blocks, first, stop, delay, settings)
     if cost < settings.min_effect * blocks.step_ns:
         return None
     usual = float(median(blocks.period[others(first, stop, len(blocks.steps), settings)]))
-    past = Past(int(blocks.steps[first]), took - excess, usual, level, outside)
-    return SlowNetwork(first, stop, took, took - excess, cost, past, early)
+    past = Past(int(blocks.steps[first]), took - delay, usual, level, outside)
+    return SlowNetwork(first, stop, took, took - delay, cost, past, early)
 
 
 def _may_differ(blocks: Blocks, settings: Settings) -> bool:

@@ -46,10 +46,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Ranks:
-    """All ranks, and which of them may be late: ``mate`` [R] is each one's sole peer, -1 where it has none or several.
+    """All ranks, and ``suspects``, the rows that may be late: ``sole_peer`` [R] is the row of each one's only peer, -1
+    where it has none or several.
 
-    A slowdown is at least ``smallest`` ns a step. ``whole``: nothing is missing; computed once, since a large job
-    has thousands of candidates. ``shared``: they share CPUs.
+    A slowdown is at least ``smallest`` ns a step: less is within what ranks differ by chance. ``whole``: nothing is
+    missing; computed once, since a large job has thousands of candidates. ``shared``: they share CPUs.
     """
 
     blocks: Blocks
@@ -61,9 +62,9 @@ class _Ranks:
     shared: bool
 
     @property
-    def excess(self) -> Floats:
+    def delay(self) -> Floats:
         """[R, S] ns that each rank is late by."""
-        return self.blocks.excess
+        return self.blocks.delay
 
     def pair(self, row: int) -> list[int]:
         """A rank and its only peer."""
@@ -79,23 +80,23 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Sl
         return []
     smallest = settings.effect(len(blocks.ranks)) * blocks.step_ns
     turn = _no_noise(blocks, settings) if len(blocks.ranks) < FEW_RANKS and not shared else np.inf
-    candidates = screened_candidates(blocks.excess, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
-    sole_peer = cohorts.sole_peers(blocks.role)
+    candidates = screened_candidates(blocks.delay, smallest, turn)[: max(8, len(blocks.ranks) // 2)]
+    sole_peer = cohorts.sole_peers(blocks.cohort)
     suspects = sorted({*candidates.tolist(), *sole_peer[candidates].tolist()} - {-1})
-    ranks = _Ranks(blocks, settings, smallest, sole_peer, suspects, not np.isnan(blocks.excess).any(), shared)
+    ranks = _Ranks(blocks, settings, smallest, sole_peer, suspects, not np.isnan(blocks.delay).any(), shared)
     found = [slowdown for row in candidates.tolist() for slowdown in _slowdowns(ranks, row)]
     segments = [(slowdown.row, slowdown.first, slowdown.stop) for slowdown in found]
-    for row, *span in nested_segments.bursts(blocks.excess, settings.stall_effect * blocks.step_ns, segments, settings):
+    for row, *span in nested_segments.bursts(blocks.delay, settings.stall_effect * blocks.step_ns, segments, settings):
         slowdown = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
         found += [slowdown] if slowdown is not None else []
-    return _beside_a_crowd(sorted(found, key=lambda slowdown: -slowdown.excess), ranks)
+    return _beside_a_crowd(sorted(found, key=lambda slowdown: -slowdown.delay), ranks)
 
 
 def of_stopped(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     """Ranks late on the whole that samples show stopped as often as that takes: that is no noise, however they vary."""
     found = []
     for row in stopped.stopped_rows(blocks):
-        late = blocks.excess[row][~np.isnan(blocks.excess[row])]
+        late = blocks.delay[row][~np.isnan(blocks.delay[row])]
         level = float(median(late)) if len(late) else 0.0
         worth = level >= settings.effect(len(blocks.ranks)) * blocks.step_ns
         if worth and stopped.bears_out(blocks, row, level / blocks.step_ns):
@@ -112,8 +113,8 @@ def _beside_a_crowd(slowdowns: list[Slowdown], ranks: _Ranks) -> list[Slowdown]:
     kept: list[Slowdown] = []
     for slowdown in slowdowns:
         later = {one.row for one in kept if one.first < slowdown.stop and slowdown.first < one.stop} - {slowdown.row}
-        least = ranks.settings.effect(len(ranks.excess) - len(later)) * ranks.blocks.step_ns
-        kept += [slowdown] if slowdown.excess >= least or not later else []
+        least = ranks.settings.effect(len(ranks.delay) - len(later)) * ranks.blocks.step_ns
+        kept += [slowdown] if slowdown.delay >= least or not later else []
     return kept
 
 
@@ -139,7 +140,7 @@ class _Series:
 
 def _series(ranks: _Ranks, row: int) -> _Series:
     """A step that others did not record says nothing, not zero."""
-    series = ranks.excess[row]
+    series = ranks.delay[row]
     known = None if ranks.whole else np.flatnonzero(~np.isnan(series))
     late = series.copy() if known is None else series[known]
     if len(late) and _in_turn(ranks, row):
@@ -158,7 +159,7 @@ def _no_noise(blocks: Blocks, settings: Settings) -> float:
 
 def _in_turn(ranks: _Ranks, row: int) -> bool:
     """Whether a rank is one of two in the job that may each be slow; on shared CPUs neither is."""
-    return len(ranks.excess) < FEW_RANKS and ranks.sole_peer[row] >= 0 and not ranks.shared
+    return len(ranks.delay) < FEW_RANKS and ranks.sole_peer[row] >= 0 and not ranks.shared
 
 
 def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
@@ -210,7 +211,7 @@ def _burst(ranks: _Ranks, row: int, span: tuple[int, int], slowdowns: list[Slowd
     series = _series(ranks, row)
     steps = np.arange(series.steps) if series.known is None else series.known
     for slowdown in slowdowns:
-        series.late[(steps >= slowdown.first) & (steps < slowdown.stop)] -= slowdown.excess
+        series.late[(steps >= slowdown.first) & (steps < slowdown.stop)] -= slowdown.delay
     begin, end = np.searchsorted(steps, span).tolist()
     layer = Layer(begin, end, end, float(median(series.late[begin:end])))
     return _judge(ranks, row, series, layer, burst=True)
@@ -232,12 +233,12 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     held = series.picked(begin, end)
     if z < settings.min_z or consistency < settings.min_consistency:
         return None
-    small = len(ranks.excess) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
+    small = len(ranks.delay) < FEW_RANKS and ranks.blocks.turn == 1  # how long workers need does not drift
     if not burst and small and drifts(series.late, begin, end, level):
         return None
-    healthy = ranks.excess[:, held]
+    healthy = ranks.delay[:, held]
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
-    ratio = level / spread_of / extreme(len(ranks.excess))
+    ratio = level / spread_of / extreme(len(ranks.delay))
     if ratio < settings.min_spread_ratio:
         ratio = max(ratio, _behind_all(ranks, row, part, healthy))
     latest = share_last(part, healthy, ranks.suspects, ranks.pair(row))
@@ -246,7 +247,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
         return None
     on_time = steps_on_time(series.late[:end], level, _noise(series.late)) if begin == 0 else 0
     first, stop = series.at(begin + on_time, layer.end)
-    as_others = len(ranks.excess) >= FEW_RANKS and others_as_late(ranks.excess, row, first, stop, level)
+    as_others = len(ranks.delay) >= FEW_RANKS and others_as_late(ranks.delay, row, first, stop, level)
     if not burst and (as_others or _by_chance(ranks, row, len(part), level) > _CHANCE):
         return None
     return Slowdown(row, first, stop, level, z, consistency, ratio, latest)
@@ -268,17 +269,17 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     segment was picked as the highest among all ranks and all ranges of steps. Two ranks that are slow in turn are both
     not healthy.
     """
-    steps = ranks.excess.shape[1]
+    steps = ranks.delay.shape[1]
     in_turn = _in_turn(ranks, row) and level >= _no_noise(ranks.blocks, ranks.settings)
     if 2 * length >= steps or in_turn:
         return 0.0
-    healthy = ranks.excess[_healthy_peers(ranks, row, ranks.excess)]
+    healthy = ranks.delay[_healthy_peers(ranks, row, ranks.delay)]
     often = float(np.mean(np.nan_to_num(healthy) >= level))
     if often <= 0:
         return 0.0
     half = (length + 1) // 2
     ways = lgamma(length + 1) - lgamma(half + 1) - lgamma(length - half + 1)
-    windows = len(ranks.excess) * steps * steps / 2
+    windows = len(ranks.delay) * steps * steps / 2
     return exp(min(ways + half * log(often) + log(windows), 0.0))
 
 
@@ -286,10 +287,10 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
 _RIVALS = 7
 
 
-def share_last(part: Floats, excess: Floats, suspects: list[int], pair: list[int]) -> float:
+def share_last(part: Floats, delay: Floats, suspects: list[int], pair: list[int]) -> float:
     """Share of steps in which ``part`` is later than all of ``_RIVALS`` unsuspected ranks would be."""
-    others = _healthy(len(excess), (suspects, pair, pair[:1]), 1)
-    rivals = np.nan_to_num(excess[others])
+    others = _healthy(len(delay), (suspects, pair, pair[:1]), 1)
+    rivals = np.nan_to_num(delay[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
     return float(np.mean(np.nan_to_num(part) > bound))
@@ -326,28 +327,28 @@ def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
 
     In a large cohort, all but this rank count as healthy.
     """
-    excess, role = ranks.excess[:, held], ranks.blocks.role
-    healthy = _healthy_peers(ranks, row, excess)
-    typical = median(excess[healthy], axis=1)
-    names, often = np.unique(role, return_counts=True)
+    delay, cohort = ranks.delay[:, held], ranks.blocks.cohort
+    healthy = _healthy_peers(ranks, row, delay)
+    typical = median(delay[healthy], axis=1)
+    names, often = np.unique(cohort, return_counts=True)
     for name in names[often == _TRIO] if len(names) > 1 else ():
-        peers = role[healthy] == name
+        peers = cohort[healthy] == name
         typical[peers] -= typical[peers].mean() if peers.any() else 0.0
     return spread(typical)
 
 
-def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
+def _behind_all(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
     """How far this rank is behind all others in these steps, in standard deviations of healthy ranks.
 
-    ``excess`` [R, N] is of these steps, ``part`` [N] what counts of the rank's own. The scale takes healthy ranks to
+    ``delay`` [R, N] is of these steps, ``part`` [N] what counts of the rank's own. The scale takes healthy ranks to
     differ by the most they ever do. 0 where a rank is compared with one or two, where some delays are unsure, and with
     so many ranks that most of them show what is usual.
     """
     blocks, compared = ranks.blocks, ranks.whole and ranks.sole_peer[row] < 0 and not ranks.shared
-    small = FEW_RANKS <= len(excess) <= _SMALL and blocks.pipeline is None
+    small = FEW_RANKS <= len(delay) <= _SMALL and blocks.pipeline is None
     if not (small and compared) or blocks.unsure is not None:
         return 0.0
-    beside = excess.copy()
+    beside = delay.copy()
     beside[row] = part
     return behind_small_cohort(beside, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
 
@@ -356,21 +357,21 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, excess: Floats) -> float:
 _FEWEST = 2
 
 
-def _healthy_peers(ranks: _Ranks, row: int, excess: Floats) -> Ints:
+def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     """Rows without suspects; if too few are left, rows whose delay [R, N] in these steps is small.
 
     Where ranks share CPUs, delays of other ranks for a while are part of the healthy spread.
     """
     pair = ranks.pair(row)
     left_out = [ranks.suspects, pair, pair[:1]]
-    if not ranks.shared and len(excess) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
-        left_out.insert(1, sorted({*_late(ranks, excess), *pair}))
-    return _healthy(len(excess), left_out, _FEWEST)
+    if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
+        left_out.insert(1, sorted({*_late(ranks, delay), *pair}))
+    return _healthy(len(delay), left_out, _FEWEST)
 
 
-def _late(ranks: _Ranks, excess: Floats) -> list[int]:
+def _late(ranks: _Ranks, delay: Floats) -> list[int]:
     """Suspects that are late in these steps, and their only peers, which are ahead by as much."""
-    late = [suspect for suspect in ranks.suspects if median(excess[suspect]) >= ranks.smallest]
+    late = [suspect for suspect in ranks.suspects if median(delay[suspect]) >= ranks.smallest]
     return [*late, *ranks.sole_peer[late].tolist()]
 
 
@@ -380,18 +381,18 @@ _STANDS_OUT = 3.5
 _MOST_BY_CHANCE = 8
 
 
-def screened_candidates(excess: Floats, smallest: float, large: float) -> Ints:
+def screened_candidates(delay: Floats, smallest: float, large: float) -> Ints:
     """Rows worth a closer look, latest first: late on the whole, or in some block of steps beyond their own noise.
 
     What is ``large`` in one is that, though turns of being slow be most of what seems noise.
     """
-    levels = np.nan_to_num(_block_levels(excess))
+    levels = np.nan_to_num(_block_levels(delay))
     highest = levels.max(axis=1)
     found = np.flatnonzero(highest >= smallest)
-    part = excess[found]
+    part = delay[found]
     usual = median(part, axis=1)
     noise = MAD_TO_SIGMA * MEDIAN_COST * median(np.abs(part - usual[:, None]), axis=1)
-    beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(excess.shape[1] / levels.shape[1])
+    beyond = highest[found] >= usual + _stands_out(levels.size) * noise / np.sqrt(delay.shape[1] / levels.shape[1])
     found = found[(usual >= smallest) | beyond | (highest[found] >= large)]
     return np.asarray(found[np.argsort(-highest[found], kind="stable")])
 
@@ -406,13 +407,13 @@ def _stands_out(blocks: int) -> float:
 _BLOCK, _MOST_BLOCKS = 8, 64
 
 
-def _block_levels(excess: Floats) -> Floats:
+def _block_levels(delay: Floats) -> Floats:
     """[R, B] medians of blocks of steps."""
-    size = max(_BLOCK, excess.shape[1] // _MOST_BLOCKS)
-    count = excess.shape[1] // size
+    size = max(_BLOCK, delay.shape[1] // _MOST_BLOCKS)
+    count = delay.shape[1] // size
     if count <= _MOST_BLOCKS // 4:  # so short that blocks need not be of one length
-        return block_medians(excess)
-    return np.asarray(median(excess[:, : count * size].reshape(len(excess), count, size), axis=2))
+        return block_medians(delay)
+    return np.asarray(median(delay[:, : count * size].reshape(len(delay), count, size), axis=2))
 
 
 #: For up to this many ranks. In a larger job hardly half of the ranks are slow, each by its own amount; the usual
@@ -422,26 +423,26 @@ _SMALL = 64
 _AT_MOST = 3.0
 
 
-def behind_small_cohort(excess: Floats, row: int, least: float, settings: Settings) -> float:
+def behind_small_cohort(delay: Floats, row: int, least: float, settings: Settings) -> float:
     """How many standard deviations a rank is behind all ranks that are less late; 0 where it is not sure.
 
     With three of four ranks slow, each by a different amount, no cohort shows how much healthy ranks differ, and the
     typical rank is slow. Whichever of the others are slow, or ahead, all wait for the latest: fixing it to the next
     one's pace surely saves the difference.
 
-    ``excess`` is [R, N]. Up to half of the ranks may be so late. Between them and the next rank lies a gap of
+    ``delay`` is [R, N]. Up to half of the ranks may be so late. Between them and the next rank lies a gap of
     ``least`` ns, the largest difference between healthy ranks.
     """
     if not least > 0:
         return 0.0
-    levels = median(excess, axis=1)
+    levels = median(delay, axis=1)
     order = np.argsort(-levels, kind="stable")
     place, count = int(np.flatnonzero(order == row)[0]), len(order)
     best = 0.0
     for late in range(place + 1, count // 2 + 1):
         last, rest = order[late - 1], order[late:]
         scale = _counted(late, count)
-        gap = (excess[last] - np.fmax.reduce(excess[rest], axis=0)) / scale
+        gap = (delay[last] - np.fmax.reduce(delay[rest], axis=0)) / scale
         if nested_segments.is_persistent(gap, least, settings):
             best = max(best, _AT_MOST * float(median(gap)) / least)
     return best
@@ -578,14 +579,14 @@ _TIMES = 1.5
 
 def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
     """The blocks of a pipeline with such ranks as late as they are; the same where no two of three are late at once."""
-    if blocks.pipeline is None or not _threes(blocks.role):
+    if blocks.pipeline is None or not _threes(blocks.cohort):
         return blocks
     known = _slowdowns_of_same_work(blocks, settings)
     rows = {slowdown.row for slowdown in known}
-    late = {int(blocks.role[row]) for row in rows}
+    late = {int(blocks.cohort[row]) for row in rows}
     beside = _set_beside_peers(blocks, known, [1])
     hidden = _slowdowns_of_same_work(beside, settings) if beside is not blocks else []
-    hidden = [one for one in hidden if one.row not in rows and blocks.role[one.row] in late]
+    hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
     return _set_beside_peers(blocks, [*known, *hidden], [1, 2] if hidden else [2])
 
 
@@ -593,18 +594,18 @@ def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown
     return find(uneven.levelled(blocks, settings, uneven.uncounted(blocks, settings)), settings)
 
 
-def _threes(role: Ints) -> list[Ints]:
+def _threes(cohort: Ints) -> list[Ints]:
     """Rows of each cohort of three."""
-    names, often = np.unique(role, return_counts=True)
-    return [np.flatnonzero(role == name) for name in names[often == _TRIO]]
+    names, often = np.unique(cohort, return_counts=True)
+    return [np.flatnonzero(cohort == name) for name in names[often == _TRIO]]
 
 
 def _set_beside_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[int]) -> Blocks:
     """The same with ranks of three set against who is not late, where so many of these are late at once."""
-    late = np.zeros(blocks.excess.shape, bool)
+    late = np.zeros(blocks.delay.shape, bool)
     for slowdown in slowdowns:
         late[slowdown.row, slowdown.first : slowdown.stop] = True
-    for rows in _threes(blocks.role):
+    for rows in _threes(blocks.cohort):
         during = late[rows] & np.isin(late[rows].sum(axis=0), counts)
         if during.any():
             blocks = _with_role(blocks, rows, during)
@@ -615,17 +616,17 @@ def _with_role(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
     """The same with these three ``rows`` compared otherwise where some of them are ``late`` [3, S]."""
     pipeline = blocks.pipeline
     assert pipeline is not None  # noqa: S101 - set_apart() has looked
-    excess = blocks.excess.copy()
-    excess[rows] = _of_three(excess[rows], late)
-    work = pipeline.excess.copy()
+    delay = blocks.delay.copy()
+    delay[rows] = _of_three(delay[rows], late)
+    work = pipeline.delay.copy()
     of_rows = np.array([np.flatnonzero(pipeline.row == row) for row in rows])
     work[of_rows] = _of_three(work[of_rows], late[:, None, pipeline.steps])
-    return replace(pipelined.by(blocks, replace(pipeline, excess=work)), excess=excess)
+    return replace(pipelined.by(blocks, replace(pipeline, delay=work)), delay=delay)
 
 
-def _of_three(excess: Floats, late: Array) -> Floats:
+def _of_three(delay: Floats, late: Array) -> Floats:
     """[3, …] delay: with one late rank, of the other two against each other; with two, of these against the third."""
-    rest, count = np.where(late, 0.0, excess).sum(axis=0), late.sum(axis=0)
-    beside_third = np.where(late, (excess - rest) / _TIMES, 0.0)
-    beside_other = np.where(late, excess, (2 * excess - rest) / _TIMES)
-    return np.where(count == _TRIO - 1, beside_third, np.where(count == 1, beside_other, excess))
+    rest, count = np.where(late, 0.0, delay).sum(axis=0), late.sum(axis=0)
+    beside_third = np.where(late, (delay - rest) / _TIMES, 0.0)
+    beside_other = np.where(late, delay, (2 * delay - rest) / _TIMES)
+    return np.where(count == _TRIO - 1, beside_third, np.where(count == 1, beside_other, delay))

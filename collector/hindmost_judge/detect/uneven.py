@@ -73,15 +73,15 @@ def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Unev
     swing = _swing(more, counted=counted)
     if swing < settings.min_uneven or _is_ones_own(more):
         return None
-    share = explained(blocks.excess, more)
+    share = explained(blocks.delay, more)
     if share < _MIN_UNEVEN_EXPLAINED:
         return None
     if counted:  # samples and tokens are as many for one stage as for another
         due = _expected(blocks, more, more_work(work))
     else:
         due = _expected(blocks, more) * (1 - savings.own_part(blocks))
-    level = blocks.segments - due
-    cost = float((stretched(blocks, blocks.segments) - stretched(blocks, level)).mean())
+    level = blocks.intervals - due
+    cost = float((stretched(blocks, blocks.intervals) - stretched(blocks, level)).mean())
     return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
 
 
@@ -101,12 +101,12 @@ def _is_ones_own(more: Floats) -> bool:
     return len(scatter) > 2 and float(scatter.max()) > 0.5 * float(scatter.sum())
 
 
-def explained(excess: Floats, more: Floats) -> float:
+def explained(delay: Floats, more: Floats) -> float:
     """Share of the variance of the delays that more work accounts for; 0 where more work delays no rank.
 
     Long stalls are clipped: a few would be most of the variance, and say nothing of the other steps.
     """
-    late = np.nan_to_num(excess - median(excess, axis=1)[:, None])
+    late = np.nan_to_num(delay - median(delay, axis=1)[:, None])
     most = hidden_delay.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
     late = np.clip(late, -most, most)
     both = float(np.sum(late * more))
@@ -132,7 +132,7 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     more = more_work(work)
     if _swing(more, counted=counted) < settings.min_uneven or _is_ones_own(more):
         return blocks
-    due = hidden_delay.work_due(blocks, more, typical_work(work), settings)
+    due = hidden_delay.work_delay_of(blocks, more, typical_work(work), settings)
     return hidden_delay.in_full(blocks, replace(due, counted=counted) if due is not None else None)
 
 
@@ -188,11 +188,11 @@ def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:
 def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
     """The same without what ``more`` work [R, S] makes ranks late by, where that is most of why they are."""
     swings = _swing(more, counted=False) >= settings.min_uneven
-    if not swings or explained(blocks.excess, more - median(more, axis=1)[:, None]) < _MIN_UNEVEN_EXPLAINED:
+    if not swings or explained(blocks.delay, more - median(more, axis=1)[:, None]) < _MIN_UNEVEN_EXPLAINED:
         return blocks
-    by_work = hidden_delay.shown(blocks.excess, more, overlapped=blocks.overlapped) * more
-    segments = blocks.segments - _expected(blocks, more)
-    return replace(blocks, excess=blocks.excess - by_work, segments=segments, due=None)
+    by_work = hidden_delay.shown(blocks.delay, more, overlapped=blocks.overlapped) * more
+    intervals = blocks.intervals - _expected(blocks, more)
+    return replace(blocks, delay=blocks.delay - by_work, intervals=intervals, work_delay=None)
 
 
 #: Steps on each side that give a rank's usual level at a step; a slowdown this long can be separated from batch sizes.
@@ -217,27 +217,27 @@ def _around(more: Floats) -> Floats:
 
 def _roles(blocks: Blocks) -> Ints | None:
     """[R] the cohort of each rank in a pipeline, where stages take turns; ``None``: all ranks are one."""
-    return blocks.role if blocks.pipeline is not None else None
+    return blocks.cohort if blocks.pipeline is not None else None
 
 
-def more_work(work: Floats, role: Ints | None = None) -> Floats:
-    """[R, S] a rank's extra work against the typical peer (of its ``role``, where known), beyond its usual surplus.
+def more_work(work: Floats, cohort: Ints | None = None) -> Floats:
+    """[R, S] a rank's extra work against the typical peer (of its ``cohort``, where known), beyond its usual surplus.
 
     In shares of a usual step's work, not of that step's: time grows by the token, however few a peer had. A rank that
     always has more has a persistent surplus; a surplus by chance over as many steps is not one.
     """
-    more = _more(work, role)
+    more = _more(work, cohort)
     slowdown = median(more, axis=1)
     return np.asarray(more - np.where(np.abs(slowdown) > _USUAL * median_error(more), slowdown, 0.0)[:, None])
 
 
-def _more(work: Floats, role: Ints | None) -> Floats:
+def _more(work: Floats, cohort: Ints | None) -> Floats:
     """The same with what is usual for each."""
     if alike(work):
         return np.zeros_like(work)
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
-    beyond = work - peers_median(work) if role is None else beyond_peers(work, role)
+    beyond = work - peers_median(work) if cohort is None else beyond_peers(work, cohort)
     return np.asarray(np.nan_to_num(beyond / usual))
 
 
@@ -250,12 +250,12 @@ def typical_work(work: Floats) -> Floats:
 
 def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:
     """[R, K] delay due to ``more`` work, or as much ``of`` other work, by a line through each interval."""
-    due: Floats = np.zeros_like(blocks.segments)
-    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
-    place = np.arange(len(blocks.segment_step)) - first[blocks.segment_step]
+    due: Floats = np.zeros_like(blocks.intervals)
+    first = np.searchsorted(blocks.interval_step, np.arange(len(blocks.steps)))
+    place = np.arange(len(blocks.interval_step)) - first[blocks.interval_step]
     for spot in np.unique(place):
         columns = np.flatnonzero(place == spot)
-        work = more[:, blocks.segment_step[columns]]
-        slope = hidden_delay.shown(blocks.segments[:, columns], work, overlapped=blocks.overlapped)
-        due[:, columns] = slope * (work if of is None else of[:, blocks.segment_step[columns]])
+        work = more[:, blocks.interval_step[columns]]
+        slope = hidden_delay.shown(blocks.intervals[:, columns], work, overlapped=blocks.overlapped)
+        due[:, columns] = slope * (work if of is None else of[:, blocks.interval_step[columns]])
     return due

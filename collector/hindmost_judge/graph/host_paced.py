@@ -52,7 +52,7 @@ def by_work(blocks: Blocks) -> Blocks:
         return blocks
     built = with_unmarked_work(timeline, built)
     own = built.host.sum(axis=0)
-    excess = own - built.peer_pace
+    delay = own - built.peer_pace
     steps = len(blocks.steps)
     parts = {name: block for name, block in blocks.parts.items() if not name.startswith("gpu_") and name != "h2d"}
     parts |= {name: built.host[at] for at, name in enumerate(built.phases) if name != BETWEEN}
@@ -60,13 +60,13 @@ def by_work(blocks: Blocks) -> Blocks:
         blocks,
         own=own,
         took=own - built.host[-1],
-        excess=excess,
-        segments=excess,
-        segment_step=np.arange(steps),
-        klass=np.zeros(steps, np.int64),
+        delay=delay,
+        intervals=delay,
+        interval_step=np.arange(steps),
+        comm_class=np.zeros(steps, np.int64),
         overlapped=False,
         parts=parts,
-        caused=_caused(blocks, built, excess),
+        caused=_caused(blocks, built, delay),
         lanes=built,
     )
 
@@ -77,18 +77,18 @@ _ASKED = 16
 _LITTLE = 0.05
 
 
-def _caused(blocks: Blocks, built: Lanes, excess: Floats) -> Floats:
+def _caused(blocks: Blocks, built: Lanes, delay: Floats) -> Floats:
     """[R, S] ns by which the others' steps are longer for each rank: its share of their waits that a replay bears out.
 
     A host may come a whole step late and cost nothing, where the others are a step ahead.
     """
     waits = np.nan_to_num(blocks.caused).mean(axis=1)
     found = np.zeros_like(blocks.caused)
-    as_it_was = savings.stretched_lanes(built, excess)
+    as_it_was = savings.stretched_lanes(built, delay)
     for row in np.argsort(-waits, kind="stable")[:_ASKED].tolist():
-        longer = np.maximum(segmentation.levels(excess[row]), 0.0)
+        longer = np.maximum(segmentation.levels(delay[row]), 0.0)
         if longer.any() and waits[row] > _LITTLE * waits.max():
-            less = excess.copy()
+            less = delay.copy()
             less[row] -= longer
             saved = float((as_it_was - savings.stretched_lanes(built, less)).mean())
             found[row] = blocks.caused[row] * min(max(saved, 0.0) / waits[row], 1.0)
@@ -99,10 +99,10 @@ def of_phase(blocks: Blocks, phase: str) -> Blocks:
     """The blocks with what hosts work longer in one phase in place of all that they do."""
     assert blocks.lanes is not None  # noqa: S101 - slowdowns of a phase come from these
     own = blocks.lanes.host[blocks.lanes.phases.index(phase)]
-    beyond = own - paces(own, blocks.role)[0]
+    beyond = own - paces(own, blocks.cohort)[0]
     left_out = {*blocks.lanes.phases} - {phase}
     parts = {name: block for name, block in blocks.parts.items() if name not in left_out}
-    return replace(blocks, own=own, excess=beyond, parts=parts)
+    return replace(blocks, own=own, delay=beyond, parts=parts)
 
 
 def of(blocks: Blocks) -> Timeline | None:
@@ -137,7 +137,7 @@ def of(blocks: Blocks) -> Timeline | None:
         left=_moved(left, shift),
         waited=_moved(blocks.wait, shift),
         between=_moved(blocks.own, shift),
-        cohort=blocks.role,
+        cohort=blocks.cohort,
         clock=_CLOCKS_NS,
     )
 
@@ -228,19 +228,19 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     lasted = np.where(np.isnan(lasted), usual, lasted)
     waited = np.nan_to_num(mean_of_turn(fetched, turn))
-    excess = np.minimum(lasted - peers_median(lasted), waited)
+    delay = np.minimum(lasted - peers_median(lasted), waited)
     return replace(
         blocks,
         turn=turn,
         period=mean_of_turn(blocks.period[None], turn)[0],
         own=mean_of_turn(blocks.own, turn),
-        excess=excess,
-        segments=excess,
-        segment_step=np.arange(len(blocks.steps)),
-        klass=np.zeros(len(blocks.steps), np.int64),
+        delay=delay,
+        intervals=delay,
+        interval_step=np.arange(len(blocks.steps)),
+        comm_class=np.zeros(len(blocks.steps), np.int64),
         overlapped=False,
         wait=mean_of_turn(blocks.wait, turn),
-        caused=np.minimum(np.nan_to_num(mean_of_turn(blocks.caused, turn)), np.maximum(excess, 0.0)),
+        caused=np.minimum(np.nan_to_num(mean_of_turn(blocks.caused, turn)), np.maximum(delay, 0.0)),
         took=mean_of_turn(blocks.took, turn) if blocks.took is not None else None,
         parts={**blocks.parts, "input": waited},
     )

@@ -115,8 +115,8 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
     before = joined.take(np.arange(cut))
     joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
     order = schedule_of(run, joined, starts, beside, pipelined.left(before))
-    role = cohorts.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
-    assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, role)
+    cohort = cohorts.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
+    assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, cohort)
     return pipelined.of(assembled, order)
 
 
@@ -129,8 +129,12 @@ def _assemble(
     period: Floats,
     warmup: int,
     table: Table,
-    role: Ints,
+    cohort: Ints,
 ) -> Blocks:
+    """The blocks of collectives [R, K] from the first step after warm-up on: ``own`` [R, K] is the self time before
+    each, ``starts`` [S] the first of each step, ``numbers`` [S] the steps, ``period`` [S] their ns; ``table``: marks.
+    """
+    # The last to come does not wait: the shortest call is the transfer, and what others take beyond it is their wait.
     shortest = matching.shortest(joined)
     waits = np.maximum(joined.duration - shortest, 0.0)
     is_last = joined.duration == shortest
@@ -140,7 +144,7 @@ def _assemble(
     parts = _parts(joined, own, starts, numbers, table)
     computed = work if work is not None else parts.get("gpu_forward")
     overlapped = is_overlapped(joined, own, step_of, starts, computed)
-    segments = delay_by_round(joined, own, starts) if overlapped else cohorts.excess(joined, own, role)
+    intervals = delay_by_round(joined, own, starts) if overlapped else cohorts.delay(joined, own, cohort)
     members = np.maximum(np.sum(~np.isnan(joined.duration), axis=0) - 1, 1)
     caused = np.where(is_last, np.nansum(waits, axis=0) / members, 0.0)
     return Blocks(
@@ -148,9 +152,9 @@ def _assemble(
         steps=numbers,
         period=period,
         own=sums_by_step(own, starts),
-        excess=segments if overlapped else sums_by_step(segments, starts),
-        segments=np.nan_to_num(segments),
-        segment_step=np.arange(len(numbers)) if overlapped else step_of,
+        delay=intervals if overlapped else sums_by_step(intervals, starts),
+        intervals=np.nan_to_num(intervals),
+        interval_step=np.arange(len(numbers)) if overlapped else step_of,
         wait=sums_by_step(waits, starts),
         transfer=sums_by_step(shortest, starts),
         caused=sums_by_step(caused, starts),
@@ -159,9 +163,9 @@ def _assemble(
         starts=starts,
         warmup=warmup,
         group=joined.group,
-        klass=np.zeros(len(numbers), np.int64) if overlapped else joined.klass,
+        comm_class=np.zeros(len(numbers), np.int64) if overlapped else joined.comm_class,
         beside=beside,
-        role=role,
+        cohort=cohort,
         parts=parts,
         joined=joined,
         work=work,
@@ -234,15 +238,15 @@ def _from_phases(table: Table, settings: Settings, *, on_gpus: bool) -> Blocks |
 
 def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats) -> Blocks:
     """Ranks in steps of which nothing is known but ``own`` [R, S], what each took for itself."""
-    excess, nothing = own - peers_median(own), np.full_like(own, np.nan)
+    delay, nothing = own - peers_median(own), np.full_like(own, np.nan)
     return Blocks(
         ranks=ranks,
         steps=numbers,
         period=period,
         own=own,
-        excess=excess,
-        segments=np.nan_to_num(excess),
-        segment_step=np.arange(len(numbers)),
+        delay=delay,
+        intervals=np.nan_to_num(delay),
+        interval_step=np.arange(len(numbers)),
         wait=nothing,
         transfer=nothing,
         caused=nothing,
@@ -251,9 +255,9 @@ def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats
         starts=np.arange(len(numbers)),
         warmup=0,
         group=np.zeros((len(ranks), 1), np.int64),
-        klass=np.zeros(len(numbers), np.int64),
+        comm_class=np.zeros(len(numbers), np.int64),
         beside=np.zeros(len(numbers), bool),
-        role=np.zeros(len(ranks), np.int64),
+        cohort=np.zeros(len(ranks), np.int64),
     )
 
 

@@ -30,15 +30,15 @@ def find(grid: Grid, own: Floats, stage: Ints | None = None) -> Ints:
 
     ``stage`` [R] is the place in the pipeline: ranks of two stages hold other layers, however similar their pace.
     """
-    klass = _gradient_class(grid)
-    if klass is None:
+    comm_class = _gradient_class(grid)
+    if comm_class is None:
         return stage if stage is not None else np.zeros(len(grid.ranks), np.int64)
-    role = np.zeros(len(grid.ranks), np.int64)
+    cohort = np.zeros(len(grid.ranks), np.int64)
     pace = np.nansum(own, axis=1)
     for one in np.unique(stage) if stage is not None else ():
         held = stage == one
-        role[held] = role.max() + 1 + _merge(grid.group[held, klass], pace[held])
-    return role if stage is not None else _merge(grid.group[:, klass], pace)
+        cohort[held] = cohort.max() + 1 + _merge(grid.group[held, comm_class], pace[held])
+    return cohort if stage is not None else _merge(grid.group[:, comm_class], pace)
 
 
 def _gradient_class(grid: Grid) -> int | None:
@@ -46,14 +46,14 @@ def _gradient_class(grid: Grid) -> int | None:
     begins = np.searchsorted(grid.step, grid.step)
     steps = len(np.unique(grid.step))
     best, latest = None, -1.0
-    for klass in range(grid.group.shape[1]):
-        columns = np.flatnonzero(grid.klass == klass)
-        groups = grid.group[:, klass]
+    for comm_class in range(grid.group.shape[1]):
+        columns = np.flatnonzero(grid.comm_class == comm_class)
+        groups = grid.group[:, comm_class]
         if len(columns) < steps or (groups < 0).any() or len(np.unique(groups)) == 1:
             continue
         place = float(np.mean(columns - begins[columns]))
         if place > latest:
-            best, latest = klass, place
+            best, latest = comm_class, place
     return best
 
 
@@ -63,7 +63,7 @@ def that_meet(grid: Grid) -> Ints:
     Process sets that train in parallel each have their own pace.
     """
     steps, found = len(np.unique(grid.step)), np.arange(len(grid.ranks))
-    usual = [k for k in range(grid.group.shape[1]) if len(np.unique(grid.step[grid.klass == k])) > steps / 2]
+    usual = [k for k in range(grid.group.shape[1]) if len(np.unique(grid.step[grid.comm_class == k])) > steps / 2]
     before = None
     while usual and (before is None or (found != before).any()):  # the lowest row of a set spreads through its groups
         before = found.copy()
@@ -78,57 +78,57 @@ def _merge(groups: Ints, pace: Floats) -> Ints:
     """Groups in order of their fastest member; a gap in pace begins a new cohort."""
     names = np.unique(groups)
     fastest = np.array([pace[groups == name].min() for name in names])
-    role = np.zeros(len(groups), np.int64)
+    cohort = np.zeros(len(groups), np.int64)
     current, last = 0, None
     for i in np.argsort(fastest):
         if last is not None and fastest[i] > last * (1 + _SAME_PACE):
             current += 1
-        role[groups == names[i]] = current
+        cohort[groups == names[i]] = current
         last = fastest[i]
-    return role
+    return cohort
 
 
-def beyond_peers(own: Floats, role: Ints) -> Floats:
+def beyond_peers(own: Floats, cohort: Ints) -> Floats:
     """[R, K] how far each rank is above the median of its peers; 0 for a rank alone in its cohort."""
     found = np.zeros_like(own)
-    for one in np.unique(role):
-        members = np.flatnonzero(role == one)
+    for one in np.unique(cohort):
+        members = np.flatnonzero(cohort == one)
         if len(members) > 1:
             found[members] = own[members] - peers_median(own[members])
     return found
 
 
-def only_peers(role: Ints, late: list[int]) -> list[int]:
+def only_peers(cohort: Ints, late: list[int]) -> list[int]:
     """Rows that are the one peer of a late row: ahead by what that is behind, which says nothing of themselves."""
-    sole_peer = sole_peers(role)
+    sole_peer = sole_peers(cohort)
     return [int(sole_peer[row]) for row in late if sole_peer[row] >= 0]
 
 
-def sole_peers(role: Ints) -> Ints:
+def sole_peers(cohort: Ints) -> Ints:
     """[R] row of each rank's one peer, -1 for who has none or several."""
-    _, which, count = np.unique(role, return_inverse=True, return_counts=True)
-    both = np.bincount(which, np.arange(len(role)))  # of a pair, the rows of the two added up
-    return np.asarray(np.where(count[which] == _PAIR, both[which] - np.arange(len(role)), -1), np.int64)
+    _, which, count = np.unique(cohort, return_inverse=True, return_counts=True)
+    both = np.bincount(which, np.arange(len(cohort)))  # of a pair, the rows of the two added up
+    return np.asarray(np.where(count[which] == _PAIR, both[which] - np.arange(len(cohort)), -1), np.int64)
 
 
 #: A cohort of two: each rank is the other's sole peer.
 _PAIR = 2
 
 
-def excess(grid: Grid, own: Floats, role: Ints) -> Floats:
+def delay(grid: Grid, own: Floats, cohort: Ints) -> Floats:
     """[R, K] how far each rank's self time is above the median of its peers; 0 for a rank alone in its cohort.
 
     Where the typical rank of a GPU job only queues behind its last collective, other groups say nothing about the
     time of computing: there a rank is compared with those it meets in that collective.
     """
-    found = beyond_peers(own, role)
+    found = beyond_peers(own, cohort)
     if not grid.gpu_time or grid.group.shape[1] < 2:
         return found
     queued = np.nan_to_num(median(own, axis=0), nan=np.inf) <= QUEUED_NS
-    for klass in range(grid.group.shape[1]):
-        columns = np.flatnonzero(queued & (grid.klass == klass))
-        for name in np.unique(grid.group[:, klass]) if len(columns) else ():
-            members = np.flatnonzero(grid.group[:, klass] == name)
+    for comm_class in range(grid.group.shape[1]):
+        columns = np.flatnonzero(queued & (grid.comm_class == comm_class))
+        for name in np.unique(grid.group[:, comm_class]) if len(columns) else ():
+            members = np.flatnonzero(grid.group[:, comm_class] == name)
             block = own[np.ix_(members, columns)]
             found[np.ix_(members, columns)] = block - peers_median(block) if len(members) > 1 else 0.0
     return found
@@ -141,39 +141,39 @@ def victims(grid: Grid, starts: Ints, late: Floats, culprits: list[int], least: 
     meets a culprit in one class of communicators and is late by ``least`` ns a step into those of another class.
     """
     found: set[int] = set()
-    for klass in range(grid.group.shape[1]):
-        elsewhere = grid.klass != klass
-        if not elsewhere.any() or len(np.unique(grid.group[:, klass])) < 2:
+    for comm_class in range(grid.group.shape[1]):
+        elsewhere = grid.comm_class != comm_class
+        if not elsewhere.any() or len(np.unique(grid.group[:, comm_class])) < 2:
             continue
         level = median(sums_by_step(np.where(elsewhere, late, 0.0), starts), axis=1)
         for row in culprits:
-            sole_peers = np.flatnonzero(grid.group[:, klass] == grid.group[row, klass])
-            found |= {int(r) for r in sole_peers if r not in culprits and level[r] >= least}
+            members = np.flatnonzero(grid.group[:, comm_class] == grid.group[row, comm_class])
+            found |= {int(r) for r in members if r not in culprits and level[r] >= least}
     return sorted(found)
 
 
-def waits_inside(grid: Grid, starts: Ints, rows: list[int], excess: list[float]) -> set[int]:
+def waits_inside(grid: Grid, starts: Ints, rows: list[int], delay: list[float]) -> set[int]:
     """Which of these rows only look late because they wait for another of them in a group of both.
 
-    ``excess`` is of each row, ns a step. In its group's own collectives a culprit is late and its peers are not. If no
+    ``delay`` is of each row, ns a step. In its group's own collectives a culprit is late and its peers are not. If no
     rank of the group is late for the rest, all are equally late, and all stay.
     """
     found: set[int] = set()
     gradients = _gradient_class(grid)  # its members are peers, not parts of one model: none waits for another's work
-    for klass in range(grid.group.shape[1]):
-        columns = grid.klass == klass
-        if klass == gradients:
+    for comm_class in range(grid.group.shape[1]):
+        columns = grid.comm_class == comm_class
+        if comm_class == gradients:
             continue
-        groups = grid.group[:, klass]
+        groups = grid.group[:, comm_class]
         for name in np.unique(groups[rows]):
-            sole_peers = np.flatnonzero(groups == name)
+            members = np.flatnonzero(groups == name)
             named = [row for row in rows if groups[row] == name]
-            if name < 0 or len(named) < 2 or len(sole_peers) == len(groups):
+            if name < 0 or len(named) < 2 or len(members) == len(groups):
                 continue
-            durations = np.where(columns, grid.duration[sole_peers], 0.0)
+            durations = np.where(columns, grid.duration[members], 0.0)
             late = median(sums_by_step(peers_median(durations) - durations, starts), axis=1)
-            by_row = dict(zip(sole_peers.tolist(), late.tolist(), strict=True))
-            late_inside = [row for row in named if by_row[row] >= _LATE_INSIDE * excess[rows.index(row)]]
+            by_row = dict(zip(members.tolist(), late.tolist(), strict=True))
+            late_inside = [row for row in named if by_row[row] >= _LATE_INSIDE * delay[rows.index(row)]]
             if late_inside:
                 found |= set(named) - set(late_inside)
     return found
@@ -190,25 +190,25 @@ _EARLY = 4
 _MIDDLE = 1.5
 
 
-def behind_early_ranks(excess: Floats, role: Ints) -> Floats:
+def behind_early_ranks(delay: Floats, cohort: Ints) -> Floats:
     """[R, K] ns behind an early rank of the same cohort, from how far each is beyond the median of its peers.
 
     That rank is the earliest of up to four, the second of up to eight, and so on; ranks ahead of it count as 0.
     """
-    found = np.zeros_like(excess)
-    for one in np.unique(role):
-        rows = np.flatnonzero(role == one)
+    found = np.zeros_like(delay)
+    for one in np.unique(cohort):
+        rows = np.flatnonzero(cohort == one)
         if len(rows) > 1:
-            apart = _apart_from_another(excess[rows])
+            apart = _apart_from_another(delay[rows])
             found[rows] = apart - np.sort(apart, axis=0)[(len(rows) - 1) // _EARLY]
     return found
 
 
-def _apart_from_another(excess: Floats) -> Floats:
+def _apart_from_another(delay: Floats) -> Floats:
     """[N, K] how far ranks are apart; each delay is against another median, since a rank is not its own peer."""
-    count = len(excess)
-    order = np.argsort(excess, axis=0, kind="stable")
-    ranked = np.take_along_axis(excess, order, axis=0)
+    count = len(delay)
+    order = np.argsort(delay, axis=0, kind="stable")
+    ranked = np.take_along_axis(delay, order, axis=0)
     lower = (count - 2) // 2 if count % 2 == 0 else count // 2 - 1  # the last that is against the later ranks' middle
     apart = ranked - ranked[lower]
     if count % 2 == 0:

@@ -64,7 +64,7 @@ class Grid:
     step: Ints
     seq: Ints
     token: Ints
-    klass: Ints
+    comm_class: Ints
     group: Ints
     gpu_time: bool
     gathers: Array
@@ -179,8 +179,8 @@ def _in_cells(table: Table) -> Grid:
     comm, _ = encoding.factorize(table["comm"])
     ranks, row = numbered(table["rank"])
     klass_of_comm, group = communicator_classes(comm, op, row, table["bytes"], len(ranks))
-    klass = klass_of_comm[comm]
-    key = ((klass * (op.max() + 1) + op) << 36) + call_numbers(table, comm, op, klass)
+    comm_class = klass_of_comm[comm]
+    key = ((comm_class * (op.max() + 1) + op) << 36) + call_numbers(table, comm, op, comm_class)
     column, keys = encoding.factorize(key)
     count = len(keys)
     shape, cell = (len(ranks), count), row * count + column
@@ -196,7 +196,7 @@ def _in_cells(table: Table) -> Grid:
         step=_known_step(table["step"], column, count) if "step" in table else np.full(count, -1, np.int64),
         seq=table["seq"][first].astype(np.int64),
         token=encoding.factorize((keys >> 36) * (1 << 40) + size)[0].astype(np.int64),
-        klass=klass[first],
+        comm_class=comm_class[first],
         group=group,
         gpu_time=bool(table["flags"][0] & GPU_TIME),  # of all rows, or of none
         gathers=np.array([is_inside(name) for name in op_names])[op[first]],
@@ -213,12 +213,12 @@ _SELDOM = 0.02
 
 def _mostly_met(grid: Grid) -> Grid:
     """The grid without classes that rarely meet: without clocks, their columns have no place in the order."""
-    met = np.bincount(grid.klass, minlength=grid.group.shape[1])
+    met = np.bincount(grid.comm_class, minlength=grid.group.shape[1])
     often = np.flatnonzero(met >= _SELDOM * met.max(initial=0))
     if len(often) == grid.group.shape[1]:
         return grid
-    kept = grid.take(np.flatnonzero(np.isin(grid.klass, often)))
-    return replace(kept, klass=np.searchsorted(often, kept.klass), group=grid.group[:, often])
+    kept = grid.take(np.flatnonzero(np.isin(grid.comm_class, often)))
+    return replace(kept, comm_class=np.searchsorted(often, kept.comm_class), group=grid.group[:, often])
 
 
 def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) -> Floats:
@@ -294,9 +294,9 @@ def _shared(grid: Grid) -> Array:
     A rank whose agent sends old data begins with columns that no other rank has.
     """
     held = np.sum(~np.isnan(grid.start), axis=0)
-    most = np.zeros(grid.klass.max() + 1, np.int64)
-    np.maximum.at(most, grid.klass, held)
-    return np.asarray(2 * held >= most[grid.klass])
+    most = np.zeros(grid.comm_class.max() + 1, np.int64)
+    np.maximum.at(most, grid.comm_class, held)
+    return np.asarray(2 * held >= most[grid.comm_class])
 
 
 def own_time(grid: Grid, beside: Array | None = None) -> Floats:
@@ -324,8 +324,8 @@ def _queued(grid: Grid, beside: Array) -> Array:
     """[R, K] which collectives began when one of their class that ran ``beside`` [K] ended: it is unknown since when
     the rank was ready."""
     queued = np.zeros(grid.start.shape, bool)
-    for klass in np.unique(grid.klass[beside]) if beside.any() else ():
-        columns = np.flatnonzero(grid.klass == klass)
+    for comm_class in np.unique(grid.comm_class[beside]) if beside.any() else ():
+        columns = np.flatnonzero(grid.comm_class == comm_class)
         before, after = columns[:-1], columns[1:]
         gap = grid.start[:, after] - (grid.start + grid.duration)[:, before]
         queued[:, after] = (gap <= QUEUED_NS) & beside[before]
@@ -350,8 +350,10 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
     within = np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
     gap = np.zeros_like(grid.start)
     gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
-    for klass in range(grid.group.shape[1]):
-        places = [np.flatnonzero((position == at) & (grid.klass == klass) & within) for at in np.unique(position)]
+    for comm_class in range(grid.group.shape[1]):
+        places = [
+            np.flatnonzero((position == at) & (grid.comm_class == comm_class) & within) for at in np.unique(position)
+        ]
         places = [at for at in places if len(at)]
         waited, followed = (
             [block[:, at] - median(block[:, at], axis=1)[:, None] for at in places] for block in (grid.duration, gap)
@@ -384,12 +386,12 @@ def shortest(grid: Grid) -> Floats:
     if grid.group.shape == (len(grid.ranks), 1) and len(np.unique(grid.group)) == 1:
         return np.broadcast_to(np.fmin.reduce(grid.duration, axis=0), grid.duration.shape)
     least = np.full_like(grid.duration, np.nan)
-    for klass in range(grid.group.shape[1]):
-        columns = np.flatnonzero(grid.klass == klass)
-        for one in np.unique(grid.group[:, klass]):
+    for comm_class in range(grid.group.shape[1]):
+        columns = np.flatnonzero(grid.comm_class == comm_class)
+        for one in np.unique(grid.group[:, comm_class]):
             if one < 0:
                 continue
-            members = np.flatnonzero(grid.group[:, klass] == one)
+            members = np.flatnonzero(grid.group[:, comm_class] == one)
             block = np.ix_(members, columns)
             least[block] = np.fmin.reduce(grid.duration[block], axis=0)
     return least
@@ -470,13 +472,13 @@ def communicator_classes(comm: Ints, op: Ints, row: Ints, size: Array, ranks: in
     """
     members = _parts(comm, row, ranks)
     found = joined_classes(_alike(members, comm, op, size), ranks)
-    klass = np.zeros(len(members), np.int64)
+    comm_class = np.zeros(len(members), np.int64)
     group = np.full((ranks, len(found)), -1, np.int64)
     for number, one in enumerate(found):
         for each in one.comms:
-            klass[each] = number
+            comm_class[each] = number
             group[members[each], number] = each
-    return klass, group
+    return comm_class, group
 
 
 def _parts(comm: Ints, part: Ints, count: int) -> dict[int, list[int]]:
@@ -553,7 +555,7 @@ def _sisters(one: CommunicatorClass, parts: Iterable[CommunicatorClass], ranks: 
     return found if len(have) == ranks else []
 
 
-def call_numbers(table: Table, comm: Ints, op: Ints, klass: Ints) -> Ints:
+def call_numbers(table: Table, comm: Ints, op: Ints, comm_class: Ints) -> Ints:
     """[N] the number by which calls of a class's communicators belong together: their own sequence number.
 
     Where communicators of a class make different numbers of calls in a step, it is the call's ordinal of its kind in
@@ -561,7 +563,7 @@ def call_numbers(table: Table, comm: Ints, op: Ints, klass: Ints) -> Ints:
     """
     seq: Ints = table["seq"].astype(np.int64)
     step = table.get("step")
-    if step is None or (step < 0).any() or not _differ(step, comm, op, klass, seq):
+    if step is None or (step < 0).any() or not _differ(step, comm, op, comm_class, seq):
         return seq
     kind = comm.astype(np.int64) * (int(op.max()) + 1) + op
     order = np.lexsort((seq, step, kind))
@@ -574,27 +576,27 @@ def call_numbers(table: Table, comm: Ints, op: Ints, klass: Ints) -> Ints:
     return found
 
 
-def _differ(step: Ints, comm: Ints, op: Ints, klass: Ints, seq: Ints) -> bool:
+def _differ(step: Ints, comm: Ints, op: Ints, comm_class: Ints, seq: Ints) -> bool:
     """Whether communicators of one class number different operations.
 
     A recording may begin and end in the midst of a step, later for this communicator than for that: what differs there
     only, is numbered alike.
     """
-    odd = np.isin(klass, _unlike(comm, op, klass, seq))
+    odd = np.isin(comm_class, _unlike(comm, op, comm_class, seq))
     if not odd.any():
         return False
-    step, comm, op, klass, seq = (each[odd] for each in (step, comm, op, klass, seq))
-    whole = _whole_steps(step, comm, klass)
-    if len(np.unique(klass[whole])) < len(np.unique(klass)):
+    step, comm, op, comm_class, seq = (each[odd] for each in (step, comm, op, comm_class, seq))
+    whole = _whole_steps(step, comm, comm_class)
+    if len(np.unique(comm_class[whole])) < len(np.unique(comm_class)):
         return True
-    step, comm, op, klass, seq = (each[whole] for each in (step, comm, op, klass, seq))
-    return bool(len(_unlike(comm, op, klass)) or _begin_apart(step, comm, klass, seq))
+    step, comm, op, comm_class, seq = (each[whole] for each in (step, comm, op, comm_class, seq))
+    return bool(len(_unlike(comm, op, comm_class)) or _begin_apart(step, comm, comm_class, seq))
 
 
-def _unlike(comm: Ints, op: Ints, klass: Ints, seq: Ints | None = None) -> list[int]:
+def _unlike(comm: Ints, op: Ints, comm_class: Ints, seq: Ints | None = None) -> list[int]:
     """Classes of which communicators have different operations or, by ``seq``, numbers of calls."""
     kind = np.zeros(int(comm.max()) + 1, np.int64)
-    kind[comm] = klass
+    kind[comm] = comm_class
     calls = np.zeros(0, np.int64) if seq is None else distinct_integers((comm.astype(np.int64) << 36) + seq) >> 36
     count = np.bincount(calls, minlength=len(kind))
     looks: dict[int, set[tuple[Any, ...]]] = {}
@@ -603,24 +605,24 @@ def _unlike(comm: Ints, op: Ints, klass: Ints, seq: Ints | None = None) -> list[
     return [one for one, different in looks.items() if len(different) > 1]
 
 
-def _whole_steps(step: Ints, comm: Ints, klass: Ints) -> Array:
+def _whole_steps(step: Ints, comm: Ints, comm_class: Ints) -> Array:
     """[N] whether a step began after the first and ended before the last of every communicator of its class."""
     names, index = np.unique(comm, return_index=True)
     place = np.searchsorted(names, comm)
     first, last = np.full(len(names), step.max()), np.full(len(names), step.min())
     np.minimum.at(first, place, step)
     np.maximum.at(last, place, step)
-    begin, end = np.full(int(klass.max()) + 1, step.min()), np.full(int(klass.max()) + 1, step.max())
-    np.maximum.at(begin, klass[index], first)
-    np.minimum.at(end, klass[index], last)
-    return np.asarray((step > begin[klass]) & (step < end[klass]))
+    begin, end = np.full(int(comm_class.max()) + 1, step.min()), np.full(int(comm_class.max()) + 1, step.max())
+    np.maximum.at(begin, comm_class[index], first)
+    np.minimum.at(end, comm_class[index], last)
+    return np.asarray((step > begin[comm_class]) & (step < end[comm_class]))
 
 
-def _begin_apart(step: Ints, comm: Ints, klass: Ints, seq: Ints) -> bool:
+def _begin_apart(step: Ints, comm: Ints, comm_class: Ints, seq: Ints) -> bool:
     """Whether communicators of one class begin a step with different numbers."""
-    order = np.lexsort((seq, comm, step, klass))
-    step, comm, klass, seq = (each[order] for each in (step, comm, klass, seq))
-    same = (np.diff(step) == 0) & (np.diff(klass) == 0)
+    order = np.lexsort((seq, comm, step, comm_class))
+    step, comm, comm_class, seq = (each[order] for each in (step, comm, comm_class, seq))
+    same = (np.diff(step) == 0) & (np.diff(comm_class) == 0)
     begins = np.flatnonzero(np.concatenate(([True], ~same | (np.diff(comm) != 0))))
-    together = (np.diff(step[begins]) == 0) & (np.diff(klass[begins]) == 0)
+    together = (np.diff(step[begins]) == 0) & (np.diff(comm_class[begins]) == 0)
     return bool((together & (np.diff(seq[begins]) != 0)).any())

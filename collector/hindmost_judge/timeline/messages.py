@@ -204,13 +204,13 @@ def _ends(grid: Grid, starts: Ints, before: Floats) -> Floats:
 
 def _of_columns(grid: Grid, starts: Ints, beside: Array) -> Table:
     row, column = np.nonzero(~np.isnan(grid.start))
-    klass = grid.klass[column]
+    comm_class = grid.comm_class[column]
     start = grid.start[row, column]
     return {
         "row": row,
         "step": np.searchsorted(starts, column, side="right") - 1,
-        "kind": COLLECTIVE + klass,
-        "whom": grid.group[row, klass],
+        "kind": COLLECTIVE + comm_class,
+        "whom": grid.group[row, comm_class],
         "start": start,
         "end": start + grid.duration[row, column],
         "enqueue": grid.enqueue[row, column],

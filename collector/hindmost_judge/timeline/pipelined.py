@@ -35,12 +35,12 @@ def left(before: Grid) -> Floats:
 
 def of(found: Blocks, order: Schedule | None) -> Blocks:
     """With each interval between two operations separate, where ranks keep one order of them; else unchanged."""
-    built = pipeline_replay.build(order, found.role, len(found.steps)) if order is not None else None
+    built = pipeline_replay.build(order, found.cohort, len(found.steps)) if order is not None else None
     if built is None:
         return found
     own = built.own(len(found.ranks))
-    idle = gpu_starvation(order, built, found.role, found.own.shape) if order is not None else None
-    return by(replace(found, own=own, excess=beyond_peers(own, found.role), starved=idle), built)
+    idle = gpu_starvation(order, built, found.cohort, found.own.shape) if order is not None else None
+    return by(replace(found, own=own, delay=beyond_peers(own, found.cohort), starvation=idle), built)
 
 
 def of_transfers(found: Blocks, run: Run) -> Blocks:
@@ -52,14 +52,14 @@ def of_transfers(found: Blocks, run: Run) -> Blocks:
     stage = order.stages(len(found.ranks)) if order is not None else None
     if order is None or stage is None:
         return found
-    staged = of(replace(found, role=stage), order)
+    staged = of(replace(found, cohort=stage), order)
     if staged.pipeline is None:
         return found
     late = _late_by_hosts(staged, staged.pipeline)
-    built = replace(staged.pipeline, excess=late, least=staged.pipeline.work - late)
-    excess = np.zeros(staged.own.shape)
-    np.add.at(excess, (order.row[:, None], order.steps[None, :]), late)
-    return by(replace(staged, excess=excess, wait=_received(order, staged)), built)
+    built = replace(staged.pipeline, delay=late, least=staged.pipeline.work - late)
+    delay = np.zeros(staged.own.shape)
+    np.add.at(delay, (order.row[:, None], order.steps[None, :]), late)
+    return by(replace(staged, delay=delay, wait=_received(order, staged)), built)
 
 
 #: Phases of the host before it launches: they are alike whatever layers a stage holds.
@@ -91,12 +91,12 @@ def _received(order: Schedule, found: Blocks) -> Floats:
 
 def by(found: Blocks, built: Bubbles) -> Blocks:
     """With intervals and the GPUs' computing from these dependencies."""
-    segments, segment_step = built.segments(len(found.ranks))
+    intervals, interval_step = built.intervals(len(found.ranks))
     on_gpu = found.joined is not None and found.joined.gpu_time
     return replace(
         found,
-        segments=segments,
-        segment_step=segment_step,
+        intervals=intervals,
+        interval_step=interval_step,
         pipeline=built,
         computing=built.computing(len(found.ranks)) if on_gpu else None,
     )
@@ -111,11 +111,11 @@ _WINDOW = 25
 _ENOUGH, _SHORT = 5, 10
 
 
-def gpu_starvation(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int, ...]) -> Floats | None:
+def gpu_starvation(order: Schedule, built: Bubbles, cohort: Ints, shape: tuple[int, ...]) -> Floats | None:
     """[R, S] ns, the ``shape``; ``None`` where enqueue times were not recorded.
 
-    An interval that was rarely seen with queued work is taken to be no longer than for a rank of the same ``role`` [R]
-    that had work queued.
+    An interval that was rarely seen with queued work is taken to be no longer than for a rank of the same ``cohort``
+    [R] that had work queued.
     """
     if order.enqueue is None or np.isnan(order.enqueue).all():
         return None
@@ -126,18 +126,18 @@ def gpu_starvation(order: Schedule, built: Bubbles, role: Ints, shape: tuple[int
     known = (~at_once).sum(axis=1) >= _ENOUGH
     typical = np.where(known, median(queued, axis=1), np.nan)
     short = np.percentile(built.work, _SHORT, axis=1)
-    usual = np.where(known, typical, np.fmin(short, _of_peers(typical, built, role)))
+    usual = np.where(known, typical, np.fmin(short, _of_peers(typical, built, cohort)))
     idle = np.where(at_once, np.maximum(built.work - usual[:, None], 0.0), 0.0)
     found = np.zeros(shape)
     np.add.at(found, (order.row[:, None], order.steps[None, :]), idle)
     return found
 
 
-def _of_peers(typical: Floats, built: Bubbles, role: Ints) -> Floats:
+def _of_peers(typical: Floats, built: Bubbles, cohort: Ints) -> Floats:
     """[N] the known times ``typical`` [N] of that interval for the typical rank of the cohort, of two the quicker.
 
-    NaN where no rank of the same ``role`` [R] has it."""
-    alike = role[built.row] * (int(built.place.max()) + 1) + built.place
+    NaN where no rank of the same ``cohort`` [R] has it."""
+    alike = cohort[built.row] * (int(built.place.max()) + 1) + built.place
     lacking = np.zeros(int(alike.max()) + 1, bool)
     lacking[alike[np.isnan(typical)]] = True
     asked = np.flatnonzero(lacking[alike])

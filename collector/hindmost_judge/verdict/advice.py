@@ -28,7 +28,7 @@ from hindmost_judge.verdict.wording import names
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from hindmost_judge.blocks import Bound
+    from hindmost_judge.blocks import CpuBinding
     from hindmost_judge.model import Run
     from hindmost_judge.verdict.schema import Verdict
 
@@ -282,7 +282,7 @@ def of_numa(command: str | None) -> str:
 _BINDERS = ("taskset", "numactl")
 
 
-def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
+def of_binding(run: Run, bound: Sequence[CpuBinding]) -> tuple[str, ...]:
     """How to give a CPU of its own to each of the ranks that share too few: in the command, and of running ones."""
     first, words = bound[0], split(run.job.command or "")
     programs = [word.rpartition("/")[2] for word in words]
@@ -302,7 +302,7 @@ def of_binding(run: Run, bound: Sequence[Bound]) -> tuple[str, ...]:
     return (*found, "find what binds the ranks: taskset, numactl, os.sched_setaffinity, a cpuset (`taskset -cp $$`)")
 
 
-def _moves(run: Run, one: Bound) -> list[str]:
+def _moves(run: Run, one: CpuBinding) -> list[str]:
     """The commands that move running ranks to free CPUs, where all of a node's ranks are bound to the same ones."""
     at, own = place(run, one.members), cpu_wait.cpus(one.listed)
     free = [cpu for cpu in range(one.of) if cpu not in own]

@@ -191,7 +191,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     if blocks.pipeline is not None or len(blocks.ranks) < 3:
         return None
     strict = replace(settings, min_effect=_AHEAD, min_effect_of_few=_AHEAD)
-    slowdowns = straggler.find(replace(blocks, excess=-blocks.excess), strict)
+    slowdowns = straggler.find(replace(blocks, delay=-blocks.delay), strict)
     rows = sorted(set(range(len(blocks.ranks))) - {slowdown.row for slowdown in slowdowns})
     if not slowdowns or 2 * len(slowdowns) >= len(blocks.ranks) or not _of_one_time(slowdowns):
         return None
@@ -199,7 +199,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
         return None
     first, stop = (int(np.median([getattr(slowdown, name) for slowdown in slowdowns])) for name in ("first", "stop"))
     change = None
-    by_ns = float(np.median([slowdown.excess for slowdown in slowdowns]))
+    by_ns = float(np.median([slowdown.delay for slowdown in slowdowns]))
     if (first, stop) != (0, len(blocks.steps)):
         change = savings.observed_change(blocks, slice(first, stop))
         if change is None or change.longer - 2 * change.noise < _OF_LEAD * by_ns:
@@ -211,8 +211,8 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
 def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
     """Whether those ahead are some of one group's members [R, C]: they may be held up by the rest of it elsewhere."""
     for mine in group.T:
-        sole_peers = np.flatnonzero(mine == mine[ahead[0]])
-        if len(sole_peers) < len(mine) and np.isin(ahead, sole_peers).all() and len(sole_peers) > len(ahead):
+        members = np.flatnonzero(mine == mine[ahead[0]])
+        if len(members) < len(mine) and np.isin(ahead, members).all() and len(members) > len(ahead):
             return True
     return False
 

@@ -514,7 +514,7 @@ def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
     if blocks.unsure is None:
         return False
     named = np.isin(blocks.ranks, one.ranks)
-    left = np.maximum(np.nan_to_num(blocks.excess[named]), 0.0).mean(axis=1)
+    left = np.maximum(np.nan_to_num(blocks.delay[named]), 0.0).mean(axis=1)
     return bool((blocks.unsure[named] >= _MOSTLY * left).any())
 
 

@@ -49,7 +49,7 @@ class _Group:
 
     def in_one(self) -> Stalls:
         """The stalls of all as if they were one rank's."""
-        first = max(self.stalls, key=lambda one: one.excess)
+        first = max(self.stalls, key=lambda one: one.delay)
         if len(self.stalls) == 1:
             return first
         stalled = np.unique(np.concatenate([stall.stalled for stall in self.stalls]))
@@ -59,7 +59,7 @@ class _Group:
     def repaired(self, blocks: Blocks) -> Blocks:
         """The same with none of these late in their stalls."""
         for stall in self.stalls:
-            blocks = replace(blocks, segments=without_stalls(blocks, stall.rows, stall.stalled))
+            blocks = replace(blocks, intervals=without_stalls(blocks, stall.rows, stall.stalled))
         return blocks
 
     def saves(self, blocks: Blocks, saving: Saving) -> Floats:
@@ -67,7 +67,7 @@ class _Group:
         total = np.zeros(len(blocks.steps))
         for stall in self.stalls:
             total += saving(blocks, stall.rows, stall.stalled)
-            blocks = replace(blocks, segments=without_stalls(blocks, stall.rows, stall.stalled))
+            blocks = replace(blocks, intervals=without_stalls(blocks, stall.rows, stall.stalled))
         return total
 
 
@@ -88,7 +88,7 @@ def of_stalls(
     left = _grouped([_Group((one,), _cause(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
     found: list[Verdict] = []
-    blocks = replace(blocks, segments=repaired(blocks, slowdowns)) if slowdowns else blocks
+    blocks = replace(blocks, intervals=repaired(blocks, slowdowns)) if slowdowns else blocks
     before = sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns})
     while left:
         saved = [one.saves(blocks, saving) for one in left]
@@ -109,8 +109,10 @@ def of_stalls(
 
 def _behind_calm(blocks: Blocks) -> Blocks:
     """The same with ranks set against those of their peers that are early; a pipeline's replay knows their median."""
-    excess, segments = (behind_early_ranks(np.nan_to_num(one), blocks.role) for one in (blocks.excess, blocks.segments))
-    return replace(blocks, excess=excess, segments=segments if blocks.pipeline is None else blocks.segments)
+    delay, intervals = (
+        behind_early_ranks(np.nan_to_num(one), blocks.cohort) for one in (blocks.delay, blocks.intervals)
+    )
+    return replace(blocks, delay=delay, intervals=intervals if blocks.pipeline is None else blocks.intervals)
 
 
 def _cause(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:
@@ -139,7 +141,7 @@ def _ran_meanwhile(blocks: Blocks, one: Stalls, why: Cause, settings: Settings) 
     if why.cause != "unknown" or rates is None:
         return why
     more = float(rates[row] - np.max(np.delete(rates, row))) * float(np.nansum(blocks.period))
-    stalled = one.excess * len(one.stalled)
+    stalled = one.delay * len(one.stalled)
     if not settings.min_explained * stalled <= more <= _HIDDEN * stalled:
         return why
     shares = (("compute", more / len(one.stalled)),)
@@ -203,7 +205,7 @@ def _verdict(
         cause=cause.cause,
         shown_ms=float(seen[span].mean()) / 1e6,
         given=tuple(one for one in conditional_on if one not in ranks),
-        confidence=float(np.clip(max(one.share, one.owned), 0.5, 0.99)),
+        confidence=float(np.clip(max(one.share, one.explained_share), 0.5, 0.99)),
         explained=cause.explained,
         partial=cause.partial,
         evidence=(

@@ -443,7 +443,7 @@ def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -
     Only the first where only the named ranks are wanted.
     """
     met = judge(_of_these(run, ranks))
-    if run.look:
+    if run.incremental:
         return met
     steps = judge(replace(run, collectives=empty(COLLECTIVES), witnesses=None))
     seen = set(ranks.tolist())
@@ -466,7 +466,7 @@ def _of_these(run: Run, ranks: Ints) -> Run:
     comm, size = np.unique(part.communicators["comm"], return_inverse=True)
     members = np.bincount(size, minlength=len(comm))
     communicators = {**part.communicators, "size": members[size].astype(np.int32)}
-    return replace(part, communicators=communicators, look=run.look, past=run.past, unseen=run.unseen)
+    return replace(part, communicators=communicators, incremental=run.incremental, past=run.past, unseen=run.unseen)
 
 
 def _of_another(one: Verdict, seen: set[int]) -> bool:

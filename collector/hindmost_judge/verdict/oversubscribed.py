@@ -29,7 +29,7 @@ from hindmost_judge.whatif.savings import BY_ITSELF, stretched
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks, Bound, Sharing, Slowdown, Stalls
+    from hindmost_judge.blocks import Blocks, CpuBinding, Sharing, Slowdown, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
@@ -59,9 +59,9 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
         return [], blocks
     shares = cpu_wait.behind_each_other(bound, blocks)
     queued = queued * shares[:, None]
-    fixed: Floats = blocks.segments.copy()
+    fixed: Floats = blocks.intervals.copy()
     fixed[rows] -= cpu_wait.queued_in_segments(queued[rows], rows, blocks)
-    shown = float((stretched(blocks, blocks.segments) - stretched(blocks, fixed)).mean())
+    shown = float((stretched(blocks, blocks.intervals) - stretched(blocks, fixed)).mean())
     cost = shown + cpu_wait.queued_in_collectives(blocks, rows, shares)
     in_part = len(rows) < len(blocks.ranks)
     waited = float(np.mean(cpu_wait.queued_in_all(blocks, shares)[rows]))
@@ -69,15 +69,15 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
     found = [replace(one, shown_ms=shown / 1e6 if in_part else 0.0) for one in found]
     if not in_part or not found:
         return found, blocks
-    excess: Floats = blocks.excess.copy()
-    excess[rows] -= np.clip(queued[rows], 0.0, np.maximum(np.nan_to_num(excess[rows]), 0.0))
-    late = np.maximum(blocks.segments[rows], 0.0)
-    fixed[rows] = blocks.segments[rows] - np.minimum(cpu_wait.queued_in_segments(queued[rows], rows, blocks), late)
-    return found, replace(blocks, excess=excess, segments=fixed)
+    delay: Floats = blocks.delay.copy()
+    delay[rows] -= np.clip(queued[rows], 0.0, np.maximum(np.nan_to_num(delay[rows]), 0.0))
+    late = np.maximum(blocks.intervals[rows], 0.0)
+    fixed[rows] = blocks.intervals[rows] - np.minimum(cpu_wait.queued_in_segments(queued[rows], rows, blocks), late)
+    return found, replace(blocks, delay=delay, intervals=fixed)
 
 
 def _verdict_on_binding(
-    run: Run, blocks: Blocks, bound: Sequence[Bound], rows: Ints, waited: float, cost: float, settings: Settings
+    run: Run, blocks: Blocks, bound: Sequence[CpuBinding], rows: Ints, waited: float, cost: float, settings: Settings
 ) -> list[Verdict]:
     period = average(blocks.period)
     if not cost >= settings.min_effect * period:
@@ -181,7 +181,7 @@ def _in_the_queue(one: Stalls, found: list[Verdict], blocks: Blocks) -> bool:
         return False
     others = np.setdiff1d(np.arange(len(blocks.steps)), one.stalled)
     more = (table.excess_of(cpu, row, one.stalled) - table.excess_of(cpu, row, others) for row in one.rows)
-    return all(each < _COMPUTED * one.excess for each in more)
+    return all(each < _COMPUTED * one.delay for each in more)
 
 
 def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> tuple[list[Verdict], list[str]]:
@@ -196,7 +196,7 @@ def _of_needs(blocks: Blocks, settings: Settings, whole_steps: bool = False) -> 
         return usual * (_MIN_DEMAND if throughout else _MIN_DEMAND_FOR_A_WHILE)
 
     slowdowns = [
-        slowdown for slowdown in straggler.find(needs, settings, shared=True) if slowdown.excess >= least(slowdown)
+        slowdown for slowdown in straggler.find(needs, settings, shared=True) if slowdown.delay >= least(slowdown)
     ]
     found, notes = of_slowdowns(slowdowns, needs, settings)
     return [replace(one, shown_ms=None) for one in found], notes  # needs are no delay, which may show any part
@@ -244,7 +244,7 @@ def no_rank_named(
         found = balanced(blocks, savings.waste(blocks), settings, needs, queued=queued)
         return found if needs is None or not found.advice else replace(found, advice=telling_on_shared_cpus(use()))
     why = table.explain(blocks, row, columns, settings)
-    evidence = wording.waited_for(blocks, row, str(shared), average(blocks.excess[row]), why)
+    evidence = wording.waited_for(blocks, row, str(shared), average(blocks.delay[row]), why)
     return Verdict(kind="insufficient_data", evidence=tuple(evidence), advice=telling_on_shared_cpus(use()))
 
 
@@ -253,7 +253,7 @@ def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool
     queue = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue"))
     if queue is None or np.isnan(queue[row, columns]).all():
         return False
-    late = average(blocks.excess[row, columns])
+    late = average(blocks.delay[row, columns])
     return table.excess_of(queue, row, columns) >= settings.min_explained * late
 
 
@@ -285,11 +285,11 @@ def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> _
     """How a rank was off the CPU in these steps (indices); ``None`` where it may have queued for a CPU, or is
     unmeasured."""
     blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
-    known = ~np.isnan(blocked) & ~np.isnan(blocks.excess[row, columns])
+    known = ~np.isnan(blocked) & ~np.isnan(blocks.delay[row, columns])
     rate = blocks.gauges(columns).get("cpu")
     if np.sum(known) < _ENOUGH_STEPS or rate is None or np.isnan(rate[row]):
         return None
-    slept, late = float(median(blocked[known])), float(median(blocks.excess[row, columns][known]))
+    slept, late = float(median(blocked[known])), float(median(blocks.delay[row, columns][known]))
     others = _of_other_threads(blocks, row, columns[known], rate)
     if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _FAIR_SHARE * late * shared.cpus / shared.ranks:
         return None
@@ -342,7 +342,7 @@ def _verdicts_on_sleep(
     slowdowns = straggler.find(off, settings, shared=True)
     stalls = intermittent.find(off, settings, slowdowns)
     slowdowns = intermittent.without_stalls(slowdowns, stalls, off, settings)
-    saving = partial(_saved_by, np.nan_to_num(blocks.excess))
+    saving = partial(_saved_by, np.nan_to_num(blocks.delay))
     rows = {slowdown.row for slowdown in slowdowns}
     stalls = [stall for stall in stalls if rows.isdisjoint(stall.rows)]
     found = [*of_slowdowns(slowdowns, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
@@ -355,7 +355,7 @@ def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Shari
     rows = np.flatnonzero(np.isin(off.ranks, one.ranks)).tolist()
     first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
     columns = next((each.stalled for each in stalls if sorted(each.rows) == rows), np.arange(first, stop))
-    ns = min(average(off.excess[row, columns]) for row in rows)
+    ns = min(average(off.delay[row, columns]) for row in rows)
     if one.cause not in _OFF_CPU:  # what it did meanwhile was measured
         return _Slept(one, rows, columns, ns)
     found = [_find_asleep(off, row, columns, shared) for row in rows]
@@ -396,16 +396,16 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
 
 def _how_sure(saved: Floats, one: _Slept, off: Blocks, blocks: Blocks, settings: Settings) -> float:
     """How sure its cost, [S] ns, is: each of the ranks that share CPUs is last now and then, and would save that."""
-    alike = replace(off, excess=np.broadcast_to(off.excess[one.rows].mean(axis=0), off.excess.shape))
+    alike = replace(off, delay=np.broadcast_to(off.delay[one.rows].mean(axis=0), off.delay.shape))
     peers = np.setdiff1d(np.arange(len(off.ranks)), one.rows).tolist()
-    by_chance = mean(np.array([_saved_by(np.nan_to_num(blocks.excess), alike, [row], one.columns) for row in peers]).T)
+    by_chance = mean(np.array([_saved_by(np.nan_to_num(blocks.delay), alike, [row], one.columns) for row in peers]).T)
     more = (saved - len(one.rows) * by_chance)[one.columns]
     return right(average(more) / max(settings.min_z * float(more.std()) / np.sqrt(len(more)), 1.0))
 
 
 def _saved_awake(blocks: Blocks, off: Blocks, found: list[_Slept]) -> Floats:
     """[S] ns by which steps are shorter had none of these slept."""
-    late = np.nan_to_num(blocks.excess)
+    late = np.nan_to_num(blocks.delay)
     fixed = late
     for one in found:
         fixed = _awake(fixed, off, one.rows, one.columns)
@@ -421,7 +421,7 @@ def _awake(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Flo
     """How late ranks are without what these were off the CPU for: the latest then is as late as others make it."""
     fixed: Floats = late.copy()
     for row in rows:
-        fixed[row, columns] -= np.maximum(np.nan_to_num(off.excess[row, columns]), 0.0)
+        fixed[row, columns] -= np.maximum(np.nan_to_num(off.delay[row, columns]), 0.0)
     return fixed
 
 

@@ -136,7 +136,7 @@ class WhatIf:
 
 
 @dataclass(frozen=True)
-class Bound:
+class StepLimit:
     """What the typical step is bound ``by``, and what shows it: one of :data:`BOUNDS`."""
 
     by: str
@@ -187,7 +187,7 @@ class JobSummary:
     duration_s: float | None = None
     exit_code: int | None = None
     interrupted_by: str | None = None  # the signal by which it was asked to end, such as SIGINT after Ctrl-C
-    bound: Bound | None = None
+    bound: StepLimit | None = None
     stalls: tuple[Stall, ...] = ()
     slowed: Slowed | None = None
     ended: str | None = None  # how it failed and who died first; None: it did not, as far as is known

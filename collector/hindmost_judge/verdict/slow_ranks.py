@@ -84,14 +84,14 @@ def _replay(
     groups: list[list[tuple[Slowdown, Cause]]], kept: list[Slowdown], blocks: Blocks, slowdowns: list[Slowdown]
 ) -> _Replay:
     scale = max((group[0][1].beyond for group in groups), default=1.0)
-    segments = hidden_delay.transients_scaled(blocks, slowdowns, hidden_delay.scaled(blocks, scale), scale)
+    intervals = hidden_delay.transients_scaled(blocks, slowdowns, hidden_delay.scaled(blocks, scale), scale)
     same_work = blocks.same_work  # of which a repair takes what is on that scale
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
-            slower = repaired(blocks, _slowdowns(group)) - blocks.segments
-            segments, same_work = segments + too_large * slower, same_work + too_large * slower
-    return _Replay(replace(blocks, segments=segments, equalised=same_work), scale, kept)
+            slower = repaired(blocks, _slowdowns(group)) - blocks.intervals
+            intervals, same_work = intervals + too_large * slower, same_work + too_large * slower
+    return _Replay(replace(blocks, intervals=intervals, equalised=same_work), scale, kept)
 
 
 def _slowdowns(group: list[tuple[Slowdown, Cause]]) -> list[Slowdown]:
@@ -102,8 +102,8 @@ def _upstream(slowdowns: list[Slowdown], blocks: Blocks) -> list[Slowdown]:
     """Leave out who is late only because it waits, in a group, for another of these."""
     if blocks.joined is None or blocks.group.shape[1] < 2 or len(slowdowns) < 2:
         return slowdowns
-    rows, excess = [slowdown.row for slowdown in slowdowns], [slowdown.excess for slowdown in slowdowns]
-    waiting = cohorts.waits_inside(blocks.joined, blocks.starts, rows, excess)
+    rows, delay = [slowdown.row for slowdown in slowdowns], [slowdown.delay for slowdown in slowdowns]
+    waiting = cohorts.waits_inside(blocks.joined, blocks.starts, rows, delay)
     return [slowdown for slowdown in slowdowns if slowdown.row not in waiting]
 
 
@@ -132,7 +132,7 @@ def _saving(blocks: Blocks, slowdowns: list[Slowdown]) -> Floats:
         return np.zeros(len(blocks.steps))
     blocks = savings.beside_its_only_peer(blocks, slowdowns)
     fixed = repaired(blocks, slowdowns)
-    return np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+    return np.subtract(stretched(blocks, blocks.intervals), stretched(blocks, fixed))
 
 
 def _span(slowdowns: list[Slowdown]) -> slice:
@@ -177,7 +177,7 @@ def _straggler(
         return None
     shown = max(worth, float(_saving(same_work, slowdowns)[span].mean()))
     rest = hidden_delay.without(same_work)
-    without_owner = waste(replace(rest, segments=repaired(rest, replay.kept)))  # lost were all of these repaired
+    without_owner = waste(replace(rest, intervals=repaired(rest, replay.kept)))  # lost were all of these repaired
     if shown < settings.min_share_of_waste * (shown + without_owner):
         return None
     cause = group[0][1]
@@ -201,9 +201,9 @@ def _straggler(
             *wording.victims(victims, ranks),
             *on_cost,
             *_ranged(slowdowns, before, blocks),
-            *wording.left_by_batches(slowdowns[0].excess, cost, uneven=hidden_delay.differs(blocks, same_work)),
+            *wording.left_by_batches(slowdowns[0].delay, cost, uneven=hidden_delay.differs(blocks, same_work)),
         ),
-        causes=(ON_HOST,) if on_host else tuple(wording.together(slowdowns[0].excess, cause)),
+        causes=(ON_HOST,) if on_host else tuple(wording.together(slowdowns[0].delay, cause)),
     )
 
 
@@ -251,7 +251,7 @@ def _victims(blocks: Blocks, rows: list[int]) -> tuple[int, ...]:
     if blocks.joined is None or blocks.overlapped or blocks.group.shape[1] < 2:
         return ()
     late = peers_median(blocks.joined.duration) - blocks.joined.duration
-    own = median(blocks.excess, axis=1)
+    own = median(blocks.delay, axis=1)
     threshold = float(np.min(own[rows])) / 2
     found = cohorts.victims(blocks.joined, blocks.starts, late, rows, threshold)
     return tuple(int(blocks.ranks[row]) for row in found if own[row] < threshold)

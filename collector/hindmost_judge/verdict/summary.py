@@ -182,7 +182,7 @@ def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> W
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
-    shown = float(savings.stretched(blocks, blocks.segments).mean())
+    shown = float(savings.stretched(blocks, blocks.intervals).mean())
     lost = shown + beyond(found, blocks) * 1e6
     ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
     known = ~np.isnan(blocks.caused).all(axis=1)
@@ -225,7 +225,7 @@ def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], notes: Sequence[st
 
 
 def _why_last(blocks: Blocks, row: int, often: float, caused: float, *, ahead: bool) -> str:
-    longer = float(np.nan_to_num(median(blocks.excess[row])))
+    longer = float(np.nan_to_num(median(blocks.delay[row])))
     more = longer > _NOTHING * blocks.step_ns
     last = f"rank {int(blocks.ranks[row])} is last in {percent(often)} of collectives"
     if not more and ahead:
@@ -239,7 +239,7 @@ def _why_last(blocks: Blocks, row: int, often: float, caused: float, *, ahead: b
 
 def _shown(blocks: Blocks, row: int, longer: float) -> float:
     """``longer`` as the table shows it, where that has self times: the difference of two medians."""
-    peers = (blocks.role == blocks.role[row]) & (np.arange(len(blocks.ranks)) != row)
+    peers = (blocks.cohort == blocks.cohort[row]) & (np.arange(len(blocks.ranks)) != row)
     if blocks.overlapped or not peers.any():
         return longer
     own = median(blocks.own, axis=1)

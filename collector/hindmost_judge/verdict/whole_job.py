@@ -16,7 +16,7 @@ from hindmost_judge.causes.telemetry import POWER_CAP
 from hindmost_judge.stats.robust import average, median
 from hindmost_judge.usage import used_by_others
 from hindmost_judge.verdict import wording
-from hindmost_judge.verdict.schema import UNSURE, Bound, Verdict
+from hindmost_judge.verdict.schema import UNSURE, StepLimit, Verdict
 from hindmost_judge.verdict.wording import ms, names, percent
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ def step_limit(
     named: Sequence[Verdict],
     settings: Settings,
     use: Callable[[], Mapping[str, CpuUse]] = dict,
-) -> Bound | None:
+) -> StepLimit | None:
     """By what the typical step is bound: the resource that would have to be faster for it to be shorter.
 
     ``use`` says of nodes who uses their CPUs; asked only where ranks wait for one.
@@ -263,17 +263,17 @@ def step_limit(
     kinds = {verdict.kind: verdict for verdict in named}
     for kind, by in (("input_bound", "input"), ("host_bound", "host")):
         if kind in kinds:
-            return Bound(by, kinds[kind].evidence[0])
+            return StepLimit(by, kinds[kind].evidence[0])
     if any(verdict.kind == "intermittent" and (verdict.cost_ratio or 0.0) >= _MOSTLY_STALLS for verdict in named):
         return None
     if "oversubscribed" in kinds:
-        return Bound("cpu", kinds["oversubscribed"].evidence[0])
+        return StepLimit("cpu", kinds["oversubscribed"].evidence[0])
     queued = cpu_wait.queued_in_collectives(blocks) / average(blocks.period)
     found = _of_queue(blocks, use) or _of_transfers(blocks, queued) or _of_copies(blocks)
     return found or _of_gpus(blocks) or _of_computing(blocks)
 
 
-def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> Bound | None:
+def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLimit | None:
     """Ranks that all wait in the run queue: for each other, or for other processes of their nodes."""
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
     if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
@@ -287,10 +287,10 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> Bound 
     of_node = use()
     node = used_by_others(of_node)
     whose = f". {wording.who_uses_cpus(node, *of_node[node])}" if node is not None else ""
-    return Bound("cpu", f"the typical rank waits for a CPU {percent(float(median(waits)))} {when}{whose}")
+    return StepLimit("cpu", f"the typical rank waits for a CPU {percent(float(median(waits)))} {when}{whose}")
 
 
-def _of_transfers(blocks: Blocks, queued: float) -> Bound | None:
+def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:
     """Transfers that computing waits for; with overlap, those that outlast what could hide them.
 
     Without the share of the step for which ranks ``queued`` for a CPU in them.
@@ -300,31 +300,31 @@ def _of_transfers(blocks: Blocks, queued: float) -> Bound | None:
     if not share >= least:  # NaN too
         return None
     beside = ", longer than the backward that hides them" if blocks.overlapped else ""
-    return Bound("communication", f"transfers are {percent(share)} of the typical step{beside}")
+    return StepLimit("communication", f"transfers are {percent(share)} of the typical step{beside}")
 
 
-def _of_copies(blocks: Blocks) -> Bound | None:
+def _of_copies(blocks: Blocks) -> StepLimit | None:
     """Hosts that wait in copies to their GPU: what they copy from is not pinned, or there is much of it."""
     share = _part(blocks, "device_copy")
     if not share >= _BOUND_TRANSFER:
         return None
-    return Bound("copies", f"hosts wait in copies to their GPU for {percent(share)} of the typical step")
+    return StepLimit("copies", f"hosts wait in copies to their GPU for {percent(share)} of the typical step")
 
 
 #: A host that launches, or computes, for this share of the step sets its pace; so does one of a job without GPUs.
 _MOST = 0.5
 
 
-def _of_launches(blocks: Blocks, used: str) -> Bound | None:
+def _of_launches(blocks: Blocks, used: str) -> StepLimit | None:
     """GPUs that idle while hosts are in forward, backward and optimizer, and do not wait there: latency of launches."""
     waits = _part(blocks, "device_wait")
     launching = sum(_part(blocks, name) for name in ("forward", "backward", "optimizer")) - waits
     if not launching >= _MOST:  # NaN too: waits were not recorded
         return None
-    return Bound("host", f"{used}; hosts launch kernels, or compute, for {percent(launching)} of the typical step")
+    return StepLimit("host", f"{used}; hosts launch kernels, or compute, for {percent(launching)} of the typical step")
 
 
-def _of_computing(blocks: Blocks) -> Bound | None:
+def _of_computing(blocks: Blocks) -> StepLimit | None:
     """A job without GPUs whose ranks are on a CPU for most of the step."""
     cpu, phases = _typical(blocks, "cpu"), any(name.startswith("gpu_") for name in blocks.parts)
     if not cpu >= _MOST or phases or cpu_wait.on_gpus(blocks):
@@ -334,7 +334,9 @@ def _of_computing(blocks: Blocks) -> Bound | None:
         own = max(own, float(np.nansum([_part(blocks, name) for name in ("forward", "backward", "optimizer")])))
     if not own >= _MOST:
         return None
-    return Bound("compute", f"ranks compute for {percent(min(own, 1.0))} of the typical step, on {cpu:.1f} CPUs each")
+    return StepLimit(
+        "compute", f"ranks compute for {percent(min(own, 1.0))} of the typical step, on {cpu:.1f} CPUs each"
+    )
 
 
 def _part(blocks: Blocks, name: str) -> float:
@@ -343,7 +345,7 @@ def _part(blocks: Blocks, name: str) -> float:
     return float("nan") if block is None else float(median(median(block, axis=1))) / blocks.step_ns
 
 
-def _of_gpus(blocks: Blocks) -> Bound | None:
+def _of_gpus(blocks: Blocks) -> StepLimit | None:
     busy, memory = _typical(blocks, "sm_activity"), _typical(blocks, "dram_activity")
     if np.isnan(busy) or np.isnan(memory):
         return _of_power(blocks)
@@ -354,15 +356,15 @@ def _of_gpus(blocks: Blocks) -> Bound | None:
     used += f", {most} at {percent(math[most])}" if most is not None and math[most] > 0 else ""
     computing = math[most] if most is not None else 0.0
     if memory >= _BOUND_DRAM and memory >= computing:
-        return Bound("gpu_memory", used)
+        return StepLimit("gpu_memory", used)
     if busy < _BOUND_SM:
-        return _of_launches(blocks, used) or Bound("unknown", f"{used}: GPUs wait for something else")
+        return _of_launches(blocks, used) or StepLimit("unknown", f"{used}: GPUs wait for something else")
     if computing < _BOUND_MATH:
-        return Bound("unknown", f"{used}: neither memory nor arithmetic is near its limit")
-    return Bound("gpu_compute", used)
+        return StepLimit("unknown", f"{used}: neither memory nor arithmetic is near its limit")
+    return StepLimit("gpu_compute", used)
 
 
-def _of_power(blocks: Blocks) -> Bound | None:
+def _of_power(blocks: Blocks) -> StepLimit | None:
     """Without the monitor: GPUs at their power limit compute, unless their memory is touched too often to tell."""
     touched, reasons = _typical(blocks, "memory_touched"), _typical(blocks, "clock_reasons")
     if np.isnan(touched) or np.isnan(reasons):
@@ -372,8 +374,12 @@ def _of_power(blocks: Blocks) -> Bound | None:
         return launches
     used = f"accessed {percent(touched)} of the time"
     if touched >= _BOUND_DRAM or not int(reasons) & POWER_CAP:
-        return Bound("unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)")
-    return Bound("gpu_compute", f"GPUs are at their power limit; memory bandwidth is not the limit (memory is {used})")
+        return StepLimit(
+            "unknown", f"GPU memory is {used}; its bandwidth was not sampled (GPUs since Hopper report it)"
+        )
+    return StepLimit(
+        "gpu_compute", f"GPUs are at their power limit; memory bandwidth is not the limit (memory is {used})"
+    )
 
 
 def _typical(blocks: Blocks, name: str) -> float:

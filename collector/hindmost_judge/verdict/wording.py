@@ -99,7 +99,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     who = names([int(blocks.ranks[row]) for row in rows])
     first, stop = min(slowdown.first for slowdown in slowdowns), max(slowdown.stop for slowdown in slowdowns)
     others = np.delete(np.arange(len(blocks.ranks)), rows)
-    delay = float(median(blocks.excess[rows, first:stop]))
+    delay = float(median(blocks.delay[rows, first:stop]))
     parts = _part(blocks, rows, slice(first, stop), cause, delay)
     if slowdowns[0].phase is not None:
         phases = dict.fromkeys(slowdown.phase for slowdown in slowdowns if slowdown.phase is not None)
@@ -116,11 +116,11 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         if mine > theirs and not repeated:
             found.append(against(what + between, who, mine, theirs))
     whose = f"rank {int(blocks.ranks[slowdowns[0].row])}: " if len(rows) > 1 else ""
-    accounts = [whose + line for line in shares(slowdowns[0].excess, cause)]
+    accounts = [whose + line for line in shares(slowdowns[0].delay, cause)]
     if not found:
         if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
             if cause.unseen > 0:
-                whole = ms(slowdowns[0].excess + cause.unseen)
+                whole = ms(slowdowns[0].delay + cause.unseen)
                 accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
             found.append(accounts[0])
         found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")
@@ -131,8 +131,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         if most.mean() > len(rows) / len(blocks.ranks):  # else it is no evidence: any rank does so as often
             found.append(f"others wait longest for {who} in {int(most.sum())} of {len(most)} steps")
     if slowdowns[0].outer is not None:
-        found.append(f"in addition to its usual delay of {ms(slowdowns[0].outer.excess)} per step")
-    if two := _two(slowdowns[0].excess, cause):
+        found.append(f"in addition to its usual delay of {ms(slowdowns[0].outer.delay)} per step")
+    if two := _two(slowdowns[0].delay, cause):
         found = [f"{TWO_CAUSES}{two}", *found]
     left = [cause.remark] if cause.remark and cause.cause == "unknown" else []
     return list(dict.fromkeys([*found, *accounts])) + left
@@ -174,7 +174,7 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     """What the cause is measured by, ns a step of these ranks and of the others; empty where that is not longer."""
     others = np.delete(np.arange(len(blocks.ranks)), rows)
     if blocks.pipeline is not None:  # phases of another stage are of other layers, and of other waiting
-        others = others[np.isin(blocks.role[others], blocks.role[rows])]
+        others = others[np.isin(blocks.cohort[others], blocks.cohort[rows])]
     queues = blocks.evidence == NEEDS and "self_cpu" in blocks.parts  # a phase there has waits for a CPU in it
     found = []
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
@@ -205,12 +205,12 @@ _MORE = 1.1
 TWO_CAUSES = "two causes at once: "
 
 
-def together(excess: float, cause: Cause) -> list[str]:
+def together(delay: float, cause: Cause) -> list[str]:
     """The two causes that explain together what neither does alone; empty where there is one, or none."""
     if cause.cause != "unknown":
         return []
-    known = [(name, min(ns, excess)) for name, ns in cause.shares_ns if name not in _NOT_KNOWN and ns >= _EACH * excess]
-    enough = len(known[:2]) == 2 and sum(ns for _, ns in known[:2]) >= _TOGETHER * excess
+    known = [(name, min(ns, delay)) for name, ns in cause.shares_ns if name not in _NOT_KNOWN and ns >= _EACH * delay]
+    enough = len(known[:2]) == 2 and sum(ns for _, ns in known[:2]) >= _TOGETHER * delay
     return [name for name, _ in known[:2]] if enough else []
 
 
@@ -262,11 +262,11 @@ def longer_than_replayed(change: Change | None, saved: float) -> list[str]:
 _HIDDEN_BY_WORK = 0.5
 
 
-def left_by_batches(excess: float, cost: float, *, uneven: bool) -> list[str]:
+def left_by_batches(delay: float, cost: float, *, uneven: bool) -> list[str]:
     """Why among uneven work a rank that is late by much costs little."""
-    if not uneven or cost >= _HIDDEN_BY_WORK * excess:
+    if not uneven or cost >= _HIDDEN_BY_WORK * delay:
         return []
-    return [f"{ms(cost)} of its {ms(excess)} delay can be saved: longer batches elsewhere hide the rest"]
+    return [f"{ms(cost)} of its {ms(delay)} delay can be saved: longer batches elsewhere hide the rest"]
 
 
 def held_up(longer: float) -> list[str]:
@@ -274,47 +274,47 @@ def held_up(longer: float) -> list[str]:
     return [f"transfers take {ms(longer)} longer per step on all ranks while it waits for a CPU"] if longer > 0 else []
 
 
-def shares(excess: float, cause: Cause, per: str = "per step") -> list[str]:
+def shares(delay: float, cause: Cause, per: str = "per step") -> list[str]:
     """What accounts for the delay of a rank, or of the one of several that has the largest; ``per`` step, or stall."""
     if cause.beyond > _MORE:
         longer = dict(cause.shares_ns)["compute"]
         took = [f"computing takes {ms(longer)} longer {per} than on its peers"]
-        rest = f"{ms(excess)} of the longer computing shows as delay; the rest is inside backward"
-        return [*took, rest] if longer > _MORE * excess else took
+        rest = f"{ms(delay)} of the longer computing shows as delay; the rest is inside backward"
+        return [*took, rest] if longer > _MORE * delay else took
     # What a measurement took beyond the delay was hidden: it explains all of it, and no more. That a GPU idles is what
     # its host's cause looks like from there, and no second one; more samples lengthen what both do.
     named = cause.cause != "unknown"
     seen = named and cause.cause != "workload"
     shown = [(name, ns) for name, ns in cause.shares_ns if not (seen and name == "idle")]
-    known = [(name, min(ns, excess)) for name, ns in shown if ns >= 0.05 * excess][:3]
+    known = [(name, min(ns, delay)) for name, ns in shown if ns >= 0.05 * delay][:3]
     if not known:
         return ["no measurement explains the delay"]
-    found = f"{ms(excess)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
-    if len(known) == 1 and ms(known[0][1]) == ms(excess):
-        found = f"{ms(excess)} delay {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
-    if _two(excess, cause):
+    found = f"{ms(delay)} delay {per}: " + ", ".join(f"{MEASURES.get(name, name)} {ms(ns)}" for name, ns in known)
+    if len(known) == 1 and ms(known[0][1]) == ms(delay):
+        found = f"{ms(delay)} delay {per}, all of it {MEASURES.get(known[0][0], known[0][0])}"
+    if _two(delay, cause):
         return [found]
     if named or cause.remark or cause.explained is None:
-        return [found, *_covered(excess, cause, per)]
+        return [found, *_covered(delay, cause, per)]
     little = f"{_NO_SINGLE_CAUSE}: the largest explains {percent(cause.explained)} of the delay"
     return [found, _NOT_KNOWN.get(cause.partial or "", little)]
 
 
-def _two(excess: float, cause: Cause) -> str:
+def _two(delay: float, cause: Cause) -> str:
     """``input and computing``: two causes at once; empty where there is one, or none."""
-    return " and ".join(MEASURES[name] for name in together(excess, cause))
+    return " and ".join(MEASURES[name] for name in together(delay, cause))
 
 
 #: Causes of which a part may be hidden: the host is at them while its GPU still works.
 _HIDES = ("input", "h2d", "gc", "checkpoint")
 
 
-def _covered(excess: float, cause: Cause, per: str) -> list[str]:
+def _covered(delay: float, cause: Cause, per: str) -> list[str]:
     """What of the cause costs nothing, where it takes clearly longer than it makes the rank late."""
     longer = dict(cause.shares_ns).get(cause.cause, 0.0)
-    if cause.cause not in _HIDES or longer <= _MORE * excess:
+    if cause.cause not in _HIDES or longer <= _MORE * delay:
         return []
-    took = f"{MEASURES[cause.cause]} takes {ms(longer)} longer {per}, {ms(excess)} of it costs time"
+    took = f"{MEASURES[cause.cause]} takes {ms(longer)} longer {per}, {ms(delay)} of it costs time"
     return [f"{took}; queued work or a wait for others hides the rest"]
 
 
@@ -322,7 +322,7 @@ def slower(blocks: Blocks, slowdowns: list[Slowdown]) -> str:
     """``rank 2 is 1.1 ms slower than its peers per step``: of several ranks, as the first."""
     are, their = ("is", "its") if len(slowdowns) == 1 else ("are", "their")
     ranks = names([int(blocks.ranks[slowdown.row]) for slowdown in slowdowns])
-    return f"{ranks} {are} {ms(slowdowns[0].excess)} slower than {their} peers per step"
+    return f"{ranks} {are} {ms(slowdowns[0].delay)} slower than {their} peers per step"
 
 
 def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int) -> list[str]:
@@ -333,12 +333,12 @@ def stalls(blocks: Blocks, found: Stalls, cause: Cause, cost: float, first: int)
     count = int(np.count_nonzero(found.stalled >= first))
     pace = _every(blocks, found.stalled)
     often, each = f"{who} {verb} in {count} of {len(blocks.steps) - first} steps", cost / count
-    if abs(each - found.excess) <= _SAME * found.excess:
-        often += f", {ms(found.excess)} each{pace}"
+    if abs(each - found.delay) <= _SAME * found.delay:
+        often += f", {ms(found.delay)} each{pace}"
     else:
         often += f"{pace}; each such step takes {ms(each)} longer"
     has = "has" if len(found.rows) == 1 else "have"
-    accounts = shares(found.excess, cause, per="in such a step")
+    accounts = shares(found.delay, cause, per="in such a step")
     return [often, *accounts, f"{who} {has} {percent(found.share)} of all stalls in the job"]
 
 
@@ -385,10 +385,10 @@ def whole_nodes(run: Run, ranks: Sequence[int]) -> list[str]:
 def link(ranks: Sequence[int], found: SlowLink) -> list[str]:
     """Evidence for a slow link."""
     others = "others" if found.sisters else "others, before and after"
-    took = f"{ms(found.usual + found.excess)} in the group of {names(ranks)}, {ms(found.usual)} in {others}"
+    took = f"{ms(found.usual + found.delay)} in the group of {names(ranks)}, {ms(found.usual)} in {others}"
     lines = [f"transfers per step: {took}", "the ranks of the group arrive together"]
     if found.hidden:
-        lines.append(f"{ms(found.shown)} of the extra {ms(found.excess)} cost time; computing hides the rest")
+        lines.append(f"{ms(found.shown)} of the extra {ms(found.delay)} cost time; computing hides the rest")
     return lines
 
 
@@ -509,7 +509,7 @@ def _last_on_shared_cpus(blocks: Blocks, last: str, *, queued: bool) -> tuple[st
     """
     row = waited_for_most(blocks)
     often = float(np.nanmean(blocks.last[row])) if row is not None else 0.0
-    unsure = row is not None and not queued and float(median(blocks.excess[row])) >= _MUCH * blocks.step_ns
+    unsure = row is not None and not queued and float(median(blocks.delay[row])) >= _MUCH * blocks.step_ns
     if row is None or (often < _NEARLY_ALWAYS and not unsure):
         return f"{last}: the scheduler's doing, since ranks share CPUs", True
     late = f"rank {int(blocks.ranks[row])} is last to arrive in {percent(often)} of the collectives"
@@ -538,7 +538,7 @@ def waited_for_most(blocks: Blocks) -> int | None:
 
 def _most(blocks: Blocks) -> tuple[int, float]:
     """The row of the largest typical delay, and that delay; 0 where no rank has one."""
-    typical = median(blocks.excess, axis=1)
+    typical = median(blocks.delay, axis=1)
     row = int(np.nanargmax(typical)) if not np.isnan(typical).all() else 0
     return row, max(float(np.nan_to_num(typical[row])), 0.0)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Due
+from hindmost_judge.blocks import WorkDelay
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import repaired
@@ -34,13 +34,13 @@ _USUAL_FACTORS = (1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.25, 2.5, 3.0)
 _BETTER = 0.95
 
 
-def work_due(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> Due | None:
+def work_delay_of(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) -> WorkDelay | None:
     """The delay due to ``more`` work [R, S], in shares of a usual step's; ``None`` where steps do not grow with it.
 
     ``typical`` [S] is the surplus of the typical rank's work over its usual, which lengthens the step, too. Where it is
     negative, the most loaded rank's surplus counts from there; without that, steps would seem to grow too little.
     """
-    late = np.nan_to_num(blocks.excess)
+    late = np.nan_to_num(blocks.delay)
     each = shown(late, more, overlapped=blocks.overlapped)
     seen = float(median(each))
     if not blocks.overlapped or not 0 < seen < blocks.step_ns:
@@ -57,7 +57,7 @@ def work_due(blocks: Blocks, more: Floats, typical: Floats, settings: Settings) 
     slope, times = min(left, key=lambda one: left[one])
     if not left[slope, times] < _BETTER * min(left[seen, factor] for factor in _USUAL_FACTORS):
         return None
-    return Due(more, float(slope), each / float(slope), times)
+    return WorkDelay(more, float(slope), each / float(slope), times)
 
 
 #: A delay, or a change of it, beyond this many standard deviations has another reason than the work.
@@ -78,28 +78,34 @@ def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
     return np.asarray(np.maximum(both / np.maximum(squares, 1e-30), 0.0)[:, None])
 
 
-def in_full(blocks: Blocks, due: Due | None) -> Blocks:
+def in_full(blocks: Blocks, due: WorkDelay | None) -> Blocks:
     """The same with each rank as late in the replay as its work makes it at the step's end."""
     if due is None:
         return blocks
-    return replace(blocks, segments=blocks.segments + (1 - due.seen) * due.ns, due=due)
+    return replace(blocks, intervals=blocks.intervals + (1 - due.seen) * due.ns, work_delay=due)
 
 
 def scaled(blocks: Blocks, scale: float) -> Floats:
     """[R, K] delays of the replay that is to be taken ``scale`` times: those due to work are fully known."""
-    return blocks.segments if blocks.due is None else blocks.segments + (1 / scale - 1) * blocks.due.ns
+    return blocks.intervals if blocks.work_delay is None else blocks.intervals + (1 / scale - 1) * blocks.work_delay.ns
 
 
 def as_seen(blocks: Blocks) -> Blocks:
     """The same with work as late as it shows."""
-    if blocks.due is None:
+    if blocks.work_delay is None:
         return blocks
-    return replace(blocks, segments=blocks.segments - (1 - blocks.due.seen) * blocks.due.ns, due=None)
+    return replace(
+        blocks, intervals=blocks.intervals - (1 - blocks.work_delay.seen) * blocks.work_delay.ns, work_delay=None
+    )
 
 
 def without(blocks: Blocks) -> Blocks:
     """The same with work of one size, where it is known what work makes due."""
-    return blocks if blocks.due is None else replace(blocks, segments=blocks.segments - blocks.due.ns, due=None)
+    return (
+        blocks
+        if blocks.work_delay is None
+        else replace(blocks, intervals=blocks.intervals - blocks.work_delay.ns, work_delay=None)
+    )
 
 
 #: A rank's GPU must take longer by this many standard errors in the steps of a slowdown to be slow; less may be more
@@ -112,7 +118,7 @@ def beside(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
 
     In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.
     """
-    due, same_work = blocks.due, without(blocks).segments
+    due, same_work = blocks.work_delay, without(blocks).intervals
     if due is None or due.counted:
         return same_work
     slow = np.zeros_like(due.more)
@@ -128,7 +134,7 @@ def differs(blocks: Blocks, same_work: Blocks) -> bool:
 
     ``even`` are the blocks without what counted work explains: the very same delays, if that is nothing.
     """
-    return blocks.due is not None or same_work.excess is not blocks.excess
+    return blocks.work_delay is not None or same_work.delay is not blocks.delay
 
 
 def _scatter(lengths: Floats) -> float:
@@ -137,19 +143,19 @@ def _scatter(lengths: Floats) -> float:
     return float(np.clip(known, *np.percentile(known, [5, 95])).std()) if len(known) else float("inf")
 
 
-def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], segments: Floats, scale: float) -> Floats:
+def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: Floats, scale: float) -> Floats:
     """[R, K] ``segments`` of a replay that is to be taken ``scale`` times, with transients at their size then.
 
     A transient is what differs from a rank's usual delay, with its ``slowdowns`` fixed. Where uneven work is fully
     known, little else is transient.
     """
-    if scale <= 1.0 or blocks.due is not None:
-        return segments
+    if scale <= 1.0 or blocks.work_delay is not None:
+        return intervals
     rest = repaired(blocks, slowdowns)
     passes = rest - median(rest, axis=1)[:, None]
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     in_full = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
-    return np.asarray(segments - passes + in_full / scale)
+    return np.asarray(intervals - passes + in_full / scale)
 
 
 #: At a step's end the others' noise hides up to about this share of a stall, as a share of the longer computing.

@@ -37,21 +37,21 @@ _OFTEN = (0.25, 0.5, 0.75, 1.0)
 class Bubbles:
     """Steps of a pipeline as a dependency graph: N operations, G steps; ``steps`` [G] are indices of all S.
 
-    ``work`` [N, G] ns is what a rank does before each operation, ``excess`` [N, G] how much more than its peers.
+    ``work`` [N, G] ns is what a rank does before each operation, ``delay`` [N, G] how much more than its peers.
     ``least`` [N, G] is what the peers of its cohort's slowest rank take. The work follows operation ``base`` [N] of the
     rank (-1: the step's begin); ``previous`` is the operation before.
     ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
     whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only), ``wire`` [N, G]
-    how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit. ``klass`` [N]
-    is a collective's class of communicators, below 0 for others. ``stage`` [R] is each rank's place in its pipeline,
-    where that is a chain.
+    how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
+    ``comm_class`` [N] is a collective's class of communicators, below 0 for others. ``stage`` [R] is each rank's
+    place in its pipeline, where that is a chain.
     """
 
     row: Ints
     place: Ints
     steps: Ints
     work: Floats
-    excess: Floats
+    delay: Floats
     least: Floats
     base: Ints
     previous: Ints
@@ -61,7 +61,7 @@ class Bubbles:
     source: Ints
     wire: Floats
     levels: list[Ints]
-    klass: Ints
+    comm_class: Ints
     count: int
     stage: Ints | None = None
 
@@ -78,14 +78,14 @@ class Bubbles:
         """[G] ns of each step with what was measured."""
         return self.replay(self.work)
 
-    def stretched(self, segments: Floats) -> Floats:
+    def stretched(self, intervals: Floats) -> Floats:
         """[S] ns by which each step is longer with these delays [R, S * P] before the operations than with none.
 
         Steps left out get their neighbours'.
         """
-        width = segments.shape[1] // self.count
+        width = intervals.shape[1] // self.count
         column = self.steps[None, :] * width + self.place[:, None]
-        found = self.replay(np.maximum(self.work - self.excess + segments[self.row[:, None], column], 0.0))
+        found = self.replay(np.maximum(self.work - self.delay + intervals[self.row[:, None], column], 0.0))
         return np.asarray(np.interp(np.arange(self.count), self.steps, found - self._alike))
 
     def replayed(self, pace: Floats) -> Floats:
@@ -110,11 +110,11 @@ class Bubbles:
             front[level] = np.maximum(left, np.where(previous[:, None] >= 0, front[previous], 0.0))
         return np.asarray(front.max(axis=0))
 
-    def segments(self, ranks: int) -> tuple[Floats, Ints]:
+    def intervals(self, ranks: int) -> tuple[Floats, Ints]:
         """[R, S * P] delay before each operation, 0 where there is none, and the index of each column's step."""
         width = int(self.place.max()) + 1
         found = np.zeros((ranks, self.count * width))
-        found[self.row[:, None], self.steps[None, :] * width + self.place[:, None]] = self.excess
+        found[self.row[:, None], self.steps[None, :] * width + self.place[:, None]] = self.delay
         return found, np.repeat(np.arange(self.count), width)
 
     def computing(self, ranks: int) -> Floats:
@@ -124,9 +124,9 @@ class Bubbles:
         one level, so that any rank may be compared with any.
         """
         later = (self.place > 0)[:, None]
-        usual = self.work - self.excess
+        usual = self.work - self.delay
         sums = np.zeros((3, ranks, len(self.steps)))
-        for block, values in zip(sums, (later * self.excess, later * usual, usual), strict=True):
+        for block, values in zip(sums, (later * self.delay, later * usual, usual), strict=True):
             np.add.at(block, self.row, values)
         more, of_these, of_all = sums
         found = np.full((ranks, self.count), np.nan)
@@ -149,10 +149,10 @@ class Bubbles:
         return found
 
 
-def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
+def build(schedule: Schedule, cohort: Ints, count: int) -> Bubbles | None:
     """The dependencies of a schedule in a run of ``count`` steps; ``None`` where operations have no partner.
 
-    ``role`` [R] says who does the same work.
+    ``cohort`` [R] says who does the same work.
     """
     source = _sources(schedule)
     if source is None:
@@ -162,13 +162,15 @@ def build(schedule: Schedule, role: Ints, count: int) -> Bubbles | None:
     holds = _holding(schedule, source)
     often = _waited(schedule, source, holds).mean(axis=1)
     for least in _OFTEN:  # sends that seem to wait in a circle were gone before they were received
-        found = _dependencies(schedule, role, count, source, holds, often > least)
+        found = _dependencies(schedule, cohort, count, source, holds, often > least)
         if found is not None:
             return found
     return None
 
 
-def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, holds: Array, met: Array) -> Bubbles | None:
+def _dependencies(
+    schedule: Schedule, cohort: Ints, count: int, source: Ints, holds: Array, met: Array
+) -> Bubbles | None:
     """With those receives whose sends wait for them ``met`` [N]; ``None`` where operations wait in a circle."""
     unit = _units(schedule, source, met)
     took = schedule.end - schedule.start
@@ -176,18 +178,18 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
     takes[(schedule.kind == RECEIVE) & ~met] = 0.0
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
     base, work = _work(schedule, _fronts(schedule, holds), previous)
-    beside = _beside_peers(schedule, work, role)
+    beside = _beside_peers(schedule, work, cohort)
     eager = np.where(met, -1, source)
     levels = topological(base, previous, eager, unit)
     if levels is None or beside is None:
         return None
-    excess, least = beside
+    delay, least = beside
     return Bubbles(
         row=schedule.row,
         place=schedule.place,
         steps=schedule.steps,
         work=work,
-        excess=excess,
+        delay=delay,
         least=least,
         base=base,
         previous=previous,
@@ -197,9 +199,9 @@ def _dependencies(schedule: Schedule, role: Ints, count: int, source: Ints, hold
         source=eager,
         wire=np.where((eager >= 0)[:, None], _travelled(schedule, took, source), 0.0),
         levels=levels,
-        klass=schedule.kind - COLLECTIVE,
+        comm_class=schedule.kind - COLLECTIVE,
         count=count,
-        stage=schedule.stages(len(role)),
+        stage=schedule.stages(len(cohort)),
     )
 
 
@@ -350,13 +352,13 @@ def _work(schedule: Schedule, front: Floats, previous: Ints) -> tuple[Ints, Floa
     return base, work
 
 
-def _beside_peers(schedule: Schedule, work: Floats, role: Ints) -> tuple[Floats, Floats] | None:
+def _beside_peers(schedule: Schedule, work: Floats, cohort: Ints) -> tuple[Floats, Floats] | None:
     """[N, G] how far work is above that of the peers before the same operation, and the least that any one's peers
     take there; ``None`` where peers do others.
     """
-    excess, least = np.zeros_like(work), work.copy()
-    for one in np.unique(role):
-        members = np.flatnonzero(role == one)
+    delay, least = np.zeros_like(work), work.copy()
+    for one in np.unique(cohort):
+        members = np.flatnonzero(cohort == one)
         held = np.flatnonzero(np.isin(schedule.row, members))
         if len(members) < 2:
             continue
@@ -367,9 +369,9 @@ def _beside_peers(schedule: Schedule, work: Floats, role: Ints) -> tuple[Floats,
             return None
         values = work[block].reshape(len(members), -1)
         peers = peers_median(values)
-        excess[block] = (values - peers).reshape(work[block].shape)
+        delay[block] = (values - peers).reshape(work[block].shape)
         least[block] = np.broadcast_to(peers.min(axis=0), peers.shape).reshape(work[block].shape)
-    return excess, least
+    return delay, least
 
 
 def topological(base: Ints, previous: Ints, source: Ints, unit: Ints) -> list[Ints] | None:
@@ -406,11 +408,11 @@ def _ranges(first: Ints, stop: Ints) -> Ints:
     return np.repeat(first - np.append(0, np.cumsum(size)[:-1]), size) + np.arange(size.sum())
 
 
-def saved_by_transfers(built: Bubbles, rows: Sequence[int], klass: int, share: float) -> float:
+def saved_by_transfers(built: Bubbles, rows: Sequence[int], comm_class: int, share: float) -> float:
     """Ns by which the mean step would be shorter, took collectives of a class these ranks this ``share`` of their time.
 
     What others' work hides of them is no part of it.
     """
-    link = (built.klass == klass) & np.isin(built.row, rows)
+    link = (built.comm_class == comm_class) & np.isin(built.row, rows)
     mended = replace(built, takes=np.where(link[:, None], share * built.takes, built.takes))
     return float((built.lasted - mended.lasted).mean())

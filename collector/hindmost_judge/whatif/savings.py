@@ -34,17 +34,17 @@ def repaired(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed;
     what it is on top of stays. So does a rank's extra work by chance: no fix takes work away.
     """
-    fixed: Floats = blocks.segments.copy()
-    own, segment_step = blocks.same_work, blocks.segment_step
-    place = np.arange(len(segment_step)) - np.searchsorted(segment_step, segment_step)
+    fixed: Floats = blocks.intervals.copy()
+    own, interval_step = blocks.same_work, blocks.interval_step
+    place = np.arange(len(interval_step)) - np.searchsorted(interval_step, interval_step)
     for slowdown in slowdowns:
-        held = np.flatnonzero((segment_step >= slowdown.first) & (segment_step < slowdown.stop))
+        held = np.flatnonzero((interval_step >= slowdown.first) & (interval_step < slowdown.stop))
         if slowdown.phase is not None:
-            fixed[slowdown.row, held] -= slowdown.excess
+            fixed[slowdown.row, held] -= slowdown.delay
             continue
-        level = _levels(own[slowdown.row], segment_step, place, slowdown)
+        level = _levels(own[slowdown.row], interval_step, place, slowdown)
         fixed[slowdown.row, held] -= level[place[held]]
-        _take_stalls(fixed[slowdown.row], segment_step, slowdown)
+        _take_stalls(fixed[slowdown.row], interval_step, slowdown)
     return fixed
 
 
@@ -56,35 +56,35 @@ def beside_its_only_peer(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Block
     """
     if len(blocks.ranks) != 2 or blocks.lanes is not None:  # by its lanes each one's own work is known
         return blocks
-    segments: Floats = blocks.segments.copy()
+    intervals: Floats = blocks.intervals.copy()
     for slowdown in slowdowns:
-        segments[1 - slowdown.row, (blocks.segment_step >= slowdown.first) & (blocks.segment_step < slowdown.stop)] = (
-            0.0
-        )
-    return replace(blocks, segments=segments)
+        intervals[
+            1 - slowdown.row, (blocks.interval_step >= slowdown.first) & (blocks.interval_step < slowdown.stop)
+        ] = 0.0
+    return replace(blocks, intervals=intervals)
 
 
-def _take_stalls(late: Floats, segment_step: Ints, slowdown: Slowdown) -> None:
+def _take_stalls(late: Floats, interval_step: Ints, slowdown: Slowdown) -> None:
     """Remove a slowdown's stalls in some steps from their intervals, the first of a step first."""
     for step, stalled in slowdown.stalls:
         left = stalled
-        for held in range(*np.searchsorted(segment_step, [step, step + 1]).tolist()):
+        for held in range(*np.searchsorted(interval_step, [step, step + 1]).tolist()):
             taken = min(max(float(late[held]), 0.0), left)
             late[held] -= taken
             left -= taken
 
 
-def _levels(late: Floats, segment_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
+def _levels(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
     """[P] ns at each place of a step that a rank is late by this slowdown, beyond what it is on top of."""
-    level = _usual(late, segment_step, place, slowdown)
+    level = _usual(late, interval_step, place, slowdown)
     if slowdown.outer is not None:
-        level -= _usual(late, segment_step, place, slowdown.outer)
+        level -= _usual(late, interval_step, place, slowdown.outer)
     return np.maximum(level, 0.0)
 
 
-def _usual(late: Floats, segment_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
+def _usual(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
     """[P] median at each place of a step, over the steps that show a slowdown; never ahead."""
-    shown = np.isin(segment_step, slowdown.steps())
+    shown = np.isin(interval_step, slowdown.steps())
     found = np.zeros(int(place.max(initial=-1)) + 1)
     for spot in np.unique(place[shown]):
         found[spot] = max(float(median(late[shown & (place == spot)])), 0.0)
@@ -176,7 +176,7 @@ def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | N
 def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     """[S] ns saved in the stalled steps if these ranks had been at their peers' pace in them."""
     fixed = without_stalls(blocks, rows, stalled)
-    saved: Floats = np.subtract(stretched(blocks, blocks.segments), stretched(blocks, fixed))
+    saved: Floats = np.subtract(stretched(blocks, blocks.intervals), stretched(blocks, fixed))
     if blocks.evidence != build_blocks.PHASES or not 0 < len(stalled) < len(blocks.steps):
         return saved
     total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
@@ -185,8 +185,8 @@ def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
 
 def without_stalls(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     """[R, K] delays with these ranks at their peers' pace in the stalled steps."""
-    fixed: Floats = blocks.segments.copy()
-    columns = np.flatnonzero(np.isin(blocks.segment_step, stalled))
+    fixed: Floats = blocks.intervals.copy()
+    columns = np.flatnonzero(np.isin(blocks.interval_step, stalled))
     held = np.ix_(np.array(rows), columns)
     fixed[held] = np.minimum(fixed[held], 0.0)
     if blocks.evidence != build_blocks.PHASES and not blocks.overlapped:
@@ -200,11 +200,11 @@ def _take_ends(fixed: Floats, blocks: Blocks, rows: Sequence[int], stalled: Ints
 
     Only as far as they are later there than usual: a persistent delay is not part of a stall.
     """
-    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
+    first = np.searchsorted(blocks.interval_step, np.arange(len(blocks.steps)))
     after = np.setdiff1d(stalled + 1, stalled)
     after = first[after[after < len(first)]]
     for row in rows:
-        usual = max(float(median(blocks.segments[row, first])), 0.0)
+        usual = max(float(median(blocks.intervals[row, first])), 0.0)
         fixed[row, after] = np.minimum(fixed[row, after], usual)
 
 
@@ -247,46 +247,47 @@ def own_part(blocks: Blocks) -> Floats:
     """
     if blocks.pipeline is None:
         return np.zeros((len(blocks.ranks), 1))
-    _, which, count = np.unique(blocks.role, return_inverse=True, return_counts=True)
+    _, which, count = np.unique(blocks.cohort, return_inverse=True, return_counts=True)
     return np.asarray(1 / count[which])[:, None]
 
 
 def waste(blocks: Blocks) -> float:
     """Ns that a typical step loses to differences between ranks: every interval at its ranks' mean instead of its
     slowest."""
-    if blocks.segments.size == 0:
+    if blocks.intervals.size == 0:
         return 0.0
-    level = np.broadcast_to(blocks.segments.mean(axis=0), blocks.segments.shape)
+    level = np.broadcast_to(blocks.intervals.mean(axis=0), blocks.intervals.shape)
     if blocks.pipeline is not None:
-        level = blocks.segments * own_part(blocks)
-    return float((stretched(blocks, blocks.segments) - stretched(blocks, level)).mean())
+        level = blocks.intervals * own_part(blocks)
+    return float((stretched(blocks, blocks.intervals) - stretched(blocks, level)).mean())
 
 
-def stretched(blocks: Blocks, segments: Floats) -> Floats:
+def stretched(blocks: Blocks, intervals: Floats) -> Floats:
     """[S] ns by which each step is longer than one of equal peers, were this the delay in each interval.
 
     At every synchronisation the members of a group leave together, when the last of them has come; a step ends for
     all.
     """
     if blocks.pipeline is not None:
-        return blocks.pipeline.stretched(segments)
+        return blocks.pipeline.stretched(intervals)
     if blocks.lanes is not None:
-        return stretched_lanes(blocks.lanes, segments)
+        return stretched_lanes(blocks.lanes, intervals)
     if blocks.group.shape[1] == 1:
-        worst = segments.max(axis=0)
-        return np.bincount(blocks.segment_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
-    first = np.searchsorted(blocks.segment_step, np.arange(len(blocks.steps)))
-    count = np.diff(np.append(first, len(blocks.segment_step)))
+        worst = intervals.max(axis=0)
+        return np.bincount(blocks.interval_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
+    first = np.searchsorted(blocks.interval_step, np.arange(len(blocks.steps)))
+    count = np.diff(np.append(first, len(blocks.interval_step)))
     behind = np.zeros((len(blocks.ranks), len(blocks.steps)))
     for place in range(int(count.max())):
-        for klass in np.unique(blocks.klass[(first + place)[place < count]]):
+        for comm_class in np.unique(blocks.comm_class[(first + place)[place < count]]):
             held = np.flatnonzero(
-                (place < count) & (blocks.klass[np.minimum(first + place, len(blocks.klass) - 1)] == klass)
+                (place < count)
+                & (blocks.comm_class[np.minimum(first + place, len(blocks.comm_class) - 1)] == comm_class)
             )
             if blocks.beside[first[held] + place].all():  # no rank's computing waits for these
                 continue
-            arrived = behind[:, held] + segments[:, first[held] + place]
-            behind[:, held] = _leave_together(arrived, blocks.group[:, klass])
+            arrived = behind[:, held] + intervals[:, first[held] + place]
+            behind[:, held] = _leave_together(arrived, blocks.group[:, comm_class])
     return np.asarray(behind.max(axis=0))
 
 

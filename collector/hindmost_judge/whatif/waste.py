@@ -154,7 +154,7 @@ def _by_phase(one: Verdict, ms: float, blocks: Blocks) -> dict[str, float]:
     ours, others = (np.flatnonzero(each)[:: max(int(each.sum()) // _SEEN, 1)] for each in (named, ~named))
     levels = {name: [_level(blocks.parts[name], of, columns) for of in (ours, others)] for name in wanted}
     longer = {name: max(mine - usual, 0.0) for name, (mine, usual) in levels.items()}
-    late = _level(blocks.excess, ours, columns)
+    late = _level(blocks.delay, ours, columns)
     whole = max(late, (one.cost_ms_per_step or 0.0) * 1e6)  # a cost counts the delay that backward hides
     if "gpu_backward" in longer:
         longer["gpu_backward"] = max(longer["gpu_backward"], _of_backward(levels, longer, whole))
@@ -265,9 +265,9 @@ def _without(
     if saved >= settings.min_cost * blocks.step_ns:
         waited = Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause)
         noted = (waited, _note(blocks, held, saved, due, words))
-    excess = blocks.excess.copy()
-    excess[held] -= late
-    return replace(blocks, excess=excess), noted
+    delay = blocks.delay.copy()
+    delay[held] -= late
+    return replace(blocks, delay=delay), noted
 
 
 def _planned_delay(blocks: Blocks, held: Ints, due: Floats) -> Floats:
@@ -275,8 +275,8 @@ def _planned_delay(blocks: Blocks, held: Ints, due: Floats) -> Floats:
 
     A checkpoint that is written after a step's collectives is in that step, and holds up the next.
     """
-    usual = median(blocks.excess[held], axis=1)[:, None]
-    beyond = np.maximum(np.nan_to_num(blocks.excess[held] - usual), 0.0)
+    usual = median(blocks.delay[held], axis=1)[:, None]
+    beyond = np.maximum(np.nan_to_num(blocks.delay[held] - usual), 0.0)
     now = np.minimum(beyond, due)
     left = np.where(now < due / 2, due - now, 0.0)
     return np.asarray(now + np.minimum(beyond - now, np.pad(left[:, :-1], ((0, 0), (1, 0)))))
@@ -309,7 +309,7 @@ def _evaluated(blocks: Blocks, steps: Table) -> Floats | None:
     held = np.flatnonzero((kind == "eval") & (steps["duration_ns"] > 0) & (steps["start_ns"] >= 0))
     if not len(held):
         return None
-    found = np.zeros_like(blocks.excess)
+    found = np.zeros_like(blocks.delay)
     rank, start, lasted = (steps[name][held] for name in ("rank", "start_ns", "duration_ns"))
     for row in np.flatnonzero(np.isin(blocks.ranks, rank)).tolist():
         known = np.flatnonzero(~np.isnan(blocks.ended[row]))

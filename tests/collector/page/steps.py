@@ -16,7 +16,7 @@ def seen(first: int, last: int, late: float = 2.0, ranks: int = 3) -> Overview:
         ranks=np.arange(ranks),
         steps=steps,
         period=np.full(len(steps), 10 * MS),
-        role=np.zeros(ranks, np.int64),
+        cohort=np.zeros(ranks, np.int64),
         planes={**planes, "caused": delay, "last": (delay > 0).astype(float)},
         on_gpu=False,
         gathers=False,

@@ -72,8 +72,8 @@ def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> 
 @pytest.mark.parametrize(("more", "told"), [(4, False), (8, True)])
 def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(more: int, told: bool) -> None:
     """Each end is two steps off by chance; a segment of eight is as short as one may be."""
-    blocks: Any = SimpleNamespace(excess=np.ones((1, 100)))
-    whole = Slowdown(row=0, first=0, stop=100, excess=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
+    blocks: Any = SimpleNamespace(delay=np.ones((1, 100)))
+    whole = Slowdown(row=0, first=0, stop=100, delay=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
     inner = replace(whole, first=20, stop=50 + more, outer=whole)
     found = why_late.segments_within(50, 100, [whole, inner], blocks)
     assert (len(found) == 2) == told

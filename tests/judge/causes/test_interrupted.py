@@ -24,8 +24,8 @@ def _before(longer: float, usual: float = USUAL) -> Any:
     return gaps
 
 
-def _longer(gaps: Any, late: float = 8.0, excess: float = 8.0) -> float:
-    """Ms a step of interruption, where the rank begins each step ``late`` and its slowdown has ``excess``."""
+def _longer(gaps: Any, late: float = 8.0, delay: float = 8.0) -> float:
+    """Ms a step of interruption, where the rank begins each step ``late`` and its slowdown has ``delay``."""
     gaps = np.where(np.arange(PLACES) == 0, gaps[:, :, :1] + late * (np.arange(RANKS) == ROW)[:, None, None], gaps)
     columns = STEPS * PLACES
     gaps = gaps.reshape(RANKS, columns) * MS
@@ -37,7 +37,7 @@ def _longer(gaps: Any, late: float = 8.0, excess: float = 8.0) -> float:
     blocks: Any = SimpleNamespace(
         overlapped=True, joined=grid, starts=np.arange(STEPS) * PLACES, step_ns=ends[-1] / STEPS
     )
-    slowdown: Any = SimpleNamespace(row=ROW, excess=excess * MS, steps=lambda: np.arange(STEPS))
+    slowdown: Any = SimpleNamespace(row=ROW, delay=delay * MS, steps=lambda: np.arange(STEPS))
     return why_late.longer_interrupted(blocks, slowdown) / MS
 
 
@@ -80,10 +80,10 @@ def test_a_step_with_more_to_compute_is_no_standing_still() -> None:
     assert _longer(gaps) == 0.0
 
 
-@pytest.mark.parametrize(("excess", "more"), [(8.0, 6.0), (11.0, 3.0), (14.0, 0.0)])
-def test_a_reported_delay_is_not_counted_again(excess: float, more: float) -> None:
+@pytest.mark.parametrize(("delay", "more"), [(8.0, 6.0), (11.0, 3.0), (14.0, 0.0)])
+def test_a_reported_delay_is_not_counted_again(delay: float, more: float) -> None:
     """It begins a step 8 ms late and is interrupted for 6 ms more: however the slowdown counts them, all is 14 ms."""
-    assert _longer(_before(6.0), excess=excess) == pytest.approx(more)
+    assert _longer(_before(6.0), delay=delay) == pytest.approx(more)
 
 
 def test_standing_still_costs_no_more_than_others_wait_for_it() -> None:

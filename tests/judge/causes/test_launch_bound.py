@@ -26,7 +26,7 @@ class Case:
     ranks: int = 3
     slow: tuple[int, ...] = (2,)
     at: int = 8
-    excess: float = 17.0
+    delay: float = 17.0
     waited: float = 0.2
     operation: str = "all_reduce"
 
@@ -48,14 +48,14 @@ class Case:
             ranks=np.arange(self.ranks),
             steps=np.arange(STEPS),
             starts=np.arange(STEPS) * OPERATIONS,
-            role=np.zeros(self.ranks, np.int64),
+            cohort=np.zeros(self.ranks, np.int64),
             step_ns=step * MS,
             took=np.ascontiguousarray(at[:, :, -2] - at[:, :, 0]),
             ended=at[:, :, -2],
             parts={"input": at[:, :, 1] - at[:, :, 0]},
             joined=joined,
             overlapped=False,
-            excess=np.repeat([[self.excess * MS * (rank in self.slow)] for rank in range(self.ranks)], STEPS, axis=1),
+            delay=np.repeat([[self.delay * MS * (rank in self.slow)] for rank in range(self.ranks)], STEPS, axis=1),
         )
         does = [self.operation if rank in self.slow else "all_reduce" for rank in range(self.ranks)]
         table = {

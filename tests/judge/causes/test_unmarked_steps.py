@@ -23,7 +23,7 @@ class Case:
 
     own: Any
     at: int = 0
-    excess: float = 9.0
+    delay: float = 9.0
     operation: str = "all_reduce"
     usual: Any = field(default_factory=USUAL.copy)
 
@@ -42,7 +42,7 @@ class Case:
             ranks=np.arange(3),
             steps=np.arange(STEPS),
             starts=np.arange(STEPS) * OPERATIONS,
-            role=np.zeros(3, np.int64),
+            cohort=np.zeros(3, np.int64),
             step_ns=step * MS,
             took=None,
             ended=None,
@@ -51,7 +51,7 @@ class Case:
                 gpu_time=True, enqueue=enqueue, start=enqueue + waited * MS, columns=enqueue.shape[1]
             ),
             overlapped=False,
-            excess=np.repeat([[0.0], [0.0], [self.excess * MS]], STEPS, axis=1),
+            delay=np.repeat([[0.0], [0.0], [self.delay * MS]], STEPS, axis=1),
         )
         does = ["all_reduce", "all_reduce", self.operation]
         table = {

@@ -18,6 +18,6 @@ def test_chance_picks_few_out_of_a_large_job() -> None:
 def test_ranks_late_for_a_while_are_examined_first() -> None:
     """Late by three times the noise in 24 of 96 steps, in a job of any size."""
     for ranks in (8, 8192):
-        excess = _excess(ranks)
-        excess[5, 40:64] += 3 * MS
-        assert straggler.screened_candidates(excess, SMALLEST, np.inf)[0] == 5
+        delay = _excess(ranks)
+        delay[5, 40:64] += 3 * MS
+        assert straggler.screened_candidates(delay, SMALLEST, np.inf)[0] == 5

@@ -33,7 +33,7 @@ def test_large_stalls_are_not_dated_by_small_ones_of_another_kind() -> None:
     blocks = _blocks(late)
     (found,) = intermittent.find(blocks, DEFAULT)
     assert found.stalled.tolist() == list(range(180, len(blocks.steps), 7))
-    assert found.excess == pytest.approx(blocks.step_ns)
+    assert found.delay == pytest.approx(blocks.step_ns)
 
 
 def test_stalls_of_all_sizes_are_all_reported() -> None:
@@ -48,7 +48,7 @@ def _blocks(late: Floats) -> Blocks:
     """Blocks of steps of 100 ms in which ranks are late by these shares of one."""
     blocks = blocks_of(simulate(Scenario(len(late), late.shape[1] + 1, seed=0)).run)
     late = late[:, : len(blocks.steps)]
-    return replace(blocks, excess=late * blocks.step_ns)
+    return replace(blocks, delay=late * blocks.step_ns)
 
 
 def test_a_node_that_stalls_all_along_is_not_better_than_one_that_stalls_often() -> None:

@@ -17,8 +17,8 @@ STEPS = 4_000
 @pytest.mark.parametrize("ranks", [8, 64, 512])
 def test_of_ranks_that_are_all_alike_each_is_last_in_one_step_of_eight(ranks: int) -> None:
     """In a large job, too, in which another rank is later by chance in nearly every step."""
-    excess = np.random.default_rng(ranks).standard_normal((ranks, STEPS))
-    assert straggler.share_last(excess[0], excess, [], [0]) == pytest.approx(1 / 8, rel=0.15)
+    delay = np.random.default_rng(ranks).standard_normal((ranks, STEPS))
+    assert straggler.share_last(delay[0], delay, [], [0]) == pytest.approx(1 / 8, rel=0.15)
 
 
 def test_a_rank_is_calm_in_its_least_late_tenth_of_the_steps() -> None:
@@ -41,18 +41,18 @@ def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, t
 def test_what_a_rank_takes_when_it_is_not_late_is_known_of_twenty_steps(outside: int, known: bool) -> None:
     """Before a slowdown, after it, or both; with fewer, the report says that its backward may be longer than
     visible."""
-    blocks: Any = SimpleNamespace(steps=np.arange(100), excess=np.zeros((4, 100)))
+    blocks: Any = SimpleNamespace(steps=np.arange(100), delay=np.zeros((4, 100)))
     slowdown = Slowdown(
         row=2,
         first=outside // 2,
         stop=100 - outside // 2,
-        excess=9.0,
+        delay=9.0,
         z=9.0,
         consistency=1.0,
         spread_ratio=9.0,
         latest=1.0,
     )
-    blocks.excess[2, slowdown.first : slowdown.stop] = 9.0
+    blocks.delay[2, slowdown.first : slowdown.stop] = 9.0
     assert (backward.healthy_steps(blocks, slowdown) is not None) == known
 
 

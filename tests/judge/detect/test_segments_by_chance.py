@@ -94,9 +94,9 @@ def _late_now_and_then(often: float) -> Blocks:
     """A job of 16 ranks of which each is late by an eighth of a step with this chance; one is in eleven on end."""
     blocks = blocks_of(simulate(Scenario(16, 201, seed=1)).run)
     random = np.random.default_rng(1)
-    late = np.where(random.random(blocks.excess.shape) < often, 0.125, 0.01 * random.random(blocks.excess.shape))
+    late = np.where(random.random(blocks.delay.shape) < often, 0.125, 0.01 * random.random(blocks.delay.shape))
     late[12, 108:119] = 0.125
-    return replace(blocks, excess=late * blocks.step_ns)
+    return replace(blocks, delay=late * blocks.step_ns)
 
 
 @pytest.mark.parametrize(("often", "told"), [(0.0, 1), (0.005, 1), (0.12, 0)])
@@ -125,9 +125,9 @@ def _named_of_four(second: float) -> list[int]:
     """Rows that are persistently late where row 1 is late by an eighth of a step, row 0 by ``second``, and two are
     alike."""
     built = blocks_of(simulate(Scenario(ranks=4, steps=120, seed=3)).run)
-    noise = 0.0005 * np.random.default_rng(2).standard_normal(built.excess.shape)
+    noise = 0.0005 * np.random.default_rng(2).standard_normal(built.delay.shape)
     late = built.step_ns * (np.array([second, 0.125, 0.0, 0.0])[:, None] + noise)
-    return [one.row for one in straggler.find(replace(built, excess=late), DEFAULT)]
+    return [one.row for one in straggler.find(replace(built, delay=late), DEFAULT)]
 
 
 def test_a_dip_between_equally_early_segments_ends_like_any_other() -> None:

@@ -34,12 +34,12 @@ def _job(seed: int, longer_ms: float, late_ms: float) -> Blocks:
     its forward be longer by so much, in every step."""
     blocks = _even()
     draws = np.random.default_rng(seed)
-    forward = FORWARD_MS * draws.lognormal(0.0, SIGMA, blocks.excess.shape)
-    late = forward + (draws.random(blocks.excess.shape) < OFTEN) * draws.uniform(0, STALL_MS, blocks.excess.shape)
+    forward = FORWARD_MS * draws.lognormal(0.0, SIGMA, blocks.delay.shape)
+    late = forward + (draws.random(blocks.delay.shape) < OFTEN) * draws.uniform(0, STALL_MS, blocks.delay.shape)
     forward[SLOW] += longer_ms
     late[SLOW] += late_ms
     return replace(
-        blocks, excess=_beyond(late) * MS, parts=blocks.parts | {"gpu_forward": forward * MS}, joined=None, work=None
+        blocks, delay=_beyond(late) * MS, parts=blocks.parts | {"gpu_forward": forward * MS}, joined=None, work=None
     )
 
 
@@ -55,7 +55,7 @@ def _rows(blocks: Blocks) -> list[int]:
 def test_a_slow_gpu_among_uneven_batches_is_named_though_others_are_last_as_often(seed: int) -> None:
     """Late by 9 ms of 100, as its forward is longer: in most steps it is another rank that stalls."""
     blocks = _job(seed, 9.0, 9.0)
-    last = np.argmax(blocks.excess, axis=0) == SLOW
+    last = np.argmax(blocks.delay, axis=0) == SLOW
     assert last.mean() < DEFAULT.min_latest
     assert _rows(blocks) == [SLOW]
 

@@ -100,8 +100,8 @@ def test_where_a_rank_is_late_by_as_much_the_network_is_not_to_blame(seed: int) 
 @pytest.mark.parametrize(("late", "to_blame"), [(0.4, True), (0.7, False)])
 def test_the_network_is_to_blame_for_what_no_rank_is_late_by_more_than_half_of(late: float, to_blame: bool) -> None:
     """Slow transfers and a late rank may both be of what else runs on the host."""
-    blocks: Any = SimpleNamespace(ranks=np.arange(4), excess=np.zeros((4, STEPS)))
-    blocks.excess[1, ONSET:] = late * 10.0
+    blocks: Any = SimpleNamespace(ranks=np.arange(4), delay=np.zeros((4, STEPS)))
+    blocks.delay[1, ONSET:] = late * 10.0
     found = SlowNetwork(ONSET, STEPS, took=30.0, usual=20.0, cost=10.0, past=Past(ONSET, 20.0, 100.0, 0.5, 4.0))
     assert slow_network.rank_is_late(blocks, found, ()) != to_blame
 

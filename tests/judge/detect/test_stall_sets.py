@@ -75,9 +75,9 @@ def _blocks(count: int, held: dict[int, Any], grows: str = "steps") -> Any:
     late += 20e6 * stalls
     forward += 20e6 * stalls * (grows == "forward")
     period = 100e6 + draws.normal(0, 0.1e6, steps) + 20e6 * stalls.any(axis=0) * (grows == "steps")
-    role = np.zeros(count, np.int64)
+    cohort = np.zeros(count, np.int64)
     return SimpleNamespace(
-        step_ns=100e6, excess=late - peers_median(late), role=role, period=period, parts={"forward": forward}
+        step_ns=100e6, delay=late - peers_median(late), cohort=cohort, period=period, parts={"forward": forward}
     )
 
 
@@ -118,9 +118,9 @@ def test_ranks_of_a_large_job_are_set_against_their_median(
     many."""
     asked: list[int] = []
 
-    def counted(late: Floats, role: Ints) -> Floats:
+    def counted(late: Floats, cohort: Ints) -> Floats:
         asked.append(len(late))
-        return behind_early_ranks(late, role)
+        return behind_early_ranks(late, cohort)
 
     monkeypatch.setattr(intermittent, "behind_early_ranks", counted)
     assert sorted(intermittent.find_stall_sets(_blocks(count, _each(range(3))), DEFAULT)) == [0, 1, 2]

@@ -11,30 +11,30 @@ MS = 1e6
 
 def test_what_happens_to_others_too_is_no_burst() -> None:
     """Where ranks are late for some steps now here and now there, the longest of these is no rank's fault."""
-    excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
-    excess[1, 50:60] += 40.0
-    assert nested_segments.bursts(excess, 10.0) == [(1, 50, 60)]
-    excess[3, 120:130] += 20.0
-    assert nested_segments.bursts(excess, 10.0) == []
+    delay = np.random.default_rng(1).normal(0, 1.0, (4, 200))
+    delay[1, 50:60] += 40.0
+    assert nested_segments.bursts(delay, 10.0) == [(1, 50, 60)]
+    delay[3, 120:130] += 20.0
+    assert nested_segments.bursts(delay, 10.0) == []
 
 
 def test_a_rank_may_have_several_bursts() -> None:
     """Up to three are its own, and no reason to doubt each other; more are stalls."""
-    excess = np.random.default_rng(1).normal(0, 1.0, (4, 300))
+    delay = np.random.default_rng(1).normal(0, 1.0, (4, 300))
     for first in (50, 120, 200):
-        excess[1, first : first + 10] += 40.0
-    assert sorted(nested_segments.bursts(excess, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
-    excess[1, 260:270] += 40.0
-    assert nested_segments.bursts(excess, 10.0) == []
+        delay[1, first : first + 10] += 40.0
+    assert sorted(nested_segments.bursts(delay, 10.0)) == [(1, 50, 60), (1, 120, 130), (1, 200, 210)]
+    delay[1, 260:270] += 40.0
+    assert nested_segments.bursts(delay, 10.0) == []
 
 
 def test_what_is_reported_already_is_no_bursts_equal() -> None:
     """A rank that is late for another reason says nothing about the others."""
-    excess = np.random.default_rng(1).normal(0, 1.0, (4, 200))
-    excess[1, 50:60] += 40.0
-    excess[3, 100:] += 30.0
-    assert nested_segments.bursts(excess, 10.0) == []
-    assert nested_segments.bursts(excess, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
+    delay = np.random.default_rng(1).normal(0, 1.0, (4, 200))
+    delay[1, 50:60] += 40.0
+    delay[3, 100:] += 30.0
+    assert nested_segments.bursts(delay, 10.0) == []
+    assert nested_segments.bursts(delay, 10.0, [(3, 100, 200)]) == [(1, 50, 60)]
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.8, 0.95])
@@ -42,11 +42,11 @@ def test_noise_that_lasts_is_no_burst(memory: float) -> None:
     """Of healthy ranks whose pace wanders, each is slow for many steps on end, and so are the others in their turn."""
     for seed in range(30):
         random = np.random.default_rng(seed)
-        excess = random.standard_normal((8, 400))
+        delay = random.standard_normal((8, 400))
         for step in range(1, 400):
-            excess[:, step] += memory * excess[:, step - 1]
-        stalls = (random.random(excess.shape) < 0.02) * random.exponential(20.0, excess.shape)
-        assert nested_segments.bursts(excess + stalls, 1.0) == []
+            delay[:, step] += memory * delay[:, step - 1]
+        stalls = (random.random(delay.shape) < 0.02) * random.exponential(20.0, delay.shape)
+        assert nested_segments.bursts(delay + stalls, 1.0) == []
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp"])

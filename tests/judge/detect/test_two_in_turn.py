@@ -19,6 +19,6 @@ def test_each_turn_of_both_is_reported_whatever_a_host_did_at_the_start() -> Non
     for turn, first in enumerate(range(182, steps, 80)):
         later[first : first + 80] += -0.227 if turn % 2 == 0 else 0.225
     late = built.step_ns * np.stack([-later, later])
-    found = straggler.find(replace(built, excess=late), DEFAULT)
+    found = straggler.find(replace(built, delay=late), DEFAULT)
     turns = sorted((one.first, one.row) for one in found if one.first >= 182)
     assert turns == [(first, turn % 2) for turn, first in enumerate(range(182, steps, 80))]

@@ -53,9 +53,9 @@ def test_a_rank_that_comes_last_works_longer_only_if_its_cpu_time_says_so(part: 
     """Ranks that share CPUs wait for each other: the last one may have the least work."""
     simulated = simulate(Scenario(ranks=3, steps=40)).run
     built = blocks_of(simulated)
-    later = np.zeros(built.excess.shape)
+    later = np.zeros(built.delay.shape)
     later[1] = 2e6
     parts = dict.fromkeys(("self_cpu", "self_runqueue", "self_blocked"), np.zeros(later.shape)) | {part: later}
     last, wait = (later > 0).astype(float), np.full(later.shape, built.step_ns)
-    (note,) = summary.last_rank_notes(replace(built, excess=later, parts=parts, last=last, wait=wait), [])
+    (note,) = summary.last_rank_notes(replace(built, delay=later, parts=parts, last=last, wait=wait), [])
     assert note == f"rank 1 is last in 100 % of collectives: {said}"

@@ -13,7 +13,7 @@ MS = 1e6
 WORK = np.array([2.0, 4.0, 5.0])
 
 
-def _idle(work: Any, queued: Any, role: tuple[int, int] = (0, 0)) -> Any:
+def _idle(work: Any, queued: Any, cohort: tuple[int, int] = (0, 0)) -> Any:
     """[R, S] ms of these intervals [R, P, S], of which work was ``queued`` [R, P, S] when they ended."""
     waited = np.where(queued, 5.0, 0.0).reshape(-1, STEPS)
     start = np.cumsum(work.reshape(-1, STEPS), axis=1)
@@ -21,7 +21,7 @@ def _idle(work: Any, queued: Any, role: tuple[int, int] = (0, 0)) -> Any:
     order: Any = SimpleNamespace(row=row, start=start * MS, enqueue=(start - waited) * MS)
     built: Any = SimpleNamespace(row=row, place=np.tile(np.arange(PLACES), RANKS), work=work.reshape(-1, STEPS) * MS)
     order.steps = built.steps = np.arange(STEPS)
-    found = gpu_starvation(order, built, np.array(role), (RANKS, STEPS))
+    found = gpu_starvation(order, built, np.array(cohort), (RANKS, STEPS))
     assert found is not None
     return found / MS
 
@@ -62,10 +62,10 @@ def test_a_stage_is_late_by_what_its_gpu_computes_longer_whatever_it_waits_for_i
     """Of 10 ms beyond its replica 5 are waiting; the other 5 are its own, and of these no part is idle."""
     own = np.array([[20.0] * STEPS, [30.0] * STEPS]) * MS
     waited = np.array([[0.0] * STEPS, [5.0] * STEPS]) * MS
-    blocks: Any = SimpleNamespace(own=own, starved=waited, role=np.zeros(RANKS, np.int64), excess=own - own[::-1])
+    blocks: Any = SimpleNamespace(own=own, starvation=waited, cohort=np.zeros(RANKS, np.int64), delay=own - own[::-1])
     np.testing.assert_allclose(launch_bound.computed_delay(blocks)[1], 5.0 * MS)
     every = np.arange(STEPS)
     assert table.gpu_idle(blocks, 1, every) == 5.0 * MS
-    blocks.excess = blocks.excess / 2
+    blocks.delay = blocks.delay / 2
     assert table.gpu_idle(blocks, 1, every) == 0.0
     assert table.taken_off(blocks, 1, every) == 5.0 * MS

@@ -15,7 +15,7 @@ MS = 1e6
 def _late(*faults: Fault) -> float:
     """Ns a step that rank 2 is late by from step 60 on."""
     blocks = blocks_of(simulate(Scenario(16, 120, seed=37, faults=faults)).run)
-    return float(np.median(blocks.excess[2, blocks.steps >= 60]))
+    return float(np.median(blocks.delay[2, blocks.steps >= 60]))
 
 
 def test_what_made_a_rank_late_in_other_steps_adds_nothing_to_a_late_input() -> None:

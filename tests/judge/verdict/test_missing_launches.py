@@ -16,8 +16,8 @@ def of(*, gathers: bool = False, starts: bool = False, unsure: float | None = No
     start = np.full((3, STEPS), 5.0 if starts else np.nan)
     joined = SimpleNamespace(gpu_time=True, start=start, gathers=np.full(STEPS, gathers))
     doubt = None if unsure is None else np.array([0.0, unsure, 0.0])
-    excess = np.repeat([[0.0], [10.0], [0.0]], STEPS, axis=1)
-    return SimpleNamespace(joined=joined, steps=np.arange(STEPS), ranks=np.arange(3), unsure=doubt, excess=excess)
+    delay = np.repeat([[0.0], [10.0], [0.0]], STEPS, axis=1)
+    return SimpleNamespace(joined=joined, steps=np.arange(STEPS), ranks=np.arange(3), unsure=doubt, delay=delay)
 
 
 def late(rank: int, since: int = 0, until: int | None = None, *, kind: str = "straggler") -> Verdict:

@@ -19,7 +19,7 @@ from hindmost_judge.settings import DEFAULT
 from hindmost_judge.timeline import build_blocks
 from hindmost_judge.usage import CpuUse
 from hindmost_judge.verdict import whole_job
-from hindmost_judge.verdict.schema import BOUNDS, Bound, Verdict
+from hindmost_judge.verdict.schema import BOUNDS, StepLimit, Verdict
 
 from tests.pages import inside
 
@@ -44,7 +44,7 @@ def with_levels(run: Run, **levels: float) -> Run:
     return replace(run, metrics=concatenate("metrics", [run.metrics, *parts]))
 
 
-def found(run: Run) -> Bound | None:
+def found(run: Run) -> StepLimit | None:
     """What the report says."""
     return judge(run).job.bound
 

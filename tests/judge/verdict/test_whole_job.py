@@ -275,7 +275,7 @@ def test_a_late_rank_that_computes_more_is_named_on_shared_cpus_too() -> None:
     assert found(with_cpu(6.0, 50.0, 60.0)) == [("balanced", (), None)]
 
 
-def starved(cpu_ms: float) -> Run:
+def starvation(cpu_ms: float) -> Run:
     """Rank 1 is late by 5 of 13 ms; its main thread queues for 0.1 ms of them, its threads for 0.5 s a second."""
     run = make(Load(kind="torch", steps=120, faults=[{"rank": 1, "blocked": 5.0}]))
     mine = run.steps["rank"] == 1
@@ -301,5 +301,5 @@ def starved(cpu_ms: float) -> Run:
 
 def test_threads_of_an_oversubscribed_rank_wait_for_a_cpu_too() -> None:
     """The main thread waits in backward for a thread without a CPU; but a rank that computes more also queues more."""
-    assert found(starved(4.0)) == [("straggler", (1,), "cpu_contention")]
-    assert found(starved(16.0)) == [("straggler", (1,), "compute")]
+    assert found(starvation(4.0)) == [("straggler", (1,), "cpu_contention")]
+    assert found(starvation(16.0)) == [("straggler", (1,), "compute")]

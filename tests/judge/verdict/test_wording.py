@@ -291,11 +291,11 @@ def test_a_rank_that_is_waited_for_no_more_than_any_is_not_said_to_be() -> None:
         overlapped=True,
         lanes=None,
         own=np.full((4, 8), np.nan),
-        excess=np.full((4, 8), 1e6),
+        delay=np.full((4, 8), 1e6),
         parts={},
         caused=np.eye(4)[:, [3, 0, 0, 0, 0, 1, 1, 1]],
     )
-    slowdown: Any = SimpleNamespace(row=3, first=0, stop=8, excess=1e6, outer=None, phase=None)
+    slowdown: Any = SimpleNamespace(row=3, first=0, stop=8, delay=1e6, outer=None, phase=None)
     waited = "others wait longest for rank 3 in 4 of 8 steps"
     assert why(blocks, [slowdown], Cause("unknown"))[0] == "rank 3 arrives 1.0 ms later than the other ranks per step"
     assert waited not in why(blocks, [slowdown], Cause("unknown"))

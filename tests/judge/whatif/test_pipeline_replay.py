@@ -171,7 +171,7 @@ def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     assert built is not None
     assert built.own(2)[0] == pytest.approx(10.0 * MS)
     assert built.own(2)[1] == pytest.approx(late * MS)
-    less, _ = built.segments(2)
+    less, _ = built.intervals(2)
     less[1, ::2] = -(late - 5.0) * MS  # the receiver's interval before the receive, of each step
     assert built.stretched(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
 
@@ -184,7 +184,7 @@ def test_an_overlapped_send_that_waits_travels_no_longer_for_it() -> None:
     start[1] = 11 * MS  # the sender goes on meanwhile, until both meet
     built = pipeline_replay.build(replace(schedule, start=start, end=end), np.array([0, 1]), len(steps))
     assert built is not None
-    less, _ = built.segments(2)
+    less, _ = built.intervals(2)
     less[1, ::2] = -20 * MS
     assert built.stretched(less) == pytest.approx(np.full(20, -20.0) * MS, abs=MS)
 

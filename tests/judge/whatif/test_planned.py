@@ -26,17 +26,17 @@ def _blocks(job: Scenario) -> Blocks:
 def _writing(ranks: int, written: dict[int, tuple[slice, float]]) -> Blocks:
     """A job in which each of these ranks writes in these steps, for so many steps' time, and is as late for that."""
     calm = _blocks(Scenario(ranks, STEPS + 3, 1, step_ms=STEP_MS))
-    took = np.full_like(calm.excess, np.nan)
+    took = np.full_like(calm.delay, np.nan)
     for rank, (steps, size) in written.items():
         took[rank] = 0.0
         took[rank, steps] = size * calm.step_ns
-    return replace(calm, excess=calm.excess + np.nan_to_num(took), parts=calm.parts | {"checkpoint": took})
+    return replace(calm, delay=calm.delay + np.nan_to_num(took), parts=calm.parts | {"checkpoint": took})
 
 
 def _late(blocks: Blocks, rank: int) -> float:
     """How late the rank is for checkpoints once planned ones are aside, at most, in steps."""
     took = np.nan_to_num(blocks.parts["checkpoint"][rank]) > 0
-    return float(aside(blocks, NO_STEPS, DEFAULT)[0].excess[rank, took].max() / blocks.step_ns)
+    return float(aside(blocks, NO_STEPS, DEFAULT)[0].delay[rank, took].max() / blocks.step_ns)
 
 
 @pytest.mark.parametrize("layout", ["dp", "fsdp", "tp_dp", "pp_dp"])
@@ -121,14 +121,14 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
     ]
     found = blocks_of(run)
     after, _, notes = aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
-    assert (after.excess.tolist(), notes) == (found.excess.tolist(), [])
+    assert (after.delay.tolist(), notes) == (found.delay.tolist(), [])
 
 
 def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:
     """The time in the checkpoint is the one step's, and the others wait in the next."""
     made = _writing(8, {0: (slice(10, None, 25), 3.0)})
     after = replace(made, parts={"checkpoint": np.roll(made.parts["checkpoint"], -1, axis=1)})
-    left = aside(after, NO_STEPS, DEFAULT)[0].excess[0]
+    left = aside(after, NO_STEPS, DEFAULT)[0].delay[0]
     assert float(left.max() / after.step_ns) < 0.1
 
 
@@ -152,7 +152,7 @@ def test_one_of_two_may_write_for_both() -> None:
     every = slice(10, None, 25)
     assert _late(_writing(2, {0: (every, 3.0)}), 0) < 0.1
     slow = _writing(2, {0: (every, 1.0)})
-    slow.excess[0, every] += 2 * slow.step_ns
+    slow.delay[0, every] += 2 * slow.step_ns
     assert _late(slow, 0) == pytest.approx(2.0, abs=0.1)
 
 
@@ -168,18 +168,18 @@ def test_one_of_two_may_evaluate_for_both() -> None:
     run = _evaluating(Scenario(2, STEPS, 3, checkpoint_every=20))
     found = blocks_of(run)
     after, _, (note,) = aside(found, run.steps, DEFAULT)
-    assert found.excess[0].max() > found.step_ns
-    assert after.excess[0].max() < 0.2 * found.step_ns
+    assert found.delay[0].max() > found.step_ns
+    assert after.delay[0].max() < 0.2 * found.step_ns
     assert note.startswith("rank 0 evaluates longer")
 
 
 def _pausing(at: list[int]) -> Blocks:
     """A job of eight whose first rank pauses for three steps' time after each of these, and is late in the next."""
     calm = _blocks(Scenario(8, STEPS + 3, 1, step_ms=STEP_MS))
-    pause = np.zeros_like(calm.excess)
+    pause = np.zeros_like(calm.delay)
     pause[0, at] = 3 * calm.step_ns
-    issued = np.full_like(calm.excess, 0.9 * calm.step_ns)
-    made = replace(calm, excess=calm.excess + np.roll(pause, 1, axis=1), took=issued + pause + 0.1 * calm.step_ns)
+    issued = np.full_like(calm.delay, 0.9 * calm.step_ns)
+    made = replace(calm, delay=calm.delay + np.roll(pause, 1, axis=1), took=issued + pause + 0.1 * calm.step_ns)
     return replace(made, parts={"issue": issued})
 
 
@@ -191,7 +191,7 @@ def test_only_pauses_that_are_counted_out_are_planned(at: list[int], planned_for
     """Every twentieth step, between two steps, one rank does something: the script counts, and no fault does."""
     made = _pausing(at)
     after, *_ = aside(made, NO_STEPS, DEFAULT)
-    left = float(after.excess[0, np.array(at) + 1].max() / made.step_ns)
+    left = float(after.delay[0, np.array(at) + 1].max() / made.step_ns)
     assert left == pytest.approx(0.0 if planned_for else 3.0, abs=0.1)
 
 
@@ -200,10 +200,10 @@ def test_a_few_long_stalls_do_not_hide_that_work_explains_who_is_late() -> None:
     job = Scenario(16, 200, 1, varying_lengths=0.1)
     found = _blocks(job)
     more = uneven.more_work(found.work if found.work is not None else np.empty(0))
-    late = found.excess.copy()
+    late = found.delay.copy()
     late[0, 20::50] += 3 * found.step_ns
-    assert uneven.explained(late, more) == pytest.approx(uneven.explained(found.excess, more), abs=0.05)
-    assert uneven.levelled(replace(found, excess=late), DEFAULT, None) is not found
+    assert uneven.explained(late, more) == pytest.approx(uneven.explained(found.delay, more), abs=0.05)
+    assert uneven.levelled(replace(found, delay=late), DEFAULT, None) is not found
 
 
 def test_no_rank_is_named_for_longer_batches_by_chance_among_checkpoints() -> None:

@@ -104,8 +104,8 @@ def test_who_is_suspected_for_other_steps_tells_how_much_healthy_ranks_differ() 
     late[1, :7] += 4e6
     late[3, 60:] += 6e6
     clean = blocks_of(simulate(Scenario(4, 123, seed=1)).run)
-    excess = late - peers_median(late)
-    found = straggler.find(replace(clean, steps=clean.steps[:120], excess=excess), DEFAULT)
+    delay = late - peers_median(late)
+    found = straggler.find(replace(clean, steps=clean.steps[:120], delay=delay), DEFAULT)
     assert sorted((slowdown.row, slowdown.first, slowdown.stop) for slowdown in found) == [(2, 0, 120), (3, 60, 120)]
 
 

@@ -11,7 +11,7 @@ from hindmost_judge.detect import uneven
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.whatif.hidden_delay import shown, work_due
+from hindmost_judge.whatif.hidden_delay import shown, work_delay_of
 
 from tests.runs import blocks_of
 
@@ -113,7 +113,7 @@ def test_steps_in_which_all_have_more_to_do_tell_what_work_makes_due() -> None:
     """The longest batch is less beyond the typical one where that is long: steps would seem to grow by a fifth less."""
     job = Scenario(16, 125, 8110067, stretches=4, step_ms=60, varying_lengths=0.139)
     found = blocks_of(simulate(job).run)
-    due = uneven.in_full(found, DEFAULT).due
+    due = uneven.in_full(found, DEFAULT).work_delay
     assert due is not None
     assert due.slope / 1e6 == pytest.approx(0.92 * job.step_ms, rel=0.1)  # the optimizer comes after the last gradients
 
@@ -122,9 +122,9 @@ def test_steps_in_which_all_have_more_to_do_tell_what_work_makes_due() -> None:
 def test_what_a_whole_step_s_work_makes_due_is_known_to_a_hundredth_of_the_step(whole: float) -> None:
     """Ranks show three tenths of it before their first gradients; steps grow by all of it."""
     more = 0.15 * np.random.default_rng(5).standard_normal((8, 200))
-    blocks: Any = SimpleNamespace(excess=30.0 * more, overlapped=True, step_ns=100.0)
+    blocks: Any = SimpleNamespace(delay=30.0 * more, overlapped=True, step_ns=100.0)
     blocks.period = 80.0 + 100.0 * whole * more.max(axis=0)
-    due = work_due(blocks, more, np.zeros(200), DEFAULT)
+    due = work_delay_of(blocks, more, np.zeros(200), DEFAULT)
     assert due is not None
     assert due.slope == pytest.approx(100.0 * whole, abs=1.0)
 
@@ -145,7 +145,7 @@ def test_of_each_ranks_work_counts_what_shows_at_its_place_of_the_step() -> None
     job = Scenario(16, 141, 5110110, stretches=3, varying_lengths=0.087, faults=(Fault("input", (2,), 0.13),))
     found = blocks_of(simulate(job).run)
     assert found.work is not None
-    share = shown(found.excess, uneven.more_work(found.work), overlapped=True)[:, 0] / 1e6 / job.step_ms
+    share = shown(found.delay, uneven.more_work(found.work), overlapped=True)[:, 0] / 1e6 / job.step_ms
     assert share[2] == pytest.approx(0.51, abs=0.05)
     assert float(np.median(np.delete(share, 2))) > 0.57
 
@@ -162,7 +162,7 @@ _SLOW_GPUS = [
 def test_gpus_that_become_slow_are_no_work_of_uneven_size(job: Scenario) -> None:
     """Of four ranks they move what each is compared with, so that all seem to have more to do since, or less."""
     found = blocks_of(_uncounted(simulate(job).run))
-    assert uneven.in_full(found, DEFAULT).due is None
+    assert uneven.in_full(found, DEFAULT).work_delay is None
     assert uneven.find(found, DEFAULT) is None
 
 
