@@ -248,7 +248,7 @@ _EXPLAINED = {
     "GPU backward": "as all GPU phases, includes waits for slower ranks",
     "sync": "waiting for gradients of all ranks",
     "other": "in no phase (logging, metrics, .item())",
-    "CPU queue": "ready to run, no free CPU",
+    "CPU queue": "self time in which no CPU was free",
     "queue in step": "ready to run, no free CPU",
     "off CPU": "self time in which it was blocked",
     "storage wait": "blocked by storage, all loading processes",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from hindmost_judge.detect import register
+from hindmost_judge.verdict import advice
 from hindmost_judge.verdict.whole_job import of_job
 
 if TYPE_CHECKING:
@@ -15,4 +16,4 @@ if TYPE_CHECKING:
 @register()
 def verdicts(case: Case) -> list[Verdict]:
     """The verdict on input that holds all ranks back alike; that of ranks named for theirs is not counted again."""
-    return of_job(case.blocks, case.settings, case.slow)
+    return [advice.on(one, case.run) for one in of_job(case.blocks, case.settings, case.slow)]

@@ -119,9 +119,13 @@ def _gpu(name: str) -> str:
 
 
 def on(found: Verdict, run: Run) -> Verdict:
-    """The verdict with what to do about late ranks and slow transfers; others say it themselves."""
+    """The verdict with what to do about late ranks, slow transfers and slow input; others say it themselves."""
     if found.cause == "network":
         return replace(found, advice=(of_transfers(run, found.ranks),))
+    if found.kind == "input_bound":
+        return replace(
+            found, advice=(f"{_LOAD_AHEAD[_by_torch(run)]}, use faster storage, or copy the data to the node",)
+        )
     if found.kind not in _LATE:
         return found
     where = place(run, found.ranks)
@@ -129,6 +133,16 @@ def on(found: Verdict, run: Run) -> Verdict:
     if found.cause == "unknown" and found.partial == "blocked" and _may_load_unmarked(run):
         do.append(_MARK_INPUT)
     return replace(found, advice=tuple(do))
+
+
+#: How to load ahead: with torch's loader, and with one of the job's own.
+_LOAD_AHEAD = {True: "use more DataLoader workers (num_workers)", False: "load batches ahead in a second thread"}
+
+
+def _by_torch(run: Run) -> bool:
+    """Whether ranks load by torch's DataLoader, as far as their frameworks tell; they do where none is named."""
+    frameworks = {str(name) for name in run.ranks["framework"].tolist()} - {""}
+    return not frameworks or not frameworks.isdisjoint(_TORCH)
 
 
 #: How a job's own loader says when it loads: reports call that waiting for input.

@@ -221,7 +221,6 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
                 f"waiting for input: {ms(cost)} of {ms(step)} per step on the typical rank",
                 *_of_storage(made, blocks, np.flatnonzero(left)),
             ),
-            advice=("use more DataLoader workers (num_workers), faster storage, or a local copy of the data",),
         )
     ]
 

@@ -239,6 +239,22 @@ def test_slow_input_of_some_ranks_is_no_slow_input_of_all(ranks: int, slow: tupl
     assert found(run) == [("straggler", slow, "input")]
 
 
+@pytest.mark.parametrize(
+    ("framework", "do"),
+    [
+        ("torch", "use more DataLoader workers"),
+        ("", "use more DataLoader workers"),
+        ("mpi4py", "load batches ahead in a"),
+    ],
+)
+def test_how_to_load_ahead_is_said_for_the_loader_that_there_is(framework: str, do: str) -> None:
+    """A program without torch has no DataLoader; a trace that names no framework is of torch."""
+    run = simulate(Scenario(4, 60, input_share=0.6)).run
+    (verdict,) = judge(replace(run, ranks=run.ranks | {"framework": np.full(4, framework)})).verdicts
+    assert verdict.kind == "input_bound"
+    assert verdict.advice[0].startswith(do)
+
+
 @pytest.mark.parametrize(("share", "kinds"), [(0.02, ["straggler"]), (0.6, ["straggler", "input_bound"])])
 def test_slow_input_of_all_is_reported_with_a_rank_whose_input_is_slower(share: float, kinds: list[str]) -> None:
     """The wait of the unnamed ranks is still reported: of two ranks, the other's."""
