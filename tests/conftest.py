@@ -112,7 +112,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         using = {item.path for item in items if PACKAGES.keys() & names(item, "needs", "uses")}
         items[:] = [item for item in items if item.path in using]
     folders: dict[tuple[str, ...], list[Path]] = defaultdict(list)
-    for path in dict.fromkeys(item.path for item in items):
+    for path in sorted({item.path for item in items}):
         folders[path.relative_to(ROOT).parts[:2]].append(path)
     place = {
         path: (BEGUN if folder[-1] in WHOLE_SYSTEMS else 1.0) * (at + 0.5) / len(files)
@@ -120,7 +120,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for at, path in enumerate(files)
     }
     place |= {ROOT / name: 0.0 for name in OF_THE_SAME_REPORTS}
-    items.sort(key=lambda item: place[item.path])  # stable: where folders tie, and within a file, nothing is moved
+    items.sort(key=lambda item: (place[item.path], item.path))  # stable: within a file nothing is moved
 
 
 class Scheduling(LoadFileScheduling):
@@ -178,6 +178,16 @@ class ClosingLine:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The closing line is printed where reports arrive: not in xdist's workers."""
+    """The closing line is printed where reports arrive: not in xdist's workers.
+
+    Each worker begins to collect at another folder: what one has compiled, the others find.
+    """
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(ClosingLine(), "closing_line")
+    elif [Path(arg).name for arg in config.args] == config.getini("testpaths"):
+        entries = {path.relative_to(ROOT / "tests").parts[0] for path in ROOT.glob("tests/**/test_*.py")}
+        folders = sorted({f"tests/{name}" for name in entries} - set(config.getoption("ignore") or ()))
+        begin = (
+            len(folders) * int(config.workerinput["workerid"].removeprefix("gw")) // config.workerinput["workercount"]
+        )
+        config.args = [str(ROOT / folder) for folder in folders[begin:] + folders[:begin]]
