@@ -1,6 +1,7 @@
 """What was acknowledged survives: real collector processes, killed."""
 
 import asyncio
+import errno
 import json
 import subprocess
 import sys
@@ -8,6 +9,8 @@ import sys
 import grpc
 import pytest
 from hindmost.errors import HindmostError, UsageError
+from hindmost_collector.store import schema
+from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.segments import Journal
 from hindmost_collector.store.parquet.store import ParquetStore, read_run
 
@@ -67,6 +70,71 @@ def test_commit_is_finished_after_a_crash(tmp_path):
     assert (tmp_path / "committed").read_text() == "rows"
     assert again.state.sequences == {"a@n": 4}
     again.close()
+
+
+def test_a_commit_writes_what_moved(tmp_path):
+    """The journal of a store that knew 5,000 agents has those that moved lately; after a restart all are known."""
+    journal = Journal(tmp_path)
+    everyone = {f"agent{number}@n": 1 for number in range(5000)}
+    for sequences in (everyone, {"a@n": 2}, {"a@n": 3}, {"b@n": 1}):
+        journal.commit([], sequences=sequences)
+    journal.close()
+    assert (tmp_path / ".journal.json").stat().st_size < 500
+    again = Journal(tmp_path)
+    assert again.state.sequences == everyone | {"a@n": 3, "b@n": 1}
+    again.close()
+
+
+def test_a_new_base_counts_from_its_commit_on(tmp_path, monkeypatch):
+    """Where a crash or a full disk comes before the commit that names it, the old one counts; unnamed ones go."""
+    monkeypatch.setattr(segments, "LEAST_KEPT", 1)
+    journal = Journal(tmp_path)
+    for number in range(5):
+        journal.commit([], sequences={f"a{number}@n": number})
+    before = dict(journal.state.sequences)
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "full")
+
+    monkeypatch.setattr(segments, "replace_files", full)
+    for number in range(3):
+        with pytest.raises(OSError, match="full"):
+            journal.commit([], sequences={f"b{number}@n": number})
+    journal.close()
+    monkeypatch.undo()
+    again = Journal(tmp_path)
+    assert again.state.sequences == before
+    again.commit([], sequences={"c@n": 1})
+    again.close()
+    assert len(list(tmp_path.glob(".sequences-*"))) == 1
+    last = Journal(tmp_path)
+    assert last.state.sequences == before | {"c@n": 1}
+    last.close()
+
+
+def test_a_start_looks_into_what_is_new(tmp_path, monkeypatch):
+    """A start opens those that came or were changed since the last start, and no other."""
+    looked = []
+    is_torn = segments.is_torn
+    monkeypatch.setattr(segments, "is_torn", lambda path: looked.append(path.name) or is_torn(path))
+
+    def start() -> list[str]:
+        looked.clear()
+        ParquetStore(tmp_path, single=False).close()
+        return sorted(looked)
+
+    store = ParquetStore(tmp_path, single=False)
+    rows = schema.arrow_schema("steps").empty_table()
+    for _ in range(3):
+        store.write({("j", "steps"): [rows]}, {})
+    store.close()
+    paths = sorted((tmp_path / "j/segments/steps").iterdir())
+    assert start() == [path.name for path in paths]
+    assert start() == []
+    paths[1].write_bytes(paths[1].read_bytes()[:100])
+    assert start() == [paths[1].name]
+    assert sorted(paths[1].parent.iterdir()) == [paths[0], paths[1].with_name(f"{paths[1].name}.torn"), paths[2]]
+    assert start() == []
 
 
 def test_one_writer_a_store(tmp_path):

@@ -19,7 +19,8 @@ import json
 import os
 import time
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -29,7 +30,6 @@ from hindmost_collector.store import schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from pathlib import Path
 
 SUFFIX = ".parquet"
 TORN = ".torn"
@@ -86,11 +86,6 @@ def _names(directory: Path) -> list[str]:
         return sorted(os.listdir(directory))  # noqa: PTH208 - iterdir makes a path of each
     except OSError:
         return []
-
-
-def last_flush(root: Path) -> int:
-    """The highest flush that a segment under ``root`` is of, one set aside too; 0 where there is none."""
-    return max((one.last for table in tables(root) for one in (*listed(table), *aside(table))), default=0)
 
 
 def aside(directory: Path) -> list[Segment]:
@@ -223,11 +218,6 @@ def set_aside(path: Path) -> Path | None:
         return None
 
 
-def all_aside(root: Path) -> list[Path]:
-    """Every segment under ``root`` that was set aside, in order."""
-    return sorted(segment.path for table in tables(root) for segment in aside(table))
-
-
 def left_out(torn: Sequence[Path]) -> list[str]:
     """What to tell people of torn segments, in one line: how many, where in their run they lie, and what that means."""
     if not torn:
@@ -239,10 +229,31 @@ def left_out(torn: Sequence[Path]) -> list[str]:
     return [f"{len(torn):,} segments are torn and were left out: {first}{more}"]
 
 
-def sweep(root: Path) -> None:
-    """Delete what a crash left half-written under ``root``."""
-    for path in list(root.rglob(f".*{TEMPORARY}")):
-        path.unlink(missing_ok=True)
+class Survey(NamedTuple):
+    """What a walk through a store found: the segments that were set aside, and those that are new since a time, or
+    changed."""
+
+    aside: list[Segment]
+    changed: list[Segment]
+
+
+def survey(root: Path, since_ns: int) -> Survey:
+    """Walk through a store, delete what a crash left half-written, and find what is new since ``since_ns``, by the file
+    system's clock. Raises OSError."""
+    found = Survey([], [])
+    for directory, _, names in os.walk(root):
+        for name in names:
+            if name.startswith(".") and name.endswith(TEMPORARY):
+                (Path(directory) / name).unlink()
+        if Path(directory).parent.name == "segments":
+            found.aside.extend(aside(Path(directory)))
+            new = {name for name in names if name.endswith(SUFFIX) and _changed_ns(f"{directory}/{name}") >= since_ns}
+            found.changed.extend(one for one in (listed(Path(directory)) if new else ()) if one.path.name in new)
+    return found
+
+
+def _changed_ns(path: str) -> int:
+    return os.stat(path).st_ctime_ns  # noqa: PTH116 - of each segment, in a third of a Path's time
 
 
 def is_torn(path: Path, *, whole: bool = False) -> bool:
@@ -305,11 +316,17 @@ def _plain(data: pa.Table) -> pa.Table:
 
 
 NAME = ".journal.json"
+_BASE = ".sequences-"
 LOCK = ".lock"
 TEMPORARY = ".tmp"
 #: An agent whose batches are older than this sends none of them again; its numbers are dropped when there are many.
 FORGOTTEN_S = 30 * 86400
+#: The journal has so many sequences, and as many as its base, before it gets a new base.
 LEAST_KEPT = 1024
+
+
+def _packed(content: Any) -> bytes:
+    return json.dumps(content, separators=(",", ":")).encode()
 
 
 def sync_directory(directory: Path) -> None:
@@ -353,7 +370,11 @@ class UnsettledError(OSError):
 
 @dataclass
 class State:
-    """What the journal holds. Paths are relative to the store's root."""
+    """What the journal holds. Paths are relative to the store's root.
+
+    Its file has those sequences that moved since ``base`` was written, a file that has all others: a commit writes as
+    much as has changed, however many agents there ever were.
+    """
 
     flush: int = 0
     sequences: dict[str, int] = field(default_factory=dict)
@@ -362,6 +383,8 @@ class State:
     clock: dict[str, Any] = field(default_factory=dict)
     #: Identity to when its sequence last moved, Unix s.
     moved: dict[str, int] = field(default_factory=dict)
+    #: The name of that file; none while few have moved.
+    base: str = ""
 
 
 def is_locked(root: Path) -> bool | None:
@@ -388,6 +411,9 @@ class Journal:
         """Open the journal in ``root``, finish what a crash left. Raises HindmostError when another writes here."""
         self.root, self._now = root, now
         self._path = root / NAME
+        self._moved: set[str] = set()  # whose sequence moved since the base was written
+        self._in_base = 0
+        self._old_bases: list[str] = []  # that no journal names any more once this one's commit is synced
         self._lock = os.open(root / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -395,9 +421,11 @@ class Journal:
             os.close(self._lock)
             message = f"{root} is being written by another collector: give this one a directory of its own"
             raise HindmostError(message) from error
+        #: When this store's segments were last looked into; 0: unknown.
+        self.checked_ns = os.fstat(self._lock).st_mtime_ns if self._path.exists() else 0
         self.state = self._load()
+        self._old_bases = [name for name in _names(root) if name.startswith(_BASE) and name != self.state.base]
         self._synced = False
-        self._kept = LEAST_KEPT
         self.finish()
 
     def _load(self) -> State:
@@ -408,7 +436,26 @@ class Journal:
         except ValueError as error:
             raise HindmostError(f"{self._path} is damaged: {error}; move it away to start afresh") from error
         stored["renames"] = [(str(old), str(new)) for old, new in stored["renames"]]
-        return State(**{one.name: stored[one.name] for one in fields(State) if one.name in stored})
+        state = State(**{one.name: stored[one.name] for one in fields(State) if one.name in stored})
+        self._moved = set(state.sequences)
+        if state.base:
+            based = self._based(state.base)
+            self._in_base = len(based["sequences"])
+            state.sequences, state.moved = ({**based[name], **stored[name]} for name in ("sequences", "moved"))
+        state.moved = {**dict.fromkeys(state.sequences, int(self._now())), **state.moved}
+        return state
+
+    def _based(self, name: str) -> dict[str, dict[str, int]]:
+        try:
+            found: dict[str, dict[str, int]] = json.loads((self.root / name).read_bytes())
+        except (OSError, ValueError) as error:
+            message = f"{self.root / name} is damaged: {error}; move {self._path} away to start afresh"
+            raise HindmostError(message) from error
+        return found
+
+    def checked(self) -> None:
+        """Note that all segments that there are have been looked into. Raises OSError."""
+        os.utime(self.root / LOCK)
 
     def continue_after(self, flush: int) -> None:
         """Number no flush as one that has been, even where an earlier journal was moved away."""
@@ -428,31 +475,47 @@ class Journal:
             OSError: nothing has changed.
         """
         self.finish()
-        known, moved = self._recent_sequences(sequences or {})
-        state = State(self.state.flush + 1, known, renames, deletions or [], clock or self.state.clock, moved)
-        replace_files(self._path, json.dumps(state.__dict__, separators=(",", ":")).encode())
+        if len(self._moved) > max(LEAST_KEPT, self._in_base):
+            self._write_base()
+        new, now = sequences or {}, int(self._now())
+        state = replace(self.state, flush=self.state.flush + 1, renames=renames, deletions=deletions or [])
+        state.clock = clock or state.clock
+        moved = self._moved | new.keys()
+        changed = {
+            "sequences": {one: new[one] if one in new else state.sequences[one] for one in moved},
+            "moved": {one: now if one in new else state.moved[one] for one in moved},
+        }
+        replace_files(self._path, _packed({**state.__dict__, **changed}))
+        state.sequences.update(new)
+        state.moved.update(dict.fromkeys(new, now))
+        self._moved = moved
         self.state, self._synced = state, False  # from here on a crash finds the new journal
         try:
             self.finish()
         except OSError as error:
             raise UnsettledError(error.errno, error.strerror) from error
 
-    def _recent_sequences(self, sequences: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-        """``(sequences, when each last moved)`` with the new ones, without agents that were not heard of for long."""
-        now = int(self._now())
-        known = {**self.state.sequences, **sequences}
-        moved = {**dict.fromkeys(self.state.sequences, now), **self.state.moved, **dict.fromkeys(sequences, now)}
-        if len(known) > 2 * self._kept:  # not at every commit
-            known = {one: last for one, last in known.items() if now - moved[one] < FORGOTTEN_S}
-            moved = {one: moved[one] for one in known}
-            self._kept = max(len(known), LEAST_KEPT)
-        return known, moved
+    def _write_base(self) -> None:
+        """Write all sequences into a file of their own, those of agents that were not heard of for long left out.
+
+        It counts from the next commit on. Raises OSError, nothing having changed.
+        """
+        state, now = self.state, int(self._now())
+        known = {one: last for one, last in state.sequences.items() if now - state.moved[one] < FORGOTTEN_S}
+        moved, name = {one: state.moved[one] for one in known}, f"{_BASE}{state.flush}.json"
+        write_synced(self.root / name, _packed({"sequences": known, "moved": moved}))
+        self._old_bases += [state.base] if state.base else []
+        self.state = replace(state, base=name, sequences=known, moved=moved)
+        self._moved, self._in_base = set(), len(known)
 
     def finish(self) -> None:
         """Sync the last commit, and do those of its renames and deletions that are not done yet. Raises OSError."""
         if not self._synced:
             sync_directory(self.root)
             self._synced = True
+            for name in self._old_bases:
+                (self.root / name).unlink(missing_ok=True)
+            self._old_bases.clear()
         if not (self.state.renames or self.state.deletions):
             return
         touched: set[Path] = set()

@@ -67,12 +67,12 @@ class ParquetStore:
         try:
             root.mkdir(parents=True, exist_ok=True)
             self._journal = Journal(root)
-            self._journal.continue_after(segments.last_flush(root))
-            segments.sweep(root)
+            found = segments.survey(root, self._journal.checked_ns)
+            self._torn = sorted(one.path for one in found.aside)
+            self._take_over(found)
+            self._journal.checked()
         except OSError as error:
             raise HindmostError(f"cannot record into {root}: {error.strerror or error}") from error
-        self._torn = segments.all_aside(root)
-        self._set_torn_aside()
         self._known_directories: set[Path] = set()
         self._writing = threading.Lock()  # flushes and upkeep commit from different threads
         self._preparing: set[Path] = set()  # directories of jobs that a flush is about to commit to
@@ -248,11 +248,12 @@ class ParquetStore:
         """Forget those that a user repaired or removed, or that became too old."""
         self._torn = [path for path in self._torn if path.exists()]
 
-    def _set_torn_aside(self) -> None:
-        for table in segments.tables(self.root):
-            for one in segments.listed(table):
-                if segments.is_torn(one.path):
-                    self.set_aside(one.path)
+    def _take_over(self, found: segments.Survey) -> None:
+        """Number flushes after those that were found, and set aside what of them is torn."""
+        self._journal.continue_after(max((one.last for one in (*found.aside, *found.changed)), default=0))
+        for one in found.changed:
+            if segments.is_torn(one.path):
+                self.set_aside(one.path)
 
     def close(self) -> None:
         """Give the directory free for another writer."""
