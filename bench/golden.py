@@ -118,7 +118,7 @@ def differences(before: dict[str, list[Decision]], after: dict[str, list[Decisio
                 continue
             missing.remove(twin)
             if not _same_cost(twin.get("cost_ms"), one.get("cost_ms")):
-                found.append(f"{name}: cost {_told(twin)}, now {_told(one)}")
+                found.append(f"{name}: cost {_words(twin)}, now {_words(one)}")
         if missing or added:
             found.append(f"{name}: {_shown(missing)}, now {_shown(added)}")
     return found
@@ -136,10 +136,10 @@ def _same_cost(one: float | None, other: float | None) -> bool:
 
 
 def _shown(verdicts: list[Decision]) -> str:
-    return "; ".join(_told(one) for one in verdicts) or "nothing"
+    return "; ".join(_words(one) for one in verdicts) or "nothing"
 
 
-def _told(one: Decision) -> str:
+def _words(one: Decision) -> str:
     ranks = ",".join(map(str, one["ranks"]))
     parts = [one["kind"], f"[{ranks}]" if ranks else "", one.get("cause") or ""]
     parts += [f"since {one['since']}" if one.get("since") is not None else ""]

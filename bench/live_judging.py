@@ -171,8 +171,8 @@ def main() -> None:
         found.append(measured(ranks, args))
         print(json.dumps(found[-1]), flush=True)
     if args.json:
-        told = f"bench/live_judging.py, {os.cpu_count()} shared cores: CPU time of the judging thread"
-        args.json.write_text(json.dumps({"made_by": told, "results": found}, indent=1) + "\n")
+        made_by = f"bench/live_judging.py, {os.cpu_count()} shared cores: CPU time of the judging thread"
+        args.json.write_text(json.dumps({"made_by": made_by, "results": found}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

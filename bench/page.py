@@ -90,8 +90,8 @@ def main() -> None:
         print(json.dumps(one), flush=True)
     if args.write:
         machine = f"{platform.machine()}, {os.cpu_count()} cores"
-        told = {"machine": machine, "load": [before, os.getloadavg()[0]], "measured": found}
-        args.write.write_text(json.dumps(told, indent=1) + "\n", encoding="utf-8")
+        result = {"machine": machine, "load": [before, os.getloadavg()[0]], "measured": found}
+        args.write.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -123,19 +123,19 @@ def main() -> None:
     if missing:
         results |= _run(chosen, missing, out, args.jobs, time.monotonic() + 60 * args.minutes)
     found = list(results.values())
-    told = _told(len(found), len(wanted), base, edition)
-    print("\n".join([f"{told}:", "", *chosen.tables(found)]))
+    title = _title(len(found), len(wanted), base, edition)
+    print("\n".join([f"{title}:", "", *chosen.tables(found)]))
     if len(results) < len(wanted):
         print(f"{len(wanted) - len(results)} of {len(wanted)} runs left: start again to go on")
     if args.write:
         _write(args.write, chosen, found, base, edition)
     if args.readme and args.suite == "cohorts":
-        readme.write(told, chosen.tables(found))
+        readme.write(title, chosen.tables(found))
     if edition is None:
         print("\n".join(chosen.misjudged(found)))
 
 
-def _told(found: int, wanted: int, base: int, edition: int | None) -> str:
+def _title(found: int, wanted: int, base: int, edition: int | None) -> str:
     """Which runs these are, and of how many where some are still to come."""
     runs = f"{found:,} runs" if found == wanted else f"{found:,} of {wanted:,} runs"
     seeds = f"edition {edition} of held-out seeds" if edition else "seeds for tuning, not held out"

@@ -58,14 +58,14 @@ def unpacked(rows: dict[str, list[list[Any]]], columns: Sequence[str] = COLUMNS)
 
 def _whole(family: str, row: Result) -> Result:
     naming = [kind for kind in row["kinds"] if kind in NAMING]
-    told = zip(naming, row.pop("confidences"), map(bool, row.pop("right")), strict=True)
+    said = zip(naming, row.pop("confidences"), map(bool, row.pop("right")), strict=True)
     return row | {
         "family": family,
         "causes": sorted({cause for _, cause in row["faults"]}),
         "true": sorted({rank for rank, _ in row["faults"]}),
         "named": sorted({rank for rank, _ in row["blamed"]}),
         "verdict_causes": sorted({cause for _, cause in row["blamed"]}),
-        "said": [list(one) for one in told],
+        "said": [list(one) for one in said],
         "baselines": {name: row.pop(name) for name in BASELINES},
     }
 

@@ -6,8 +6,8 @@ README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- figures: written by --readme -->", "<!-- end of figures -->"
 
 
-def write(told: str, tables: list[str]) -> None:
+def write(title: str, tables: list[str]) -> None:
     """Replace the README's figures by these tables and the line above them."""
     before, rest = README.read_text().split(BEGIN, 1)
     after = rest.split(END, 1)[1]
-    README.write_text("\n".join([before + BEGIN, f"{told}:", "", *tables, END + after]))
+    README.write_text("\n".join([before + BEGIN, f"{title}:", "", *tables, END + after]))

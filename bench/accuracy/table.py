@@ -187,10 +187,10 @@ def _alarms(clean: list[Result]) -> str:
 
 def _reliability(results: list[Result]) -> list[str]:
     """Of the verdicts said with some confidence, the share that names only ranks at fault."""
-    told = [(float(sure), bool(right)) for result in results for _, sure, right in result["said"]]
+    graded = [(float(sure), bool(right)) for result in results for _, sure, right in result["said"]]
     rows = []
     for low, high in itertools.pairwise(BINS):
-        held = [right for sure, right in told if low <= sure < high]
+        held = [right for sure, right in graded if low <= sure < high]
         if held:
             rows.append(f"| {low:.2f} to {min(high, 1.0):.2f} | {wilson(sum(held), len(held))} |")
     return ["| confidence said | names only ranks at fault |", "| --- | --- |", *rows]

@@ -103,10 +103,10 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
             opened = [OpenPage(addresses["http"]) for _ in range(pages if addresses["http"] else 0)]
             cpu, peak = watched(psutil.Process(started.pid), client, settle, seconds)
             done = json.loads(client.communicate(timeout=seconds + 180)[0])
-            told = collected(addresses["http"]) if addresses["http"] else {}
-            told |= {"pages": pages} if opened else {}
+            figures = collected(addresses["http"]) if addresses["http"] else {}
+            figures |= {"pages": pages} if opened else {}
             for one in opened:
-                told |= one.close()
+                figures |= one.close()
             stored, merged = stored_bytes(Path(directory))
         finally:
             for process in (client, started):
@@ -123,7 +123,7 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
         "stored_mib": round(stored / 2**20, 1),
         "compacted_ratio": round(merged / max(stored, 1), 3),
         "client_cpu_of_a_core": round(done["cpu_s"] / seconds, 3),
-        **told,
+        **figures,
     }
 
 
@@ -199,13 +199,13 @@ def main() -> None:
 
 def write(output: Path, began: dict[str, Any], found: list[dict[str, Any]], *, add: bool) -> None:
     """Keep what was measured: alone, or after what the file has of this commit."""
-    told = f"python -m bench.collector_load {' '.join(sys.argv[1:])}"
+    command = f"python -m bench.collector_load {' '.join(sys.argv[1:])}"
     kept: dict[str, Any] = {"what": [], **began, "measured": []}
     if add and output.exists():
         kept = json.loads(output.read_text())
         if kept["revision"] != began["revision"]:
             sys.exit(f"{output} is of commit {kept['revision']}, this is {began['revision']}: leave --add out")
-    kept["what"] = [*kept["what"], {"command": told, "load": [began["load_before"], os.getloadavg()[0]]}]
+    kept["what"] = [*kept["what"], {"command": command, "load": [began["load_before"], os.getloadavg()[0]]}]
     kept.pop("load_before", None)
     kept["measured"] = [*kept["measured"], *found]
     output.write_text(json.dumps(kept, indent=1) + "\n")

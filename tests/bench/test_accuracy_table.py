@@ -66,9 +66,9 @@ def runs_of_each_family(bench: Any) -> list[dict[str, Any]]:
     names = bench("baselines").BASELINES
     common = {"seed": 1, "ranks": 8, "steps": 200, "layout": "dp", "true": [3], "top": 3, "onset": 5, "since": 5}
     measured = {"effect": 0.1, "error": 0.001, "cost": 1.0, "judge_seconds": 0.5}
-    told = {"causes": ["input"], "verdict_causes": ["input"], "kinds": ["slow_link", "straggler"], "named": [3]}
+    report = {"causes": ["input"], "verdict_causes": ["input"], "kinds": ["slow_link", "straggler"], "named": [3]}
     whom = {"said": [["straggler", 0.9, True]], "faults": [[3, "input"]], "blamed": [[3, "input"]]}
-    found = common | measured | told | whom | {"baselines": {name: [3] * place for place, name in enumerate(names)}}
+    found = common | measured | report | whom | {"baselines": {name: [3] * place for place, name in enumerate(names)}}
     nothing = {name: [] for name in ("true", "named", "said", "faults", "blamed", "causes", "verdict_causes")}
     clean = nothing | {"kinds": ["balanced"], "top": None, "onset": None, "since": None, "cost": None}
     families = [name for name, share in bench("suite").SHARES.items() if share]
@@ -83,9 +83,9 @@ def test_figures_of_fewer_runs_than_the_suite_has_now_say_so(bench: Any) -> None
     prose, figures = readme.README.read_text().split(readme.BEGIN)
     runs = f"{sum(suite.SHARES.values()):,} runs"
     assert f"The {runs} of `suite.py`" in " ".join(prose.split())
-    (told,) = [line for line in figures.splitlines() if " runs, " in line and "commit" in line]
-    assert told.startswith(runs) or re.match(rf"[\d,]+ of {runs}, |[\d,]+ runs, of an earlier suite, ", told)
-    assert re.search(r", edition \d+ of held-out seeds \(.*, commit [0-9a-f]{7,}:", told)
+    (title,) = [line for line in figures.splitlines() if " runs, " in line and "commit" in line]
+    assert title.startswith(runs) or re.match(rf"[\d,]+ of {runs}, |[\d,]+ runs, of an earlier suite, ", title)
+    assert re.search(r", edition \d+ of held-out seeds \(.*, commit [0-9a-f]{7,}:", title)
 
 
 @pytest.mark.parametrize("family", ["stops", "stages", "two_causes", "handover"])
@@ -108,6 +108,6 @@ def test_a_family_of_its_own_kind_of_fault_is_counted_right_where_it_is(bench: A
         "handover": [{"blamed": [[1, "gc"]]}, {"blamed": [[1, "gc"], [1, "input"], [2, "gc"]], "named": [1, 2]}],
     }[family]
     common = {"family": family, "seed": 1, "steps": 90, "effect": 0.1, "cost": 1.0, "said": [], "faults": []}
-    for told, share in ((right, "1.000"), *((right | one, "0.000") for one in wrong)):
-        (row,) = [line for line in bench("table").tables([common | told]) if name[family] in line]
+    for report, share in ((right, "1.000"), *((right | one, "0.000") for one in wrong)):
+        (row,) = [line for line in bench("table").tables([common | report]) if name[family] in line]
         assert row.split("|")[2].split()[0] == share

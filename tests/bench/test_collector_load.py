@@ -59,8 +59,8 @@ def test_definitions_come_once_before_the_batch_that_needs_them():
     for step in range(0, 60, TICKS):
         *definitions, last = agent.messages(step, NOW + step * NS)
         for definition in definitions:
-            told = wire.AgentMessage.FromString(definition).definitions
-            known += [held.ref for held in (*told.schemas, *told.ranks)]
+            sent = wire.AgentMessage.FromString(definition).definitions
+            known += [held.ref for held in (*sent.schemas, *sent.ranks)]
         batch = wire.AgentMessage.FromString(last).batch
         assert {block.schema for block in batch.metrics} | set(batch.steps[0].ranks) <= set(known)
     assert len(known) == len(set(known)) == len(node.SOURCES) + RANKS

@@ -50,11 +50,11 @@ def test_too_few_steps_tell_no_effect(bench: Any) -> None:
 def test_costs_of_segments_add_up_over_all_steps_since_the_strike(bench: Any) -> None:
     """Two ranks that cost 8 ms in a half of the steps each cost 8 ms a step."""
     case = a_case(bench, "taking-turns")
-    told = [
+    verdicts = [
         verdict("straggler", [0], cost_ms_per_step=8.0, since_step=100, until_step=180),
         verdict("straggler", [1], cost_ms_per_step=8.0, since_step=180),
     ]
-    found = bench("fault_effect").judged(case, told, 100, 259, 10.0)
+    found = bench("fault_effect").judged(case, verdicts, 100, 259, 10.0)
     assert found["cost_told_ms"] == pytest.approx(8)
     assert (found["cost_off"], found["cost_right"]) == (pytest.approx(-0.2), True)
     assert (found["onset_off_steps"], found["onset_right"]) == (0, True)
@@ -71,8 +71,8 @@ def test_steps_after_the_fault_is_over_cost_nothing_and_are_not_counted(bench: A
 
 def test_an_onset_long_before_the_strike_is_wrong(bench: Any) -> None:
     """A rank that is said to be slow since the start was not."""
-    told = [verdict("straggler", [1], cost_ms_per_step=8.0, since_step=0)]
-    found = bench("fault_effect").judged(a_case(bench, "compute-25"), told, 100, 199, 8.0)
+    verdicts = [verdict("straggler", [1], cost_ms_per_step=8.0, since_step=0)]
+    found = bench("fault_effect").judged(a_case(bench, "compute-25"), verdicts, 100, 199, 8.0)
     assert (found["onset_off_steps"], found["onset_right"]) == (-100, False)
 
 
@@ -120,8 +120,8 @@ def graded(bench: Any, name: str, lengths: list[int], said: list[tuple[int, dict
 @pytest.mark.parametrize(("until", "right"), [(90, True), (None, False)])
 def test_what_was_over_before_the_strike_is_no_answer_to_it(bench: Any, until: int | None, right: bool) -> None:
     """It counts as a false alarm before it, however late it is said."""
-    told = verdict("straggler", [0], since_step=80, until_step=until, cost_ms_per_step=3.0)
-    found = graded(bench, "uneven-lengths", [10] * 200, [(110, told)])
+    reported = verdict("straggler", [0], since_step=80, until_step=until, cost_ms_per_step=3.0)
+    found = graded(bench, "uneven-lengths", [10] * 200, [(110, reported)])
     assert found["as_expected"] is right
     assert (len(found["false_alarms"]), len(found["others"])) == ((1, 0) if right else (0, 1))
 
@@ -129,21 +129,21 @@ def test_what_was_over_before_the_strike_is_no_answer_to_it(bench: Any, until: i
 @pytest.mark.parametrize(("longer", "right"), [(13, True), (10, False)])
 def test_slow_hosts_are_borne_out_by_steps_that_took_longer(bench: Any, longer: int, right: bool) -> None:
     """Where all steps are alike nothing held them up."""
-    told = verdict("host_bound", [], since_step=0, cost_ms_per_step=1.0)
-    found = graded(bench, "clean-1", [10] * 100 + [longer] * 100, [(199, told)])
+    reported = verdict("host_bound", [], since_step=0, cost_ms_per_step=1.0)
+    found = graded(bench, "clean-1", [10] * 100 + [longer] * 100, [(199, reported)])
     assert (found["as_expected"], len(found["borne_out"])) == (right, int(right))
 
 
 @pytest.mark.parametrize(("longer", "right"), [(11, True), (10, False)])
 def test_an_input_that_is_not_hidden_is_rightly_named(bench: Any, longer: int, right: bool) -> None:
     """Where steps are as long as before it costs nothing, and names no rank."""
-    told = verdict("intermittent", [1], cause="input", since_step=110, cost_ms_per_step=1.0)
-    found = graded(bench, "hidden-input", [10] * 100 + [longer] * 100, [(199, told)])
+    reported = verdict("intermittent", [1], cause="input", since_step=110, cost_ms_per_step=1.0)
+    found = graded(bench, "hidden-input", [10] * 100 + [longer] * 100, [(199, reported)])
     assert found["as_expected"] is right
 
 
 def test_who_will_go_wrong_has_not_yet(bench: Any) -> None:
     """A name before the strike is a false alarm, whichever rank it is."""
-    told = verdict("straggler", [1], since_step=40, cost_ms_per_step=3.0)
-    found = graded(bench, "every-7th", [10] * 200, [(60, told)])
+    reported = verdict("straggler", [1], since_step=40, cost_ms_per_step=3.0)
+    found = graded(bench, "every-7th", [10] * 200, [(60, reported)])
     assert (len(found["false_alarms"]), found["as_expected"]) == (1, False)

@@ -125,8 +125,8 @@ def test_undisturbed_runs_of_a_program_share_a_row() -> None:
 
 def test_what_a_disturbance_did_is_known_if_undisturbed_runs_agree() -> None:
     """Else the table gives no error of the verdict's cost."""
-    told = {"program": "miniFE", "disturbance": "quota", "did_ms": 40.0, "cost_ms": 44.0}
-    costs = [told | {"clean_ms": [50.0, 60.0]}, told | {"clean_ms": [50.0, 90.0]}]
+    disturbed = {"program": "miniFE", "disturbance": "quota", "did_ms": 40.0, "cost_ms": 44.0}
+    costs = [disturbed | {"clean_ms": [50.0, 60.0]}, disturbed | {"clean_ms": [50.0, 90.0]}]
     found = results([], [], {}) | {"costs": costs}
     lines = document(found, f"{BEGIN}\n{END}\n").splitlines()
     assert "| miniFE | quota | 50.0 and 60.0 | 40.0 ± 5.0 | 44.0 | +10% |" in lines

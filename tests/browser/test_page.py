@@ -317,11 +317,11 @@ def test_four_thousand_ranks_take_little_of_the_tab(browser: Any, show: Callable
 
 def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: Path) -> None:
     """Without a server: the same map, the same rows, and means of chosen steps as the collector computes them."""
-    seen, told = overview(), report()
+    seen, embedded = overview(), report()
     history = StepHistory()
     history.add(seen)
     steps = data.of_steps(history, {})
-    inside = {**data.of_stored(told), "steps": steps, "cube": data.of_cube(history), "gauges": [], "stacks": {}}
+    inside = {**data.of_stored(embedded), "steps": steps, "cube": data.of_cube(history), "gauges": [], "stacks": {}}
     (tmp_path / "report.html").write_text(document.render(inside), encoding="utf-8")
     browser.open((tmp_path / "report.html").as_uri() + "#steps=40-99")
     browser.until(f"{ROWS} == 4")
@@ -355,9 +355,9 @@ def test_a_stored_job_of_the_list_opens_its_report(browser: Any, show: Callable[
     """While another runs: a click on it shows the page that was stored at its end."""
     store = ParquetStore(tmp_path, single=False)
     store.write_meta("of yesterday", {"job_id": "of yesterday", "world_size": 4, "started_ns": 1})
-    told = report(command="mpirun of yesterday")
-    store.write_file("of yesterday", "report.json", json.dumps(told).encode())
-    store.write_file("of yesterday", "report.html", document.render(data.of_stored(told)).encode())
+    yesterdays = report(command="mpirun of yesterday")
+    store.write_file("of yesterday", "report.json", json.dumps(yesterdays).encode())
+    store.write_file("of yesterday", "report.html", document.render(data.of_stored(yesterdays)).encode())
     show(report(), overview(), "?tab=jobs", store)
     browser.until("[...document.querySelectorAll('a')].some(one => one.innerText == 'of yesterday')")
     browser.run("[...document.querySelectorAll('a')].find(one => one.innerText == 'of yesterday').click()")
@@ -460,7 +460,7 @@ def overview(ranks: int = 4, steps: tuple[int, int] = (0, 100), slow_ms: float =
         ranks=np.arange(ranks),
         steps=numbers,
         period=period,
-        role=np.zeros(ranks, np.int64),
+        cohort=np.zeros(ranks, np.int64),
         planes=planes,
         on_gpu=False,
         gathers=False,

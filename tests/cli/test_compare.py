@@ -51,12 +51,12 @@ def test_two_runs_of_the_same_are_no_change() -> None:
     assert "RESULT no change" in text.render(found)
 
 
-@pytest.mark.parametrize(("change", "told"), [(0.3, False), (0.7, True)])
-def test_a_negligible_change_is_none_however_sure(change: float, told: bool) -> None:
+@pytest.mark.parametrize(("change", "reported"), [(0.3, False), (0.7, True)])
+def test_a_negligible_change_is_none_however_sure(change: float, reported: bool) -> None:
     """Of steps of 100 ms that hardly differ, half a millisecond is the least."""
     steps = np.random.default_rng(1).normal(100e6, 0.1e6, 400)
     found = measured("step", steps, steps + change * 1e6, 100e6)
-    assert found.changed is told
+    assert found.changed is reported
     assert found.low_ms is not None
     assert found.low_ms > 0
 
@@ -139,7 +139,7 @@ def test_the_page_says_first_what_changed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("a", "b", "told"),
+    ("a", "b", "difference"),
     [
         ("--image-size 64", "--image-size 128", "only A has `--image-size 64`; only B has `--image-size 128`"),
         (
@@ -151,10 +151,10 @@ def test_the_page_says_first_what_changed() -> None:
         ("-b 8", "-b 8 --slow --steps 9 out", "only B has `--slow`, `--steps 9`, `out`"),
     ],
 )
-def test_commands_differ_by_whole_arguments(a: str, b: str, told: str) -> None:
+def test_commands_differ_by_whole_arguments(a: str, b: str, difference: str) -> None:
     """An option has its value, and words that are apart in the command are apart in the note."""
     found = compare(job(command=f"train.py {a}"), job(command=f"train.py {b}"))
-    assert found["notes"] == [f"the command differs: {told}"]
+    assert found["notes"] == [f"the command differs: {difference}"]
 
 
 def test_a_long_list_of_arguments_breaks_between_them() -> None:

@@ -275,7 +275,7 @@ def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["sh", "-c", "echo denied >&2; exit 3"], "ended with 3: denied"),
         (["no-such-launcher"], "No such file or directory: give a launcher"),
@@ -283,10 +283,10 @@ def test_what_each_node_of_a_cluster_lacks_is_one_table(tmp_path: Path, capsys: 
     ],
 )
 def test_a_cluster_that_does_not_answer_is_one_line(
-    capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     """It has the launcher's own last words."""
     assert main(["doctor", "--cluster", *words]) != 0
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1

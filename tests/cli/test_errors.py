@@ -27,9 +27,9 @@ def test_what_may_not_be_read_ends_in_one_line(
     module = SimpleNamespace(configure=lambda _: None, run=denied)
     monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
     assert hindmost_cli.main(["report"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("hindmost report: runs/7/meta.json: Permission denied")
-    assert told.count("\n") == 1
+    message = capsys.readouterr().err
+    assert message.startswith("hindmost report: runs/7/meta.json: Permission denied")
+    assert message.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -58,10 +58,10 @@ def test_what_is_not_installed_is_named_with_what_installs_it(
     (tmp_path / "segments").mkdir()
     monkeypatch.chdir(tmp_path)
     assert hindmost_cli.main(command) == 1
-    told = (
+    message = (
         f"hindmost {command[0]}: no module {module}: pip install --force-reinstall '.[{extra}]' in a clone of hindmost"
     )
-    assert capsys.readouterr().err == told + "\n"
+    assert capsys.readouterr().err == message + "\n"
 
 
 @pytest.mark.parametrize(("command", "least"), [(["agent"], ""), (["query", ".", "select 1"], "; grpcio 0 is older")])
@@ -151,7 +151,7 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["compare", "", "."], "PATH is empty: is a variable not set?"),
         (["compare", ".", ""], "PATH is empty: is a variable not set?"),
@@ -190,13 +190,13 @@ def test_wrong_words_are_one_line_that_says_where_the_right_ones_are(
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_is_done(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], told: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], message: str
 ) -> None:
     """An unset variable, a number that no job has: one line names it, exit code 2, and nothing is written."""
     monkeypatch.chdir(tmp_path)
     assert hindmost_cli.main(words) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"hindmost {words[0]}: {told}")
+    assert line.startswith(f"hindmost {words[0]}: {message}")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -229,7 +229,7 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
 
 
 @pytest.mark.parametrize(
-    ("error", "told", "code"),
+    ("error", "message", "code"),
     [
         (MemoryError("Unable to allocate 7 TiB"), "out of memory (Unable to allocate 7 TiB): ", 1),
         (OSError(5, "Input/output error", "runs/7/meta.json"), "runs/7/meta.json: Input/output error", 1),
@@ -237,7 +237,7 @@ def test_an_option_of_another_command_is_said_to_be_its(capsys: pytest.CaptureFi
     ],
 )
 def test_what_the_system_refuses_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, told: str, code: int
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception, message: str, code: int
 ) -> None:
     """Memory, a disk that fails, a name that no library takes: no traceback."""
 
@@ -248,4 +248,4 @@ def test_what_the_system_refuses_is_one_line(
     monkeypatch.setattr(hindmost_cli.importlib, "import_module", lambda _: module)
     assert hindmost_cli.main(["report"]) == code
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"hindmost report: {told}")
+    assert line.startswith(f"hindmost report: {message}")

@@ -158,7 +158,7 @@ class Routes(socket.socket):
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "address"),
     [
         ({socket.AF_INET: "192.0.2.1", socket.AF_INET6: "2001:db8::1"}, "192.0.2.1"),
         ({socket.AF_INET6: "2001:db8::1"}, "2001:db8::1"),
@@ -167,12 +167,12 @@ class Routes(socket.socket):
     ],
 )
 def test_agents_elsewhere_get_the_address_on_the_way_to_them(
-    monkeypatch: pytest.MonkeyPatch, own: dict[socket.AddressFamily, str], told: str
+    monkeypatch: pytest.MonkeyPatch, own: dict[socket.AddressFamily, str], address: str
 ) -> None:
     """Of IPv6 where there is none of IPv4; never one that has no meaning on another host."""
     monkeypatch.setattr(Routes, "own", own)
     monkeypatch.setattr(socket, "socket", Routes)
-    assert environment.address(["node7"]) == told
+    assert environment.address(["node7"]) == address
 
 
 def test_an_unusable_listen_address_is_named() -> None:

@@ -32,9 +32,9 @@ def test_ranks_that_no_table_can_show_are_an_error(
 ) -> None:
     """A report without a table would hide the slip."""
     assert main(["report", str(traces), "--ranks", ranks]) != 0
-    told = capsys.readouterr()
-    assert told.out == ""
-    assert said in told.err
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert said in captured.err
 
 
 def test_of_a_list_the_ranks_that_there_are_are_shown(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -109,9 +109,9 @@ def test_a_held_collector_says_that_the_job_is_over_when_it_is(tmp_path, monkeyp
     said, (read, write) = [], os.pipe()
     real = main.Collector.stop
 
-    async def stop(collector, why, told):
+    async def stop(collector, why, goodbyes):
         said.append(why)
-        return await real(collector, why, told)
+        return await real(collector, why, goodbyes)
 
     monkeypatch.setattr(main.Collector, "stop", stop)
 

@@ -86,7 +86,7 @@ def evaluate(tmp_path: Path) -> Callable[[Iterable[Case]], None]:
         written = {"rule_files": rules, "evaluation_interval": f"{INTERVAL_S}s", "tests": tests}
         path = tmp_path / "cases.yml"
         path.write_text(yaml.dump(written, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper)), encoding="utf-8")
-        told = subprocess.run(["promtool", "test", "rules", path], check=False, capture_output=True, text=True)
-        assert told.returncode == 0, told.stdout + told.stderr
+        promtool = subprocess.run(["promtool", "test", "rules", path], check=False, capture_output=True, text=True)
+        assert promtool.returncode == 0, promtool.stdout + promtool.stderr
 
     return run

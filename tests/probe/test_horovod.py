@@ -195,8 +195,8 @@ def words(*began_ms: int, yielded_ms: int = 0, forgotten: int = 0) -> list[int]:
 )
 def test_negotiation_ends_as_the_last_cycle_begins(yielded: int, expected: int) -> None:
     """What begins after the training thread found everything done has nothing to do with its wait."""
-    told = horovod_cycles.Cycles(words(90, 99, 112, 121, yielded_ms=yielded))
-    assert told.waited(102 * MS) == expected
+    cycles = horovod_cycles.Cycles(words(90, 99, 112, 121, yielded_ms=yielded))
+    assert cycles.waited(102 * MS) == expected
 
 
 def test_what_is_forgotten_is_not_measured() -> None:
@@ -210,24 +210,24 @@ def test_what_is_forgotten_is_not_measured() -> None:
 def test_cycles_are_counted_once_a_second() -> None:
     """Each account begins where the one before ended; the first only says where, and so does one after a new start."""
     table = words(1000, 1002)
-    told = horovod_cycles.Cycles(table)
-    assert told.account() is None
+    cycles = horovod_cycles.Cycles(table)
+    assert cycles.account() is None
     table[:] = words(1500, forgotten=400)
-    assert told.account() is None
+    assert cycles.account() is None
     table[:] = words(2010, forgotten=900)
-    assert told.account() == (1002 * MS, 1008 * MS, 899)
-    assert told.account() is None
+    assert cycles.account() == (1002 * MS, 1008 * MS, 899)
+    assert cycles.account() is None
     table[:] = words(5000)
-    assert told.account() is None
+    assert cycles.account() is None
 
 
 def test_the_time_between_two_threads_is_no_cycle() -> None:
     """An elastic job begins again with another thread: its cycles are counted from there."""
     table = words(1000)
-    told = horovod_cycles.Cycles(table)
-    told.account()
+    cycles = horovod_cycles.Cycles(table)
+    cycles.account()
     table[:] = words(9000, forgotten=500)
-    told.forget()
-    assert told.account() is None
+    cycles.forget()
+    assert cycles.account() is None
     table[:] = words(10_500, forgotten=1500)
-    assert told.account() == (9000 * MS, 1500 * MS, 1000)
+    assert cycles.account() == (9000 * MS, 1500 * MS, 1000)

@@ -48,15 +48,15 @@ def test_library_is_built_once(cc: Callable[[str], Path], environ: dict[str, str
 def test_builders_at_once_agree(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:
     """Several ranks that build at the same time all get the same whole library."""
     cc(FAKE.format(calls=tmp_path / "calls"))
-    got: list[Path] = []
-    threads = [threading.Thread(target=lambda: got.append(build.library("nccl", environ))) for _ in range(4)]
+    built: list[Path] = []
+    threads = [threading.Thread(target=lambda: built.append(build.library("nccl", environ))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(got) == 4
-    assert len(set(got)) == 1
-    assert [path.name for path in got[0].parent.iterdir()] == [got[0].name]
+    assert len(built) == 4
+    assert len(set(built)) == 1
+    assert [path.name for path in built[0].parent.iterdir()] == [built[0].name]
 
 
 def test_other_flags_make_another_library(cc: Callable[[str], Path], environ: dict[str, str], tmp_path: Path) -> None:

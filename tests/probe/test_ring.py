@@ -94,8 +94,8 @@ def test_every_event_is_returned_in_order_or_counted_as_lost(tmp_path: Path, rou
     for burst in rounds:
         for number in range(number + 1, number + 1 + burst):  # noqa: B020
             writer.event(ring.MARK, name, number, 0)
-        got = [event.start_ns for event in reader.poll()]
-        assert got == list(range(number - min(burst, 64) + 1, number + 1))
+        starts = [event.start_ns for event in reader.poll()]
+        assert starts == list(range(number - min(burst, 64) + 1, number + 1))
     assert reader.lost == sum(max(burst - 64, 0) for burst in rounds)
     assert reader.written == sum(rounds)
     writer.close()

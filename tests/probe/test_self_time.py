@@ -77,10 +77,10 @@ def test_what_came_before_a_wait_does_not_count_for_the_next_call() -> None:
     loop = Loop()
     for _ in range(4):
         loop.step(cpu=8 * MS)
-    told = len(loop.events)
+    events = len(loop.events)
     loop.self_time.broken()
     loop.step(cpu=8 * MS)
-    assert len(loop.events) == told
+    assert len(loop.events) == events
 
 
 def test_readings_take_a_four_hundredth_of_the_time_at_most() -> None:

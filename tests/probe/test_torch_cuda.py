@@ -128,9 +128,9 @@ def test_copies_are_separate_from_forward(device: Device) -> None:
         device.cuda.done = device.cuda.enqueued
     device.gpu.read()
     device.recorder.flush()
-    told = [(one.name, round(one.duration_ns / 1e6, 3)) for one in device.reader.poll()]
-    assert [ms for name, ms in told if name == "h2d"] == [2.0, 0.66]
-    assert {ms for name, ms in told if name == "gpu_forward"} == {3.0}
+    phases = [(one.name, round(one.duration_ns / 1e6, 3)) for one in device.reader.poll()]
+    assert [ms for name, ms in phases if name == "h2d"] == [2.0, 0.66]
+    assert {ms for name, ms in phases if name == "gpu_forward"} == {3.0}
 
 
 def test_the_ring_says_which_gpu(device: Device) -> None:
@@ -180,7 +180,7 @@ def test_events_are_used_again(device: Device) -> None:
 LAUNCH, WAKE, SETTLE = 0.04, 0.01, 0.02  # ms until a copy is launched, until a blocked host goes on, until it records
 
 
-def told(copy: float, *, blocks: bool, queued: float = 0.0, slow: float = 0.0) -> tuple[float, Call]:
+def timed_copy(copy: float, *, blocks: bool, queued: float = 0.0, slow: float = 0.0) -> tuple[float, Call]:
     """ms between the events, and the call, of a copy that takes so long; ``slow``: ms the host needs to go on."""
     passed = queued  # when the GPU passes the first event
     copied = max(LAUNCH, passed) + copy
@@ -193,13 +193,13 @@ def told(copy: float, *, blocks: bool, queued: float = 0.0, slow: float = 0.0) -
 @pytest.mark.parametrize("copy", [0.002, 0.72, 3.0])
 def test_a_blocking_copy_is_the_host_s_time_in_the_call(copy: float, slow: float) -> None:
     """All of it, and nothing of what the host does afterwards, however late it records the event."""
-    between, call = told(copy, blocks=True, slow=slow)
+    between, call = timed_copy(copy, blocks=True, slow=slow)
     assert copied_ms(between, call) == pytest.approx(LAUNCH + copy + WAKE)
 
 
 def test_waiting_for_earlier_work_is_no_copying() -> None:
     """A call that blocks until the GPU is through with a step's work took so long for that, not for its copy."""
-    between, call = told(0.72, blocks=True, queued=25.0)
+    between, call = timed_copy(0.72, blocks=True, queued=25.0)
     assert call.ms > 25.7
     assert copied_ms(between, call) == pytest.approx(0.72 + WAKE + SETTLE)
 
@@ -208,7 +208,7 @@ def test_waiting_for_earlier_work_is_no_copying() -> None:
 @pytest.mark.parametrize("copy", [0.3, 0.72, 3.0])
 def test_a_copy_that_goes_on_is_the_gpu_s_time(copy: float, queued: float) -> None:
     """Launching is the host's, and an idle GPU's waiting for that is no copying."""
-    between, call = told(copy, blocks=False, queued=queued)
+    between, call = timed_copy(copy, blocks=False, queued=queued)
     assert copied_ms(between, call) == pytest.approx(copy)
 
 

@@ -49,20 +49,20 @@ def test_a_measured_step_has_its_cpu_time_whatever_the_loop(loop: Loop) -> None:
 class Copies:
     """Receives the frame that has the batch, and when the model's work begins."""
 
-    def __init__(self, told: list[str]) -> None:
-        self._told = told
+    def __init__(self, calls: list[str]) -> None:
+        self._calls = calls
 
     def begin(self, frame: FrameType) -> None:
-        self._told.append(frame.f_code.co_name)
+        self._calls.append(frame.f_code.co_name)
 
     def end(self) -> None:
-        self._told.append("end")
+        self._calls.append("end")
 
 
 def test_gpu_times_of_measured_steps(tmp_path: Path, written_in: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a measured step one event stands at each border of its phases; copies are looked for where it was fetched."""
-    told: list[str] = []
-    monkeypatch.setattr(torch_copies, "install", lambda *_: Copies(told))
+    calls: list[str] = []
+    monkeypatch.setattr(torch_copies, "install", lambda *_: Copies(calls))
     cuda = FakeCuda()
     loop = Loop(tmp_path, written_in, cuda)
     loop.unit = 10_000_000
@@ -83,7 +83,7 @@ def test_gpu_times_of_measured_steps(tmp_path: Path, written_in: str, monkeypatc
     }
     assert [times[7, f"gpu_{name}"] for name in ("forward", "backward", "optimizer")] == [3, 0, 6]
     assert cuda.records == 20 * 4, "where a phase ends the next begins"
-    assert told == [loop.fetch.__name__, "end"] * 20
+    assert calls == [loop.fetch.__name__, "end"] * 20
     loop.reader.close()
     loop.writer.close()
 

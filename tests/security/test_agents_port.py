@@ -21,7 +21,7 @@ NOT_ACCEPTED = "this agent's certificate is missing, expired or of another autho
 
 
 @pytest.mark.parametrize(
-    ("token", "job", "told"),
+    ("token", "job", "refusal"),
     [
         (SECRET, "j", "welcome"),
         (SECRET, "", "welcome"),
@@ -36,16 +36,16 @@ NOT_ACCEPTED = "this agent's certificate is missing, expired or of another autho
         (SECRET[:-1], "j", "no valid token"),
     ],
 )  # fmt: skip
-async def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, told: str) -> None:
+async def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str, refusal: str) -> None:
     """The secret lets in every agent, a job's token that job's; anything else gets one sentence."""
     async with collecting(token_file=str(secret)) as collector:
         said = await greeted(collector.addresses["grpc"], Client(token=token), hello_of(job))
-        assert collector.ingest.connected() == 0 or told == "welcome"
-        assert told in said
+        assert collector.ingest.connected() == 0 or refusal == "welcome"
+        assert refusal in said
 
 
 @pytest.mark.parametrize(
-    ("name", "node", "told"),
+    ("name", "node", "refusal"),
     [
         ("n0", "n0", "welcome"),
         ("n0", "n1", "the certificate is not one of node 'n1'"),
@@ -55,18 +55,18 @@ async def test_a_token_lets_in_its_job_alone(secret: Path, token: str, job: str,
         (None, "n0", NOT_ACCEPTED),
     ],
 )
-async def test_a_certificate_is_of_its_node(authority: Path, name: str | None, node: str, told: str) -> None:
+async def test_a_certificate_is_of_its_node(authority: Path, name: str | None, node: str, refusal: str) -> None:
     """An agent is let in with a certificate that our authority signed, is valid, and names the agent's node."""
     client = client_of(authority, name) if name else Client(ca=f"{authority}/ca.pem")
     if name and name.startswith("other"):
         client = Client(f"{authority}/{name}.pem", f"{authority}/{name}.key", f"{authority}/ca.pem")
 
     async with collecting(**tls_of(authority)) as collector:
-        assert told in (await greeted(collector.addresses["grpc"], client, hello_of(node=node)))
+        assert refusal in (await greeted(collector.addresses["grpc"], client, hello_of(node=node)))
 
 
 @pytest.mark.parametrize(
-    ("client", "told"),
+    ("client", "refusal"),
     [
         ({"ca": "ca.pem"}, "welcome"),
         ({"ca": "other/ca.pem"}, "certificate not accepted"),
@@ -75,7 +75,9 @@ async def test_a_certificate_is_of_its_node(authority: Path, name: str | None, n
         ({}, "if it speaks TLS, give --tls-ca"),
     ],
 )
-async def test_an_agent_knows_its_collector(authority: Path, secret: Path, client: dict[str, str], told: str) -> None:
+async def test_an_agent_knows_its_collector(
+    authority: Path, secret: Path, client: dict[str, str], refusal: str
+) -> None:
     """It sends its token to the collector whose authority or fingerprint it was given, and to no other."""
     named = dict(client)
     if "ca" in named:
@@ -86,7 +88,7 @@ async def test_an_agent_knows_its_collector(authority: Path, secret: Path, clien
     tls = {name: value for name, value in tls_of(authority).items() if name != "tls_ca"}
 
     async with collecting(token_file=str(secret), **tls) as collector:
-        assert told in (await greeted(collector.addresses["grpc"], Client(token=SECRET, **named)))
+        assert refusal in (await greeted(collector.addresses["grpc"], Client(token=SECRET, **named)))
 
 
 async def test_certificates_are_renewed_without_a_restart(authority: Path, tmp_path: Path) -> None:
@@ -134,14 +136,14 @@ async def test_secrets_are_renewed_without_a_restart(secret: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "node", "relays", "told"),
+    ("agent", "node", "relays", "reason"),
     [
         ("n0", "n0", "relay", "welcome"),
         ("n0", "n1", "relay", "the certificate is not one of node 'n1'"),
         ("n0", "n0", "", "out of reach"),
     ],
 )
-def test_a_relay_asks_what_the_collector_asks(authority: Path, agent: str, node: str, relays: str, told: str) -> None:
+def test_a_relay_asks_what_the_collector_asks(authority: Path, agent: str, node: str, relays: str, reason: str) -> None:
     """Through a relay an agent is its certificate's node as well; and who is no relay may not be one."""
 
     async def scenario() -> str:
@@ -160,7 +162,7 @@ def test_a_relay_asks_what_the_collector_asks(authority: Path, agent: str, node:
             finally:
                 await relay.stop()
 
-    assert told in asyncio.run(scenario())
+    assert reason in asyncio.run(scenario())
 
 
 def test_a_rack_that_connects_at_once_is_let_in(authority: Path, tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_a_job_is_simulated_and_watched_with_tls_and_a_token(
 
 
 @pytest.mark.parametrize(
-    ("command", "proofs", "told"),
+    ("command", "proofs", "message"),
     [
         (SIMULATE, ["--tls-ca", "{ca}"], "refuses it: no valid token"),
         (SIMULATE, [], "if it speaks TLS, give --tls-ca"),
@@ -96,7 +96,7 @@ def test_without_proof_each_says_what_to_give(
     monkeypatch: pytest.MonkeyPatch,
     command: list[str],
     proofs: list[str],
-    told: str,
+    message: str,
 ) -> None:
     """One line, without a token in it."""
     monkeypatch.setattr("hindmost_collector.simulate.stream.WELCOME_S", 2.0)
@@ -108,7 +108,7 @@ def test_without_proof_each_says_what_to_give(
         where = grpc if command is SIMULATE else http
         assert main([*command, where, *(proof.format(**paths) for proof in proofs)]) == 1
     said = capsys.readouterr().err
-    assert told in said
+    assert message in said
     assert said.count("\n") == 1
     assert SECRET not in said
 
@@ -118,12 +118,15 @@ def test_a_simulation_needs_a_certificate_of_its_nodes(authority: Path, capsys: 
     pki.issue(authority, ["node0000"], datetime.timedelta(days=1))
     with served(**tls_of(authority)) as collector:
         grpc, _ = ports(collector)
-        for name, code, told in (("node0000", 0, "all acknowledged"), ("n1", 1, "the certificate is not one of node")):
+        for name, code, line in (
+            ("node0000", 0, "all acknowledged"),
+            ("n1", 1, "the certificate is not one of node"),
+        ):
             own = ["--tls-ca", f"{authority}/ca.pem"]
             own += ["--tls-cert", f"{authority}/{name}.pem", "--tls-key", f"{authority}/{name}.key"]
             assert main([*SIMULATE, grpc, *own]) == code
             said = capsys.readouterr()
-            assert told in said.out + said.err
+            assert line in said.out + said.err
 
 
 def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,10 +134,13 @@ def test_a_jobs_token_simulates_that_job(secret: Path, tmp_path: Path, capsys: p
     token = tmp_path / "token"
     write_private(token, job_token(SECRET, "simulated-0") + "\n")
     with served(token_file=str(secret)) as collector:
-        for seed, code, told in (("0", 0, "all acknowledged"), ("1", 1, "the token is not one of job 'simulated-1'")):
+        for seed, code, line in (
+            ("0", 0, "all acknowledged"),
+            ("1", 1, "the token is not one of job 'simulated-1'"),
+        ):
             assert main([*SIMULATE, ports(collector)[0], "--seed", seed, "--token-file", str(token)]) == code
             said = capsys.readouterr()
-            assert told in said.out + said.err
+            assert line in said.out + said.err
 
 
 def test_an_address_of_ipv6_is_printed_as_it_is_given(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:

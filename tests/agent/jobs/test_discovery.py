@@ -237,11 +237,11 @@ def test_what_a_ring_said_stays(host: Host) -> None:
     process(host.proc, 100, RANK)
     jobs = Jobs(host)
     jobs.look(0)
-    told = RankProcess("99", 0, 2, 0, 100, 555, "torch", "train.py", "GPU-1")
-    host.ranks.put(told)
+    stated = RankProcess("99", 0, 2, 0, 100, 555, "torch", "train.py", "GPU-1")
+    host.ranks.put(stated)
     (host.proc / "100/comm").write_text("pt_main_thread\n")
     jobs.look(PERIOD_NS)
-    assert list(host.ranks) == [told]
+    assert list(host.ranks) == [stated]
 
 
 def test_jobs_that_torchrun_was_given_no_name_for_are_apart(host: Host) -> None:

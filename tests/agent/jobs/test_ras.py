@@ -214,27 +214,27 @@ def test_answers_about_another_job_are_not_about_ours() -> None:
 @pytest.fixture
 def server() -> Iterator[tuple[Address, list[bytes]]]:
     """A server that takes one connection: what it got, after it gave half an answer and then nothing."""
-    got: list[bytes] = []
+    queries: list[bytes] = []
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def serve() -> None:
             connection, _ = listening.accept()
             with connection:
-                got.append(connection.recv(4096))
+                queries.append(connection.recv(4096))
                 connection.sendall(b"half")
                 connection.recv(4096)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        yield Address("127.0.0.1", listening.getsockname()[1]), got
+        yield Address("127.0.0.1", listening.getsockname()[1]), queries
         thread.join(300)
 
 
 def test_a_server_that_falls_silent_holds_nobody_up(server: tuple[Address, list[bytes]]) -> None:
     """A process that is stopped takes connections and never answers: what came until the time was up is kept."""
-    where, got = server
+    where, queries = server
     assert ras.query_ras(where, 300.0, iter((0.0, 0.0, 299.8)).__next__) == b"half"
-    assert got == [ras.QUESTION]
+    assert queries == [ras.QUESTION]
 
 
 def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,9 +250,9 @@ def test_an_answer_without_end_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> No
 
         thread = threading.Thread(target=serve)
         thread.start()
-        got = ras.query_ras(Address("127.0.0.1", listening.getsockname()[1]), 300)
+        answer = ras.query_ras(Address("127.0.0.1", listening.getsockname()[1]), 300)
         thread.join(300)
-    assert 1 << 20 <= len(got) <= (1 << 20) + (1 << 16)
+    assert 1 << 20 <= len(answer) <= (1 << 20) + (1 << 16)
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def test_what_the_performance_monitor_says_is_plausible_at_full_load(readings: d
     found = values(readings)
     for uuid in UUIDS:
         assert 0.8 < found["gpu_sm_activity_ratio", uuid] < 0.95 < found["gpu_utilization_ratio", uuid] + 0.05 < 1.05
-        sent, got = (found[f"gpu_nvlink_{way}_bytes_per_second", uuid] for way in ("transmit", "receive"))
+        sent, received = (found[f"gpu_nvlink_{way}_bytes_per_second", uuid] for way in ("transmit", "receive"))
         assert 1.4e9 < sent < 1.7e9
-        assert sent == pytest.approx(got, rel=0.01)
+        assert sent == pytest.approx(received, rel=0.01)
 
 
 def test_a_counter_that_ran_over_within_a_second_is_none_of_ours(host: Host, readings: dict[str, Reading]) -> None:

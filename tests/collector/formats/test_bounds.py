@@ -131,9 +131,9 @@ def test_empty_files_are_distinguished_from_an_empty_folder(tmp_path: Path) -> N
 def test_a_log_of_steps_without_their_start_is_told_what_it_lacks(tmp_path: Path) -> None:
     """In one line, and not with all formats that could be read."""
     (tmp_path / "steps.0.jsonl").write_text('{"step": 0, "t_end": 5}\n')
-    told = rf"^{tmp_path}/steps\.0\.jsonl: no t_start; needs step, t_start, t_end in each line$"
+    message = rf"^{tmp_path}/steps\.0\.jsonl: no t_start; needs step, t_start, t_end in each line$"
     for given in (tmp_path, tmp_path / "steps.0.jsonl"):
-        with pytest.raises(UsageError, match=told):
+        with pytest.raises(UsageError, match=message):
             load(given)
 
 

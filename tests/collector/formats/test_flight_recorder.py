@@ -186,9 +186,9 @@ def test_an_operation_of_another_size_is_another_operation(tmp_path: Path, kind:
     assert f"that {others} is number 5 of" in verdict.evidence[-1]
 
 
-@pytest.mark.parametrize(("sizes", "odd", "told"), [([8, 8, 7], 2, ()), ([8, 7], 0, ("rank 1",))])
+@pytest.mark.parametrize(("sizes", "odd", "others"), [([8, 8, 7], 2, ()), ([8, 7], 0, ("rank 1",))])
 def test_a_desync_quotes_the_line_of_the_odd_call(
-    tmp_path: Path, sizes: list[int], odd: int, told: tuple[str, ...]
+    tmp_path: Path, sizes: list[int], odd: int, others: tuple[str, ...]
 ) -> None:
     """From where each rank called what the others did not, as its dump tells; of two ranks, from where either did."""
     _waiting(tmp_path, "nccl:all_reduce", sizes)
@@ -199,7 +199,7 @@ def test_a_desync_quotes_the_line_of_the_odd_call(
         write(tmp_path, rank, content, as_json=True, at_ns=10**18 + 13 * 10**9)
     evidence = judge(load(tmp_path)).verdicts[0].evidence
     lines = [line for line in evidence if "called from train.py:" in line]
-    assert [line.split(" entered")[0] for line in lines] == [f"rank {odd}", *told]
+    assert [line.split(" entered")[0] for line in lines] == [f"rank {odd}", *others]
     assert lines[0].endswith(f"there, called from train.py:{100 + odd}, in step()")
 
 

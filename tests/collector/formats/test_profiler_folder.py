@@ -209,8 +209,12 @@ def test_a_log_without_the_forward_clears_no_rank(tmp_path: Path) -> None:
 def test_how_far_a_gpu_is_ahead_shows_where_an_end_was_logged_at_once(offset: int) -> None:
     """Whatever is logged later only seems to have ended earlier."""
     ended = np.arange(1, 9) * 1_000_000
-    told = {"enqueue": ended - 900_000, "stop": ended + offset, "logged": ended + np.array([50, 0, 9, 80, 7, 4, 3, 2])}
-    assert gpu_ahead(told) == offset
+    columns = {
+        "enqueue": ended - 900_000,
+        "stop": ended + offset,
+        "logged": ended + np.array([50, 0, 9, 80, 7, 4, 3, 2]),
+    }
+    assert gpu_ahead(columns) == offset
 
 
 def test_no_log_or_another_clock_shows_nothing() -> None:

@@ -133,17 +133,17 @@ def test_rejected_calls_are_answered_counted_and_logged(collecting, collector_pr
         return answers, shown, [(one["level"].upper(), one["message"], one.get("traceback")) for one in lines]
 
     batch = wire.AgentMessage(batch=wire.Batch(sequence=1)).SerializeToString()
-    answers, shown, told = asyncio.run(scenario())
+    answers, shown, logged = asyncio.run(scenario())
     assert "OK" not in [code for code, _ in answers]  # under load the reset that ends a stream overtakes its reason
     others = [("refused", "0.0"), ("credentials", "0.0")]
     assert shown == [("method", "1.0"), ("garbage", "2.0"), ("hello", "1.0"), *others]
-    said = [text for level, text, _ in told if level in {"WARNING", "ERROR"} and "agents' port" in text]
+    said = [text for level, text, _ in logged if level in {"WARNING", "ERROR"} and "agents' port" in text]
     assert [re.sub(r"ipv4:127.0.0.1:\d+ was refused on the agents' port: ", "", one)[:40] for one in said] == [
         "it calls /other.Service/Export, which is",
         "what it sent is no message of an agent: ",
         "the first message of a stream must be He",
     ]
-    assert [trace for _, _, trace in told if trace] == []
+    assert [trace for _, _, trace in logged if trace] == []
 
 
 def test_rejected_calls_are_logged_once_a_minute(caplog):
@@ -153,8 +153,11 @@ def test_rejected_calls_are_logged_once_a_minute(caplog):
     peer = types.SimpleNamespace(peer=lambda: "ipv4:10.0.0.9:1")
     for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
         calls.count("garbage", peer, "noise")
-    told = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
-    assert [record.message for record in caplog.records] == [told, f"{told} (2 more like it since the last such line)"]
+    message = "ipv4:10.0.0.9:1 was refused on the agents' port: noise"
+    assert [record.message for record in caplog.records] == [
+        message,
+        f"{message} (2 more like it since the last such line)",
+    ]
     assert calls.counts["garbage"] == 5
 
 

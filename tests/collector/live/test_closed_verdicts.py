@@ -33,11 +33,11 @@ class Told(Window):
 
     def __init__(self, last_step: int) -> None:
         super().__init__()
-        self._told = last_step
+        self._last_step = last_step
 
     @property
     def last_step(self) -> int:
-        return self._told
+        return self._last_step
 
 
 def test_a_job_that_is_well_again_is_served_as_balanced(over: dict[str, Any]) -> None:

@@ -54,14 +54,14 @@ def judged_live(
     now = [0.0]
     judging = Judging(period_s=1.5, clock=lambda: now[0], cpu=lambda: sum(used or ()))
     judging.judge = judge if used is None else functools.partial(at_a_cost, used)
-    live, told = LiveJob(job.name, 0), list[dict[str, Any]]()
+    live, events = LiveJob(job.name, 0), list[dict[str, Any]]()
     live.window = Window(WINDOW_NS)
     if used is not None:  # few rows are few steps of a job that costs much
         live.newest = lambda words, _=0: LiveJob.newest(live, words, 0)  # type: ignore[method-assign]
     seen_by = collector({job.name: live}, lambda: now[0])
     seen_by.decoder = decoder
     writing: list[Any] = []
-    seen_by.recorder.store = SimpleNamespace(append_line=lambda _job, _file, text: told.append(json.loads(text)))
+    seen_by.recorder.store = SimpleNamespace(append_line=lambda _job, _file, text: events.append(json.loads(text)))
     seen_by.shielded = SimpleNamespace(begin=writing.append)
     watch = Watch(seen_by, judging, never_ends)
 
@@ -81,8 +81,8 @@ def judged_live(
             asyncio.run(looked())
         if live.report is not before:
             report: Any = live.report
-            yield ends, report, told.copy()
-            told.clear()
+            yield ends, report, events.copy()
+            events.clear()
 
 
 def at_a_cost(used: list[float], run: Run) -> Any:
@@ -191,7 +191,7 @@ def test_unmarked_steps_keep_their_numbers_as_the_window_goes_on(layout: Any) ->
     onsets = [verdict["since_step"] for _, report, _ in found for verdict in report["verdicts"] if verdict["ranks"]]
     assert onsets[0] == pytest.approx(ONSET, abs=2)
     assert min(onsets) == onsets[0]
-    closed = [event["verdict"] for _, _, told in found for event in told if event["event"] == "closed"]
+    closed = [event["verdict"] for _, _, events in found for event in events if event["event"] == "closed"]
     assert [(one["since_step"], one["until_step"]) for one in closed] == [(onsets[0], pytest.approx(END, abs=3))]
     assert found[-1][1]["job"]["steps"] == pytest.approx(STEPS, abs=30)
 

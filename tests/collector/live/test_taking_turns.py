@@ -95,7 +95,7 @@ def test_judging_is_busy_while_it_judges():
 async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, timed_out, judged):
     """A job is not judged while a write is under way, unless its verdicts get old or it may hang; then the whole of its
     window is."""
-    looked, told = [], []
+    looked, ended = [], []
 
     stall = SimpleNamespace(urgent=lambda job: True, question=lambda job: None, timed_out=lambda job: timed_out)
     job = SimpleNamespace(
@@ -119,15 +119,15 @@ async def test_judging_waits_for_a_write(monkeypatch, writing, overdue, timed_ou
 
     async def turn(job, *, whole):
         assert whole == timed_out
-        told.append(job.id)
+        ended.append(job.id)
         job.judged_revision = job.revision
 
     monkeypatch.setattr(watch, "turn", turn)
     task = asyncio.create_task(watch.run())
-    while not (looked or told or task.done()):
+    while not (looked or ended or task.done()):
         await asyncio.sleep(0.01)
     task.cancel()
-    assert bool(told) == judged
+    assert bool(ended) == judged
 
 
 class Costly:
@@ -184,10 +184,10 @@ class Costly:
             for self.news, self.now in turns:
                 await watch.turn(self.job, whole=False)
                 await asyncio.sleep(0)  # the full evaluation is begun
-            told = self.job.judged, self.job.report
+            outcome = self.job.judged, self.job.report
             self.through.set()
             await watch.through()
-            return told
+            return outcome
 
         return asyncio.run(scenario())
 

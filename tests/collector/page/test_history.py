@@ -15,10 +15,10 @@ def test_steps_are_counted_once_and_gaps_stay_gaps() -> None:
     history.add(seen(0, 9))
     history.add(seen(5, 14))
     history.add(seen(20, 24))
-    told = history.columns()
-    assert told["first"] == [*range(15), *range(20, 25)]
-    assert (told["last"], told["checkpoint"]) == (24, [7])
-    assert sum(told["count"]) == 20
+    columns = history.columns()
+    assert columns["first"] == [*range(15), *range(20, 25)]
+    assert (columns["last"], columns["checkpoint"]) == (24, [7])
+    assert sum(columns["count"]) == 20
 
 
 def test_means_do_not_change_as_columns_become_wider() -> None:

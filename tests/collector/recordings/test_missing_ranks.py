@@ -44,7 +44,7 @@ def _judged(folder: Path) -> dict[str, Any]:
     return judge(load(folder)).to_dict()
 
 
-def _told(report: dict[str, Any]) -> str:
+def _text(report: dict[str, Any]) -> str:
     return " ".join(report["verdicts"][0]["evidence"])
 
 
@@ -88,7 +88,7 @@ def test_an_unrecorded_rank_that_the_others_wait_for_is_reported_as_likely(tmp_p
     report = _judged(tmp_path)
     (verdict,) = report["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == ("insufficient_data", [])
-    assert "wait at once for 21 % of the time, transfers apart: likely for rank 1" in _told(report)
+    assert "wait at once for 21 % of the time, transfers apart: likely for rank 1" in _text(report)
     assert verdict["advice"][0].startswith("add the whole files of rank 1")
 
 
@@ -107,7 +107,7 @@ def test_no_missing_rank_is_cleared(tmp_path: Path) -> None:
     _csv_of(tmp_path, 1).unlink()
     report = _judged(tmp_path)
     assert report["verdicts"][0]["kind"] == "insufficient_data"
-    assert _told(report) == ("rank 1 is missing from most of the recording others may wait for it")
+    assert _text(report) == ("rank 1 is missing from most of the recording others may wait for it")
 
 
 def test_files_that_end_early_are_judged_as_far_as_all_go(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_a_part_of_a_job_clears_no_rank_of_the_rest(tmp_path: Path, rank: int, s
     report = _judged(tmp_path)
     (verdict,) = report["verdicts"]
     assert (verdict["kind"], verdict["ranks"]) == (kind, [])
-    assert ("only 60 % of the job is in all files" in _told(report)) == (kind != "balanced")
+    assert ("only 60 % of the job is in all files" in _text(report)) == (kind != "balanced")
 
 
 def test_a_log_that_ends_early_is_judged_as_far_as_all_go(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_without_a_rank_of_a_tensor_group_no_link_and_no_victim_is_blamed(tmp_pa
     _csv_of(tmp_path, 1).unlink()
     report = _judged(tmp_path)
     assert [verdict["kind"] for verdict in report["verdicts"]] == ["insufficient_data"]
-    assert "likely for a missing rank" in _told(report)
+    assert "likely for a missing rank" in _text(report)
     assert f"{PROFILER}: the files of 1 of 4 ranks are missing (ranks unknown)." in report["notes"]
 
 
@@ -200,5 +200,5 @@ def test_steps_alone_clear_no_rank_without_any(tmp_path: Path) -> None:
     run = load(tmp_path)
     found = judge(replace(run, steps=select(run.steps, run.steps["rank"] != 1))).to_dict()
     assert [verdict["kind"] for verdict in found["verdicts"]] == ["insufficient_data"]
-    assert "the steps of rank 1 are not recorded" in _told(found)
+    assert "the steps of rank 1 are not recorded" in _text(found)
     assert "of rank 1" in found["verdicts"][0]["advice"][0]

@@ -54,8 +54,8 @@ def judged(name: str) -> tuple[Run, Report, dict[str, Any]]:
     """A run, and its report with all sections."""
     run = RUNS[name]()
     found = judge(run)
-    told = found.to_dict()
-    return run, found, sections.added(told, section_rows.of(run, told, found.overview))
+    report = found.to_dict()
+    return run, found, sections.added(report, section_rows.of(run, report, found.overview))
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -162,8 +162,8 @@ def test_tables_fit_80_columns_with_long_names_and_high_ranks(name: str) -> None
     moved["ranks"]["node"] = node
     far = replace(run, **{table: rows for table, rows in moved.items() if len(rows["rank"])})
     found = judge(far)
-    told = found.to_dict()
-    report = sections.added(told, section_rows.of(far, told, found.overview))
+    content = found.to_dict()
+    report = sections.added(content, section_rows.of(far, content, found.overview))
     shown = text.render(report, 80, wanted=tuple(sections.SECTIONS))
     assert max(map(len, shown.splitlines())) <= 80
     assert "\N{HORIZONTAL ELLIPSIS}" not in shown[shown.index("\nThroughput") :]
@@ -173,8 +173,8 @@ def test_tables_by_rank_of_a_large_job_show_the_ranks_that_matter() -> None:
     """As the table of ranks does; all of them are asked for with a list."""
     run = simulate(Scenario(64, 60, faults=(Fault("compute", (40,), 0.2),))).run
     found = judge(run)
-    told = found.to_dict()
-    report = sections.added(told, section_rows.of(run, told, found.overview, ("throughput",)))
+    content = found.to_dict()
+    report = sections.added(content, section_rows.of(run, content, found.overview, ("throughput",)))
     by_rank = sections.shown(report["sections"], sections.rank_rows(report, None))[1]
     assert 40 in {row["rank"] for row in by_rank.rows}
     assert len(by_rank.rows) <= columns.SHOWN
@@ -268,9 +268,9 @@ def test_a_section_that_there_is_not_is_an_error() -> None:
 
 def test_a_report_without_sections_is_read_as_before() -> None:
     """Each format writes what hindmost.report/1 has."""
-    told = judged("straggler")[1].to_dict()
-    assert told["schema"] == "hindmost.report/1"
-    assert "PACE" not in text.render(told)
-    assert markdown.render(told).startswith("# hindmost")
-    assert json.loads(brief.render(told))["pace"] is None
-    assert "<html" in document.of_report(told)
+    report = judged("straggler")[1].to_dict()
+    assert report["schema"] == "hindmost.report/1"
+    assert "PACE" not in text.render(report)
+    assert markdown.render(report).startswith("# hindmost")
+    assert json.loads(brief.render(report))["pace"] is None
+    assert "<html" in document.of_report(report)

@@ -68,14 +68,14 @@ def test_what_is_older_within_a_batch_is_not_taken_for_the_newest(definitions):
 def test_what_a_spool_held_is_not_taken_for_the_newest(definitions):
     """A decoder says of a tick whether any sample in it is older than its node's before; only then is it looked at."""
     decoder, clock, metrics = Decoder(definitions), NodeClock(0, 0), NodeMetrics(definitions)
-    told = []
+    values = []
     for times in ([5, 6], [7], [4], [8]):
         block = wire.MetricBlock(schema=1, time_ns=times, values=[float(times[-1]), 1.0] * len(times))
         assert decoder.add(packed(wire.Batch(metrics=[block])), "n0", "j", clock) == []
         chunk = finish(decoder.take()["j"])
         metrics.add(chunk.metrics, in_order=chunk.in_order)
-        told.append((chunk.in_order, shown(metrics)[0][2]))
-    assert told == [(True, 6.0), (True, 7.0), (False, 7.0), (True, 8.0)]
+        values.append((chunk.in_order, shown(metrics)[0][2]))
+    assert values == [(True, 6.0), (True, 7.0), (False, 7.0), (True, 8.0)]
 
 
 def test_silent_nodes_have_no_values(definitions):
@@ -273,9 +273,9 @@ def test_two_slowdowns_of_one_rank_are_one_series():
         window=SimpleNamespace(began_ns=lambda _: None),
         verdicts=lambda: [one, {**one, "cost_ms_per_step": 2.0, "confidence": 0.8}],
     )
-    told = "".join(job_metrics.JobPage().of_verdicts([job]))
-    (cost,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
-    (sure,) = [line for line in told.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
+    page = "".join(job_metrics.JobPage().of_verdicts([job]))
+    (cost,) = [line for line in page.splitlines() if line.startswith("hindmost_verdict_cost_seconds_per_step{")]
+    (sure,) = [line for line in page.splitlines() if line.startswith("hindmost_verdict_confidence_ratio{")]
     assert float(cost.split()[-1]) == pytest.approx(0.006)
     assert float(sure.split()[-1]) == pytest.approx(0.8)
 

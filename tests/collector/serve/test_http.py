@@ -55,9 +55,9 @@ def asked(page: served.Page, method: str, path: str, **headers: str) -> tuple[ht
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/api/jobs", "/nowhere"])
 def test_head_says_what_get_would(page: served.Page, path: str) -> None:
     """The status, kind and length, and no body."""
-    (head, nothing), (got, body) = asked(page, "HEAD", path), asked(page, "GET", path)
-    assert (head.status, nothing) == (got.status, b"")
-    assert head.getheader("Content-Type") == got.getheader("Content-Type")
+    (head, nothing), (answer, body) = asked(page, "HEAD", path), asked(page, "GET", path)
+    assert (head.status, nothing) == (answer.status, b"")
+    assert head.getheader("Content-Type") == answer.getheader("Content-Type")
     if path != "/":  # each page has a nonce of its own, and so another length once compressed
         assert head.getheader("Content-Length") == str(len(body))
 

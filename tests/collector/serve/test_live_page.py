@@ -42,8 +42,8 @@ def test_stored_jobs_are_listed_with_verdict_and_cost(store: ParquetStore) -> No
     page = LivePage(collector(store, LiveJob("live", 0)))
     running, stored = page.jobs()
     assert (running["id"], running["state"]) == ("live", "starting")
-    told = ("a/b", "stored", "straggler", [2], 0.3, 7.0)
-    assert tuple(stored[name] for name in ("id", "state", "kind", "ranks", "cost_ratio", "started_s")) == told
+    row = ("a/b", "stored", "straggler", [2], 0.3, 7.0)
+    assert tuple(stored[name] for name in ("id", "state", "kind", "ranks", "cost_ratio", "started_s")) == row
     assert page.report_page("a/b") == b"<!doctype html>"
     assert page.report_page("nosuch") is None
 

@@ -61,9 +61,9 @@ def test_what_a_node_has_is_sent_once_and_not_by_each_rank(tmp_path: Path) -> No
     fault = Fault("memory", (13,), 0.2)
     collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)))
     run = load(tmp_path / "run")
-    told = run.metrics["name"] == "hindmost_node_pressure_waiting_seconds_total"
-    sampled = zip(*(run.metrics[name][told].tolist() for name in ("node", "labels", "time_ns")), strict=True)
-    assert len(set(sampled)) == told.sum() > 0
+    waiting = run.metrics["name"] == "hindmost_node_pressure_waiting_seconds_total"
+    sampled = zip(*(run.metrics[name][waiting].tolist() for name in ("node", "labels", "time_ns")), strict=True)
+    assert len(set(sampled)) == waiting.sum() > 0
     (verdict,) = judge(run).verdicts
     assert (verdict.ranks, verdict.cause) == ((13,), "memory")
 
@@ -101,9 +101,9 @@ BATCHES = 10
 
 
 @pytest.mark.parametrize("after", [1, BATCHES])
-@pytest.mark.parametrize(("said", "told"), [("", "it gave no reason"), ("the disk is full", "the disk is full")])
+@pytest.mark.parametrize(("said", "reason"), [("", "it gave no reason"), ("the disk is full", "the disk is full")])
 async def test_a_collector_that_leaves_is_reported_in_one_line(
-    capsys: pytest.CaptureFixture[str], after: int, said: str, told: str
+    capsys: pytest.CaptureFixture[str], after: int, said: str, reason: str
 ) -> None:
     """Whatever ends the streams before all is durable, one line names the collector and what it said; nothing else."""
 
@@ -127,7 +127,7 @@ async def test_a_collector_that_leaves_is_reported_in_one_line(
     await server.stop(None)
     (err,) = capsys.readouterr().err.splitlines()
     # A sender that still writes may meet the end before its message arrives; one that has sent all waits for it.
-    told_as = {told} if after == BATCHES else {told, "it gave no reason"}
+    told_as = {reason} if after == BATCHES else {reason, "it gave no reason"}
     assert err.removeprefix(line).split("): see")[0] in told_as
 
 
@@ -136,8 +136,10 @@ def test_a_job_that_stops_is_named_live(tmp_path: Path, cause: str) -> None:
     """Its streams tell what is open: the live judge says who did not come, or came with something else."""
     fault = Fault(cause, (5,), onset=30)
     assert collected(tmp_path / "run", Scenario(ranks=16, steps=40, seed=5, faults=(fault,)), cause) == 2 * (8 + 2)
-    told = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
-    assert [(one["event"], one["verdict"]["kind"], one["verdict"]["ranks"]) for one in told] == [("opened", cause, [5])]
+    events = [json.loads(line) for line in (tmp_path / "run" / "verdicts.jsonl").read_text().splitlines()]
+    assert [(one["event"], one["verdict"]["kind"], one["verdict"]["ranks"]) for one in events] == [
+        ("opened", cause, [5])
+    ]
     assert int(load(tmp_path / "run").steps["step"].max()) == 29
     assert {(verdict.kind, verdict.ranks) for verdict in judge(load(tmp_path / "run")).verdicts} == {(cause, (5,))}
 

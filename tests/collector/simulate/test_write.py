@@ -74,8 +74,8 @@ def test_faults_are_spelled_on_the_command_line() -> None:
 
 def test_the_help_names_every_cause_that_can_be_simulated() -> None:
     """A fault can be put into a job without reading the code."""
-    told = set(re.findall(r"\w+", EPILOG))
-    assert [cause for cause in CAUSES if cause not in told] == []
+    words = set(re.findall(r"\w+", EPILOG))
+    assert [cause for cause in CAUSES if cause not in words] == []
 
 
 @pytest.mark.parametrize("cause", sorted(set(CAUSES) - {"hang", "desync", "network"}))
@@ -129,8 +129,8 @@ def test_the_page_has_a_row_for_every_fault_and_output() -> None:
         _, run, traces, collector = (cell.strip() for cell in row.split(" | "))
         assert run == f"`{cause}`"
         assert collector.removesuffix(", live") == f"`{cause}`"
-        told = "`compute` or `unknown`" if cause in _COMPUTED else "`unknown`"
-        assert traces == f"`{cause}`" if cause in CAUSE_SHOWN else traces.startswith(f"the rank, cause {told}: ")
+        causes = "`compute` or `unknown`" if cause in _COMPUTED else "`unknown`"
+        assert traces == f"`{cause}`" if cause in CAUSE_SHOWN else traces.startswith(f"the rank, cause {causes}: ")
 
 
 @pytest.mark.parametrize("cause", _COMPUTED)

@@ -83,9 +83,9 @@ def test_the_documented_lines_run(tmp_path):
     blocks = [block for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "run." in block]
     assert len(blocks) == 2
     code = "\n".join(blocks).replace('"runs/42"', repr(str(tmp_path)))
-    told = {}
-    exec(code, told)  # noqa: S102 - our own documentation
-    assert told["steps"].to_pandas().groupby("rank").duration_ns.median().tolist() == [7.0] * 4
+    variables = {}
+    exec(code, variables)  # noqa: S102 - our own documentation
+    assert variables["steps"].to_pandas().groupby("rank").duration_ns.median().tolist() == [7.0] * 4
 
 
 def test_tables_are_arrow_with_the_job(tmp_path):
@@ -168,7 +168,7 @@ def test_only_python_is_offered_a_mark_for_steps(tmp_path, capsys, framework, py
 
 
 @pytest.mark.parametrize(
-    ("query", "told"),
+    ("query", "message"),
     [
         ("select count(*) from steps", 1),
         ("select count(*) from ranks, steps", 1),
@@ -176,15 +176,17 @@ def test_only_python_is_offered_a_mark_for_steps(tmp_path, capsys, framework, py
         ("select 1 from ranks where 'from steps' != ''", 0),
     ],
 )
-def test_an_unrecorded_table_is_reported(tmp_path, capsys, query, told):
+def test_an_unrecorded_table_is_reported(tmp_path, capsys, query, message):
     """Of a run whose ranks marked no steps a query answers, and one line says why, and where steps are found then."""
     run_directory([simulate(Scenario(2, 12)).run], tmp_path)
     shutil.rmtree(tmp_path / "segments/steps")
     assert hindmost_cli.main(["query", str(tmp_path), query, "--format", "csv"]) == 0
     said = capsys.readouterr()
-    assert said.out.splitlines()[1:] == ["0" if told else "1"] * (2 - told)
+    assert said.out.splitlines()[1:] == ["0" if message else "1"] * (2 - message)
     lines = said.err.splitlines()
-    assert [line.startswith("hindmost query: steps is empty: no rank marked steps") for line in lines] == [True] * told
+    assert [line.startswith("hindmost query: steps is empty: no rank marked steps") for line in lines] == [
+        True
+    ] * message
 
 
 def test_each_rank_has_one_row_though_it_says_later_what_trains_in_it(tmp_path: Path) -> None:

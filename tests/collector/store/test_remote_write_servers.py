@@ -91,6 +91,6 @@ async def test_read_back_equal(server, collecting, fake_agent, tmp_path):
 def until(ask, wanted):
     """The answer once it is the one that is wanted; the last one when time is up."""
     deadline = time.monotonic() + START_S
-    while (got := ask()) != wanted and time.monotonic() < deadline:
+    while (answer := ask()) != wanted and time.monotonic() < deadline:
         time.sleep(0.2)
-    return got
+    return answer

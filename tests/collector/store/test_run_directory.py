@@ -58,10 +58,10 @@ def test_what_may_not_be_read_is_named_and_not_taken_for_nothing(
     (refused,) = run.glob(what)
     _refuse(monkeypatch, refused)
     assert main(["report", str(run)]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err.count("\n")) == ("", 1)
     remedy = "change its permissions, or copy the files that you may read"
-    assert told.err == f"hindmost report: {refused}: Permission denied: {remedy}\n"
+    assert captured.err == f"hindmost report: {refused}: Permission denied: {remedy}\n"
 
 
 def test_a_query_of_a_table_that_may_not_be_read_is_not_answered(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,12 +90,12 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("content", "told"), WRONG, ids=range(len(WRONG)))
-def test_what_no_collector_wrote_is_left_out_and_named(run: Path, content: str, told: str) -> None:
+@pytest.mark.parametrize(("content", "complaint"), WRONG, ids=range(len(WRONG)))
+def test_what_no_collector_wrote_is_left_out_and_named(run: Path, content: str, complaint: str) -> None:
     """Of facts that no job can have one note says which they are, and the run is judged without them."""
     (run / "meta.json").write_text(content)
     (note,) = (note for note in read_run(run).notes if "meta.json" in note)
-    assert note.startswith(f"meta.json {told}")
+    assert note.startswith(f"meta.json {complaint}")
     assert main(["report", str(run)]) == 0
     recording = hindmost_collector.open(run)
     assert recording.sql("select distinct job from steps")["job"].to_pylist() == ["r"]
@@ -108,8 +108,8 @@ def test_a_newer_hindmost_s_run_is_not_judged(run: Path, capsys: pytest.CaptureF
     with pytest.raises(HindmostError, match="newer hindmost"):
         read_run(run)
     assert main(["report", str(run)]) == 1
-    told = f"{run / 'meta.json'} was written by a newer hindmost (schema 2): upgrade this one to read it"
-    assert capsys.readouterr().err == f"hindmost report: {told}\n"
+    message = f"{run / 'meta.json'} was written by a newer hindmost (schema 2): upgrade this one to read it"
+    assert capsys.readouterr().err == f"hindmost report: {message}\n"
 
 
 @pytest.mark.parametrize("content", ["[1]", "[" * 100_000, "{"])

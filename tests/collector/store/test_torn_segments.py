@@ -65,8 +65,8 @@ def test_compaction_sets_a_damaged_segment_aside(store, tmp_path, caplog):
     assert done == [1, LEAST_SEGMENTS + 1, 0]
     (aside,) = (tmp_path / "a/segments/metrics").glob("*.torn")
     assert store.torn == [str(aside.relative_to(tmp_path))]
-    told = f"a segment is torn: readers leave its rows out; it was set aside as {aside}"
-    assert [record.message for record in caplog.records] == [told]
+    message = f"a segment is torn: readers leave its rows out; it was set aside as {aside}"
+    assert [record.message for record in caplog.records] == [message]
     assert len(names(tmp_path / "b/segments/metrics")) == 1
 
 
@@ -89,12 +89,12 @@ def test_what_was_set_aside_is_named_later(store, tmp_path, caplog):
     Upkeep(store, Retention()).compact()
     caplog.clear()
     (aside,) = store.torn
-    told = f"segment {aside.removeprefix('a/segments/')} is torn and was left out"
-    assert [note for note in read_run(tmp_path / "a").notes if "torn" in note] == [told]
+    message = f"segment {aside.removeprefix('a/segments/')} is torn and was left out"
+    assert [note for note in read_run(tmp_path / "a").notes if "torn" in note] == [message]
     recording = hindmost_collector.open(tmp_path)
     for _ in range(2):
         assert recording.sql("select count(*) as n from metrics")["n"].to_pylist() == [200 * (2 * LEAST_SEGMENTS + 1)]
-    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {told}"]
+    assert [record.message for record in caplog.records] == [f"{tmp_path / 'a'}: {message}"]
 
 
 async def test_operators_learn_where_it_lies(store, collecting, tmp_path, caplog):
@@ -127,8 +127,8 @@ def test_readers_get_one_line(store, tmp_path, capfd, command):
     words = [command, str(tmp_path / "a"), *(["select count(*) from metrics"] if command == "query" else [])]
     subprocess.run([sys.executable, "-m", "hindmost", *words], check=False)
     said = "".join(capfd.readouterr()).splitlines()
-    told = "segment " + aside.removeprefix("a/segments/")
-    assert len([line for line in said if told in line]) == 1
+    message = "segment " + aside.removeprefix("a/segments/")
+    assert len([line for line in said if message in line]) == 1
 
 
 def test_many_get_one_line(store, tmp_path, caplog):
@@ -152,8 +152,8 @@ def test_a_run_of_which_nothing_can_be_read_is_refused(store, tmp_path, capsys, 
     before = {path: path.read_bytes() for path in tmp_path.rglob("*.*")}
     assert hindmost_cli.main([words[0], str(tmp_path / "b"), *words[1:]]) == 2
     said = capsys.readouterr()
-    told = f"hindmost {words[0]}: {tmp_path / 'b'}: nothing "
-    assert (said.out, said.err.count("\n"), said.err.startswith(told)) == ("", 1, True)
+    message = f"hindmost {words[0]}: {tmp_path / 'b'}: nothing "
+    assert (said.out, said.err.count("\n"), said.err.startswith(message)) == ("", 1, True)
     assert f"segments ({LEAST_SEGMENTS + 1}) are torn" in said.err
     assert "copy" in said.err
     assert {path: path.read_bytes() for path in tmp_path.rglob("*.*")} == before

@@ -62,10 +62,10 @@ def asked(*words):
     parser = argparse.ArgumentParser()
     query.configure(parser)
     with pytest.MonkeyPatch.context() as patch:
-        told = io.StringIO()
-        patch.setattr(query.sys, "stdout", told)
+        output = io.StringIO()
+        patch.setattr(query.sys, "stdout", output)
         assert query.run(parser.parse_args([*map(str, words), "--format", "json"])) == 0
-    return [list(json.loads(line).values()) for line in told.getvalue().splitlines()]
+    return [list(json.loads(line).values()) for line in output.getvalue().splitlines()]
 
 
 def test_a_question_goes_to_all_directories(tmp_path):
@@ -107,8 +107,8 @@ def test_a_coarser_level_has_one_row_an_interval(tmp_path):
         store.close()
     wanted = "select time_ns, count, min, max, sum, last from metrics_30s order by time_ns"
     for pair in (("a", "b"), ("b", "a")):
-        told = asked(*(tmp_path / name for name in pair), wanted)
-        assert told == [[0, 3, 1.0, 9.0, 15.0, 1.0], [30 * 10**9, 1, 7.0, 7.0, 7.0, 7.0]]
+        intervals = asked(*(tmp_path / name for name in pair), wanted)
+        assert intervals == [[0, 3, 1.0, 9.0, 15.0, 1.0], [30 * 10**9, 1, 7.0, 7.0, 7.0, 7.0]]
 
 
 def _parts(folder, *, size=8):
@@ -160,8 +160,8 @@ def test_a_collector_clears_no_rank_while_ranks_are_elsewhere(collecting, fake_a
             await agent.close()
         return live.to_dict(), json.loads((tmp_path / "report.json").read_bytes())
 
-    for told in asyncio.run(scenario()):
-        (verdict,) = told["verdicts"]
+    for verdicts in asyncio.run(scenario()):
+        (verdict,) = verdicts["verdicts"]
         assert verdict["kind"] == kind
         assert ("ranks 2 and 3" in verdict["evidence"][0]) == (world == 4)
 
