@@ -309,8 +309,8 @@ def collect(folders: list[Path], out: Path, only: str) -> None:
                 found.append((f"lanes {family} {seed}", both.run, (lanes, both.truth)))
         for family in injected.FAMILIES:
             for seed in range(1000, 1000 + EACH["injected"]) if f"injected {family}".startswith(only) else ():
-                run, given, truth = injected.made(family, seed)
-                found.append((f"injected {family} {seed}", run, (given, truth)))
+                run, recording, truth = injected.made(family, seed)
+                found.append((f"injected {family} {seed}", run, (recording, truth)))
     with out.open("wb") as stream:
         pickle.dump(found, stream, protocol=5)
     print(f"{len(found)} runs, {out.stat().st_size >> 20} MiB")
@@ -368,7 +368,7 @@ def _first(index: int) -> tuple[int, list[dict[str, Any]], bool | None, list[str
     names, read = {one.name for one in fields(Settings)}, set[str]()
 
     class Read(Settings):
-        def told(self) -> None:
+        def changed(self) -> None:
             """Nothing, for which all would be read."""
 
         def __getattribute__(self, name: str) -> Any:
@@ -448,7 +448,7 @@ def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -
     results = whole["results"]
     waiting = []
     for place, n, factor in changes:
-        runs = sorted(_some(uses.get(place, ()), most), key=seconds.__getitem__)
+        runs = sorted(_chosen(uses.get(place, ()), most), key=seconds.__getitem__)
         earlier = results.get(f"{place} | {factor:g}", {"tried": -1, "changed": []})
         if earlier["tried"] < len(runs) and not earlier["changed"]:
             waiting.append((place, n, factor, runs))
@@ -561,7 +561,7 @@ def _factors(number: int) -> tuple[float, ...]:
     return (0.0,) if SWITCHES.off[number] is not None else (0.5, 2.0)
 
 
-def _some(runs: Sequence[int], most: int) -> list[int]:
+def _chosen(runs: Sequence[int], most: int) -> list[int]:
     """At most so many of these, alike in each ablation, spread over them all."""
     return random.Random(1).sample(list(runs), min(most, len(runs)))  # noqa: S311 - a sample
 

@@ -139,8 +139,8 @@ def counted(accuracy: dict[str, Any], name: str) -> tuple[str, str]:
 def exactly(lanes: dict[str, Any]) -> tuple[int, int]:
     """Of how many jobs of the second simulator exactly the right ranks were named, and of how many there are."""
     (row,) = (one for one in lanes["table"] if one.startswith("| all |"))
-    many, few, *_ = re.findall(r"\((\d+)/(\d+)\)", row)  # of 8 ranks or more, and of fewer
-    return int(many[0]) + int(few[0]), int(many[1]) + int(few[1])
+    many, fewer, *_ = re.findall(r"\((\d+)/(\d+)\)", row)  # of 8 ranks or more, and of fewer
+    return int(many[0]) + int(fewer[0]), int(many[1]) + int(fewer[1])
 
 
 def pages() -> dict[Path, str]:

@@ -200,7 +200,7 @@ PARTS = {
     "steps": steps,
 }
 #: How the compared ones are printed: what, and its unit.
-TOLD = {
+WORDS = {
     "calls": ("MPI call, added by the shim", "ns"),
     "polls": ("MPI_Iallreduce, MPI_Test, each", "ns"),
     "messages": ("MPI_Isend, MPI_Irecv, each", "ns"),
@@ -234,7 +234,7 @@ def table(result: dict[str, Any]) -> str:
     for name, figures in result.get("starts", {}).items():
         low, high = figures["p5"], figures["p95"]
         lines.append(f"interpreter, {name:<18} {figures['median']:8.1f} us  (5-95 %: {low:.1f} to {high:.1f})")
-    for part, (what, unit) in TOLD.items():
+    for part, (what, unit) in WORDS.items():
         if figures := result.get(part):
             lines.append(
                 f"{what:<31} {figures['difference']:8.3f} {unit}  (95 %: {figures['low']:.3f} to {figures['high']:.3f};"

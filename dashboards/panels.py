@@ -210,8 +210,8 @@ def rows(
         panel.with_target(_instant(number_, column.expression, "").format(PromQueryFormat.TABLE))
         panel.override_by_name(column.title, column.properties())
     for label, leads_to in (links or {}).items():
-        told = [{"title": link.title, "url": link.of_rows()} for link in leads_to]
-        panel.override_by_name(labels[label], [DynamicConfigValue(id_val="links", value=told)])
+        references = [{"title": link.title, "url": link.of_rows()} for link in leads_to]
+        panel.override_by_name(labels[label], [DynamicConfigValue(id_val="links", value=references)])
     titles = {**labels, **{f"Value #{_letter(number_)}": column.title for number_, column in enumerate(columns)}}
     for transformation in _joined(titles):
         panel.with_transformation(transformation)

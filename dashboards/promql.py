@@ -149,8 +149,8 @@ def _with_workers(what: str, of: str) -> str:
         ("rank", of.format(f"hindmost_process_{what}")),
         ("workers", of.format(f"hindmost_process_children_{what}")),
     )
-    told = " or ".join(f'label_replace({expression}, "part", "{part}", "", "")' for part, expression in parts)
-    return f"sum by ({_PROCESS}) ({told})"
+    labelled = " or ".join(f'label_replace({expression}, "part", "{part}", "", "")' for part, expression in parts)
+    return f"sum by ({_PROCESS}) ({labelled})"
 
 
 def _jobs() -> dict[str, str]:

@@ -15,6 +15,17 @@ FOLDERS = (
     "collector/hindmost_judge/",
     "style_check/",
 )
+#: Those of which only :data:`FORBIDDEN` is read, and what below them is not.
+SUPPORTING = ("bench/", "dashboards/", "docs/", "examples/", "tests/")
+UNREAD = (
+    "bench/gpu/",
+    "tests/judge/",
+    "tests/kubernetes/",
+    "tests/native/",
+    "tests/probe/test_python_abi.py",
+    "tests/scenarios/",
+    "tests/wheel/",
+)
 #: What readers of reports know by that name.
 IN_REPORTS = frozenset({"given"})
 #: What is no name: the field has a noun for what it stands for.
@@ -25,10 +36,11 @@ OF_DEFINITIONS = FORBIDDEN | {"known", "held", "found", "one", "seen", "unseen",
 
 def findings(path: str, source: str) -> Iterator[tuple[int, str]]:
     """Line and message of each name in a file, given relative to the repository, that is no name."""
-    if path.endswith(".py") and path.startswith(FOLDERS):
+    whole = path.startswith(FOLDERS)
+    if path.endswith(".py") and (whole or (path.startswith(SUPPORTING) and not path.startswith(UNREAD))):
         for node in ast.walk(ast.parse(source)):
             name = _defined(node)
-            forbidden = OF_DEFINITIONS if isinstance(node, ast.FunctionDef | ast.ClassDef) else FORBIDDEN
+            forbidden = OF_DEFINITIONS if whole and isinstance(node, ast.FunctionDef | ast.ClassDef) else FORBIDDEN
             if path.endswith("/verdict/schema.py"):
                 forbidden -= IN_REPORTS
             if name.strip("_").lower() in forbidden:

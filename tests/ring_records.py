@@ -96,10 +96,10 @@ def rows(calls: Calls) -> list[Call]:
     return [row for block in found for row in rows_of(block)]
 
 
-def calls(given: Iterable[Call]) -> Calls:
+def calls(records: Iterable[Call]) -> Calls:
     """By column."""
     made = Calls()
-    for op, *values in given:
+    for op, *values in records:
         named = dict(zip(COLUMNS, values, strict=True))
         columns = {name: (value % (1 << 64)).to_bytes(8, "little") for name, value in named.items()}
         columns["flags"] = bytes([named["flags"]])

@@ -42,7 +42,7 @@ HOST = Host()
 ROOTS = {HOST.cgroup: "cgroup", HOST.proc: "proc", HOST.sys: "sys", HOST.dev: "dev"}
 LARGEST = 1 << 20
 #: Of these folders as many are kept, the lowest numbers: cores, a process's threads.
-FEW = 8
+MOST = 8
 NUMBERED = re.compile(r"(sys/devices/system/cpu/cpu|proc/\d+/task/)(\d+)/")
 LONG = 32 << 10
 
@@ -107,20 +107,20 @@ class Kept:
         found: dict[str, set[int]] = {}
         for folder, number in filter(None, map(numbered, names)):
             found.setdefault(folder, set()).add(number)
-        self._few = {folder: set(sorted(numbers)[:FEW]) for folder, numbers in found.items()}
-        self.left_out = {f"{folder}*": len(numbers) - FEW for folder, numbers in found.items() if len(numbers) > FEW}
+        self._numbers = {folder: set(sorted(numbers)[:MOST]) for folder, numbers in found.items()}
+        self.left_out = {f"{folder}*": len(numbers) - MOST for folder, numbers in found.items() if len(numbers) > MOST}
 
     def keeps(self, name: str) -> bool:
         """Whether a file is kept."""
         one = numbered(name)
-        return one is None or one[1] in self._few[one[0]]
+        return one is None or one[1] in self._numbers[one[0]]
 
     def shortened(self, name: str, text: str) -> str:
         """A long file with lines of every core, down to those of the first few."""
-        end = re.search(rf"^cpu{FEW}\b", text, re.MULTILINE) if name == "proc/schedstat" and len(text) > LONG else None
+        end = re.search(rf"^cpu{MOST}\b", text, re.MULTILINE) if name == "proc/schedstat" and len(text) > LONG else None
         if end is None:
             return text
-        self.left_out[f"{name}: cores"] = text.count("\ncpu") - FEW
+        self.left_out[f"{name}: cores"] = text.count("\ncpu") - MOST
         return text[: end.start()]
 
 

@@ -8,7 +8,7 @@ from hindmost_agent.settings import Address, address, byte_size, default_spool, 
 
 
 @pytest.mark.parametrize(
-    ("given", "named"),
+    ("words", "named"),
     [
         ({}, "nothing to do"),
         ({"collector": "node1"}, "--collector node1"),
@@ -27,10 +27,10 @@ from hindmost_agent.settings import Address, address, byte_size, default_spool, 
         ({"listen": "127.0.0.1:9400", "job_id": "x" * 300}, "--job-id 'xxx"),
     ],
 )
-def test_bad_input_is_named(given: dict[str, str], named: str) -> None:
+def test_bad_input_is_named(words: dict[str, str], named: str) -> None:
     """The line starts with the option and what was given."""
     with pytest.raises(UsageError) as caught:
-        settings(**given)  # type: ignore[arg-type]  # strings, as a command line gives them
+        settings(**words)  # type: ignore[arg-type]  # strings, as a command line gives them
     assert str(caught.value).startswith(named)
     assert "\n" not in str(caught.value)
 

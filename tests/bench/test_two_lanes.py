@@ -21,8 +21,8 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
 def simulated(bench: Any, *faults: tuple[Any, ...], **changes: Any) -> Any:
     """The truth of a job of four ranks without noise."""
     jobs = bench(".job")
-    given = {"ranks": 4, "steps": 30, "noise": jobs.Noise(**QUIET), "written": "run"} | changes
-    return bench("").simulate(jobs.Job(1, **given, faults=tuple(jobs.Fault(*fault) for fault in faults)))
+    settings = {"ranks": 4, "steps": 30, "noise": jobs.Noise(**QUIET), "written": "run"} | changes
+    return bench("").simulate(jobs.Job(1, **settings, faults=tuple(jobs.Fault(*fault) for fault in faults)))
 
 
 @pytest.mark.parametrize("synchronises", ["never", "step", "copy"])

@@ -66,10 +66,10 @@ def test_only_the_main_thread_counts() -> None:
 
 def test_the_error_shrinks_with_the_samples_and_is_never_nothing() -> None:
     """Half of a share's interval falls with the root of the samples, and 0 of n is not surely 0."""
-    few, many = Shares({"input": 0.5}, 100), Shares({"input": 0.5}, 10_000)
-    assert 0.09 < few.error("input") < 0.11
-    assert 9 < few.error("input") / many.error("input") < 11
-    assert few.error("comm") > 0.01
+    hundred, many = Shares({"input": 0.5}, 100), Shares({"input": 0.5}, 10_000)
+    assert 0.09 < hundred.error("input") < 0.11
+    assert 9 < hundred.error("input") / many.error("input") < 11
+    assert hundred.error("comm") > 0.01
     assert Shares({"input": 0.5}, 0).error("input") == 0.0
 
 

@@ -91,17 +91,17 @@ def test_open_mpi_keeps_the_users_own_x(fake_mpirun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "expected"),
+    ("arguments", "expected"),
     [
         (["-n", "2", "a", "-genvnone"], ["-n", "2", "a", "-genvnone"]),
         (["-genvnone", "-n", "2", "a"], ["-genvlist", "HINDMOST_JOB_ID,PYTHONPATH", "-n", "2", "a"]),
         (["-genvlist", "HOME", "-n", "2", "a"], ["-genvlist", "HOME,HINDMOST_JOB_ID,PYTHONPATH", "-n", "2", "a"]),
     ],
 )
-def test_hydra_passes_all_unless_a_list_says_which(fake_mpirun, given: list[str], expected: list[str]) -> None:
+def test_hydra_passes_all_unless_a_list_says_which(fake_mpirun, arguments: list[str], expected: list[str]) -> None:
     """MPICH's launcher is left alone, except that a list of variables gets ours too."""
     program = fake_mpirun("HYDRA build details:")
-    assert mpirun.carry([program, *given], NAMES, {}) == [program, *expected]
+    assert mpirun.carry([program, *arguments], NAMES, {}) == [program, *expected]
 
 
 def test_an_unknown_mpirun_is_left_alone(fake_mpirun) -> None:
@@ -111,7 +111,7 @@ def test_an_unknown_mpirun_is_left_alone(fake_mpirun) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "environ", "expected"),
+    ("arguments", "environ", "expected"),
     [
         (["srun", "a"], {}, ["srun", "a"]),
         (["srun", "--export=ALL,A=1", "a"], {}, ["srun", "--export=ALL,A=1", "a"]),
@@ -121,9 +121,9 @@ def test_an_unknown_mpirun_is_left_alone(fake_mpirun) -> None:
         (["srun", "a"], {"SLURM_EXPORT_ENV": "HOME"}, ["srun", "--export=HOME,HINDMOST_JOB_ID,PYTHONPATH", "a"]),
     ],
 )
-def test_srun_exports_our_names_too(given: list[str], environ: dict[str, str], expected: list[str]) -> None:
+def test_srun_exports_our_names_too(arguments: list[str], environ: dict[str, str], expected: list[str]) -> None:
     """srun passes everything unless a list says which; then the list gets ours."""
-    assert srun.carry(given, NAMES, environ) == expected
+    assert srun.carry(arguments, NAMES, environ) == expected
 
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,7 @@ def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(
-    ("symbols", "built", "given"),
+    ("symbols", "built", "shim"),
     [
         ("Allreduce_init", ["pmpi-persistent_large-1.so"], None),
         ("Allreduce_init", ["pmpi-persistent_large-1.so", "pmpi-persistent-1.so"], "pmpi-persistent-1.so"),
@@ -237,7 +237,7 @@ def test_task_prolog_gives_the_parts_in_c_that_were_built(tmp_path: Path) -> Non
     ],
 )
 def test_task_prolog_gives_no_shim_of_another_mpi(
-    tmp_path: Path, symbols: str, built: list[str], given: str | None
+    tmp_path: Path, symbols: str, built: list[str], shim: str | None
 ) -> None:
     """A shim that has functions which the job's MPI lacks would fail the job's calls, however new it is."""
     for path, text in (("bin/mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n"), ("lib/libmpi.so.40", symbols)):
@@ -251,8 +251,8 @@ def test_task_prolog_gives_no_shim_of_another_mpi(
         os.utime(tmp_path / "cache/hindmost" / name, (1000 - age, 1000 - age))
     said = prolog(tmp_path, {"SLURM_JOB_ID": "77", "PATH": f"{tmp_path / 'mpi/bin'}:{os.environ['PATH']}"})
     preloaded = [line for line in said.splitlines() if line.startswith("export LD_PRELOAD=")]
-    assert preloaded == ([f"export LD_PRELOAD={tmp_path / 'cache/hindmost' / given}"] if given else [])
-    assert ("export HINDMOST_MPI=python" in said) == (given is None)
+    assert preloaded == ([f"export LD_PRELOAD={tmp_path / 'cache/hindmost' / shim}"] if shim else [])
+    assert ("export HINDMOST_MPI=python" in said) == (shim is None)
 
 
 @pytest.mark.parametrize(

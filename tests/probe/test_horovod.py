@@ -139,9 +139,9 @@ def test_a_rank_that_moves_goes_on_in_another_ring(horovod: Any, tmp_path: Path)
 
 def test_a_process_set_counts_for_itself(horovod: Any, tmp_path: Path) -> None:
     """What some ranks do among themselves does not put the others' calls out of step."""
-    some = SimpleNamespace(process_set_id=1, ranks=[0, 2])
+    subset = SimpleNamespace(process_set_id=1, ranks=[0, 2])
     horovod.allreduce(1)
-    assert horovod.allreduce(2, process_set=some) == 2
+    assert horovod.allreduce(2, process_set=subset) == 2
     horovod.allreduce(3, process_set=SimpleNamespace(process_set_id=0, ranks=[0, 1]))
     assert events(tmp_path, 0) == [("all_reduce", 0), ("all_reduce", 0), ("all_reduce", 1)]
     (path,) = tmp_path.glob("0.py.*.ring")

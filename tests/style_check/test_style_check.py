@@ -137,7 +137,13 @@ def test_masked_text_has_the_length_of_its_source() -> None:
 def test_a_name_that_says_nothing_is_a_finding_in_the_packages(tree: Path, code: str) -> None:
     """Whatever it names; what is only read is named elsewhere."""
     assert len(findings(tree, "agent/a.py", f"x = {code!r}\n{code}\nprint(told)\n")) == 1
-    assert findings(tree, "bench/a.py", f"{code}\n") == []
+    assert findings(tree, "deploy/a.py", f"{code}\n") == []
+
+
+@pytest.mark.parametrize(("code", "count"), [("told = 1", 1), ("def test_it(given): ...", 1), ("def known(): ...", 0)])
+def test_in_tests_and_benches_helpers_may_say_what_was_known(tree: Path, code: str, count: int) -> None:
+    """No variable there is named by a word that is no name at all."""
+    assert [len(findings(tree, f"{folder}/a.py", f"{code}\n")) for folder in ("bench", "tests")] == [count, count]
 
 
 def test_a_variable_of_a_few_lines_may_say_what_was_found(tree: Path) -> None:

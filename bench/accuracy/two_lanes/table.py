@@ -37,13 +37,13 @@ def tables(results: list[Result]) -> list[str]:
 
 
 def _row(name: str, found: list[Result]) -> str:
-    large, few = ([result for result in found if (result["ranks"] >= COHORT) == many] for many in (True, False))
+    large, small = ([result for result in found if (result["ranks"] >= COHORT) == many] for many in (True, False))
     named = [result for result in found if result["cause"] is not None]
     late = [result["late"] for result in found if result["late"] is not None]
     costs = [result["cost"] for result in found if result["cost"] is not None]
     shares = [
         wilson(sum(one["exact"] for one in large), len(large)),
-        wilson(sum(one["exact"] for one in few), len(few)),
+        wilson(sum(one["exact"] for one in small), len(small)),
         wilson(sum(one["cause"] == "right" for one in named), len(named)),
         wilson(sum(one["cause"] != "wrong" for one in named), len(named)),
         wilson(sum(abs(one) <= STEPS for one in late), len(late)),

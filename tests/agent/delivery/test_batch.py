@@ -46,8 +46,8 @@ def test_a_phase_that_a_step_did_not_have_is_unmeasured(
 def test_ranks_that_come_within_a_batch_have_a_block_of_their_own() -> None:
     """What was read before they came keeps the series that it was read with."""
     builder = Builder("n")
-    few, more = reading(range(2)), reading(range(3), time_ns=10)
-    for one in (few, more, few._replace(time_ns=20)):
+    two, more = reading(range(2)), reading(range(3), time_ns=10)
+    for one in (two, more, two._replace(time_ns=20)):
         builder.reading(one)
     packed = builder.pack()
     blocks = wire.Batch.FromString(b"".join(packed.parts)).metrics

@@ -139,10 +139,10 @@ def test_whatever_records_hold_becomes_rows_that_can_be_sent(
 
 def test_operations_of_many_names_keep_them() -> None:
     """More names than a byte can number, from rings that number them differently."""
-    given = [Call(f"operation {number * 7 % 300}", 1, number, 5, 5, 8, 0, -1, 0, -1, -1) for number in range(400)]
-    both = calls(given[:200])
-    both.extend(calls(given[200:]))
-    assert rows(both) == given
+    recorded = [Call(f"operation {number * 7 % 300}", 1, number, 5, 5, 8, 0, -1, 0, -1, -1) for number in range(400)]
+    both = calls(recorded[:200])
+    both.extend(calls(recorded[200:]))
+    assert rows(both) == recorded
 
 
 @pytest.mark.parametrize("capacity", [64])

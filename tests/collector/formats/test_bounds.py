@@ -132,9 +132,9 @@ def test_a_log_of_steps_without_their_start_is_told_what_it_lacks(tmp_path: Path
     """In one line, and not with all formats that could be read."""
     (tmp_path / "steps.0.jsonl").write_text('{"step": 0, "t_end": 5}\n')
     message = rf"^{tmp_path}/steps\.0\.jsonl: no t_start; needs step, t_start, t_end in each line$"
-    for given in (tmp_path, tmp_path / "steps.0.jsonl"):
+    for path in (tmp_path, tmp_path / "steps.0.jsonl"):
         with pytest.raises(UsageError, match=message):
-            load(given)
+            load(path)
 
 
 def test_what_was_injected_into_a_recording_is_never_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -159,11 +159,11 @@ async def test_what_fails_in_an_unforeseen_way_is_set_aside(
         brittle = collector.decoder if failing == "add" else collector.ingest.definitions
         real, left = getattr(brittle, failing), [2]
 
-        def fails_twice(*given):
+        def fails_twice(*arguments):
             left[0] -= 1
             if left[0] >= 0:
                 raise ZeroDivisionError("no such thing")
-            return real(*given)
+            return real(*arguments)
 
         monkeypatch.setattr(brittle, failing, fails_twice)
         agent = fake_agent(collector.addresses["grpc"])

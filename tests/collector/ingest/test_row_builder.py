@@ -215,8 +215,8 @@ def test_chosen_rows_of_one_value_are_that_value():
     """Rows that are picked from such a column are as many of that value, and no row means no row."""
     table = {"a": repeated(4, 3), "b": np.arange(3)}
     assert chosen(table, np.ones(3, bool)) is table
-    some = chosen(table, np.array([True, False, True]))
-    assert (some["a"].tolist(), some["b"].tolist()) == ([4, 4], [0, 2])
+    rows = chosen(table, np.array([True, False, True]))
+    assert (rows["a"].tolist(), rows["b"].tolist()) == ([4, 4], [0, 2])
     none = chosen(table, np.zeros(3, bool))
     assert (len(none["a"]), len(none["b"])) == (0, 0)
     assert not is_constant(none["a"])

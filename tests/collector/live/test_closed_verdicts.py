@@ -24,11 +24,11 @@ def over() -> dict[str, Any]:
 def live(report: dict[str, Any], last_step: int) -> LiveJob:
     """A job of this report, whose ranks have come so far."""
     job = LiveJob("a", 0)
-    job.report, job.window = report, Told(last_step)
+    job.report, job.window = report, WindowOfSteps(last_step)
     return job
 
 
-class Told(Window):
+class WindowOfSteps(Window):
     """A window of which the newest step is known, and nothing else."""
 
     def __init__(self, last_step: int) -> None:

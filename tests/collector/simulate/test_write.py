@@ -97,14 +97,14 @@ def test_noise_and_clocks_are_set_on_the_command_line(tmp_path: Path) -> None:
 
 
 #: The expected verdict on a job with each fault: kind, and the named ranks.
-_TOLD = {"hang": ("hang", (5,)), "desync": ("desync", (5,)), "network": ("slow_link", ())}
+_WITHOUT_CAUSE = {"hang": ("hang", (5,)), "desync": ("desync", (5,)), "network": ("slow_link", ())}
 #: Of these folders of traces tell that something is computed longer at the usual clock, and no more.
 _COMPUTED = ("compute", "gpu_contention", "workload")
 
 
 def faulty(cause: str) -> Scenario:
     """A job of 16 ranks with one fault, from step 40 on where it has to begin."""
-    onset = 40 if cause in _TOLD else 0
+    onset = 40 if cause in _WITHOUT_CAUSE else 0
     return Scenario(16, 80, seed=4, layout="fsdp", faults=(Fault(cause, (5,), 0.12, onset=onset),))
 
 
@@ -114,7 +114,7 @@ def test_what_trace_folders_hold_is_read_from_them(tmp_path: Path, cause: str) -
     made = simulate(faulty(cause))
     write(made.run, tmp_path / "traces", "traces")
     first = judge(load(tmp_path / "traces")).verdicts[0]
-    assert (first.kind, first.ranks) == _TOLD.get(cause, ("straggler", (5,)))
+    assert (first.kind, first.ranks) == _WITHOUT_CAUSE.get(cause, ("straggler", (5,)))
     assert first.cause == (cause if cause in CAUSE_SHOWN and cause not in ("hang", "desync") else "unknown")
     if first.kind == "straggler":
         lost = (made.truth.total_ns - made.truth.repaired_ns) / 80 / 1e6
