@@ -46,9 +46,12 @@ OWN = ("hindmost", "secured")
 COUNTERS = ("batches", "duplicate_batches", "missing_batches", "shed_samples", "malformed_blocks", "store_failures")
 
 
-def page(address: str) -> str:
+def metrics(address: str, secret: str) -> str:
     """The collector's metrics."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=120) as answer:
+    request = urllib.request.Request(f"http://{address}/metrics")
+    if secret:
+        request.add_header("Authorization", f"Bearer {secret}")
+    with urllib.request.urlopen(request, timeout=120) as answer:  # noqa: S310 - loopback
         text: str = answer.read().decode()
     return text
 
@@ -60,9 +63,9 @@ def quantile(text: str, share: float) -> float:
     return next(bound for bound, count in buckets if count >= share * buckets[-1][1])
 
 
-def collected(address: str) -> dict[str, Any]:
+def collected(address: str, secret: str) -> dict[str, Any]:
     """What the collector says of itself after the load."""
-    text = page(address)
+    text = metrics(address, secret)
     values = {name: re.search(rf"^hindmost_collector_{name}(?:_total)? (\S+)", text, re.M) for name in COUNTERS}
     seconds = {
         name: re.search(rf"^hindmost_collector_{name}_seconds_total (\S+)", text, re.M)
@@ -83,10 +86,11 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
     """
     with tempfile.TemporaryDirectory() as directory, tempfile.TemporaryDirectory() as proofs:
         own = ["-m", "hindmost", "collector", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0", "--store", directory]
-        environ = ENVIRONMENT
+        environ, secret = ENVIRONMENT, ""
         if server == "secured":
             made, _ = proof(Path(proofs), "bench", encrypted=True)
             own += made.collector_options
+            secret = (made.folder / "secret").read_text().strip()
             environ = {**ENVIRONMENT, **made.variables(elsewhere=True)}
         command = own if server in OWN else ["-m", "bench.collector_load", "--serve", server]
         started = subprocess.Popen([sys.executable, *command], stdout=subprocess.PIPE, text=True, env=ENVIRONMENT)
@@ -103,7 +107,7 @@ def measure(server: str, count: int, seconds: int, pages: int = 0) -> dict[str, 
             opened = [OpenPage(addresses["http"]) for _ in range(pages if addresses["http"] else 0)]
             cpu, peak = watched(psutil.Process(started.pid), client, settle, seconds)
             done = json.loads(client.communicate(timeout=seconds + 180)[0])
-            figures = collected(addresses["http"]) if addresses["http"] else {}
+            figures = collected(addresses["http"], secret) if addresses["http"] else {}
             figures |= {"pages": pages} if opened else {}
             for one in opened:
                 figures |= one.close()
