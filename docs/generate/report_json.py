@@ -86,7 +86,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "incarnations": "its starts, where it was started again with another number of ranks",
         },
     ),
-    contract.Bound: (
+    contract.StepLimit: (
         "job.bound",
         {"by": f"one of {', '.join(f'`{one}`' for one in contract.BOUNDS)}", "evidence": "the figures behind it"},
     ),
