@@ -7,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from hindmost.errors import HindmostError
+from hindmost_cli import launchers
+from hindmost_cli.run import environment, session
 
 from tests.waiting import wait_until
 
@@ -131,3 +134,23 @@ def _state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
         return "Z"
+
+
+def test_what_is_compiled_at_first_use_is_no_part_of_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's time begins with its collector: by then the native parts are there."""
+    happened: list[str] = []
+
+    def compiled(*_: object) -> tuple[dict[str, Path], list[str]]:
+        happened.append("compiled")
+        return {}, []
+
+    def started(*_: object) -> None:
+        happened.append("started")
+        raise HindmostError("it does not start here")
+
+    monkeypatch.setattr(environment, "native_libraries", compiled)
+    monkeypatch.setattr(session, "_collector", started)
+    request = session.RunRequest(("true",), tmp_path / "run", "compiled-first", False, None)
+    with pytest.raises(HindmostError):
+        session.Session.start(request, launchers.find(("true",)), dict(os.environ), print)
+    assert happened == ["compiled", "started"]

@@ -218,6 +218,9 @@ class Session:
         job = environment.job_id(request.job_id, request.command, environ)
         if request.listen:
             environment.must_be_free(request.listen)
+        program = Path(foreground.find(request.command[0], environ))
+        # They are compiled at first use, which is no part of the job: its time begins with the collector.
+        native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         directory, note = environment.run_directory(request.out, job)
         if note:
             say(note)
@@ -238,8 +241,6 @@ class Session:
                 daemon.kill()
             environment.remove_rings(rings)
             raise
-        program = Path(foreground.find(request.command[0], environ))
-        native, notes = environment.native_libraries([*launcher.NATIVE, "ring"], environ, program)
         no_ring = environment.no_room_for_a_ring(rings)
         ours = environment.variables(
             environ, job=job, rings=rings, collector=said["grpc"], launcher=launcher.NAME, native=native
