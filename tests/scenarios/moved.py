@@ -36,10 +36,14 @@ def shifted(run: Run, offsets: Mapping[str, int]) -> Run:
 
 
 def without_first_steps(run: Run, share: float) -> Run:
-    """As if recording had begun later: without this share of the marked steps, and the collectives launched in them."""
-    number = np.unique(run.steps["step"])
+    """As if recording had begun later: without this share of the marked steps, and the collectives before the rest."""
+    steps, calls = run.steps, run.collectives
+    number = np.unique(steps["step"])
     first = number[int(share * len(number))]
-    tables = {"steps": run.steps, "collectives": run.collectives}
-    return replace(
-        run, **{name: {n: col[one["step"] >= first] for n, col in one.items()} for name, one in tables.items()}
-    )
+    begun = steps["start_ns"][steps["step"] == first].min()
+    later = calls["step"] >= first if (calls["step"] >= 0).any() else calls["start_ns"] >= begun
+    for comm in np.unique(calls["comm"]):  # all ranks from the same one on
+        of = calls["comm"] == comm
+        later[of] = calls["seq"][of] >= calls["seq"][of & later].min(initial=np.iinfo(np.int64).max)
+    held = {"steps": (steps, steps["step"] >= first), "collectives": (calls, later)}
+    return replace(run, **{name: {n: col[where] for n, col in one.items()} for name, (one, where) in held.items()})

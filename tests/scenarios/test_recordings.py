@@ -150,6 +150,14 @@ def test_a_queue_of_launches_is_no_difference_of_clocks() -> None:
     assert verdict.cost_ms_per_step == pytest.approx(25.9, rel=0.2)
 
 
+@pytest.mark.parametrize("share", [0.1, 0.25])
+def test_workers_that_one_rank_waits_for_in_turn_are_slow_in_every_batch(share: float) -> None:
+    """Rank 1 waits in every second step, for one of its two workers; its peers never do. That is no stall."""
+    run = without_first_steps(recorded(OURS / "ddp-observed-throttled-workers-rank1.tar.xz"), share)
+    (verdict,) = judge(run).verdicts
+    assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", (1,), "io")
+
+
 def test_a_rank_that_ended_with_its_job_was_not_gone_before() -> None:
     """An interrupt's SIGTERM ended rank 2, in `time.sleep` of its script: the others did not wait for its end."""
     (verdict,) = judge(recorded(OURS / "mpi-observed-ring-asleep-rank2.tar.xz")).verdicts

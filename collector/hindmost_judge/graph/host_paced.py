@@ -207,6 +207,8 @@ _AHEAD = 0.1
 _TURNS, _WAITS = 6, 0.02
 #: A rank waits for a batch that takes this share of what a worker needs for it; less may be the fetch itself.
 _WAITED = 0.1
+#: Processes of a rank at the usual sample from which on it has workers.
+_SEEN = 0.5
 #: A step counts for at most as much as this share of the steps do not exceed: stalls come in no turns.
 _CLIPPED = 0.95
 
@@ -215,7 +217,8 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     """The blocks with loaders' work in place of delays, where ranks wait for workers in turn; else as they are.
 
     A worker that the loop waits for twice, a turn apart, worked all the time in between. Of a rank that does not wait,
-    nothing is known but that its workers are faster: they are taken to be as those of the typical rank usually are.
+    nothing is known but that its workers are faster: they are taken to be as those of the typical rank usually are. If
+    only one rank waits, it is late by that.
     """
     turn = length(blocks)
     loads = _loads(blocks, run, turn) if turn > 1 else None
@@ -228,7 +231,8 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     lasted = np.where(np.isnan(lasted), usual, lasted)
     waited = np.nan_to_num(mean_of_turn(fetched, turn))
-    delay = np.minimum(lasted - peers_median(lasted), waited)
+    alone = _alone(loads[0]) is not None
+    delay = waited - peers_median(waited) if alone else np.minimum(lasted - peers_median(lasted), waited)
     return replace(
         blocks,
         turn=turn,
@@ -249,7 +253,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
 def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats] | None:
     """[R, N] ns a step that each rank's loader takes, in all steps and in those of the blocks; NaN: unknown.
 
-    ``None`` where it is known of one rank only: then nothing tells whether that is slow.
+    ``None`` where it is known of no rank, or of one that is not seen to have workers: it may as well stall.
     """
     table = columns_that_fill(phases.training(run.steps), "step")
     numbers = np.union1d(table["step"], blocks.steps).astype(np.int64)
@@ -263,8 +267,16 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats] | None:
     since = ready[:, :turn] - times["start_ns"][:, :1]  # workers start all at once, with the first step
     started = np.maximum(median(since[:, 0] - turn * median(loads, axis=1)), 0.0)
     loads[:, :turn] = np.where(waits[:, :turn], (since - started) / turn, np.nan)
-    several = np.sum(~np.isnan(loads).all(axis=1)) > 1
-    return (loads, loads[:, np.searchsorted(numbers, blocks.steps)]) if several else None
+    workers, alone = blocks.gauge("children"), _alone(loads)
+    seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
+    known = seen and not np.isnan(loads).all()
+    return (loads, loads[:, np.searchsorted(numbers, blocks.steps)]) if known else None
+
+
+def _alone(loads: Floats) -> int | None:
+    """The only row of [R, N] of which anything is known; ``None`` where there are none or several."""
+    rows = np.flatnonzero(~np.isnan(loads).all(axis=1))
+    return int(rows[0]) if len(rows) == 1 else None
 
 
 def length(blocks: Blocks) -> int:
