@@ -17,7 +17,7 @@ from hindmost_agent.sampler import NS, Host
 from tests.agent.anonymous import Anonymous
 from tests.agent.conftest import FakeNvml
 from tests.agent.nvml_recording import PlayedNvml, RecordingNvml
-from tests.agent.record_node import FEW, Kept, named
+from tests.agent.record_node import MOST, Kept, named
 
 SCRIPT = Path(__file__).with_name("record_node.py")
 CONTAINER = "4f1c9a0b77e2d3c4a5b6978810aa22bb33cc44dd55ee66ff7788990011223344"
@@ -105,11 +105,11 @@ def test_of_many_cores_and_threads_the_first_few_are_kept_whole() -> None:
     """Each with all of its files; how many were left out is said."""
     names = [f"sys/devices/system/cpu/cpu{core}/cpufreq/{name}" for core in range(192) for name in ("a", "b")]
     kept = Kept([*names, "proc/9/task/9/stat", "proc/stat"])
-    assert [name for name in names if kept.keeps(name)] == names[: 2 * FEW]
+    assert [name for name in names if kept.keeps(name)] == names[: 2 * MOST]
     assert kept.keeps("proc/9/task/9/stat")
-    assert kept.left_out == {"sys/devices/system/cpu/cpu*": 192 - FEW}
+    assert kept.left_out == {"sys/devices/system/cpu/cpu*": 192 - MOST}
     long = "version 17\n" + "".join(f"cpu{core} {'0 ' * 99}\ndomain0 {'0 ' * 99}\n" for core in range(192))
-    assert kept.shortened("proc/schedstat", long) == long[: long.index(f"cpu{FEW} ")]
+    assert kept.shortened("proc/schedstat", long) == long[: long.index(f"cpu{MOST} ")]
     assert kept.shortened("proc/schedstat", "cpu0 1\ncpu9 1\n") == "cpu0 1\ncpu9 1\n"
 
 

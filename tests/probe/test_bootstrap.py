@@ -1,4 +1,4 @@
-"""How the probe gets into a training process, and how it stays out of everything else: real processes, no framework."""
+"""How the probe gets into a training process, stays out of everything else, and has its last word: real processes."""
 
 import fcntl
 import os
@@ -278,3 +278,25 @@ def test_a_profiler_that_a_script_sets_goes_behind_hindmosts(job: Job, theirs: s
     )
     done = job.python("-c", script, **RANK, HINDMOST_NCCL_PLUGIN="ours.so", NCCL_PROFILER_PLUGIN=theirs)
     assert done.stdout == f"{slot};{behind}\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("raise ValueError('x')", ["raised ValueError at job.py:2"]),
+        ("__import__('json').loads('{')", ["raised JSONDecodeError at job.py:2"]),
+        ("__import__('sys').exit(3)", []),
+        ("raise KeyboardInterrupt", ["raised KeyboardInterrupt at job.py:2"]),
+        ("try: 1 / 0\nexcept ZeroDivisionError: pass", []),
+    ],
+)
+def test_an_exception_is_told_with_the_job_s_own_line(tmp_path: Path, body: str, said: list[str]) -> None:
+    """Also where a library raised it; an exit and what was caught are no exception."""
+    (tmp_path / "job.py").write_text(f"import hindmost.bootstrap; hindmost.bootstrap.start()\n{body}\n")
+    placed = {"RANK": "0", "WORLD_SIZE": "2", "HINDMOST_JOB_ID": "j", "HINDMOST_RING_DIR": str(tmp_path / "rings")}
+    environ = {**os.environ, **placed}
+    subprocess.run([sys.executable, str(tmp_path / "job.py")], env=environ, capture_output=True, check=False)
+    (path,) = (tmp_path / "rings").glob("*.py.*.ring")
+    reader = ring.Reader(path)
+    assert [one.name for one in reader.poll() if one.kind == ring.MARK and one.name.startswith("raised")] == said
+    assert reader.closed
