@@ -135,7 +135,7 @@ class Node:
             "rss_mib": round(
                 int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1
             ),
-            "held": held(self),
+            "held": memory_of(self),
             "open_files": len(list(Path("/proc/self/fd").iterdir())),
             "folders_of_jobs": len(list((self.shm / "hindmost-0").iterdir())),
             "spool_files": len(list(self.spool._folder.glob("*.spool"))) if self.spool._folder else 0,
@@ -143,7 +143,7 @@ class Node:
         }
 
 
-def held(root: object) -> dict[str, int]:
+def memory_of(root: object) -> dict[str, int]:
     """How many objects ``root`` leads to, itself included, and their bytes."""
     seen: dict[int, object] = {}
     todo = [root]

@@ -27,7 +27,7 @@ from hindmost_collector.options import Options
 from hindmost_collector.store.parquet.compaction import Retention, Upkeep
 from hindmost_proto import telemetry_pb2 as wire
 
-from bench.agent_years import held
+from bench.agent_years import memory_of
 
 if TYPE_CHECKING:
     from hindmost_collector.ingest.session import AgentSession, Outbox
@@ -154,7 +154,7 @@ class Service:
             "hours": round(self.now_ns / NS / 3600, 2),
             "jobs": jobs,
             "rss_mib": round(pages * os.sysconf("SC_PAGE_SIZE") / 2**20, 1),
-            "held": held(self.collector),
+            "held": memory_of(self.collector),
             "open_files": len(list(Path("/proc/self/fd").iterdir())),
             "store_mib": round(sum(one.stat().st_size for one in folder.rglob("*") if one.is_file()) / 2**20, 2),
         }

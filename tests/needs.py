@@ -21,21 +21,21 @@ FETCHED_PYTHON = Path(__file__).parents[1] / ".cache/python3.14/bin/python3.14"
 
 def _mounts() -> bool:
     tried = ["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /dev/shm"]
-    return programs.found("unshare") and not subprocess.run(tried, capture_output=True, check=False).returncode
+    return programs.is_installed("unshare") and not subprocess.run(tried, capture_output=True, check=False).returncode
 
 
 #: What is no program, and whether it is here.
 CONDITIONS: dict[str, Callable[[], bool]] = {
     "root": lambda: os.geteuid() == 0,
     "the right to mount": _mounts,
-    "python3.14": lambda: sys.version_info >= (3, 14) or FETCHED_PYTHON.exists() or programs.found("python3.14"),
+    "python3.14": lambda: sys.version_info >= (3, 14) or FETCHED_PYTHON.exists() or programs.is_installed("python3.14"),
 }
 
 
 @cache
 def is_here(what: str) -> bool:
     """Whether this machine has the program or the right."""
-    return CONDITIONS[what]() if what in CONDITIONS else programs.found(what)
+    return CONDITIONS[what]() if what in CONDITIONS else programs.is_installed(what)
 
 
 def need(*needs: str) -> None:

@@ -49,14 +49,14 @@ ALIKE = {
 POLICY = Path("/usr/sbin/policy-rc.d")
 
 
-def found(program: str) -> bool:
+def is_installed(program: str) -> bool:
     """Whether PATH has the program, or one that stands for it."""
     return any(shutil.which(name) for name in (program, *(ALIKE["cc"] if program == "cc" else ())))
 
 
 def install() -> int:
     """Install what is missing, with apt; the exit code."""
-    lacking = {name: packages for name, packages in PACKAGES.items() if not found(name)}
+    lacking = {name: packages for name, packages in PACKAGES.items() if not is_installed(name)}
     wanted = sorted({package for packages in lacking.values() for package in packages.split()})
     if not wanted:
         return _end(0, "Everything that tests use is installed.")

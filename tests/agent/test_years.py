@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.agent_years import Node, held
+from bench.agent_years import Node, memory_of
 
 WARM, MORE = 12, 24
 #: Not the writers: they are the ranks'.
@@ -23,10 +23,10 @@ def test_an_agent_holds_nothing_of_jobs_that_are_over(tmp_path: Path, monkeypatc
     node = Node(tmp_path)
     for number in range(WARM):
         node.job(number)
-    before, files = held(node), open_files()
+    before, files = memory_of(node), open_files()
     for number in range(WARM, WARM + MORE):
         node.job(number)
-    after = held(node)
+    after = memory_of(node)
     assert after["objects"] - before["objects"] < MORE
     assert after["bytes"] - before["bytes"] < MORE * 100
     assert open_files() <= files

@@ -17,7 +17,7 @@ from hindmost_collector.store.parquet.store import read_run
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
-from bench.agent_years import held
+from bench.agent_years import memory_of
 from bench.collector_years import Service
 
 DAY = 86400
@@ -108,14 +108,14 @@ async def test_many_jobs_at_once(collecting, fake_agent, tmp_path, monkeypatch):
     """Twenty jobs at once, over gRPC, each recorded apart; beyond the limit they are recorded and not watched live."""
     monkeypatch.setattr(service, "JOB_LIMIT", 15)
 
-    async def one(collector, number):
+    async def small_job(collector, number):
         agent = fake_agent(collector.addresses["grpc"], agent_id=str(number), node=f"n{number}", job=f"job{number}")
         await agent.connect()
         await agent.deliver(range(number + 1))
         await agent.close()
 
     async with collecting(store=str(tmp_path)) as collector:
-        await asyncio.gather(*(one(collector, number) for number in range(20)))
+        await asyncio.gather(*(small_job(collector, number) for number in range(20)))
         assert len(collector.jobs) == 15
     assert [len(read_run(tmp_path / f"job{number}").steps["step"]) for number in range(20)] == [
         2 * (number + 1) for number in range(20)
@@ -202,7 +202,7 @@ async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeyp
     for number in range(WARM + MORE):
         await service.job(number, MINUTES)
         if number in {WARM - 1, WARM + MORE - 1}:
-            states.append(held(service.collector))
+            states.append(memory_of(service.collector))
     await service.close()
     before, after = states
     assert after["objects"] - before["objects"] < MORE

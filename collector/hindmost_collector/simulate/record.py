@@ -102,7 +102,7 @@ def _of_nodes(scenario: Scenario, values: Array) -> Array:
     return np.asarray(np.repeat(most, np.diff(np.append(first, scenario.ranks)), axis=1))
 
 
-def told_by(scenario: Scenario, metric: Metric, ranks: range) -> list[int]:
+def reporting_ranks(scenario: Scenario, metric: Metric, ranks: range) -> list[int]:
     """Which of these ranks have a series of this metric: of a node's own, the first rank of each node stands for it."""
     return [rank for rank in ranks if not metric.resource or rank % scenario.gpus_per_node == 0]
 
@@ -110,7 +110,7 @@ def told_by(scenario: Scenario, metric: Metric, ranks: range) -> list[int]:
 def _series(scenario: Scenario, metric: Metric, times: Array, values: Array) -> Table:
     """Long rows, rank by rank."""
     count = times.shape[0]
-    ranks = told_by(scenario, metric, range(scenario.ranks))
+    ranks = reporting_ranks(scenario, metric, range(scenario.ranks))
     times, values = times[:, ranks], values[:, ranks]
     labels = [json.dumps(labels_of(scenario, metric, rank)) for rank in ranks]
     return table(

@@ -32,9 +32,9 @@ from hindmost_collector.simulate.record import (
     in_flight,
     labels_of,
     on_host_clock,
+    reporting_ranks,
     sampled,
     steps_of,
-    told_by,
 )
 from hindmost_collector.simulate.record import node as node_of
 
@@ -325,7 +325,7 @@ class Job:
         self.sequence[node] = self.sequence.get(node, 0) + 1
         batch = wire.Batch(sequence=self.sequence[node])
         if len(at):
-            whose = {metric: told_by(self.scenario, metric, self.ranks(node)) for metric in samples}
+            whose = {metric: reporting_ranks(self.scenario, metric, self.ranks(node)) for metric in samples}
             values = np.concatenate([samples[metric][:, ranks] for metric, ranks in whose.items()], axis=1)
             times = (NODE_BASE_NS + at).astype(np.int64)
             batch.metrics.append(wire.MetricBlock(schema=self._schemas[node].ref, time_ns=times, values=values.ravel()))
@@ -403,7 +403,7 @@ class Job:
                 labels=labels_of(self.scenario, metric, rank),
             )
             for metric in samples
-            for rank in told_by(self.scenario, metric, self.ranks(node))
+            for rank in reporting_ranks(self.scenario, metric, self.ranks(node))
         ]
 
     def _communicators(self, node: int) -> Iterator[wire.Communicator]:

@@ -314,7 +314,7 @@ def talk() -> Talk:
     return Talk(trips, said, now)
 
 
-def beside(talk: Talk) -> wire.AgentMessage:
+def leaving(talk: Talk) -> wire.AgentMessage:
     """A batch that leaves now, as it arrives."""
     batch = wire.AgentMessage(batch=wire.Batch(sequence=7)).SerializeToString()
     return wire.AgentMessage.FromString(batch + talk.trips.beside())
@@ -347,10 +347,10 @@ def test_later_ones_go_with_batches(talk: Talk) -> None:
     talk.said.clear()
     talk.trips.due()
     talk.now[0] = 9000
-    asking = beside(talk)
+    asking = leaving(talk)
     assert (asking.batch.sequence, asking.asked_ns, asking.HasField("measured")) == (7, 9000, False)
     talk.answer(asking.asked_ns)
-    telling = beside(talk)
+    telling = leaving(talk)
     assert (telling.batch.sequence, telling.asked_ns) == (7, 0)
     assert (telling.measured.sent_ns, telling.measured.returned_ns) == (9000, 9000 + 2 * WAY)
     assert telling.measured.received_ns == telling.measured.replied_ns == 9000 + AHEAD + WAY

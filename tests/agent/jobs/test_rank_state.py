@@ -33,7 +33,7 @@ def producer(tmp_path: Path, writer: ring.Writer) -> Producer:
     return found
 
 
-def said(producer: Producer, now_ns: int) -> tuple[wire.RankState.Life, list[tuple[str, int]]]:
+def reported(producer: Producer, now_ns: int) -> tuple[wire.RankState.Life, list[tuple[str, int]]]:
     state = RankStates().look(producer, 5, now_ns)
     assert state is not None
     return state.life, [(one.name, one.seq) for one in state.in_flight]
@@ -41,14 +41,14 @@ def said(producer: Producer, now_ns: int) -> tuple[wire.RankState.Life, list[tup
 
 def test_only_what_is_open_for_long_is_in_flight_of_a_running_rank(producer: Producer) -> None:
     """An operation that was merely met at the moment of looking is no news."""
-    assert said(producer, ENTERED_NS + OPEN_NS) == (wire.RankState.RUNNING, [])
-    assert said(producer, ENTERED_NS + OPEN_NS + 1) == (wire.RankState.RUNNING, [("all_reduce", 3)])
+    assert reported(producer, ENTERED_NS + OPEN_NS) == (wire.RankState.RUNNING, [])
+    assert reported(producer, ENTERED_NS + OPEN_NS + 1) == (wire.RankState.RUNNING, [("all_reduce", 3)])
 
 
 def test_a_rank_that_vanished_is_still_where_it_was(producer: Producer) -> None:
     """Its ring outlives it, and says in what it died, however shortly before it had entered that."""
     producer.gone_ns = ENTERED_NS + 2
-    assert said(producer, ENTERED_NS + 2) == (wire.RankState.VANISHED, [("all_reduce", 3)])
+    assert reported(producer, ENTERED_NS + 2) == (wire.RankState.VANISHED, [("all_reduce", 3)])
 
 
 def test_a_framework_that_is_imported_later_is_news(producer: Producer, writer: ring.Writer) -> None:
@@ -119,7 +119,7 @@ def test_a_rank_that_finished_is_in_nothing(producer: Producer, writer: ring.Wri
     """A ring that was closed in order leaves nothing open, whatever its table still holds."""
     writer.close()
     producer.gone_ns = ENTERED_NS + 2
-    assert said(producer, ENTERED_NS + OPEN_NS * 2) == (wire.RankState.FINISHED, [])
+    assert reported(producer, ENTERED_NS + OPEN_NS * 2) == (wire.RankState.FINISHED, [])
 
 
 def write(directory: Path, rank: int, steps: int) -> None:

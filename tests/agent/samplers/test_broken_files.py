@@ -92,7 +92,7 @@ class Bystander(Sampler):
         return [1.0]
 
 
-def beside(host: Host, *kinds: type[Sampler]) -> Runner:
+def with_bystander(host: Host, *kinds: type[Sampler]) -> Runner:
     """These samplers, and one that must be read whatever happens to them."""
     return Runner({kind.name: kind for kind in (*kinds, Bystander)}, host, NS)
 
@@ -113,14 +113,14 @@ def survives(runner: Runner, now_ns: int) -> None:
 def lasting(kind: type[Sampler], host: Host, damage: list[Callable[[bytes], bytes]]) -> list[str]:
     """Does every damage to a sampler that is at work and to one that starts: those after which it does not work as
     before."""
-    runner, harm = beside(host, kind), []
+    runner, harm = with_bystander(host, kind), []
     survives(runner, 0)
     before = set(runner.latest)
     for number, (name, broken) in enumerate(DAMAGES.items(), 1):
         damage[:] = [broken]
         survives(runner, number * 1000 * NS)
         host.own.success.clear()
-        survives(beside(host, kind), 0)
+        survives(with_bystander(host, kind), 0)
         damage.clear()
         survives(runner, (number * 1000 + 500) * NS)
         if set(runner.latest) != before or not all(host.own.success.values()):
@@ -137,7 +137,7 @@ def test_broken_files_break_no_sampler(name: str, root: Path, damage: list[Calla
 @pytest.mark.parametrize("name", samplers.load())
 def test_files_that_vanish_break_no_sampler(name: str, root: Path) -> None:
     """A node whose /proc and /sys are gone between two readings: no sampler stops another, nor itself for good."""
-    runner = beside(whole_node(root, FakeNvml(2)), samplers.load()[name])
+    runner = with_bystander(whole_node(root, FakeNvml(2)), samplers.load()[name])
     survives(runner, 0)
     before = set(runner.latest)
     away = root.rename(root.with_name("away"))
@@ -155,7 +155,7 @@ def test_a_file_may_vanish_while_a_sampler_reads(at: int, root: Path, damage: li
     """The first reads of a tick work and all later ones fail.
 
     What was read by then does no harm, failures are counted, and all are read again afterwards."""
-    runner = beside(whole_node(root, FakeNvml(2)), *samplers.load().values())
+    runner = with_bystander(whole_node(root, FakeNvml(2)), *samplers.load().values())
     survives(runner, 0)
     before = set(runner.latest)
     reads = iter(range(at))

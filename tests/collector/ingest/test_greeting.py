@@ -40,7 +40,7 @@ def hello(agent):
     return wire.Hello(protocol=1, agent_id=agent, node="n", boot_id="b", monotonic_ns=1)
 
 
-async def asked(store):
+async def wait_for_question(store):
     """Until the store has been asked, in its thread."""
     assert await asyncio.to_thread(store.asked.wait, 30)
 
@@ -51,7 +51,7 @@ async def test_agents_do_not_wait_on_the_loop():
 
     ingest = receiving(store)
     first = asyncio.create_task(ingest.greet(hello("a0")))
-    await asked(store)
+    await wait_for_question(store)
     store.known = {"a3@n": 7}
     others = [asyncio.create_task(ingest.greet(hello(f"a{number}"))) for number in range(1, 20)]
     await asyncio.sleep(0)
@@ -70,7 +70,7 @@ async def test_clock_counts_from_the_arrival():
     now = 1_000
     ingest.clock.now = lambda: now
     task = asyncio.create_task(ingest.greet(hello("a")))
-    await asked(store)
+    await wait_for_question(store)
     now = 60_000_000_000
     store.answer.set()
     agent, _ = await task

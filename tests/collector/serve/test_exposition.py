@@ -32,7 +32,7 @@ def definitions():
     return made
 
 
-def shown(metrics):
+def samples(metrics):
     """``(name, node, value)`` of all samples."""
     return sorted(
         (sample.name, sample.labels["node"], sample.value)
@@ -48,7 +48,7 @@ def test_newest_value_of_each_series_is_shown_once(definitions):
     metrics.add([MetricRows.of("n0", 1, np.array([4]), np.array([[9.0, 9.0]]))])
     metrics.add([MetricRows.of("n0", 2, np.array([7]), np.array([[40.5, np.nan]]))])
     metrics.add([MetricRows.of('n"1', 1, np.array([7]), np.array([[np.nan, 8.0]]))])
-    assert shown(metrics) == [
+    assert samples(metrics) == [
         ("hindmost_a", "n0", 3.0),
         ("hindmost_b_total", 'n"1', 8.0),
         ("hindmost_b_total", "n0", 40.5),
@@ -62,7 +62,7 @@ def test_what_is_older_within_a_batch_is_not_taken_for_the_newest(definitions):
     assert decoder.add(packed(wire.Batch(metrics=blocks)), "n0", "j", clock) == []
     chunk = finish(decoder.take()["j"])
     metrics.add(chunk.metrics, in_order=chunk.in_order)
-    assert shown(metrics)[0][2] == 9.0
+    assert samples(metrics)[0][2] == 9.0
 
 
 def test_what_a_spool_held_is_not_taken_for_the_newest(definitions):
@@ -74,7 +74,7 @@ def test_what_a_spool_held_is_not_taken_for_the_newest(definitions):
         assert decoder.add(packed(wire.Batch(metrics=[block])), "n0", "j", clock) == []
         chunk = finish(decoder.take()["j"])
         metrics.add(chunk.metrics, in_order=chunk.in_order)
-        values.append((chunk.in_order, shown(metrics)[0][2]))
+        values.append((chunk.in_order, samples(metrics)[0][2]))
     assert values == [(True, 6.0), (True, 7.0), (False, 7.0), (True, 8.0)]
 
 
@@ -84,7 +84,7 @@ def test_silent_nodes_have_no_values(definitions):
     metrics.add([MetricRows.of("n0", 1, np.array([5]), np.array([[1.0, 2.0]]))])
     metrics.add([MetricRows.of("n1", 1, np.array([9]), np.array([[1.0, 2.0]]))])
     metrics.expire(6)
-    assert {node for _, node, _ in shown(metrics)} == {"n1"}
+    assert {node for _, node, _ in samples(metrics)} == {"n1"}
     metrics.expire(10)
     assert metrics.text() == ""
 
@@ -96,9 +96,9 @@ def test_what_is_sent_seldom_keeps_its_value_between(definitions):
         metrics.add([MetricRows.of("n0", 1, np.array([at * minute]), np.array([[1.0, 2.0]]))])
         metrics.expire((at - 2) * minute, at * minute)
     metrics.expire(20 * minute, 22 * minute)
-    assert shown(metrics)
+    assert samples(metrics)
     metrics.expire(21 * minute, 23 * minute)
-    assert shown(metrics) == []
+    assert samples(metrics) == []
 
 
 @pytest.fixture
@@ -199,15 +199,15 @@ def test_a_job_is_lost_when_no_agent_of_it_is_heard(job, facts, at):
 
 def test_a_lost_job_has_no_values_and_an_ended_one_has_them_once_more(job):
     """What is last known of a job is no news of it; of one that ended, a scrape still gets the last counts."""
-    shown, there = job_metrics.JobPage(), Contact([], 0)
-    assert 'steps_total{job_id="j",rank="1"} 100' in shown.text([job], there)
+    page, there = job_metrics.JobPage(), Contact([], 0)
+    assert 'steps_total{job_id="j",rank="1"} 100' in page.text([job], there)
     gone = Contact([agent(node="n0"), agent(node="n1")], 200 * S)
-    assert {line.split("{")[0] for line in shown.text([job], gone).splitlines() if line[0] != "#"} == {
+    assert {line.split("{")[0] for line in page.text([job], gone).splitlines() if line[0] != "#"} == {
         "hindmost_job_info",
         "hindmost_job_state",
     }
     job.over = True
-    assert ["hindmost_rank_steps_total" in shown.text([job], there) for _ in range(3)] == [True, False, False]
+    assert ["hindmost_rank_steps_total" in page.text([job], there) for _ in range(3)] == [True, False, False]
 
 
 def test_a_job_says_which_object_of_kubernetes_made_it(job):
@@ -258,9 +258,9 @@ def test_the_most_urgent_verdict_is_what_a_person_looks_at_first(job, verdicts, 
 
 def test_the_onset_of_a_verdict_outlives_the_window(job):
     """Once its first step has left the window, the time of it is still known."""
-    job.verdicts, shown = lambda: [SLOW], job_metrics.JobPage()
+    job.verdicts, page = lambda: [SLOW], job_metrics.JobPage()
     for _ in range(2):
-        text = shown.text([job], Contact([], 0))
+        text = page.text([job], Contact([], 0))
         assert list(values(text, "hindmost_verdict_onset_time_seconds").values()) == [2]
         job.window.began_ns = lambda _: None
 

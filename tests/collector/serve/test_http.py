@@ -44,7 +44,7 @@ def page() -> Iterator[served.Page]:
     made.close()
 
 
-def asked(page: served.Page, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
+def response_to(page: served.Page, method: str, path: str, **headers: str) -> tuple[http.client.HTTPResponse, bytes]:
     """The response to a request, and its body."""
     connection = http.client.HTTPConnection(page.address, timeout=200)
     connection.request(method, path, headers=headers)
@@ -55,7 +55,7 @@ def asked(page: served.Page, method: str, path: str, **headers: str) -> tuple[ht
 @pytest.mark.parametrize("path", ["/", "/healthz", "/readyz", "/api/jobs", "/nowhere"])
 def test_head_says_what_get_would(page: served.Page, path: str) -> None:
     """The status, kind and length, and no body."""
-    (head, nothing), (answer, body) = asked(page, "HEAD", path), asked(page, "GET", path)
+    (head, nothing), (answer, body) = response_to(page, "HEAD", path), response_to(page, "GET", path)
     assert (head.status, nothing) == (answer.status, b"")
     assert head.getheader("Content-Type") == answer.getheader("Content-Type")
     if path != "/":  # each page has a nonce of its own, and so another length once compressed
@@ -64,7 +64,7 @@ def test_head_says_what_get_would(page: served.Page, path: str) -> None:
 
 def test_scripts_of_the_page_run_by_its_nonce_only(page: served.Page) -> None:
     """Whatever a job is called, nothing that it injects runs."""
-    response, body = asked(page, "GET", "/")
+    response, body = response_to(page, "GET", "/")
     policy = response.getheader("Content-Security-Policy") or ""
     nonce = policy.partition("'nonce-")[2].partition("'")[0]
     assert nonce
@@ -73,7 +73,7 @@ def test_scripts_of_the_page_run_by_its_nonce_only(page: served.Page) -> None:
 
 def test_what_is_compressed_is_so_for_those_who_take_it(page: served.Page) -> None:
     """curl does not ask for it."""
-    plain, packed = asked(page, "GET", "/"), asked(page, "GET", "/", **{"Accept-Encoding": "gzip"})
+    plain, packed = response_to(page, "GET", "/"), response_to(page, "GET", "/", **{"Accept-Encoding": "gzip"})
     assert (plain[0].getheader("Content-Encoding"), packed[0].getheader("Content-Encoding")) == (None, "gzip")
     assert plain[1].startswith(b"<!doctype html>")
     assert len(packed[1]) < len(plain[1]) / 2
@@ -116,8 +116,8 @@ def test_a_port_in_use_is_an_error_that_names_it(page: served.Page) -> None:
 def test_pages_beyond_the_limit_are_refused_a_stream(page: served.Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """They ask for the state now and then instead."""
     monkeypatch.setattr(served, "STREAMS", 0)
-    assert asked(page, "GET", "/api/events")[0].status == 503
-    assert json.loads(asked(page, "GET", "/api/state")[1])["state"] == "waiting"
+    assert response_to(page, "GET", "/api/events")[0].status == 503
+    assert json.loads(response_to(page, "GET", "/api/state")[1])["state"] == "waiting"
 
 
 @pytest.mark.parametrize(

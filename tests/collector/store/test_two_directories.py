@@ -51,13 +51,15 @@ async def test_what_was_not_acknowledged_is_doubled_and_no_more(collecting, fake
     together = read_together([tmp_path / "a/j", tmp_path / "b/j"])
     assert sorted(together.steps["step"].tolist()) == [step for step in range(6) for _ in range(2)]
     assert len(together.collectives["seq"]) == 12
-    assert asked(tmp_path / "a/j", tmp_path / "b/j", "select count(*) from steps") == [[12]]
-    assert asked(tmp_path / "b", tmp_path / "a", "select job, count(*) from collectives group by job") == [["j", 12]]
+    assert query_rows(tmp_path / "a/j", tmp_path / "b/j", "select count(*) from steps") == [[12]]
+    assert query_rows(tmp_path / "b", tmp_path / "a", "select job, count(*) from collectives group by job") == [
+        ["j", 12]
+    ]
     both = hindmost_collector.open(tmp_path / "a", tmp_path / "b")
     assert sorted(both.run().steps["step"].tolist()) == sorted(together.steps["step"].tolist())
 
 
-def asked(*words):
+def query_rows(*words):
     """What ``hindmost query WORDS --format json`` prints, a list of values a row."""
     parser = argparse.ArgumentParser()
     query.configure(parser)
@@ -72,9 +74,9 @@ def test_a_question_goes_to_all_directories(tmp_path):
     """Each half has its ranks; one that is given twice counts once."""
     first, second = _parts(tmp_path)
     ranks = "select distinct rank from steps order by rank"
-    assert asked(first, ranks) == [[rank] for rank in range(4)]
-    assert asked(first, second, ranks) == [[rank] for rank in range(8)]
-    assert asked(first, first, "select count(*) from steps") == asked(first, "select count(*) from steps")
+    assert query_rows(first, ranks) == [[rank] for rank in range(4)]
+    assert query_rows(first, second, ranks) == [[rank] for rank in range(8)]
+    assert query_rows(first, first, "select count(*) from steps") == query_rows(first, "select count(*) from steps")
     with pytest.raises(UsageError, match="only directories can be read together"):
         hindmost_collector.open(first, "clickhouse://h/db")
     with pytest.raises(UsageError, match="elsewhere is not a directory"):
@@ -84,12 +86,12 @@ def test_a_question_goes_to_all_directories(tmp_path):
 def test_jobs_of_two_stores_are_kept_apart(tmp_path):
     """Rows that are alike are taken once where they are of one job, not where they are of two."""
     first, second = _parts(tmp_path)
-    alone = asked(first, "select count(*) from steps")[0][0]
+    alone = query_rows(first, "select count(*) from steps")[0][0]
     shutil.copytree(first, tmp_path / "again")
-    assert asked(first, tmp_path / "again", "select count(*) from steps") == [[alone]]
+    assert query_rows(first, tmp_path / "again", "select count(*) from steps") == [[alone]]
     meta = json.loads((first / "meta.json").read_bytes())
     (tmp_path / "again/meta.json").write_text(json.dumps(meta | {"job_id": "other"}))
-    by_job = asked(first, tmp_path / "again", second, "select job, count(*) from steps group by job order by job")
+    by_job = query_rows(first, tmp_path / "again", second, "select job, count(*) from steps group by job order by job")
     assert sorted(by_job) == sorted([[meta["job_id"], 2 * alone], ["other", alone]])
 
 
@@ -107,7 +109,7 @@ def test_a_coarser_level_has_one_row_an_interval(tmp_path):
         store.close()
     wanted = "select time_ns, count, min, max, sum, last from metrics_30s order by time_ns"
     for pair in (("a", "b"), ("b", "a")):
-        intervals = asked(*(tmp_path / name for name in pair), wanted)
+        intervals = query_rows(*(tmp_path / name for name in pair), wanted)
         assert intervals == [[0, 3, 1.0, 9.0, 15.0, 1.0], [30 * 10**9, 1, 7.0, 7.0, 7.0, 7.0]]
 
 
