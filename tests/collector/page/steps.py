@@ -6,7 +6,7 @@ from hindmost_judge.overview import Overview
 MS = 1e6
 
 
-def steps_of_late_ranks(first: int, last: int, late: float = 2.0, ranks: int = 3) -> Overview:
+def late_steps(first: int, last: int, late: float = 2.0, ranks: int = 3) -> Overview:
     """Steps of 10 ms, of which rank 1 is late in each, and computes that much longer than the 5 ms of the others."""
     steps = np.arange(first, last + 1)
     delay = np.zeros((ranks, len(steps)))

@@ -14,7 +14,7 @@ from hindmost_collector.page.data import of_heat, of_steps
 from hindmost_collector.page.history import StepHistory
 from hindmost_judge.overview import PLANES
 
-from .steps import steps_of_late_ranks
+from .steps import late_steps
 
 CSS = document.asset("page.css")
 _LIGHT, _DARK = (
@@ -98,7 +98,7 @@ def test_nothing_is_loaded_from_elsewhere() -> None:
 
 def test_one_slow_rank_of_a_thousand_stands_out_of_the_noise() -> None:
     """Its cells are far up the scale, those of all others far down."""
-    found = steps_of_late_ranks(0, 199, late=3.0, ranks=1024)
+    found = late_steps(0, 199, late=3.0, ranks=1024)
     noise = np.abs(np.random.default_rng(1).normal(0.0, 0.2e6, found.planes["delay"].shape))
     history = StepHistory()
     history.add(dataclasses.replace(found, planes={**found.planes, "delay": found.planes["delay"] + noise}))
@@ -112,14 +112,14 @@ def test_one_slow_rank_of_a_thousand_stands_out_of_the_noise() -> None:
 def test_4096_ranks_stay_small_on_the_wire() -> None:
     """A page that is open asks again after 2.5 ms a rank: less than 200 kB a second."""
     history = StepHistory()
-    history.add(steps_of_late_ranks(0, 399, ranks=4096))
+    history.add(late_steps(0, 399, ranks=4096))
     sent = len(gzip.compress(json.dumps(of_steps(history, {}, first=100)).encode(), 1))
     assert sent / (4096 * 0.0025) < 200_000
 
 
 def test_without_any_delay_there_is_no_map_of_delays() -> None:
     """A single rank has no peers: an empty map would look like one that failed."""
-    found = steps_of_late_ranks(0, 399)
+    found = late_steps(0, 399)
     history = StepHistory()
     history.add(
         dataclasses.replace(found, planes={**found.planes, "delay": np.full_like(found.planes["delay"], np.nan)})

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from hindmost_collector.page.history import LEAST, StepHistory, cells_of
 
-from .steps import MS, seen
+from .steps import MS, late_steps
 
 
 def test_steps_are_counted_once_and_gaps_stay_gaps() -> None:
     """A window that reaches back to known steps adds only those that are new."""
     history = StepHistory()
-    history.add(seen(0, 9))
-    history.add(seen(5, 14))
-    history.add(seen(20, 24))
+    history.add(late_steps(0, 9))
+    history.add(late_steps(5, 14))
+    history.add(late_steps(20, 24))
     columns = history.columns()
     assert columns["first"] == [*range(15), *range(20, 25)]
     assert (columns["last"], columns["checkpoint"]) == (24, [7])
@@ -25,7 +25,7 @@ def test_means_do_not_change_as_columns_become_wider() -> None:
     """A job of 10,000 steps has as many columns as one of some hundred, and the same means."""
     history = StepHistory(cells=3 * 6 * LEAST)
     for first in range(0, 10_000, 40):
-        history.add(seen(first, first + 39, late=2.0 if first < 5000 else 4.0))
+        history.add(late_steps(first, first + 39, late=2.0 if first < 5000 else 4.0))
     means = history.means()
     assert means is not None
     assert len(history.columns()["first"]) <= LEAST
@@ -41,7 +41,7 @@ def test_means_do_not_change_as_columns_become_wider() -> None:
 def test_many_jobs_share_what_one_may_keep() -> None:
     """Of each of a thousand jobs there are fewer columns, with the same means."""
     history = StepHistory()
-    history.add(seen(0, 399))
+    history.add(late_steps(0, 399))
     history.bound(cells_of(1) // 3)
     assert len(history.columns()["first"]) == 400
     history.bound(cells_of(12_000))
@@ -53,7 +53,7 @@ def test_many_jobs_share_what_one_may_keep() -> None:
 
 def test_a_lane_of_what_is_sampled_is_one_step_long() -> None:
     """Phases that a GPU times in one of 16 steps, and waits that are known of each, add up to a step all the same."""
-    found = seen(0, 63)
+    found = late_steps(0, 63)
     phases = {name: np.full((3, 64), np.nan) for name in ("gpu_forward", "gpu_backward")}
     for block in phases.values():
         block[:, ::16] = 4 * MS
@@ -71,27 +71,27 @@ def test_a_lane_of_what_is_sampled_is_one_step_long() -> None:
 def test_a_job_that_was_started_again_begins_anew() -> None:
     """Its steps are counted from 0 again."""
     history = StepHistory()
-    history.add(seen(0, 99))
-    history.add(seen(0, 19))
+    history.add(late_steps(0, 99))
+    history.add(late_steps(0, 19))
     assert history.columns()["last"] == 19
 
 
 def test_newest_steps_are_added_only_where_none_is_missing_between() -> None:
     """What a full evaluation brings later would find them known."""
     history = StepHistory()
-    history.add(seen(0, 9), without_gap=True)
+    history.add(late_steps(0, 9), without_gap=True)
     assert not history
-    history.add(seen(0, 9))
-    history.add(seen(15, 19), without_gap=True)
-    history.add(seen(8, 12), without_gap=True)
+    history.add(late_steps(0, 9))
+    history.add(late_steps(15, 19), without_gap=True)
+    history.add(late_steps(8, 12), without_gap=True)
     assert history.columns()["first"] == list(range(13))
 
 
 def test_ranks_that_come_later_have_no_past() -> None:
     """Not measured is no delay of 0."""
     history = StepHistory()
-    history.add(seen(0, 9))
-    history.add(seen(10, 19, ranks=4))
+    history.add(late_steps(0, 9))
+    history.add(late_steps(10, 19, ranks=4))
     heat = history.heat(300)
     assert heat is not None
     assert np.isnan(heat.ms[3, :10]).all()
@@ -101,7 +101,7 @@ def test_ranks_that_come_later_have_no_past() -> None:
 def test_a_map_of_many_ranks_keeps_the_late_one() -> None:
     """A row of several ranks shows the latest of them."""
     history = StepHistory()
-    history.add(seen(0, 9, ranks=4096))
+    history.add(late_steps(0, 9, ranks=4096))
     heat = history.heat(256)
     assert heat is not None
     assert (heat.ms.shape, heat.per_row) == ((256, 10), 16)
