@@ -107,7 +107,7 @@ class Paced:
     def _spent(self, which: str, cpu_s: float) -> Run:
         self.used += cpu_s
         self.judged.append((round(self.now - BEGAN, 2), which))
-        return Run(Job(which), look=which == "newest")
+        return Run(Job(which), incremental=which == "newest")
 
     def _judge(self, run: Run) -> Report:
         return Report(JobSummary("j"), tuple(Verdict("straggler", (rank,)) for rank in self.names[run.job.id]))

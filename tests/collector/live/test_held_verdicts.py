@@ -87,7 +87,7 @@ def judged_live(
 
 def at_a_cost(used: list[float], run: Run) -> Any:
     """What judging a run says, at this cost."""
-    used.append(LOOK_S if run.look else WHOLE_S)
+    used.append(LOOK_S if run.incremental else WHOLE_S)
     return judge(run)
 
 

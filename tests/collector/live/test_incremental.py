@@ -102,7 +102,7 @@ def test_claims_are_confirmed_by_changes_in_the_full_evaluation() -> None:
 def test_an_incremental_evaluation_names_the_same_ranks_and_describes_a_few() -> None:
     """The same judge on the same steps, without what only a reader asks."""
     run = simulate(Scenario(100, 60, seed=5, faults=(Fault("compute", (3,), 0.2),))).run
-    whole, look = judge(run), judge(replace(run, look=True))
+    whole, look = judge(run), judge(replace(run, incremental=True))
     assert [(verdict.kind, verdict.ranks) for verdict in look.verdicts] == [("straggler", (3,))]
     assert outcome_of(look).costs == outcome_of(whole).costs
     assert outcome_of(look).step_ms == outcome_of(whole).step_ms
