@@ -40,7 +40,7 @@ BATCH_EVENTS = 1 << 17
 #: Where no rank of a node has written anything for long a batch is made this often: whether a job hangs is a matter of
 #: seconds, and there is little to send. The more nodes a job has, the less often each needs to report: any one of them
 #: shows the collector that nothing moves. On full cores, where ranks may be computing for long, it is the longer time.
-AGAIN_NS, AGAIN_MOST_NS = NS // 4, NS
+STALLED_BATCH_NS, STALLED_BATCH_MOST_NS = NS // 4, NS
 #: How long that is, as a multiple of it, and at most.
 STILL, STILL_MOST_NS = 4, 2 * NS
 #: A node's agent looks for jobs that began this often: a ring holds more than that, even a busy one's.
@@ -49,7 +49,7 @@ NEVER_NS = 1 << 62
 #: How soon a ring that fills fast is read again.
 BUSY_NS = NS // 20
 #: What a verdict is made of: sent also while the collector has asked to hold node metrics back.
-NEEDED = frozenset({"process", "agent"})
+ALWAYS_SENT = frozenset({"process", "agent"})
 
 
 class Agent:
@@ -104,8 +104,8 @@ class Agent:
         except Exception as error:  # noqa: BLE001 - who can write to a ring must not blind the node
             self._say(error)
         if now_ns >= self._sample_ns:
-            apart_ns = self._interval_ns * (FULL_SAMPLING if self._full else 1)
-            self._sample_ns = following(self._sample_ns, apart_ns, now_ns)
+            sampling_ns = self._interval_ns * (FULL_SAMPLING if self._full else 1)
+            self._sample_ns = following(self._sample_ns, sampling_ns, now_ns)
             self._sample(now_ns)
         if due:
             asked_ns = FULL_FLUSH_NS if self._full else min(self.batch_ns, FLUSH_MOST_NS)
@@ -113,7 +113,7 @@ class Agent:
             self._flush_ns = following(self._flush_ns, period_ns, now_ns)
         if due or again:
             self.flush(now_ns)
-        soon_ns = now_ns + BUSY_NS if busy else max(self._again_ns(now_ns), now_ns + AGAIN_NS)
+        soon_ns = now_ns + BUSY_NS if busy else max(self._stalled_batch_ns(now_ns), now_ns + STALLED_BATCH_NS)
         look_ns = self.rings.look_ns(now_ns)
         next_ns = min(self._sample_ns, now_ns + self._interval_ns)
         return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
@@ -124,7 +124,7 @@ class Agent:
             self._discover(now_ns)
         busy = self.rings.poll(now_ns, everything=due)
         much = self.rings.new_events >= BATCH_EVENTS
-        again = not due and (much or now_ns >= self._again_ns(now_ns))
+        again = not due and (much or now_ns >= self._stalled_batch_ns(now_ns))
         if again:
             self.rings.poll(now_ns)
         if due or again:
@@ -138,14 +138,14 @@ class Agent:
             self._said.add(what)
             log.warning("cannot read rings: %s: %s (logged once)", what, error, exc_info=error)
 
-    def _again_ns(self, now_ns: int) -> int:
+    def _stalled_batch_ns(self, now_ns: int) -> int:
         """When the next batch is due if ranks go on standing still as they do now; never where one does not."""
         running = [producer for producer in self.rings if producer.gone_ns is None]
         here = [one.process for one in running] or [one for one, seen in self._unobserved() if seen.waits]
         if not here:
             return NEVER_NS
-        every = min(max(one.world_size for one in here) * AGAIN_NS // len(here), AGAIN_MOST_NS)
-        every = max(every, AGAIN_MOST_NS if self._full else AGAIN_NS)
+        every = min(max(one.world_size for one in here) * STALLED_BATCH_NS // len(here), STALLED_BATCH_MOST_NS)
+        every = max(every, STALLED_BATCH_MOST_NS if self._full else STALLED_BATCH_NS)
         since = max((producer.progress_ns for producer in running), default=now_ns - STILL_MOST_NS)
         return self._flushed_ns + every if now_ns - since >= min(STILL * every, STILL_MOST_NS) else NEVER_NS
 
@@ -155,7 +155,7 @@ class Agent:
         self._gather_unobserved(now_ns)
         ended = [producer for producer in self.rings if self._gather(producer, now_ns)]
         if self._builder.empty:
-            self._say_how_one_is(now_ns)
+            self._heartbeat(now_ns)
         self.rings.account()
         if self.spool is None:
             self._builder.discard()
@@ -168,7 +168,7 @@ class Agent:
         for producer in ended:  # only now: an agent killed before finds the ring again
             self.rings.remove(producer)
 
-    def _say_how_one_is(self, now_ns: int) -> None:
+    def _heartbeat(self, now_ns: int) -> None:
         """That this agent speaks, and has nothing new to say, is what tells that its ranks go on waiting."""
         for process in [*(producer.process for producer in self.rings), *(one for one, _ in self._unobserved())]:
             state = self._states.waiting(process.ref(self._builder.node), now_ns)
@@ -228,7 +228,7 @@ class Agent:
 
     def _sample(self, now_ns: int, *, everything: bool = False) -> None:
         for reading in self._runner.run(now_ns, everything=everything):
-            if not self.held_back or reading.sampler in NEEDED:
+            if not self.held_back or reading.sampler in ALWAYS_SENT:
                 self._builder.reading(reading)
 
     def _gather(self, producer: Producer, now_ns: int) -> bool:

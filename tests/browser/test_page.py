@@ -321,7 +321,7 @@ def test_a_report_is_the_same_page_with_its_data_inside(browser: Any, tmp_path: 
     history = StepHistory()
     history.add(seen)
     steps = data.of_steps(history, {})
-    inside = {**data.of_stored(embedded), "steps": steps, "cube": data.of_cube(history), "gauges": [], "stacks": {}}
+    inside = {**data.of_stored(embedded), "steps": steps, "cube": data.means_cube(history), "gauges": [], "stacks": {}}
     (tmp_path / "report.html").write_text(document.render(inside), encoding="utf-8")
     browser.open((tmp_path / "report.html").as_uri() + "#steps=40-99")
     browser.until(f"{ROWS} == 4")

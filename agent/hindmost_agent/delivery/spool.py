@@ -236,7 +236,7 @@ class Ledger:
         self.sequence = 0
         self.sent = 0
         #: The last sequence that was sent: exact in the agent that sends, after a restart an upper bound.
-        self._gone_out = 0
+        self._last_sent = 0
         self.acked = 0
         self.dropped_through = 0
         self.produced = 0
@@ -263,7 +263,7 @@ class Ledger:
 
     def sending(self, sequence: int) -> None:
         """A batch is about to be sent."""
-        self._gone_out = max(self._gone_out, sequence)
+        self._last_sent = max(self._last_sent, sequence)
         if sequence > self.sent:
             self.sent = sequence + AHEAD
             self.save()
@@ -273,14 +273,14 @@ class Ledger:
 
         Of all that is held the oldest is given up first; what was lost may have come after what is kept.
         """
-        if self.acked < sequence <= self._gone_out:
+        if self.acked < sequence <= self._last_sent:
             self.doubt.append((sequence, samples, reason))
         else:
             self.dropped[reason] += samples
         if reason not in ANYWHERE:
             self.dropped_through = max(self.dropped_through, sequence)
 
-    def hold(self, samples: int) -> int:
+    def reconcile(self, samples: int) -> int:
         """So many are held by the spool that was found; returns how many were damaged or taken away.
 
         What else an earlier agent had pending went with its memory first. What an earlier one could not read, and this
@@ -339,7 +339,7 @@ class Ledger:
             self.in_memory = int(state.get("in_memory", 0))
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return False
-        self._length, self._gone_out = len(data), self.sent
+        self._length, self._last_sent = len(data), self.sent
         return True
 
 
@@ -636,7 +636,7 @@ class Spool:
             self._start_segment(segment)
             self._take_over(segment)
         ledger.skip_sent()
-        damaged = ledger.hold(sum(self._undelivered_samples(segment) for segment in self._segments))
+        damaged = ledger.reconcile(sum(self._undelivered_samples(segment) for segment in self._segments))
         if damaged > 0:
             log.warning(
                 "spool %s: %d samples were in damaged or missing segments: counted as dropped (damaged)",

@@ -98,7 +98,7 @@ class Watch:
                 self.full_evaluations.pop(name).result()
             return
         seen = self._evaluated_until(job)
-        news = await asyncio.to_thread(judging.look, name, newest, show=job.history)
+        news = await asyncio.to_thread(judging.evaluate_newest, name, newest, show=job.history)
         if news is False:
             job.judged = seen
         if news is not None and not job.sealed:

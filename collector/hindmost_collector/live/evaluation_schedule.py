@@ -397,7 +397,7 @@ class Judging:
             return False
         return now >= turn.whole and self._affords(turn, WHOLES_AHEAD)
 
-    def look(self, job: str, newest: Snapshot, show: StepHistory | None = None) -> bool | None:
+    def evaluate_newest(self, job: str, newest: Snapshot, show: StepHistory | None = None) -> bool | None:
         """Whether the newest steps of a window say something new that its whole is to be asked; None where judging them
         failed. Steps that follow those of ``show`` are added to it."""
         turn = self.begun(job)

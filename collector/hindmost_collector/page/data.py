@@ -64,7 +64,7 @@ def of_means(means: Means) -> dict[str, Any]:
     }
 
 
-def of_heat(history: StepHistory, order: Ints | None, step_ms: float) -> dict[str, Any] | None:
+def heat_map(history: StepHistory, order: Ints | None, step_ms: float) -> dict[str, Any] | None:
     """Delays, a byte each: 0 is not measured, 1 to 255 from none to ``top_ms``, as the square root of the delay.
 
     The mean step takes ``step_ms``.
@@ -98,7 +98,7 @@ def of_steps(
         "ranks": history.ranks.tolist(),
         "role": history.cohort.tolist(),
         "columns": history.columns(),
-        "heat": of_heat(history, order_of(history, nodes, by), whole.step_ms),
+        "heat": heat_map(history, order_of(history, nodes, by), whole.step_ms),
         "by": by,
         "whole": of_means(whole),
         "chosen": of_means(chosen) if chosen is not None else None,
@@ -114,7 +114,7 @@ def order_of(history: StepHistory, nodes: Mapping[int, str], by: str) -> Ints:
     return np.lexsort((history.ranks, np.array([number[name] for name in names], np.int64)))
 
 
-def of_cube(history: StepHistory) -> dict[str, Any] | None:
+def means_cube(history: StepHistory) -> dict[str, Any] | None:
     """Figures and parts of lanes in a few columns, so that a page without a server computes means of chosen steps."""
     parts = len(FIGURES) + 16
     columns = CUBE // max(parts * len(history.ranks), 1)
@@ -244,13 +244,13 @@ def of_run(run: Run, report: Mapping[str, Any], seen: Overview | None, path: str
     nodes = dict(zip(run.ranks["rank"].tolist(), run.ranks["node"].tolist(), strict=True))
     steps, staged = of_steps(history, nodes), len(set(history.cohort.tolist())) > 1
     by_stage = (
-        of_heat(history, order_of(history, nodes, "stage"), steps["whole"]["step_ms"]) if steps and staged else None
+        heat_map(history, order_of(history, nodes, "stage"), steps["whole"]["step_ms"]) if steps and staged else None
     )
     return {
         **of_stored(report, path),
         "steps": steps,
         "by_stage": by_stage,
-        "cube": of_cube(history),
+        "cube": means_cube(history),
         "gauges": of_gauges(history),
         "stacks": stacks_of(run),
         "communication": of_communication(run),

@@ -185,19 +185,19 @@ def test_news_during_a_full_evaluation_is_kept(*, inside: bool) -> None:
     def changing() -> Run:
         if inside:
             step[0] = 200.0
-            assert judging.look("j", lambda: taking(0.05))
+            assert judging.evaluate_newest("j", lambda: taking(0.05))
             step[0] = 100.0
         return taking(3.0)
 
     judging.judged("j", lambda: taking(3.0))
     now[0] += 60.0
-    judging.look("j", lambda: taking(0.05))
+    judging.evaluate_newest("j", lambda: taking(0.05))
     judging.judged("j", changing, beside=True)
     step[0] = 200.0
     began = now[0]
     while not judging.full_due("j") and now[0] < began + 100:
         now[0] += 1.5
-        judging.look("j", lambda: taking(0.05))
+        judging.evaluate_newest("j", lambda: taking(0.05))
     assert now[0] - began <= 3.0
 
 

@@ -149,7 +149,7 @@ class Costly:
         return SimpleNamespace(
             costly=lambda name: True,
             rows=lambda name: 50_000,
-            look=self.look,
+            evaluate_newest=self.look,
             judged=self.judged,
             full_due=lambda name: self.news is not False,
             settled=lambda name: self.agree,

@@ -10,7 +10,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from hindmost_collector.page import document
-from hindmost_collector.page.data import of_heat, of_steps
+from hindmost_collector.page.data import heat_map, of_steps
 from hindmost_collector.page.history import StepHistory
 from hindmost_judge.overview import PLANES
 
@@ -102,7 +102,7 @@ def test_one_slow_rank_of_a_thousand_stands_out_of_the_noise() -> None:
     noise = np.abs(np.random.default_rng(1).normal(0.0, 0.2e6, found.planes["delay"].shape))
     history = StepHistory()
     history.add(dataclasses.replace(found, planes={**found.planes, "delay": found.planes["delay"] + noise}))
-    heat = of_heat(history, None, found.period.mean() / 1e6)
+    heat = heat_map(history, None, found.period.mean() / 1e6)
     assert heat is not None
     cells = np.frombuffer(base64.b64decode(heat["cells"]), np.uint8).reshape(heat["rows"], -1)
     assert np.median(cells[0]) > 180
@@ -124,4 +124,4 @@ def test_without_any_delay_there_is_no_map_of_delays() -> None:
     history.add(
         dataclasses.replace(found, planes={**found.planes, "delay": np.full_like(found.planes["delay"], np.nan)})
     )
-    assert of_heat(history, None, found.period.mean() / 1e6) is None
+    assert heat_map(history, None, found.period.mean() / 1e6) is None
