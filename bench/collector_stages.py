@@ -186,6 +186,7 @@ def main() -> None:
     from hindmost_collector.main import GARBAGE  # noqa: PLC0415
 
     daemon_process.set_up_allocator()
+    runtime.set_up_arrow()
     runtime.put_off_pandas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)

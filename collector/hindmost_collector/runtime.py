@@ -1,4 +1,4 @@
-"""What the collector sets up of Python: watch of the event loop, shielded tasks, a late import of pandas."""
+"""What the collector sets up of Python and Arrow: watch of the event loop, shielded tasks, memory, a late pandas."""
 
 from __future__ import annotations
 
@@ -68,6 +68,12 @@ def give_memory_back() -> None:
     use."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def set_up_arrow() -> None:
+    """Have Arrow allocate through the C library, in a process of our own: its own allocator keeps what a flush has freed
+    from all others, and a pool of the library's gives back after a flush what others have freed."""
+    pa.set_memory_pool(pa.system_memory_pool())
 
 
 class _NoPandas:

@@ -27,6 +27,14 @@ def test_writing_a_segment_needs_no_pandas(tmp_path):
     assert said.stdout.split() == ["False", "3"]
 
 
+def test_a_collector_has_one_allocator():
+    """What Arrow allocates goes through the C library: what is free there goes back after each flush, numpy's too."""
+    program = "import pyarrow, hindmost_collector.runtime as runtime\nruntime.set_up_arrow()\n"
+    line = [sys.executable, "-c", f"{program}print(pyarrow.default_memory_pool().backend_name)"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert said.stdout == "system\n"
+
+
 def test_a_report_on_a_small_job_needs_no_pandas(tmp_path):
     """Of one that a collector recorded: clocks that are together, and ranks that are all there, need no table of it."""
     run_directory([simulate(Scenario(4, 60)).run], tmp_path)
