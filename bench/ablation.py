@@ -413,6 +413,19 @@ def _changed(change: tuple[str, int, float, list[int]]) -> tuple[str, float, lis
 BEFORE: dict[int, tuple[list[dict[str, Any]], bool | None]] = {}
 
 
+#: Between two times that unfinished results are written, s.
+SAVED_S = 20.0
+
+
+def _save(out: Path, results: dict[str, Any], apart_s: float = 0.0) -> None:
+    """Write results, whole or not at all, unless they were written less than ``apart_s`` ago."""
+    if out.exists() and time.time() - out.stat().st_mtime < apart_s:
+        return
+    unfinished = out.with_name(f"{out.name}.new")
+    unfinished.write_text(json.dumps(results))
+    unfinished.replace(out)
+
+
 def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -> None:
     """All changes, each on at most so many of the runs in which it can make a difference."""
     begun = time.monotonic()
@@ -430,7 +443,8 @@ def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -
     with context.Pool(jobs) as pool:
         for index, *found in _until(pool.imap_unordered(_first, new), begun, minutes):
             whole["before"][RUNS[index][0]] = found
-    out.write_text(json.dumps(whole))
+            _save(out, whole, SAVED_S)
+    _save(out, whole)
     uses: dict[str, list[int]] = defaultdict(list)
     seconds: dict[int, float] = {}
     for index, (name, _, _) in enumerate(RUNS):
@@ -460,9 +474,10 @@ def ablate(paths: list[Path], out: Path, jobs: int, minutes: float, most: int) -
                 "better": sum(now is True and BEFORE[index][1] is False for index, now in other),
                 "worse": sum(now is False and BEFORE[index][1] is True for index, now in other),
             }
+            _save(out, whole, SAVED_S)
     whole["right"] = Counter(str(one) for _, one in BEFORE.values())
     whole["unused"] = [place for place in SWITCHES.places if place not in uses]
-    out.write_text(json.dumps(whole))
+    _save(out, whole)
     print(
         f"{time.monotonic() - begun:.0f} s: {len(results)} of {len(changes)} changes, {len(whole['unused'])} never used"
     )
@@ -499,12 +514,13 @@ def together(paths: list[Path], out: Path, minutes: float) -> None:
                 found["needed"] |= {SWITCHES.places[n]: name for n in needed}
                 off = [n for n in off if n not in needed]
             found["runs"].append(name)
+            _save(out, found, SAVED_S)
         if len(off) == asked or late:
             break
         found["runs"] = []  # what was switched on for a later run may need what is off in an earlier one
     SWITCHES.shut = set()
     found["off"] = {SWITCHES.places[n]: SWITCHES.lines[n] for n in off}
-    out.write_text(json.dumps(found))
+    _save(out, found)
     print(f"{len(found['runs'])} of {len(RUNS)} runs: {len(off)} switches off, {len(found['needed'])} needed")
 
 

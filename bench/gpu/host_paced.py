@@ -186,17 +186,14 @@ def measured(log: dict[str, Any], case: Case) -> dict[str, Any]:
         {name: median(row[at + 1] - row[at] for row in rows[faulty]) / 1e6 for at, name in enumerate(ends[1:])}
         for rows in ranks
     ]
-    means = [
-        {name: fmean(row[at + 1] - row[at] for row in rows[faulty]) / 1e6 for at, name in enumerate(ends[1:])}
-        for rows in ranks
-    ]
+    work = [at for at, name in enumerate(ends[1:]) if name in WORKS[case.regime]]
     return {
         "steps": len(begun),
         "step_ms": pace(begun[faulty]),
         "step_before_ms": pace(begun[WARM:late]) if late > WARM else None,
         "delay_ms": fmean(spun[late:]),
         "host_median_ms": parts,
-        "host_work_ms": [sum(one[name] for name in WORKS[case.regime]) for one in means],
+        "host_work_ms": [[round(sum(row[at + 1] - row[at] for at in work) / 1e6, 3) for row in rows] for rows in ranks],
     }
 
 
@@ -317,8 +314,12 @@ def grade(truth: dict[str, Any], report: dict[str, Any], live: list[dict[str, An
 
 
 def _works_more(truth: dict[str, Any], verdict: dict[str, Any]) -> bool:
-    """Whether a verdict costs no more than the named host works longer than its peers, by the job's own log."""
-    works = dict(enumerate(truth["host_work_ms"]))
+    """Whether a verdict costs no more than the named host works longer than its peers in the steps that it is about, by
+    the job's own log."""
+    last = truth["steps"] - 2
+    since = min(max(verdict.get("since_step") or 0, WARM), last - 1)
+    about = slice(since, max(verdict.get("until_step") or last, since + 1))
+    works = {rank: fmean(work[about]) for rank, work in enumerate(truth["host_work_ms"])}
     mine, others = (fmean(works[rank] for rank in works if (rank in verdict["ranks"]) is of) for of in (True, False))
     return bool(verdict["cost_ms_per_step"] <= (1 + COST) * (mine - others) + LEAST * truth["step_ms"])
 

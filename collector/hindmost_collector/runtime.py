@@ -71,8 +71,8 @@ def give_memory_back() -> None:
 
 
 def set_up_arrow() -> None:
-    """Have Arrow allocate through the C library, in a process of our own: its own allocator keeps what a flush has freed
-    from all others, and a pool of the library's gives back after a flush what others have freed."""
+    """Have Arrow allocate through the C library, in a process of our own. Arrow's own allocator keeps from others what a
+    flush freed; and with the library's, releasing memory after a flush gives back what others freed, too."""
     pa.set_memory_pool(pa.system_memory_pool())
 
 

@@ -147,3 +147,16 @@ def test_who_will_go_wrong_has_not_yet(bench: Any) -> None:
     reported = verdict("straggler", [1], since_step=40, cost_ms_per_step=3.0)
     found = graded(bench, "every-7th", [10] * 200, [(60, reported)])
     assert (len(found["false_alarms"]), found["as_expected"]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("since", "until", "right"), [(100, None, True), (0, None, False), (100, 150, True), (0, 100, False)]
+)
+def test_a_named_host_works_longer_in_the_steps_that_a_verdict_is_about(
+    bench: Any, since: int, until: int | None, right: bool
+) -> None:
+    """Rank 1 of an undisturbed job works 4 ms longer from step 100 of 200 on: 4 ms there, less of all."""
+    work = [[3.0] * 200, [3.0] * 100 + [7.0] * 100]
+    truth = {"share": 0, "steps": 200, "step_ms": 10.0, "host_work_ms": work}
+    reported = verdict("straggler", [1], since_step=since, until_step=until, cost_ms_per_step=4.0)
+    assert bench("host_paced").grade(truth, {"verdicts": [reported]}, [])["right"] is right
