@@ -504,6 +504,7 @@ class Journal:
         known = {one: last for one, last in state.sequences.items() if now - state.moved[one] < FORGOTTEN_S}
         moved, name = {one: state.moved[one] for one in known}, f"{_BASE}{state.flush}.json"
         write_synced(self.root / name, _packed({"sequences": known, "moved": moved}))
+        sync_directory(self.root)  # before a journal names it
         self._old_bases += [state.base] if state.base else []
         self.state = replace(state, base=name, sequences=known, moved=moved)
         self._moved, self._in_base = set(), len(known)
