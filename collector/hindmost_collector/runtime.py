@@ -73,8 +73,7 @@ def give_memory_back() -> None:
 def set_up_arrow() -> None:
     """Have Arrow allocate through the C library, in a process of our own.
 
-    Arrow's own allocator keeps from others what a flush freed. With the library's, releasing memory after a flush also
-    gives back what others freed.
+    One heap serves all, and what a flush freed goes back to the system with the rest.
     """
     pa.set_memory_pool(pa.system_memory_pool())
 
