@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
     """A parser with one-line errors, and help that keeps the lines of examples."""
 
     def __init__(self, prog: str, description: str) -> None:
-        super().__init__(prog, description=description, formatter_class=_Help)
+        super().__init__(prog, description=description, formatter_class=_Help, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
         """Raises UsageError."""

@@ -36,6 +36,11 @@ examples:
   hindmost report --slurm 812345"""
 
 
+def _format(name: str) -> str:
+    """What files of a format end with is a name of it, too."""
+    return {"md": "markdown", "txt": "text"}.get(name, name)
+
+
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add this subcommand's arguments."""
     parser.epilog = EPILOG
@@ -57,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slurm", metavar="JOBID", help="instead of PATH: the summary of a Slurm job in sacct's AdminComment"
     )
-    parser.add_argument("--format", choices=FORMATS, default="text", help="output format (default: text)")
+    parser.add_argument("--format", choices=FORMATS, type=_format, default="text", help="output format (default: text)")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=arguments.path("--output"), help="write to FILE instead of stdout"
     )

@@ -16,6 +16,12 @@ def test_an_empty_path_is_not_this_folder(capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().err == "hindmost report: PATH is empty: is a variable not set?\n"
 
 
+def test_part_of_an_option_is_not_taken_for_the_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    """``--out`` is an option of ``run``, and a folder: of ``report`` it would write a file of that name."""
+    assert hindmost_cli.main(["report", "runs/7", "--out", "folder"]) == 2
+    assert "--out" in capsys.readouterr().err
+
+
 def test_what_may_not_be_read_ends_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -106,3 +106,18 @@ def test_a_column_decides_only_where_it_was_measured(waited: float | None, colum
     rows = [{"rank": rank, "self_ms": 8.0, "caused_wait_ms": waited} for rank in range(2)]
     verdicts = [{"ranks": (1,), "kind": "straggler", "cause": "unknown"}]
     assert deciding({"job": {}, "verdicts": verdicts, "ranks": rows}) == columns
+
+
+def test_a_format_goes_by_the_ending_of_its_files_too(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """``md`` is what everybody types."""
+    assert main(["report", str(traces), "--format", "md"]) == 0
+    short = capsys.readouterr().out
+    assert main(["report", str(traces), "--format", "markdown"]) == 0
+    assert short == capsys.readouterr().out
+
+
+def test_a_page_without_scripts_shows_the_verdict(traces: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in a text browser, or in a mail that blocks them."""
+    assert main(["report", str(traces), "--format", "html"]) == 0
+    page = capsys.readouterr().out
+    assert "OK no rank is slow" in page[page.index("<noscript>") : page.index("</noscript>")]

@@ -162,4 +162,6 @@ def fetch(base: str, path: str, query: dict[str, str], client: Client) -> Any:
                 f"{base}: {reason(why)}: give --tls-ca FILE, the authority of its certificate"
             ) from error
         why = getattr(why, "strerror", None) or why
-        raise HindmostError(f"no answer from {base} ({why}): is the job still running?") from error
+        raise HindmostError(
+            f"no answer from {base} ({why}): is the job still running? {GIVE}, or its run directory"
+        ) from error

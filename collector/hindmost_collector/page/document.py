@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from hindmost_collector.page.data import of_run, of_stored
 from hindmost_collector.report import columns
+from hindmost_collector.report.verdict_lines import in_short
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from hindmost_judge.model import Run
     from hindmost_judge.overview import Overview
@@ -28,13 +29,20 @@ def of_report(report: Mapping[str, Any], run: Run | None = None, seen: Overview 
     ``path`` is the recording's in commands.
     """
     inside = of_stored(report, path) if run is None else of_run(run, report, seen, path)
-    return render(inside, title=columns.title(report))
+    return render(inside, title=columns.title(report), verdicts=[one.sentence for one in in_short(report)])
 
 
-def render(data: Mapping[str, Any] | None = None, title: str = "hindmost", nonce: str = "") -> str:
-    """The document; without ``data`` it asks the collector that serves it. Scripts have the ``nonce`` of its policy."""
+def render(
+    data: Mapping[str, Any] | None = None, title: str = "hindmost", nonce: str = "", verdicts: Sequence[str] = ()
+) -> str:
+    """The document; without ``data`` it asks the collector that serves it. Scripts have the ``nonce`` of its policy.
+
+    ``verdicts`` are for who reads it without scripts.
+    """
     text = None if data is None else json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
-    return _template().render(title=title, data=text, nonce=nonce, styles=_assets(_STYLES), scripts=_assets(_SCRIPTS))
+    return _template().render(
+        title=title, data=text, nonce=nonce, verdicts=verdicts, styles=_assets(_STYLES), scripts=_assets(_SCRIPTS)
+    )
 
 
 def _assets(names: tuple[str, ...]) -> list[str]:

@@ -355,8 +355,8 @@ _INHERIT = (
 
 #: The same where the probe was in a process all the same.
 _UNTRAINED = (
-    "write `with hindmost.step():` around each iteration."
-    " If another process trains, let it inherit this command's environment (sudo, ssh and containers drop it)"
+    "`import hindmost`, and write `with hindmost.step():` around each iteration."
+    " If another process trains, it needs this command's environment: sudo, ssh and containers drop it"
 )
 
 
