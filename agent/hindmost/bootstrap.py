@@ -28,6 +28,8 @@ ATTACHED = "HINDMOST_ATTACHED"
 ENTERED = ".entered"
 #: Where libraries lie: an exception raised there is reported from where the job's own code called them.
 LIBRARIES = ("site-packages", "dist-packages", "/lib/python", "<frozen", __file__.rpartition("/")[0])
+#: Characters of an exception's message that are recorded.
+LONGEST_MESSAGE = 500
 RING_METHODS = ("event", "enter", "leave", "name", "communicator")
 
 _started = False
@@ -80,10 +82,12 @@ def stop() -> None:
 
 
 def _say_what_raised(ring: Writer) -> None:
-    with contextlib.suppress(Exception):  # whatever a job has put where Python keeps its last exception
+    with contextlib.suppress(BaseException):  # whatever a job has put where Python keeps its last exception
         said = last_error()
         if said:
             ring.event(MARK, ring.name(said), time.monotonic_ns(), 0)
+            message = _message()
+            ring.keep_text(f"{said}: {message}" if message else said)
 
 
 def move(rank: int, world_size: int, local_rank: int) -> None:
@@ -327,6 +331,13 @@ def last_error() -> str | None:
         return None
     place = _raised_at(getattr(sys, "last_traceback", None))
     return f"raised {type(error).__name__}" + (f" at {place}" if place else "")
+
+
+def _message() -> str:
+    """What that exception says, in one line without control characters."""
+    said = str(sys.last_value)[: 4 * LONGEST_MESSAGE]
+    line = " ".join("".join(one if one.isprintable() else " " for one in said).split())
+    return line if len(line) <= LONGEST_MESSAGE else f"{line[: LONGEST_MESSAGE - 1]}…"
 
 
 def _raised_at(trace: TracebackType | None) -> str:

@@ -130,7 +130,7 @@ OF_A_SIGNAL = 128
 
 #: The last known state of each rank. ``life``: running, finished (it closed its ring), or vanished (the process is gone
 #: without having closed it). The store keeps every observation, a run the last one of each rank. ``ended_ns`` and
-#: ``exit_status`` (as waitpid has it) are the kernel's; -1: not known.
+#: ``exit_status`` (as waitpid has it) are the kernel's; -1: not known. ``last_words``: the exception that it ends by.
 RANK_STATES: Mapping[str, Any] = {
     "rank": np.int32,
     "time_ns": np.int64,
@@ -139,6 +139,7 @@ RANK_STATES: Mapping[str, Any] = {
     "events_lost_total": np.int64,
     "ended_ns": np.int64,
     "exit_status": np.int64,
+    "last_words": np.str_,
 }
 
 #: The operations of a recorded step as a graph needs them: compute and communication of each (dp, stage, tp) worker.

@@ -309,7 +309,7 @@ class IntervalBlock(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., names: _Optional[_Iterable[str]] = ..., name: _Optional[_Iterable[int]] = ..., start_ns: _Optional[_Iterable[int]] = ..., duration_ns: _Optional[_Iterable[int]] = ..., value: _Optional[_Iterable[float]] = ..., ranks: _Optional[_Iterable[int]] = ..., rows: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class RankState(_message.Message):
-    __slots__ = ("rank", "time_ns", "life", "events_total", "events_lost_total", "in_flight", "ended_ns", "exit_status")
+    __slots__ = ("rank", "time_ns", "life", "events_total", "events_lost_total", "in_flight", "ended_ns", "exit_status", "last_words")
     class Life(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         RUNNING: _ClassVar[RankState.Life]
@@ -326,6 +326,7 @@ class RankState(_message.Message):
     IN_FLIGHT_FIELD_NUMBER: _ClassVar[int]
     ENDED_NS_FIELD_NUMBER: _ClassVar[int]
     EXIT_STATUS_FIELD_NUMBER: _ClassVar[int]
+    LAST_WORDS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     time_ns: int
     life: RankState.Life
@@ -334,7 +335,8 @@ class RankState(_message.Message):
     in_flight: _containers.RepeatedCompositeFieldContainer[InFlight]
     ended_ns: int
     exit_status: int
-    def __init__(self, rank: _Optional[int] = ..., time_ns: _Optional[int] = ..., life: _Optional[_Union[RankState.Life, str]] = ..., events_total: _Optional[int] = ..., events_lost_total: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., ended_ns: _Optional[int] = ..., exit_status: _Optional[int] = ...) -> None: ...
+    last_words: str
+    def __init__(self, rank: _Optional[int] = ..., time_ns: _Optional[int] = ..., life: _Optional[_Union[RankState.Life, str]] = ..., events_total: _Optional[int] = ..., events_lost_total: _Optional[int] = ..., in_flight: _Optional[_Iterable[_Union[InFlight, _Mapping]]] = ..., ended_ns: _Optional[int] = ..., exit_status: _Optional[int] = ..., last_words: _Optional[str] = ...) -> None: ...
 
 class InFlight(_message.Message):
     __slots__ = ("kind", "name", "comm", "seq", "start_ns", "peer", "flags")

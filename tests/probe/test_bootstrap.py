@@ -300,3 +300,27 @@ def test_an_exception_is_told_with_the_job_s_own_line(tmp_path: Path, body: str,
     reader = ring.Reader(path)
     assert [one.name for one in reader.poll() if one.kind == ring.MARK and one.name.startswith("raised")] == said
     assert reader.closed
+    assert [reader.text.partition(": ")[0]] == (said or [""])
+
+
+@pytest.mark.parametrize(
+    ("raised", "text"),
+    [
+        ("ValueError('no room')", "raised ValueError at job.py:3: no room"),
+        ("ValueError()", "raised ValueError at job.py:3"),
+        (r"ValueError('a\n\x1b[31m b\x00\u202e')", "raised ValueError at job.py:3: a [31m b"),
+        ("ValueError('é' * 10**6)", f"raised ValueError at job.py:3: {'é' * 499}…"),
+        ("Unprintable()", ""),
+    ],
+)
+def test_an_exception_s_message_is_kept_in_one_bounded_line(tmp_path: Path, raised: str, text: str) -> None:
+    """Whatever it holds; one that cannot be had is left out, and the ring is closed all the same."""
+    unprintable = "class Unprintable(Exception): __str__ = lambda self: exit(5)"
+    script = f"import hindmost.bootstrap; hindmost.bootstrap.start()\n{unprintable}\nraise {raised}\n"
+    (tmp_path / "job.py").write_text(script)
+    placed = {"RANK": "0", "WORLD_SIZE": "2", "HINDMOST_JOB_ID": "j", "HINDMOST_RING_DIR": str(tmp_path / "rings")}
+    environ = {**os.environ, **placed}
+    done = subprocess.run([sys.executable, str(tmp_path / "job.py")], env=environ, capture_output=True, check=False)
+    (path,) = (tmp_path / "rings").glob("*.py.*.ring")
+    reader = ring.Reader(path)
+    assert (done.returncode, reader.text, reader.closed) == (1, text, True)

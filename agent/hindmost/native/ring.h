@@ -10,7 +10,8 @@
  *   1024 │ open table: 32 records, what has been entered and not left (word 0 = 0: free)│
  *   2304 │ partners: 32 x 56 bytes, with whom those wait that wait for several          │
  *   4096 ├──────────────────────────────────────────────────────────────────────────────┤
- *        │ names: 448 x char[64], append-only; an entry is valid once names_count > i   │
+ *        │ names: 448 x char[64], append-only; an entry is valid once names_count > i;  │
+ *        │ those that begin with \2 and two digits are pieces of a text, of no record   │
  *  32768 ├──────────────────────────────────────────────────────────────────────────────┤
  *        │ communicators: 512 x { u64 id, i32 rank, i32 size, char name[48] }           │
  *  65536 ├──────────────────────────────────────────────────────────────────────────────┤

@@ -33,6 +33,9 @@ ANY16 = 0xFFFE
 #: A peer that stands for whichever rank sends.
 ANY = -2
 
+#: Begins the names that no event has: pieces of a text, in order. Two digits tell equal pieces apart.
+TEXT_PIECE = "\2"
+
 PRODUCERS = {"py": 1, "mpi": 2, "nccl": 3}
 
 STEP, PHASE, COLLECTIVE, P2P, SELF, MARK, IO, LAUNCH = range(1, 9)

@@ -256,6 +256,11 @@ class Reader:
         return [_text(table[i : i + layout.NAME_BYTES]) for i in range(0, len(table), layout.NAME_BYTES)]
 
     @property
+    def text(self) -> str:
+        """The text that its writer has kept; empty where there is none."""
+        return "".join(name[3:] for name in self._load_names() if name.startswith(layout.TEXT_PIECE))
+
+    @property
     def communicator_count(self) -> int:
         """How many communicators are registered so far; they are never taken back."""
         return min(self._word(layout.COMMS_COUNT_OFFSET), layout.COMMS)

@@ -185,6 +185,14 @@ class Writer:
                 self._names[text] = len(self._names)
             return self._names[text]
 
+    def keep_text(self, text: str) -> None:
+        """Keep a text that is longer than a name, once: in pieces, as far as the table of names has room for 99."""
+        for number in range(100):
+            piece = _fixed(text, layout.NAME_BYTES - 3).decode()
+            if not piece or self.name(f"{layout.TEXT_PIECE}{number:02}{piece}") == layout.NONE16:
+                return
+            text = text[len(piece) :]
+
     def communicator(self, id: int, rank: int, size: int, name: str) -> int:  # noqa: A002 - the contract's word
         """The index of a communicator, registered at its first use; NONE16 when the table is full."""
         index = self._comms.get(id)

@@ -116,6 +116,14 @@ class OpenRing:
             return ""
 
     @property
+    def text(self) -> str:
+        """What the process said last, at its end, which a torn ring does not say."""
+        try:
+            return self.reader.text
+        except ring.RingError:
+            return ""
+
+    @property
     def full(self) -> float:
         """How much of the ring was waiting to be read when ``grown`` was last asked, from 0 to 1."""
         return (self._written - self.reader.position) / self.reader.header.capacity
@@ -207,6 +215,11 @@ class Producer:
     def lost(self) -> int:
         """Events of this process that were lost."""
         return sum(item.lost + item.builder.damaged for item in self.rings.values())
+
+    @property
+    def last_words(self) -> str:
+        """What its probe wrote of its end: the exception that it ends by, with its message."""
+        return next((text for item in self.rings.values() if (text := item.text)), "")
 
     @property
     def drained(self) -> bool:
@@ -519,6 +532,7 @@ class RankStates:
             events_lost_total=producer.lost,
             ended_ns=producer.end.ended_ns or 0,
             exit_status=producer.end.status,
+            last_words=producer.last_words if life != wire.RankState.RUNNING else "",
         )
         return self._news(state, rank, now_ns, life, entered, seen)
 

@@ -146,6 +146,8 @@ Array = np.ndarray[Any, Any]
 WORD_LIMIT = 1 << 16
 #: Characters of a stack as the judge quotes it: what is longer is cut.
 STACK_LIMIT = 256 << 10
+#: Characters of what a rank said at its end.
+LAST_WORDS_LIMIT = 600
 
 #: What a name sent by others may not bring into a path.
 _UNFIT = re.compile(r"[^A-Za-z0-9._-]")
@@ -306,7 +308,9 @@ class Decoder:
         totals = bounded(state.events_total), bounded(state.events_lost_total)
         ended = bounded(state.ended_ns + offset) if state.ended_ns else -1
         status = state.exit_status if state.HasField("exit_status") else -1
-        rows.rank_states.append((rank.rank, observed, state.life, *totals, ended, status))
+        rows.rank_states.append(
+            (rank.rank, observed, state.life, *totals, ended, status, state.last_words[:LAST_WORDS_LIMIT])
+        )
         for one in state.in_flight:
             kind, name, start = one.kind[:NAME_LIMIT], one.name[:NAME_LIMIT], bounded(one.start_ns + offset)
             peer = ANY_PEER if one.peer < 0 else one.peer - 1

@@ -354,7 +354,7 @@ class JobRows:
     collectives: Builder = field(default_factory=_collectives_table)
     intervals: Builder = field(default_factory=_intervals_table)
     in_flight: list[tuple[int, str, str, int, int, int, int, int, int]] = field(default_factory=list)
-    rank_states: list[tuple[int, int, int, int, int, int, int]] = field(default_factory=list)
+    rank_states: list[tuple[int, int, int, int, int, int, int, str]] = field(default_factory=list)
     ranks: list[tuple[Any, ...]] = field(default_factory=list)
     communicators: list[tuple[int, int, int, int, str]] = field(default_factory=list)
     clocks: list[tuple[str, str, int, int, int, int, int]] = field(default_factory=list)

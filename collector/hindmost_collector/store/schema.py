@@ -68,7 +68,7 @@ ADDED: Mapping[str, tuple[str, ...]] = {
     "steps": ("negotiation_ns", "device_wait_ns", "device_copy_ns"),
     "collectives": ("enqueue_ns",),
     "in_flight": ("peer", "flags"),
-    "rank_states": ("ended_ns", "exit_status"),
+    "rank_states": ("ended_ns", "exit_status", "last_words"),
 }
 
 #: Columns that order a segment's rows: neighbours alike compress best and are read together.

@@ -53,11 +53,18 @@ def of(run: Run) -> tuple[str | None, str | None]:
     if signalled:
         said.insert(0, f"interrupted by {signalled}")
     elif first:
-        said.append(f"{_who(run, first)} died first{_after(run, first)}{how}")
+        said.append(f"{_who(run, first)} died first{_after(run, first)}{how}{_message(run, first)}")
     elif len(gone):
         said.append(f"{_who(run, gone)} were killed or crashed{how or ', order unknown'}")
     killed = _out_of_memory(run)
     return "; ".join(said + killed), None if killed or signalled or not first else _to_do(run, first, how)
+
+
+def _message(run: Run, ranks: Sequence[int]) -> str:
+    """What the exception says by which the one that died first ended."""
+    _, words = last_words(run).get(ranks[0], (0, ""))
+    message = words.partition(": ")[2]
+    return f"; rank {ranks[0]} said: {message}" if message else ""
 
 
 def _to_do(run: Run, ranks: Sequence[int], how: str) -> str:
@@ -164,7 +171,7 @@ def first_to_die(run: Run) -> tuple[list[int], str]:
     if not found or not (found[0].words or found[0].status not in _BY_LAUNCHERS):
         return _not_ended_by_launcher(run) or _missed_first(run)
     first, *rest = found
-    words = first.words or _status(first.status)
+    words = first.words.partition(": ")[0] or _status(first.status)
     others = [one.rank for one in rest]
     after = f", {_apart(rest[0].time_ns - first.time_ns)} before {names(others)}" if rest else ""
     return [first.rank], (f" ({words})" if words else "") + after
@@ -252,20 +259,27 @@ def _ends(run: Run) -> list[_End]:
 
 
 def last_words(run: Run) -> dict[int, tuple[int, str]]:
-    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88``.
+    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88: too large``.
 
-    An interrupt of several ranks was the job's own, a Ctrl-C or a launcher's.
+    The message is the job's, in one line without control characters. An interrupt of several ranks was the job's own, a
+    Ctrl-C or a launcher's.
     """
     table, found = run.intervals, dict[int, tuple[int, str]]()
     code, words = codes(table["name"])
     last = [place for place, word in enumerate(words) if word.startswith(RAISED) or word == ABORTED]
     wanted = np.flatnonzero(np.isin(code, last))
+    in_full = dict(zip(run.rank_states["rank"].tolist(), run.rank_states["last_words"].tolist(), strict=True))
     for i in wanted[np.argsort(table["start_ns"][wanted], kind="stable")].tolist():
         word = words[int(code[i])]
-        how = ASKED if word == ABORTED else word
-        found.setdefault(int(table["rank"][i]), (int(table["start_ns"][i]), how))
+        how, rank = ASKED if word == ABORTED else word, int(table["rank"][i])
+        whole = in_full.get(rank, "")
+        found.setdefault(rank, (int(table["start_ns"][i]), _one_line(whole if whole.startswith(how) else how)))
     interrupted = [rank for rank, (_, how) in found.items() if how.startswith(INTERRUPTED)]
     return found if len(interrupted) == 1 else {rank: found[rank] for rank in found if rank not in interrupted}
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
 
 
 def _status(status: int | None) -> str:

@@ -115,6 +115,19 @@ def test_a_ring_that_is_found_after_its_process_ended_is_of_a_process_that_has(t
     rings.close()
 
 
+def test_a_rank_s_last_words_come_with_its_end(producer: Producer, writer: ring.Writer) -> None:
+    """Whole, though they are longer than a name, and characters of several bytes lie where a name ends."""
+    words = "raised ValueError at job.py:3: " + "größer" * 40
+    states = RankStates()
+    running = states.look(producer, 5, ENTERED_NS)
+    writer.keep_text(words)
+    writer.close()
+    ended = states.look(producer, 5, ENTERED_NS + NS)
+    assert running is not None
+    assert ended is not None
+    assert (running.last_words, ended.last_words) == ("", words)
+
+
 def test_a_rank_that_finished_is_in_nothing(producer: Producer, writer: ring.Writer) -> None:
     """A ring that was closed in order leaves nothing open, whatever its table still holds."""
     writer.close()

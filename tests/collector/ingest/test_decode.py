@@ -8,7 +8,15 @@ import pytest
 from hindmost_collector.ingest import decode
 from hindmost_collector.ingest.chunk import finish
 from hindmost_collector.ingest.clock import JobClock, NodeClock
-from hindmost_collector.ingest.decode import PARK_BATCHES, PARK_NS, STACK_LIMIT, Decoder, Inbox, Parking
+from hindmost_collector.ingest.decode import (
+    LAST_WORDS_LIMIT,
+    PARK_BATCHES,
+    PARK_NS,
+    STACK_LIMIT,
+    Decoder,
+    Inbox,
+    Parking,
+)
 from hindmost_collector.ingest.definitions import IDENTITY_LIMIT, Definitions
 from hindmost_collector.ingest.packed_fields import packed
 from hindmost_collector.ingest.row_builder import NAME_LIMIT, Malformed, Words
@@ -58,11 +66,12 @@ def test_names_are_cut():
     phases = [wire.PhaseColumn(name=long, ns=[1])]
     batch.steps.add(rank=7, kind=long, step=[1], start_ns=[1], duration_ns=[1], phases=phases)
     batch.collectives.add(rank=7, op_names=[long], op=[0], seq=[1])
-    state = batch.rank_states.add(rank=7, time_ns=1)
+    state = batch.rank_states.add(rank=7, time_ns=1, last_words=long)
     state.in_flight.add(kind=long, name=long, start_ns=1)
     chunk = decoding.chunk(batch)
     assert decoding.decoder.words.words == ["n" * NAME_LIMIT]
     assert [chunk.plain["in_flight"][name].tolist() for name in ("kind", "name")] == [["n" * NAME_LIMIT]] * 2
+    assert chunk.plain["rank_states"]["last_words"].tolist() == ["n" * LAST_WORDS_LIMIT]
 
 
 @pytest.mark.parametrize("who", ["job_id", "node", "gpu_uuid", "framework"])

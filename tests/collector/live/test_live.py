@@ -26,7 +26,7 @@ def waiting(definitions: Definitions, life: int = RUNNING) -> Window:
     window = Window()
     ranks = [(rank, 4, rank, "n0", 100 + rank, "", "torch", 0) for rank in range(4)]
     entered = [(rank, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 2 * SECOND) for rank in range(3)]
-    states = [(rank, 2 * SECOND, life if rank < 3 else RUNNING, 10, 0, -1, -1) for rank in range(4)]
+    states = [(rank, 2 * SECOND, life if rank < 3 else RUNNING, 10, 0, -1, -1, "") for rank in range(4)]
     plain = {
         "ranks": from_rows("ranks", ranks),
         "communicators": from_rows("communicators", [(7, rank, rank, 4, "world") for rank in range(4)]),
@@ -98,12 +98,12 @@ def test_stacks_of_who_is_missing_are_asked_for_before_the_hang(definitions: Def
 def test_stacks_are_asked_for_once_it_is_known_who_is_waited_for(definitions: Definitions) -> None:
     """Agents may learn from NCCL's RAS what ranks wait in, seconds after these stopped."""
     job = standing(definitions)
-    states = from_rows("rank_states", [(rank, 2 * SECOND, RUNNING, 10, 0, -1, -1) for rank in range(4)])
+    states = from_rows("rank_states", [(rank, 2 * SECOND, RUNNING, 10, 0, -1, -1, "") for rank in range(4)])
     job.window.add(Chunk({}, {"rank_states": states}, [], []), definitions)
     heard(job.window, definitions, 4)
     assert job.stall.question(job) is None
     entered = [(rank, "collective", "all_reduce", 7, 5, -1, 0, 4 * SECOND, 5 * SECOND) for rank in range(3)]
-    states = from_rows("rank_states", [(rank, 5 * SECOND, RUNNING, 10, 0, -1, -1) for rank in range(4)])
+    states = from_rows("rank_states", [(rank, 5 * SECOND, RUNNING, 10, 0, -1, -1, "") for rank in range(4)])
     plain = {"in_flight": from_rows("in_flight", entered), "rank_states": states}
     job.window.add(Chunk({}, plain, [], []), definitions)
     question = job.stall.question(job)
@@ -115,7 +115,7 @@ def test_a_rank_that_writes_a_checkpoint_is_left_alone(definitions: Definitions)
     """The others wait for it as a matter of course, and where it stands is known."""
     job = standing(definitions)
     saving = from_rows("in_flight", [(3, "phase", "checkpoint", 0, 0, -1, 0, SECOND, 2 * SECOND)])
-    states = from_rows("rank_states", [(3, 2 * SECOND, RUNNING, 10, 0, -1, -1)])
+    states = from_rows("rank_states", [(3, 2 * SECOND, RUNNING, 10, 0, -1, -1, "")])
     job.window.add(Chunk({}, {"in_flight": saving, "rank_states": states}, [], []), definitions)
     heard(job.window, definitions, 5)
     assert job.stall.question(job) is None
@@ -233,7 +233,7 @@ def test_a_rank_that_is_said_to_wait_still_is_heard_of(definitions: Definitions)
     """Its agent speaks between two samples of its node's metrics, too."""
     job = standing(definitions)
     again = from_rows("in_flight", [(0, "collective", "all_reduce", 7, 5, -1, 0, SECOND, 5 * SECOND)])
-    states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0, -1, -1)])
+    states = from_rows("rank_states", [(0, 5 * SECOND, RUNNING, 10, 0, -1, -1, "")])
     job.window.add(Chunk({}, {"in_flight": again, "rank_states": states}, [], []), definitions)
     assert job.stall.timed_out(job)
 

@@ -30,7 +30,7 @@ LAST = "read the last output of rank {}"
 def ended(lives: Sequence[tuple[int, int]], exit_code: int | None = 137, **tables: Any) -> Run:
     """Three steps of as many ranks as there are ``(life, second of the last look)``."""
     run = loads.make(loads.Load(ranks=len(lives), steps=3))
-    states = [(rank, int(second * SECOND), life, 8, 0, -1, -1) for rank, (life, second) in enumerate(lives)]
+    states = [(rank, int(second * SECOND), life, 8, 0, -1, -1, "") for rank, (life, second) in enumerate(lives)]
     job = dataclasses.replace(run.job, exit_code=exit_code)
     return dataclasses.replace(run, job=job, rank_states=from_rows("rank_states", states), **tables)
 
@@ -129,13 +129,17 @@ def test_gone_in_one_observation_the_awaited_rank_died_first() -> None:
 
 
 def told_by_the_kernel(
-    *ends: tuple[float, int], raised: int | None = None, words: str = "raised ValueError at job.py:14"
+    *ends: tuple[float, int],
+    raised: int | None = None,
+    words: str = "raised ValueError at job.py:14",
+    in_full: str = "",
 ) -> Run:
     """Ranks gone in one check, of which the kernel reported when each ended, ms, and with which status."""
     run = ended([(VANISHED, 9)] * len(ends))
     states = run.rank_states
     states["ended_ns"] = np.array([int(ms * 1e6) + 8 * SECOND for ms, _ in ends])
     states["exit_status"] = np.array([status for _, status in ends])
+    states["last_words"] = np.array([in_full if raised in (rank, -1) else "" for rank in range(len(ends))])
     said = [(rank, words, 8 * SECOND - 5, 0, 0.0) for rank in range(len(ends)) if raised in (rank, -1)]
     return dataclasses.replace(run, rank_states=states, intervals=from_rows("intervals", said))
 
@@ -171,6 +175,28 @@ def test_a_rank_s_exception_comes_before_whatever_it_caused() -> None:
     """Its process may end after all others: MPI_Abort returns last."""
     first, how = endings.first_to_die(told_by_the_kernel((1, 15), (2, 15), (30, 256), raised=2))
     assert (first, how) == ([2], " (raised ValueError at job.py:14), 1.0 ms before ranks 0 and 1")
+
+
+HOSTILE = "raised ValueError at job.py:14: \x1b[31mno room\n<script>alert(1)</script>\u202e"
+
+
+def test_an_exception_is_reported_with_its_message() -> None:
+    """In the job's own words, which are no markup and no escape sequence wherever they are shown."""
+    run = told_by_the_kernel((1, 15), (2, 15), (30, 256), raised=2, in_full=HOSTILE)
+    said, to_do = endings.of(run)
+    assert said is not None
+    assert said.endswith("; rank 2 said: [31mno room <script>alert(1)</script>")
+    assert "(raised ValueError at job.py:14), 1.0 ms before ranks 0 and 1" in said
+    assert to_do == "read the traceback of rank 2"
+    page = document.of_report(judge(run).to_dict())
+    assert "<script>alert(1)" not in page
+    assert said.rpartition("; ")[2] in inside(page)["state"]["why"]
+
+
+def test_a_message_of_another_exception_is_not_shown() -> None:
+    """The end of a process that had this rank before says nothing of this one."""
+    run = told_by_the_kernel((1, 15), (30, 256), raised=1, in_full="raised KeyError at old.py:3: gone")
+    assert "gone" not in (endings.of(run)[0] or "")
 
 
 @pytest.mark.parametrize("status", [9, 139])
@@ -323,7 +349,7 @@ def test_one_is_counted_as_one(ranks: int, calls: int, told: str) -> None:
 def recorded(folder: Path, lives: Sequence[tuple[int, int, int]]) -> Run:
     """A run directory with these looks ``(rank, second, life)``; all but rank 1 sat in a collective at second 2."""
     store = ParquetStore(folder, single=True)
-    looks = from_rows("rank_states", [(rank, at * SECOND, life, 8, 0, -1, -1) for rank, at, life in lives])
+    looks = from_rows("rank_states", [(rank, at * SECOND, life, 8, 0, -1, -1, "") for rank, at, life in lives])
     tables = {"rank_states": looks, "in_flight": entered([0, 2, 3])}
     store.write({("j", name): [arrow(name, part)] for name, part in tables.items()}, {})
     store.close()
