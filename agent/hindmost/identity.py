@@ -47,7 +47,9 @@ DIALECTS = (
 )
 
 #: Programs that start ranks and are none, by the name of their script and of their module.
-LAUNCHER_SCRIPTS = frozenset({"torchrun", "horovodrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "ray"})
+LAUNCHER_SCRIPTS = frozenset(
+    {"torchrun", "horovodrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "srun", "ray", "hindmost"}
+)
 LAUNCHER_MODULES = (
     "torch.distributed.run.",
     "torch.distributed.launch.",

@@ -227,6 +227,11 @@ LAUNCHED = {
     30: (1, b"", b"mpirun\0-np\x002\0solver\0", "mpirun"),
     31: (30, b"OMPI_COMM_WORLD_RANK=0\0", b"solver\0", "solver"),
     40: (1, b"", b"python\0/v/bin/torchrun\0train.py\0", "python3.12"),
+    50: (1, b"", b"bash\0", "bash"),
+    51: (50, b"", b"python\0/v/bin/hindmost\0run\0--\0python\0one.py\0", "python3.12"),
+    52: (51, b"", b"python\0-m\0hindmost\0collector\0", "python3.12"),
+    53: (51, b"", b"python\0-m\0hindmost\0agent\0", "python3.12"),
+    54: (51, b"", b"python\0one.py\0", "python3.12"),
 }
 
 
@@ -239,13 +244,15 @@ LAUNCHED = {
         ([13], [(0, 14)]),
         ([17], [(-1, 17)]),
         ([20], [(-1, 21)]),
+        ([50], [(-1, 54)]),
         ([12, 11, 14], [(1, 12), (0, 14)]),
     ],
 )
 def test_the_ranks_below_a_launcher_are_looked_into(
     tmp_path: Path, pids: list[int], found: list[tuple[int, int]]
 ) -> None:
-    """--pid of torchrun, of mpirun, or of the script that starts one: its ranks, without what those start in turn."""
+    """--pid of torchrun, of mpirun, or of the shell that starts one: its ranks, without what those start in turn, and
+    nothing of hindmost's own."""
     for pid, (parent, environ, cmdline, binary) in LAUNCHED.items():
         folder = tmp_path / str(pid)
         folder.mkdir()
