@@ -54,6 +54,22 @@ def store(url):
     made.close()
 
 
+@pytest.mark.parametrize(
+    "query",
+    [
+        "select rank, step from steps order by rank",
+        "-- of one job\nwith late as (select * from steps where step > 1) select rank, step from late order by rank",
+        "select s.rank, s.step from steps s join (select distinct rank from steps) r using rank order by rank",
+    ],
+)
+def test_a_query_of_one_job_reads_its_rows_alone(store, url, query):
+    """Where the URL names the job: whatever the query is, and tables that it does not ask for are left alone."""
+    store.write({("it's", "steps"): [steps(2)], ("b", "steps"): [steps(9)]}, {})
+    asked = hindmost_collector.open(f"{url}?job=it's").sql(query)
+    assert [(row["rank"], row["step"]) for row in asked.to_pylist()] == [(0, 2), (1, 2)]
+    assert len(store.server.rows(f"select * from {store.target.place.database}.steps")) == 4
+
+
 def test_rows_come_back_as_they_went(store, url):
     """Rows of several jobs and tables are read back equal, by job and all together, with the agents' sequences."""
     wrote = {("a", "steps"): [steps(1), steps(2)], ("b", "steps"): [steps(9)], ("a", "metrics"): [metrics(3)]}

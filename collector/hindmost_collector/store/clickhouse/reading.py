@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, MissingError, UsageError
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from hindmost_judge.model import Run
+
+
+#: How a query begins that has subqueries of its own, and the names of these.
+_WITH = re.compile(r"(?:\s|--.*\n|/\*.*?\*/)*WITH\s+", re.IGNORECASE | re.DOTALL)
+_CTE = re.compile(r"\b(\w+)\s+AS\s*\(", re.IGNORECASE)
 
 
 def read_file(server: Server, job: str, name: str) -> bytes | None:
@@ -162,10 +168,27 @@ class ClickHouseRecording(Tables):
             raise UsageError(f"{self._target} holds {_listed(self._jobs)}: say which one with ?job=ID")
         return read_run(self._server, self._jobs[0])
 
+    def _of_one_job(self, query: str) -> str:
+        """The query with its tables defined as the rows of the job that the URL names, as a CTE each."""
+        named = [one for one in schema.FILED if re.search(rf"\b{one}\b", query)] if self._target.job else []
+        own = {one.lower() for one in _CTE.findall(query)}
+        where = " AND ".join(self._chosen())
+        tables = [
+            f"{one} AS (SELECT * FROM {_view(self._server, one)} WHERE {where})" for one in named if one not in own
+        ]
+        if not tables:
+            return query
+        begun = _WITH.match(query)
+        rest = f", {query[begun.end() :]}" if begun else f" {query}"
+        return f"WITH {', '.join(tables)}{rest}"
+
     def sql(self, query: str) -> pa.Table:
-        """Run ClickHouse SQL over the tables; every table has a column ``job``. Raises UsageError when it is wrong."""
+        """Run ClickHouse SQL over the tables; every table has a column ``job``. Raises UsageError when it is wrong.
+
+        Where the URL names a job the tables hold its rows alone, and no others are read.
+        """
         try:
-            return self._server.rows(query)
+            return self._server.rows(self._of_one_job(query))
         except Unreachable:
             raise
         except HindmostError as error:
