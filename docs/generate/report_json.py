@@ -137,6 +137,7 @@ SECTIONS: dict[Any, tuple[str, dict[str, str]]] = {
             "caused_wait_ms": "mean time that it made a typical other rank wait",
             "share_last": "share of collectives in which it arrived last",
             "cpu_ratio": "CPUs that its process used; 1 is one CPU",
+            "runqueue_ratio": "share of the time in which it waited for a CPU",
             "rss_bytes": "resident memory",
         },
     ),

@@ -175,12 +175,23 @@ def test_every_message_of_the_protocol_is_explained() -> None:
 def test_every_column_of_the_table_of_ranks_is_defined() -> None:
     """Each title that a report can print over its ranks is in the table that says what it is."""
     phases = dict.fromkeys((*PHASES, OTHER, "self_cpu", "self_runqueue", "self_blocked", "storage"), 50.0)
-    figures = ("step_ms", "self_ms", "wait_ms", "transfer_ms", "caused_wait_ms", "share_last", "cpu_ratio", "rss_bytes")
+    figures = (
+        "step_ms",
+        "self_ms",
+        "wait_ms",
+        "transfer_ms",
+        "caused_wait_ms",
+        "share_last",
+        "cpu_ratio",
+        "runqueue_ratio",
+        "rss_bytes",
+    )
+    hidden = ("CPU queue", "queue in step", "off CPU", "storage wait", "waits for a CPU")
     titles = set()
     for timed in (phases, {name: 50.0 for name in phases if not name.startswith("gpu_")}):
         one = {"phases_ms": timed, **dict.fromkeys(figures, 1.0)}
         both = [{"rank": rank, "node": f"n{rank}", **one} for rank in (0, 1)]
-        titles.update(of_ranks.table(both, deciding=("CPU queue", "queue in step", "off CPU", "storage wait"))[0])
+        titles.update(of_ranks.table(both, deciding=hidden)[0])
     rows = re.findall(
         r"^\| (`.*?) \|", section_of("reference/reading-a-verdict.md", "## The columns of the table"), re.MULTILINE
     )

@@ -30,7 +30,14 @@ PYTHONS = os.environ.get("HINDMOST_TEST_PYTHONS", "3.10 3.13").split()
 OLDEST = "3.10"
 #: Measured where a sample happens to fall into a rank's reading or writing; and what agents read from /proc without a
 #: compiled part, of which a job of seconds on a busy machine may have too few samples.
-SAMPLED = {"phases_ms.file_read", "phases_ms.file_write", "phases_ms.file_sync", "cpu_ratio", "rss_bytes"}
+SAMPLED = {
+    "phases_ms.file_read",
+    "phases_ms.file_write",
+    "phases_ms.file_sync",
+    "cpu_ratio",
+    "runqueue_ratio",
+    "rss_bytes",
+}
 RECORDED_DEMO = ROOT / "tests/fixtures/recordings/mpi-observed-demo-slow-rank2.tar.xz"
 #: What is written in C here includes nothing else: no header of MPI, CUDA, NCCL or Python.
 SYSTEM_HEADERS = re.compile(r"#\s*include\s*<(?!mpi|Python|cuda|nccl)((sys|linux)/)?[a-z0-9]+\.h>")

@@ -257,13 +257,15 @@ _EXPLAINED = {
     "caused wait": "the others' wait for this rank",
     "last to arrive": "in that share of collectives",
     "CPUs": "used on average",
+    "waits for a CPU": "in that share of the time",
 }
 #: Columns that are no times, and so need no caption.
-_NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "memory"}
+_NO_TIMES = {"rank", "node", "last to arrive", "CPUs", "waits for a CPU", "memory"}
 
 
 #: Phases that hosts and GPUs have both.
 _ON_BOTH = ("forward", "backward", "optimizer")
+_ON_HOST = tuple(f"CPU {phase}" for phase in _ON_BOTH)
 #: Columns that are means, not medians.
 _MEANS = ("caused wait", "storage wait")
 #: Ranks cause the waits of the table if what they cause is at least this share of these.
@@ -328,6 +330,8 @@ _FIELDS = {
     "self": ("self time", "self_ms"),
     "transfer": ("transfer", "transfer_ms"),
     "caused": ("caused wait", "caused_wait_ms"),
+    "cpus": ("CPUs", "cpu_ratio"),
+    "queued": ("waits for a CPU", "runqueue_ratio"),
 }
 
 
@@ -335,9 +339,12 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
     """Titles of the columns that decided the verdicts: these are shown whatever else there is no room for."""
     named = any(verdict["ranks"] for verdict in report["verdicts"])
     found = [title_of("caused")] if named and _measured("caused", report["ranks"]) else []
+    for verdict in report["verdicts"]:
+        found += _named_in(next(iter(verdict.get("evidence") or ()), ""), report["ranks"])
     causes = [verdict.get("cause") or _OF_KIND.get(verdict["kind"], "") for verdict in report["verdicts"]]
     if (report["job"].get("bound") or {}).get("by") == "cpu" and not of_fault(report)[0]:  # which needs the room
         causes.append("cpu_contention")
+        found += [title_of(name) for name in ("queued", "cpus") if _measured(name, report["ranks"])]
     for cause in causes:
         for names in _DECIDING.get(cause, ()):
             titles = [title_of(name) for name in names if _measured(name, report["ranks"])]
@@ -345,6 +352,13 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
                 found += titles
                 break
     return list(dict.fromkeys(found))
+
+
+def _named_in(evidence: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The column that evidence begins with, as in ``off CPU between collectives: rank 2 6.0 ms, others 1.9 ms``."""
+    label = evidence.partition(":")[0].removeprefix("CPU " if evidence.startswith(_ON_HOST) else "")
+    titles = {title_of(name) for name in (*_FIELDS, *_PHASES, *_TITLES) if _measured(name, rows)}
+    return [max(begun, key=len)] if (begun := [one for one in titles if f"{label} ".startswith(f"{one} ")]) else []
 
 
 def _measured(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
@@ -442,6 +456,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
         ("caused wait", lambda row: number(row.get("caused_wait_ms"))),
         ("last to arrive", lambda row: ratio(row.get("share_last"))),
         ("CPUs", lambda row: UNMEASURED if row.get("cpu_ratio") is None else f"{row['cpu_ratio']:.1f}"),
+        *([(waits, lambda row: ratio(row.get("runqueue_ratio")))] if (waits := title_of("queued")) in deciding else []),
         ("memory", lambda row: size(row.get("rss_bytes"))),
     ]
 

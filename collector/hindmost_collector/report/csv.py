@@ -24,6 +24,7 @@ _PLAIN = (
     "caused_wait_ms",
     "share_last",
     "cpu_ratio",
+    "runqueue_ratio",
     "rss_bytes",
 )
 
@@ -38,7 +39,7 @@ def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str
     for row in report["ranks"]:
         if wanted is None or row["rank"] in wanted:
             writer.writerow(
-                [_cell(row[name]) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases]
+                [_cell(row.get(name)) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases]
             )
     return sink.getvalue()
 

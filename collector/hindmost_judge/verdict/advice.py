@@ -74,7 +74,7 @@ class Place:
 
 
 def place(run: Run, ranks: Sequence[int]) -> Place:
-    """What is known of where these ranks run; of all, where there are none."""
+    """What is known of where these ranks run; of all, where there are none. Processes of a job that ended are gone."""
     table = run.ranks
     own = run.job.source == Job.source
     held = np.isin(table["rank"], ranks) if len(ranks) else np.ones(len(table["rank"]), bool)
@@ -84,7 +84,7 @@ def place(run: Run, ranks: Sequence[int]) -> Place:
     return Place(
         ranks=tuple(ranks),
         nodes=tuple(sorted({str(node) for node in table["node"][held].tolist()} - {""})),
-        pids=tuple(pids) if own and 0 < len(pids) <= _PIDS else (),
+        pids=tuple(pids) if own and run.at_work and 0 < len(pids) <= _PIDS else (),
         gpus=tuple(gpus) if gpus and all(gpus) and len(gpus) <= _NAMED else (),
         with_gpus=with_gpus(run) or not own,
         job=run.job.id if own else "ID",

@@ -84,6 +84,7 @@ class RankRow:
     caused_wait_ms: float | None = None
     share_last: float | None = None
     cpu_ratio: float | None = None  # CPUs in use by the process
+    runqueue_ratio: float | None = None  # share of the time in which its main thread waited for a CPU
     rss_bytes: float | None = None
 
 

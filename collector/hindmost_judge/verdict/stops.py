@@ -634,7 +634,8 @@ def _look(stop: Hang, run: Run) -> list[str]:
         return []
     rank, line = next(iter(lines.items()))
     kept = f"; its stack is in stacks/{rank}.txt of the run directory" if run.job.source == Job.source else ""
-    return [f"see what {_whereabouts(run, rank)} waits for at {line}{kept}"]
+    waits = "waits" if run.at_work else "waited"
+    return [f"see what {_whereabouts(run, rank)} {waits} for at {line}{kept}"]
 
 
 def _whereabouts(run: Run, rank: int) -> str:

@@ -162,7 +162,8 @@ def _measured(run: Run, blocks: Blocks, name: str) -> np.ndarray[Any, Any] | Non
 def _figures(blocks: Blocks) -> dict[str, Floats]:
     """Field of ``RankRow`` to [R], ms or ratio."""
     unmeasured = np.full(len(blocks.ranks), np.nan)
-    gauges = {"cpu_ratio": blocks.gauge("cpu"), "rss_bytes": blocks.gauge("rss")}
+    named = {"cpu_ratio": "cpu", "runqueue_ratio": "runqueue", "rss_bytes": "rss"}
+    gauges = {field: blocks.gauge(name) for field, name in named.items()}
     return {
         "step_ms": np.full(len(blocks.ranks), blocks.step_ns / 1e6),
         "self_ms": unmeasured if blocks.overlapped else median(blocks.own, axis=1) / 1e6,

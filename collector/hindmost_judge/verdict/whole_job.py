@@ -218,7 +218,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
             confidence=0.9,
             explained=1.0,
             evidence=(
-                f"waiting for input: {ms(cost)} of {ms(step)} per step on the typical rank",
+                f"input: {ms(cost)} of {ms(step)} per step on the typical rank",
                 *_of_storage(made, blocks, np.flatnonzero(left)),
             ),
         )
@@ -277,16 +277,18 @@ def _of_queue(blocks: Blocks, use: Callable[[], Mapping[str, CpuUse]]) -> StepLi
     rates, used = blocks.gauge("runqueue"), blocks.gauge("cpu")
     if rates is None or cpu_wait.on_gpus(blocks) or np.isnan(rates).all():
         return None
-    waits, when = rates, "of the time"
+    waits = rates
     if not np.min(waits) >= _BOUND_TRANSFER and used is not None and np.min(rates) >= cpu_wait.QUEUED:
         waits = rates / (rates + used)  # ranks that wait for each other want none meanwhile
-        when = "of the time in which it wants one"
     if not np.min(waits) >= _BOUND_TRANSFER:
         return None
     of_node = use()
     node = used_by_others(of_node)
     whose = f". {wording.who_uses_cpus(node, *of_node[node])}" if node is not None else ""
-    return StepLimit("cpu", f"the typical rank waits for a CPU {percent(float(median(waits)))} {when}{whose}")
+    uses = "" if used is None else f", and uses {float(median(used)):.1f} CPUs"
+    return StepLimit(
+        "cpu", f"the typical rank waits for a CPU {percent(float(median(rates)))} of the time{uses}{whose}"
+    )
 
 
 def _of_transfers(blocks: Blocks, queued: float) -> StepLimit | None:

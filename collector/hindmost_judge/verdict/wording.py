@@ -68,25 +68,26 @@ def against(what: str, who: str, mine: float, theirs: float) -> str:
     return f"{what}: {levels}, others {ms(theirs)}"
 
 
-#: The parts of a step that show a cause, the most telling first, and what they are called.
+#: The parts of a step that show a cause, the most telling first, and what they are called: first as their column in
+#: the table of ranks.
 _SHOWN_BY = {
-    "input": {"input": "waiting for input"},
-    "h2d": {"h2d": "copying to the GPU"},
-    "gc": {"gc": "garbage collection"},
-    "checkpoint": {"checkpoint": "writing checkpoints"},
-    "cpu_contention": {"self_runqueue": "waiting for a CPU", "runqueue": "waiting for a CPU"},
+    "input": {"input": "input"},
+    "h2d": {"h2d": "copy to GPU"},
+    "gc": {"gc": "gc"},
+    "checkpoint": {"checkpoint": "checkpoint"},
+    "cpu_contention": {"self_runqueue": "CPU queue between collectives", "runqueue": "queue in step"},
     "compute": {
         "self_cpu": "CPU time between collectives",
         "gpu_forward": "GPU forward",
         "gpu_optimizer": "GPU optimizer",
         "forward": "forward",
         "optimizer": "optimizer",
-        OTHER: "time in no phase (logging, metrics, .item())",
+        OTHER: "other (in no phase: logging, metrics, .item())",
     },
 }
 _SHOWN_BY |= dict.fromkeys(("gpu_throttle", "gpu_contention", "workload"), _SHOWN_BY["compute"])
 #: The same of an unknown cause, which may be in any of them.
-_ANYWHERE = {"self_blocked": "time off the CPU between collectives", OTHER: _SHOWN_BY["compute"][OTHER]}
+_ANYWHERE = {"self_blocked": "off CPU between collectives", OTHER: _SHOWN_BY["compute"][OTHER]}
 #: Parts that take longer where their rank waits for a CPU.
 _WITH_QUEUE = frozenset({"forward", "optimizer", OTHER})
 #: A part is longer if it is so by this factor, and by this share of the delay.
@@ -110,7 +111,7 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
         mine = float(median(blocks.own[rows, first:stop]))
         theirs = float(median(median(blocks.own[others, first:stop], axis=1)))
         between = " between collectives" if blocks.collectives and blocks.lanes is None else ""
-        what = {NEEDS: "CPU and file I/O time", OFF: "time off the CPU"}.get(blocks.evidence, "self time")
+        what = {NEEDS: "CPU and file I/O time", OFF: "off CPU"}.get(blocks.evidence, "self time")
         what = HOST_WORK if blocks.lanes is not None else what
         repeated = any((ms(part), ms(other)) == (ms(mine), ms(theirs)) for _, part, other in parts)
         if mine > theirs and not repeated:
@@ -142,13 +143,13 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
 HOST_WORK = "work of its CPU per step"
 #: Where the CPU does it, by phase.
 _ON_HOST = {
-    "input": "waiting for input",
-    "device_copy": "copying to the GPU",
+    "input": "input",
+    "device_copy": "copy call",
     "forward": "CPU forward",
     "backward": "CPU backward",
     "optimizer": "CPU optimizer",
     "between": "time between steps",
-    OTHER: "time in no phase (logging, metrics, .item())",
+    OTHER: _SHOWN_BY["compute"][OTHER],
 }
 
 

@@ -1,5 +1,6 @@
 """Tables under a verdict: what their numbers are, what is in no phase, and nothing where there are none."""
 
+import re
 from typing import Any
 
 import numpy as np
@@ -11,12 +12,14 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import columns, machine_tables, markdown, text, verdict_lines
+from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
 from hindmost_judge.timeline.phases import unnamed
 from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS
 
 from tests.pages import inside
 from tests.recordings import OURS
+from tests.scenarios import loads
 
 
 def report(**row: Any) -> dict[str, Any]:
@@ -61,6 +64,18 @@ def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
     assert shown == "ms per step, medians of all steps after warm-up, also those before step 27 (means: COST)"
 
 
+@pytest.mark.parametrize("cause", ["compute", "input", "runqueue", "blocked"])
+def test_the_figure_that_decided_stands_in_the_table_under_its_name(cause: str) -> None:
+    """Of the rank that is named, at 80 columns."""
+    found = judge(loads.make(loads.Load(ranks=4, steps=200, compute=10.0, faults=[{"rank": 1, cause: 3.0}]))).to_dict()
+    said = re.match(r"(.+?): rank 1 ([\d.]+) ms, others", found["verdicts"][0]["evidence"][0])
+    assert said is not None
+    label, figure = said.groups()
+    titles, cells = columns.table(found["ranks"], 80, columns.deciding(found))
+    (title,) = [title for title in titles if f"{label} ".startswith(f"{title} ")]
+    assert cells[1][titles.index(title)] == figure
+
+
 def test_advice_is_given_once() -> None:
     """A rank that was slow in two periods is to be looked at once; what another verdict advises stays."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "advice": ["look at rank 1"]}
@@ -79,6 +94,16 @@ def test_what_takes_most_of_the_step_stands_first(share: float, first: str) -> N
     lines = text.render(found).splitlines()
     assert lines[1].startswith(first)
     assert sum(line.startswith(("SLOW", "LIMITED BY")) for line in lines) == 2
+
+
+def test_how_long_ranks_wait_for_a_cpu_stands_in_the_table() -> None:
+    """Where that limits the job: the figure of the line is each rank's, under the same words."""
+    found = report()
+    found["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 93 % of the time"}
+    for row in found["ranks"]:
+        row |= {"runqueue_ratio": 0.93, "cpu_ratio": 0.1}
+    titles, cells = columns.table(found["ranks"], 80, columns.deciding(found))
+    assert cells[0][titles.index("waits for a CPU")] == "93 %"
 
 
 def test_commands_have_the_path_of_the_recording() -> None:

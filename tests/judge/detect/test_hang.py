@@ -191,7 +191,7 @@ def test_a_wait_is_as_long_as_the_job_let_it_be(over: dict[str, Any], end: str) 
     assert verdict.evidence[0] == f"3 ranks waited {waited}; rank 3 never entered it"
     assert end in verdict.evidence
     assert not [line for line in verdict.advice if "attach" in line]
-    assert verdict.advice[0].startswith("see what rank 3 on node0 waits for at train.py:49, in load()")
+    assert verdict.advice[0].startswith("see what rank 3 on node0 waited for at train.py:49, in load()")
 
 
 def test_a_running_job_s_report_has_the_line_and_suggests_attach() -> None:

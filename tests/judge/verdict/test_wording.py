@@ -75,7 +75,7 @@ def test_the_decisive_evidence_comes_first() -> None:
     slow = judge(make(Load(ranks=4, steps=200, compute=10.0, faults=[{"rank": 1, "compute": 3.0}]))).verdicts[0]
     assert re.fullmatch(r"CPU time between collectives: rank 1 1[23]\.\d ms, others (9|10)\.\d ms", slow.evidence[0])
     queued = judge(make(Load(ranks=4, steps=200, compute=10.0, faults=[{"rank": 1, "runqueue": 3.0}]))).verdicts[0]
-    assert queued.evidence[0].startswith("waiting for a CPU: rank 1 3.0 ms, others 0.0")
+    assert queued.evidence[0].startswith("CPU queue between collectives: rank 1 3.0 ms, others 0.0")
 
 
 def test_several_ranks_are_spoken_of_as_several() -> None:
