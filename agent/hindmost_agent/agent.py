@@ -10,7 +10,6 @@ from hindmost_proto import telemetry_pb2 as wire
 from hindmost_agent.delivery.batch import Builder, message
 from hindmost_agent.delivery.spool import REASONS
 from hindmost_agent.jobs.rings import NOTHING, RankStates
-from hindmost_agent.runner import following
 from hindmost_agent.sampler import LONG_AGO_NS
 
 if TYPE_CHECKING:
@@ -55,7 +54,8 @@ ALWAYS_SENT = frozenset({"process", "agent"})
 class Agent:
     """Everything an agent does between two looks at the clock.
 
-    ``spool`` is ``None`` when nothing is shipped; with ``jobs`` it finds the node's jobs itself.
+    ``spool`` is ``None`` when nothing is shipped; with ``jobs`` it finds the node's jobs itself. ``phase`` is the
+    node's own, from 0 to 1; ``unix_ns`` gives the wall clock's time at a monotonic one.
     """
 
     def __init__(
@@ -69,6 +69,8 @@ class Agent:
         jobs: Jobs | None = None,
         flush_ns: int = FLUSH_NS,
         cores_are_full: Callable[[], bool] = lambda: False,
+        phase: float = 0.0,
+        unix_ns: Callable[[int], int] = lambda now_ns: now_ns,
     ) -> None:
         self.host = host
         self.rings = rings
@@ -84,7 +86,8 @@ class Agent:
         self._interval_ns = interval_ns
         self._sample_ns = LONG_AGO_NS
         self._flush_period_ns = flush_ns
-        self._cores_are_full, self._full = cores_are_full, False
+        self._cores_are_full, self.full = cores_are_full, False
+        self._phase, self._unix_ns = phase, unix_ns
         self._flush_ns = self._flushed_ns = LONG_AGO_NS
         self._folders_ns = LONG_AGO_NS
         if spool is not None:
@@ -97,26 +100,34 @@ class Agent:
         """
         due = now_ns >= self._flush_ns
         if due or now_ns >= self._sample_ns:
-            self._full = self._cores_are_full()
+            self.full = self._cores_are_full()
         busy = again = False
         try:
             busy, again = self._read_rings(now_ns, due=due)
         except Exception as error:  # noqa: BLE001 - who can write to a ring must not blind the node
             self._say(error)
         if now_ns >= self._sample_ns:
-            sampling_ns = self._interval_ns * (FULL_SAMPLING if self._full else 1)
-            self._sample_ns = following(self._sample_ns, sampling_ns, now_ns)
+            self._sample_ns = self._next(self._interval_ns * (FULL_SAMPLING if self.full else 1), now_ns)
             self._sample(now_ns)
         if due:
-            asked_ns = FULL_FLUSH_NS if self._full else min(self.batch_ns, FLUSH_MOST_NS)
-            period_ns = max(self._flush_period_ns, asked_ns)
-            self._flush_ns = following(self._flush_ns, period_ns, now_ns)
+            asked_ns = FULL_FLUSH_NS if self.full else min(self.batch_ns, FLUSH_MOST_NS)
+            self._flush_ns = self._next(max(self._flush_period_ns, asked_ns), now_ns)
         if due or again:
             self.flush(now_ns)
         soon_ns = now_ns + BUSY_NS if busy else max(self._stalled_batch_ns(now_ns), now_ns + STALLED_BATCH_NS)
         look_ns = self.rings.look_ns(now_ns)
         next_ns = min(self._sample_ns, now_ns + self._interval_ns)
         return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
+
+    def _next(self, period_ns: int, now_ns: int) -> int:
+        """When the next period begins: by the wall clock, and by the node's phase in it.
+
+        On full cores all nodes sample at once, and each sends at one of these times: whatever one takes of a rank, the
+        ranks of all nodes wait for, once and not for one node after the other.
+        """
+        step_ns = self._interval_ns * FULL_SAMPLING if self.full else 1
+        shift_ns = int(self._phase * period_ns) // step_ns * step_ns
+        return now_ns + period_ns - (self._unix_ns(now_ns) - shift_ns) % period_ns
 
     def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:
         """Whether a ring fills, and whether a batch is made though none was due: nothing moves, or much came."""
@@ -145,7 +156,7 @@ class Agent:
         if not here:
             return NEVER_NS
         every = min(max(one.world_size for one in here) * STALLED_BATCH_NS // len(here), STALLED_BATCH_MOST_NS)
-        every = max(every, STALLED_BATCH_MOST_NS if self._full else STALLED_BATCH_NS)
+        every = max(every, STALLED_BATCH_MOST_NS if self.full else STALLED_BATCH_NS)
         since = max((producer.progress_ns for producer in running), default=now_ns - STILL_MOST_NS)
         return self._flushed_ns + every if now_ns - since >= min(STILL * every, STILL_MOST_NS) else NEVER_NS
 

@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -76,6 +77,7 @@ class Daemon:
         self.spool = Spool(settings.spool, settings.spool_bytes) if settings.spool else None
         if self.spool is not None:
             self.host.own.spool_limit_bytes = settings.spool_bytes
+        self._phase = zlib.crc32(settings.node.encode()) / (1 << 32)
         folders = [settings.ring_dir] if settings.ring_dir else []
         rings = Rings(self.host, folders, marks=self.spool.marks if self.spool else None)
         self.runner = Runner(samplers.load(), self.host, settings.interval_ns)
@@ -89,6 +91,8 @@ class Daemon:
             self.spool,
             jobs,
             cores_are_full=FullCores(),
+            phase=self._phase,
+            unix_ns=lambda now_ns: now_ns + time.time_ns() - time.monotonic_ns(),
         )
         self.shipper: Shipper | None = None
         self._started_ns = monotonic_ns()
@@ -197,7 +201,9 @@ class Daemon:
             made = self.host.own.batches
             next_ns = self.agent.tick(now_ns)
             if self.shipper is not None and self.host.own.batches != made:
-                self.shipper.notify()
+                # On full cores many nodes make a batch at once, which a collector is to take one after the other.
+                later_s = self._phase * self.settings.interval_ns / NS if self.agent.full else 0
+                asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
         except Exception:
             log.exception("tick failed; going on with the next")

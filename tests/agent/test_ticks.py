@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -35,10 +36,11 @@ def agent(
     spool: Spool | None,
     kinds: Mapping[str, type[Sampler]] | None = None,
     cores_are_full: Callable[[], bool] = lambda: False,
+    **clock: Any,
 ) -> Agent:
     host = Host()
     runner, rings = Runner(kinds or {}, host, NS), Rings(host, [folder / "rings"])
-    return Agent("n", NS, host, runner, rings, spool, cores_are_full=cores_are_full)
+    return Agent("n", NS, host, runner, rings, spool, cores_are_full=cores_are_full, **clock)
 
 
 def steps(writer: ring.Writer, count: int) -> None:
@@ -94,6 +96,35 @@ def test_samples_are_half_as_many_while_cores_are_full(tmp_path: Path) -> None:
         mine.tick(second * NS)
         sampled += [second] * len(mine.host.own.success)
     assert sampled == [0, 2, 4, 5, 6, 7, 8]
+
+
+def test_all_nodes_work_at_the_same_times_while_cores_are_full(tmp_path: Path, writer: ring.Writer) -> None:
+    """What each takes of a rank, all ranks wait for: at once, and not for one node after the other."""
+    begun_ns = {0.1: 200_000_000, 0.6: 1_300_000_000}  # by node: its monotonic clock is not the wall clock
+    sampled: list[set[int]] = []
+    made: list[set[int]] = []
+    for phase, late_ns in begun_ns.items():
+        mine = agent(
+            tmp_path,
+            Spool(tmp_path / f"spool{phase}", 1 << 20),
+            {"cpu": samplers.load()["cpu"]},
+            lambda: True,
+            phase=phase,
+            unix_ns=lambda now_ns, late_ns=late_ns: now_ns + late_ns,  # type: ignore[misc]
+        )
+        at, found, batches = 0, set(), set()
+        while at < 40 * NS:
+            steps(writer, 1)
+            before = mine.host.own.batches
+            mine.host.own.success.clear()
+            due = mine.tick(at)
+            found |= {at + late_ns} if mine.host.own.success else set()
+            batches |= {at + late_ns} if mine.host.own.batches > before else set()
+            at = due
+        sampled.append({one for one in found if 4 * NS < one < 38 * NS})
+        made.append({one for one in batches if 4 * NS < one < 38 * NS})
+    assert sampled[0] == sampled[1] == {2 * NS * count for count in range(3, 19)}
+    assert made == [{8 * NS * count for count in range(1, 5)}, {8 * NS * count + 4 * NS for count in range(1, 5)}]
 
 
 def test_a_batch_is_made_sooner_where_much_is_written(
