@@ -343,8 +343,9 @@ def deciding(report: Mapping[str, Any]) -> list[str]:
         found += _named_in(next(iter(verdict.get("evidence") or ()), ""), report["ranks"])
     causes = [verdict.get("cause") or _OF_KIND.get(verdict["kind"], "") for verdict in report["verdicts"]]
     if (report["job"].get("bound") or {}).get("by") == "cpu" and not of_fault(report)[0]:  # which needs the room
-        causes.append("cpu_contention")
-        found += [title_of(name) for name in ("queued", "cpus") if _measured(name, report["ranks"])]
+        said = [title_of(name) for name in ("queued", "cpus") if _measured(name, report["ranks"])]
+        found += said
+        causes += [] if title_of("queued") in said else ["cpu_contention"]  # reports of earlier versions have no share
     for cause in causes:
         for names in _DECIDING.get(cause, ()):
             titles = [title_of(name) for name in names if _measured(name, report["ranks"])]
