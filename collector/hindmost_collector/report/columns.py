@@ -77,9 +77,12 @@ _BEFORE_A_LIMIT = 0.25
 
 
 def limits_more(report: Mapping[str, Any]) -> bool:
-    """Whether too few free CPUs take much more of the step than any verdict says: then they are reported first."""
+    """Whether ranks that share too few CPUs take much more of the step than any verdict says: then that is reported
+    first. What other processes take comes after what can be changed in the job."""
     costs = [verdict["cost_ratio"] for verdict in report["verdicts"] if verdict.get("cost_ratio")]
-    return bool(costs) and max(costs) < _BEFORE_A_LIMIT and (report["job"].get("bound") or {}).get("by") == "cpu"
+    limit = report["job"].get("bound") or {"by": "", "evidence": ""}
+    of_the_job = limit["by"] == "cpu" and OTHERS_USE not in limit["evidence"]
+    return of_the_job and bool(costs) and max(costs) < _BEFORE_A_LIMIT
 
 
 _DO_ON = {

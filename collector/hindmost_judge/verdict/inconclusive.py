@@ -347,6 +347,11 @@ def _of_ras(run: Run) -> tuple[str, str] | None:
     return seen, _FOR_A_SLOW_RANK
 
 
+#: What makes a process a rank.
+_LOOKED_FOR = (
+    "Looked for: steps of PyTorch, Keras, Lightning or `hindmost.step()`;"
+    " calls of MPI, NCCL, torch.distributed or Horovod"
+)
 #: What to look at where ``hindmost run`` saw no rank, and nothing says why.
 _INHERIT = (
     "let ranks inherit this command's environment (sudo, ssh and containers drop it)."
@@ -372,13 +377,13 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if job.exit_code:
         return f"no rank was seen before the job {_end(job)}", _after_end(job)
     if job.entered:
-        seen = "a Python process loaded the probe, but ran no known step or collective"
+        seen = f"a Python process loaded the probe, but ran no known step or collective. {_LOOKED_FOR}"
         return f"no rank was seen: {seen}", _UNTRAINED
     isolated = job_command.isolating_option(split(job.command))
     if isolated:
         return "no rank was seen", job_command.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
-    return f"no rank was seen: {called} ended{_after(job)} without MPI, NCCL or a Python step", _INHERIT
+    return f"no rank was seen: {called} ended{_after(job)} without one. {_LOOKED_FOR}", _INHERIT
 
 
 def _after(job: Job) -> str:

@@ -84,12 +84,17 @@ def test_advice_is_given_once() -> None:
     assert [one.do for one in found] == [("look at rank 1",), (), ("look at rank 0",)]
 
 
-@pytest.mark.parametrize(("share", "first"), [(0.03, "LIMITED BY"), (0.4, "SLOW")])
-def test_what_takes_most_of_the_step_stands_first(share: float, first: str) -> None:
-    """A rank that costs 3 % is no headline where ranks wait for a CPU in 85 % of the time: in text and on the page."""
+@pytest.mark.parametrize(
+    ("share", "used", "first"),
+    [(0.03, "Ranks use", "LIMITED BY"), (0.4, "Ranks use", "SLOW"), (0.03, OTHERS_USE, "SLOW")],
+)
+def test_what_takes_most_of_the_step_stands_first(share: float, used: str, first: str) -> None:
+    """A rank that costs 3 % is no headline where ranks wait for each other's CPUs in 85 % of the time: in text and on
+    the page. What other processes take is nothing that the job can change, and comes after it."""
     slow = {"kind": "straggler", "cause": "compute", "ranks": [1], "cost_ratio": share, "cost_ms_per_step": share}
     found = report() | {"verdicts": [slow]}
-    found["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 85 % of the time"}
+    waits = f"the typical rank waits for a CPU 85 % of the time. {used} 1.6 of the 2 CPUs of n"
+    found["job"]["bound"] = {"by": "cpu", "evidence": waits}
     assert inside(document.of_report(found))["report"]["bound_first"] is (first == "LIMITED BY")
     lines = text.render(found).splitlines()
     assert lines[1].startswith(first)
