@@ -140,9 +140,10 @@ class Service:
         collector.endpoints.jobs_text()
 
     async def close(self) -> None:
-        """End it in order."""
+        """The agent leaves, and the collector ends."""
         self.pump.cancel()
         await asyncio.gather(self.pump, return_exceptions=True)
+        self.collector.ingest.part(*self.agent)
         await self.collector.stop("the bench is over")
 
     def state(self, jobs: int) -> dict[str, Any]:
