@@ -9,7 +9,7 @@ changes nothing).
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -101,25 +101,35 @@ class _Machine:
     def __init__(self, job: Job, draws: Draws, faults: Sequence[Fault]) -> None:
         self.job, self.draws, self.history, self.progress = job, draws, History(), 0
         self.groups = programs.members(job)
-        self.extra: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros((job.steps, job.ranks)))
+        self.extra: dict[tuple[str, str], Array] = defaultdict(lambda: np.zeros((job.steps, job.ranks)))  # of faults
         for fault in faults:
             self.extra[fault.lane, fault.phase][np.ix_(acting(job, fault), np.array(fault.ranks))] += fault.ms
         self.arrived: dict[tuple[str, int], Array] = {}
+        self.mates: dict[tuple[str, int], tuple[Array, Array, Array]] = {}
         self.sent: dict[tuple[int, int, int, tuple[str, int, int]], Call] = {}
         each = programs.stages(job)
         self.stages = [_Stage(self, int(stage), np.flatnonzero(each == stage)) for stage in np.unique(each)]
 
     def meet(self, kind: str, number: int, ranks: Array, arrives: Array) -> Array | None:
         """[n] when all members of each rank's group have come; ``None`` while one of another stage has not."""
-        times = self.arrived.setdefault((kind, number), np.full(self.job.ranks, np.nan))
+        if (kind, number) not in self.arrived:
+            self.arrived[kind, number] = np.full(self.job.ranks, np.nan)
+        times = self.arrived[kind, number]
         times[ranks] = arrives
-        groups = self.groups[kind]
-        wanted = np.isin(groups, groups[ranks])
-        if np.isnan(times[wanted]).any():
+        members, begins, own = self._mates(kind, int(ranks[0]), ranks)
+        if np.isnan(came := times[members]).any():
             return None
-        latest = np.full(int(groups.max()) + 1, -np.inf)
-        np.maximum.at(latest, groups[wanted], times[wanted])
-        return np.asarray(latest[groups[ranks]])
+        return np.asarray(np.maximum.reduceat(came, begins)[own])
+
+    def _mates(self, kind: str, stage: int, ranks: Array) -> tuple[Array, Array, Array]:
+        """Members of the groups of a stage's ranks, one group after the other; where each begins; each rank's group."""
+        if (kind, stage) not in self.mates:
+            groups = self.groups[kind]
+            members = np.flatnonzero(np.isin(groups, groups[ranks]))
+            members = members[np.argsort(groups[members], kind="stable")]
+            found, begins = np.unique(groups[members], return_index=True)
+            self.mates[kind, stage] = members, begins, np.searchsorted(found, groups[ranks])
+        return self.mates[kind, stage]
 
 
 def acting(job: Job, fault: Fault) -> Array:
@@ -132,6 +142,17 @@ class _Stage:
 
     def __init__(self, machine: _Machine, stage: int, ranks: Array) -> None:
         self.machine, self.job, self.stage, self.ranks = machine, machine.job, stage, ranks
+        draws = machine.draws
+        self.draws = replace(
+            draws,
+            host=draws.host[..., ranks],
+            gpu=draws.gpu[..., ranks],
+            late=draws.late[:, ranks],
+            queued=draws.queued[:, ranks],
+            work=draws.work[:, ranks],
+        )
+        self.extra = {key: ms[:, ranks] for key, ms in machine.extra.items()}
+        self.unharmed = np.zeros(len(ranks))
         self.host = np.zeros(len(ranks))
         self.free: dict[str, Array] = defaultdict(lambda: np.zeros(len(ranks)))
         self.launched = 0
@@ -156,7 +177,7 @@ class _Stage:
         nothing = {name: np.zeros(len(self.ranks)) for name in ("input", "forward", "backward", "optimizer")}
         zero = np.zeros(len(self.ranks))
         self.now = Step(step, kind, self.ranks, self.host, zero, zero, zero, dict(nothing), {}, dict(nothing), zero)
-        late = self.machine.draws.late[step, self.ranks] + self._fault("host", "other", step)
+        late = self.draws.late[step] + self._fault("host", "other", step)
         self.host = self.host + (late if kind == "train" else 0.0)
         began: dict[str, Array] = {}
         phase, totals = "", _totals(program)
@@ -183,7 +204,8 @@ class _Stage:
             self.now.gpu[phase] = self.now.gpu.get(phase, 0.0) + took
 
     def _fault(self, lane: str, phase: str, step: int) -> Array:
-        return np.asarray(self.machine.extra[lane, phase][step, self.ranks])
+        ms = self.extra.get((lane, phase))
+        return self.unharmed if ms is None else np.asarray(ms[step])
 
     def _do(self, one: Instruction, step: int, phase: str, totals: dict[str, tuple[float, float]]) -> None:
         before = self.host
@@ -215,10 +237,10 @@ class _Stage:
 
     def _fetch(self, step: int) -> Array:
         """When the next batch is there: loaded by the loop itself, or by workers that are ahead."""
-        job, draws = self.job, self.machine.draws
+        job, draws = self.job, self.draws
         slot = len(self.taken) % draws.host.shape[1]
-        takes = job.load * draws.host[step, slot, self.ranks] / job.micro_batches
-        takes = takes * (1 + draws.queued[step, self.ranks]) + self._fault("input", "input", step) / job.micro_batches
+        takes = job.load * draws.host[step, slot] / job.micro_batches
+        takes = takes * (1 + draws.queued[step]) + self._fault("input", "input", step) / job.micro_batches
         self.taken.append(self.host)
         if not job.workers:
             return np.asarray(self.host + takes)
@@ -231,9 +253,11 @@ class _Stage:
         return np.asarray(np.maximum(self.host, self.ready[batch]) + 0.05)
 
     def _launch(self, one: Kernels, step: int, totals: dict[str, tuple[float, float]]) -> None:
-        draws, share = self.machine.draws, [part / whole if whole else 0.0 for part, whole in _parts(one, totals)]
-        takes = one.host * draws.host[step, one.slot, self.ranks] + share[0] * self._fault("host", one.phase, step)
-        queued = takes * draws.queued[step, self.ranks]
+        draws, whole = self.draws, totals[one.phase]
+        takes = one.host * draws.host[step, one.slot]
+        if ("host", one.phase) in self.extra and whole[0]:
+            takes = takes + one.host / whole[0] * self.extra["host", one.phase][step]
+        queued = takes * draws.queued[step]
         self.now.queued = self.now.queued + queued
         self.launched += one.launches
         while self.queue and self.queue[0][0] <= self.launched - QUEUE:
@@ -242,8 +266,9 @@ class _Stage:
         begin, self.host = self.host, self.host + takes + queued
         if not one.launches:
             return
-        work = one.gpu * draws.gpu[step, one.slot, self.ranks] * draws.work[step, self.ranks]
-        work = work + share[1] * self._fault("gpu", one.phase, step)
+        work = one.gpu * draws.gpu[step, one.slot] * draws.work[step]
+        if ("gpu", one.phase) in self.extra and whole[1]:
+            work = work + one.gpu / whole[1] * self.extra["gpu", one.phase][step]
         start = np.maximum(self.free["gpu"], begin + LATENCY)
         self.free["gpu"] = np.maximum(start + work, self.host + LATENCY + work / one.launches)
         self.queue.append((self.launched, self.free["gpu"]))
@@ -266,7 +291,7 @@ class _Stage:
         while key not in self.machine.sent:
             yield True
         call = self.machine.sent.pop(key)
-        done = np.maximum(ready, call.start) + 0.1 * self.machine.draws.transfer[step, one.tag[1] % 24]
+        done = np.maximum(ready, call.start) + 0.1 * self.draws.transfer[step, one.tag[1] % 24]
         call.end = done
         self.free["receive"] = self.free["gpu"] = done
         self.machine.history.calls.append(Call(step, "p2p", "recv", 4 << 20, self.ranks, now, ready, done, call.ranks))
@@ -285,7 +310,7 @@ class _Stage:
         while (met := self.machine.meet(one.kind, number, self.ranks, arrives)) is None:
             yield True
         slow = self._fault("link", one.kind, step)
-        done = met + one.transfer * self.machine.draws.transfer[step, number % 24] + slow
+        done = met + one.transfer * self.draws.transfer[step, number % 24] + slow
         if one.host:
             self.host = done
         else:
@@ -309,7 +334,3 @@ def _totals(program: list[Instruction]) -> dict[str, tuple[float, float]]:
             host, gpu = found.get(instruction.phase, (0.0, 0.0))
             found[instruction.phase] = (host + instruction.host, gpu + instruction.gpu)
     return found
-
-
-def _parts(one: Kernels, totals: dict[str, tuple[float, float]]) -> list[tuple[float, float]]:
-    return list(zip((one.host, one.gpu), totals[one.phase], strict=True))

@@ -94,15 +94,15 @@ def _traces(job: Job, history: History, folder: Path) -> None:
         logged = clocks.read("host", call.ranks, call.end) + (20_000 * (1 + random.exponential(2, len(host)))).astype(
             int
         )
-        for at, rank in enumerate(call.ranks.tolist()):
+        all_times = (one.tolist() for one in (call.ranks, host, start, end, np.maximum(logged, host + 9001)))
+        for at, (rank, enqueued, began, ended, known) in enumerate(zip(*all_times, strict=True)):
             key = (call.kind, call.op, rank)
             count = counts[key] = counts.get(key, -1) + 1
             seq = count if call.peers is None else int(inside[call.kind][call.peers[at]])
             algorithm = "RING" if call.peers is None else "P2P"
             comm = _communicator(call.kind, int(groups[call.kind][rank]))
             what = f"{comm:x},{inside[call.kind][rank]},{seq},{_FUNCTIONS[call.op]},{call.size},{algorithm},SIMPLE,24"
-            times = f"{host[at]},{host[at] + 9000},{start[at]},{end[at]},{max(logged[at], host[at] + 9001)}"
-            lines[rank].append((int(host[at]), f"{what},{times}\n"))
+            lines[rank].append((enqueued, f"{what},{enqueued},{enqueued + 9000},{began},{ended},{known}\n"))
     for rank, mine in enumerate(lines):
         (folder / f"prof.{4000 + rank}.csv").write_text(
             "".join(line for _, line in sorted(mine, key=lambda one: one[0]))
@@ -171,9 +171,20 @@ def _rows(job: Job, history: History, work: Array) -> Run:
 
 
 def _by_rank(name: str, parts: list[dict[str, Any]]) -> dict[str, Array]:
-    whole = concatenate(name, [table(name, **part) for part in parts])
+    lengths = [len(part["rank"]) for part in parts]
+    columns = {
+        column: [part.get(column, -1) for part in parts] for column in {key: 0 for part in parts for key in part}
+    }
+    whole = table(name, **{column: _column(values, lengths) for column, values in columns.items()})
     order = np.argsort(whole["rank"], kind="stable")
     return {column: values[order] for column, values in whole.items()}
+
+
+def _column(parts: list[Any], lengths: list[int]) -> Array:
+    """A table's column of arrays and of what is the same in a whole part."""
+    if not any(np.ndim(one) for one in parts):
+        return np.repeat(parts, lengths)
+    return np.concatenate([np.broadcast_to(one, count) for one, count in zip(parts, lengths, strict=True)])
 
 
 def _step(clocks: Clocks, step: Step, work: Array) -> dict[str, Any]:
