@@ -43,7 +43,7 @@ from hindmost_judge.verdict.slow_ranks import of_links, of_slowdowns
 from hindmost_judge.verdict.stops import of_mismatch, of_parted
 from hindmost_judge.verdict.whole_job import balanced, may_be_slow, step_limit
 from hindmost_judge.whatif import savings, waste
-from hindmost_judge.whatif.operation_graph import judge_graph
+from hindmost_judge.whatif.operation_graph import judge_operations
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks, Sharing, Slowdown
@@ -59,7 +59,7 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
     if changed and changed not in run.notes:
         run = replace(run, notes=(*run.notes, changed))
     if rows(run.operations):
-        return judge_graph(run, settings)
+        return judge_operations(run, settings)
     both = missing_ranks.cross_checked(run, lambda one: judge(one, settings))
     if both is not None:
         return both

@@ -65,48 +65,46 @@ def wall_clock(
     began = job.started_ns if job.started_ns else int(begin.min())
     ended = job.ended_ns if job.ended_ns else int(end.max())
     began, ended = min(began, int(begin.min())), max(ended, int(end.max()))
-    line = _Line(row, begin - began, end - began, ended - began)
+    line, ranks = _Line(row, begin - began, end - began, ended - began, len(known)), len(known)
     of_steps = table.get("kind")
     evaluates = np.zeros(len(row), bool) if of_steps is None else of_steps == "eval"
     warms = np.zeros(len(row), bool)
     if of_steps is not None and first is not None and "step" in table:
         warms = ~evaluates & (table["step"] < first)
-    ranks, zero = len(known), np.zeros(len(known))
-    first_ns, last_ns = line.first(ranks), line.last(ranks)
+    trains, zero = ~evaluates & ~warms, np.zeros(ranks)
+    busy = "training" if of_steps is not None else "first to last collective"
+    first_ns, last_ns = line.first(), line.last()
     launched = _launched(run, known, began, first_ns)
     imports, joining = _start_up(run, known, began, launched, first_ns)
-    trains = line.lengths(~evaluates & ~warms, ranks)
     parts = {
         "launch": launched,
         "imports": imports,
         "communicators": joining,
         "set-up": first_ns - launched - imports - joining,
         "first batch": zero,
-        "warm-up steps": line.lengths(warms, ranks),
-        "training" if of_steps is not None else "first to last collective": trains,
-        "evaluation": line.lengths(evaluates, ranks),
+        "warm-up steps": line.lengths(warms),
+        busy: line.lengths(trains),
+        "evaluation": line.lengths(evaluates),
         "checkpoints": zero,
         "stalls": zero,
-        "between steps": last_ns - first_ns - line.lengths(np.ones(len(row), bool), ranks),
+        "between steps": last_ns - first_ns - line.lengths(),
         "hang" if hung else "tear-down" if job.ended_ns else "not recorded": float(ended - began) - last_ns,
     }
-    busy = "training" if of_steps is not None else "first to last collective"
-    for name, which in (("warm-up steps", warms), (busy, ~evaluates & ~warms)):
-        fetched = np.minimum(line.at_first(table.get("input_ns"), which, ranks), parts[name])
-        parts["first batch"], parts[name] = parts["first batch"] + fetched, parts[name] - fetched
-    inside = (~evaluates & ~warms, ranks)
+
+    def move(ns: Floats, name: str, to: str) -> None:
+        """Count so many ns [R] of one part, or all that there is of it, to another."""
+        moved = np.minimum(ns, parts[name])
+        parts[name], parts[to] = parts[name] - moved, parts[to] + moved
+
+    for name, which in (("warm-up steps", warms), (busy, trains)):
+        move(line.at_first(table.get("input_ns"), which), name, "first batch")
     for since, until in stalls:
         left, right = (np.clip(np.full(ranks, one * 1e9), first_ns, last_ns) for one in (since, until))
-        within = line.within(*inside, left, right)
-        elsewhere = np.maximum(right - left - within, 0.0)
-        moved = np.minimum(within, parts[busy]), np.minimum(elsewhere, parts["between steps"])
-        parts[busy], parts["between steps"] = parts[busy] - moved[0], parts["between steps"] - moved[1]
-        parts["stalls"] = parts["stalls"] + moved[0] + moved[1]
-    saved = _checkpoints(run, table, row, ~evaluates & ~warms, ranks)
-    between = _between_steps(run, known, began, line)
-    for name, wrote in ((busy, saved), ("between steps", between)):
-        taken = np.minimum(wrote, parts[name])
-        parts[name], parts["checkpoints"] = parts[name] - taken, parts["checkpoints"] + taken
+        within = line.within(left, right, trains)
+        move(within, busy, "stalls")
+        move(np.maximum(right - left - within, 0.0), "between steps", "stalls")
+    move(_checkpoints(run, table, row, trains, ranks), busy, "checkpoints")
+    move(_between_steps(run, known, began, line), "between steps", "checkpoints")
     if not job.started_ns:
         parts["set-up"] = sum((parts.pop(name) for name in ("launch", "imports", "communicators")), parts["set-up"])
     shown = {name: values / 1e9 for name, values in parts.items() if (values > 0).any() or name == busy}
@@ -146,47 +144,44 @@ def _without_gaps(table: Table, run: Run) -> Table:
 class _Line:
     """Spans [N] of R ranks as a line of time each: what two of them share counts for the earlier one."""
 
-    def __init__(self, row: Array, begin: Ints, end: Ints, span: int) -> None:
+    def __init__(self, row: Array, begin: Ints, end: Ints, span: int, ranks: int) -> None:
         self._order = np.lexsort((begin, row))
-        self.row, begin, end = row[self._order], begin[self._order], end[self._order]
+        self._ranks, self.row, begin, end = ranks, row[self._order], begin[self._order], end[self._order]
         apart = self.row.astype(np.int64) * (2 * span + 1)  # one axis for all ranks
         reached = np.maximum.accumulate(end + apart) - apart
         before = np.append(begin[:1], reached[:-1])
-        before[np.append(True, self.row[1:] != self.row[:-1])] = 0
+        self._first = np.flatnonzero(np.append(True, self.row[1:] != self.row[:-1]))
+        before[self._first] = 0
         self.begin = np.maximum(begin, before)
         self.end = np.maximum(reached, self.begin)
 
-    def first(self, ranks: int) -> Floats:
+    def first(self) -> Floats:
         """[R] begin of the first span."""
-        return self._extreme(self.begin, ranks, np.minimum, np.inf)
+        return np.asarray(self.begin[self._first], np.float64)
 
-    def last(self, ranks: int) -> Floats:
+    def last(self) -> Floats:
         """[R] end of the last."""
-        return self._extreme(self.end, ranks, np.maximum, -np.inf)
+        return np.asarray(self.end[np.append(self._first[1:], len(self.end)) - 1], np.float64)
 
-    def _extreme(self, values: Ints, ranks: int, of: np.ufunc, start: float) -> Floats:
-        found = np.full(ranks, start)
-        of.at(found, self.row, values.astype(np.float64))
-        return found
+    def lengths(self, which: Array | None = None) -> Floats:
+        """[R] length of all spans, or of those of the [N]."""
+        return self._of_ranks((self.end - self.begin).astype(np.float64), which)
 
-    def lengths(self, which: Array, ranks: int) -> Floats:
-        """[R] length of those of the [N] spans."""
-        long = (self.end - self.begin).astype(np.float64) * which[self._order]
-        return np.asarray(np.bincount(self.row, long, ranks), np.float64)
-
-    def at_first(self, values: Ints | None, which: Array, ranks: int) -> Floats:
-        """[R] the value of each rank's first span, where that is one of the [N]; what is not known is 0."""
-        found = np.zeros(ranks)
-        if values is not None:
-            known, first = np.unique(self.row, return_index=True)
-            at = self._order[first]
-            found[known] = np.maximum(values[at], 0) * which[at]
-        return found
-
-    def within(self, which: Array, ranks: int, left: Floats, right: Floats) -> Floats:
-        """[R] how much of the time between ``left`` and ``right`` [R] is in those of the [N] spans."""
+    def within(self, left: Floats, right: Floats, which: Array | None = None) -> Floats:
+        """[R] how much of the time between ``left`` and ``right`` [R] is in these."""
         shared = np.minimum(self.end, right[self.row]) - np.maximum(self.begin, left[self.row])
-        return np.asarray(np.bincount(self.row, np.maximum(shared, 0.0) * which[self._order], ranks), np.float64)
+        return self._of_ranks(np.maximum(shared, 0.0), which)
+
+    def _of_ranks(self, ns: Floats, which: Array | None) -> Floats:
+        shown = ns if which is None else ns * which[self._order]
+        return np.asarray(np.bincount(self.row, shown, self._ranks), np.float64)
+
+    def at_first(self, values: Ints | None, which: Array) -> Floats:
+        """[R] the value of each rank's first span, where that is one of the [N]; what is not known is 0."""
+        found, at = np.zeros(self._ranks), self._order[self._first]
+        if values is not None:
+            found[self.row[self._first]] = np.maximum(values[at], 0) * which[at]
+        return found
 
 
 def _launched(run: Run, known: Array, began: int, first_ns: Floats) -> Floats:
@@ -227,9 +222,8 @@ def _start_up(run: Run, known: Array, began: int, launched: Floats, first_ns: Fl
     until = np.where(np.isfinite(last), last, np.where(np.isfinite(until), until, launched))
     if not joins.any():
         return until - launched, joining
-    line = _Line(row[joins], begin[joins], end[joins], int(first_ns.max()))
-    every = np.ones(len(line.row), bool)
-    return until - launched - line.within(every, count, launched, until), line.lengths(every, count)
+    line = _Line(row[joins], begin[joins], end[joins], int(first_ns.max()), count)
+    return until - launched - line.within(launched, until), line.lengths()
 
 
 def _checkpoints(run: Run, table: Table, row: Array, which: Array, ranks: int) -> Floats:
@@ -246,7 +240,6 @@ def _between_steps(run: Run, known: Array, began: int, line: _Line) -> Floats:
     found = np.zeros(len(known))
     table = run.intervals
     held = np.flatnonzero((table["name"] == "checkpoint") & (table["duration_ns"] > 0)) if rows(table) else ()
-    everything = np.ones(len(line.row), bool)
     for one in held:
         at = int(np.searchsorted(known, table["rank"][one]))
         if at >= len(known) or known[at] != table["rank"][one]:
@@ -255,7 +248,7 @@ def _between_steps(run: Run, known: Array, began: int, line: _Line) -> Floats:
         right = left + float(table["duration_ns"][one])
         edges = np.zeros(len(known)), np.zeros(len(known))
         edges[0][at], edges[1][at] = left, right
-        found[at] += right - left - line.within(everything, len(known), *edges)[at]
+        found[at] += right - left - line.within(*edges)[at]
     return np.maximum(found, 0.0)
 
 

@@ -273,23 +273,23 @@ def of_ranks_per_node(command: str | None, each: int, nodes: int) -> str:
     return " or ".join(text if known[:1] else f"{text} ({whose})" for whose, text in spread.items())
 
 
-#: How launchers give each rank a CPU of its own.
+_NUMACTL = "`numactl --cpunodebind=N --membind=N`"
+#: How launchers give each rank a CPU of its own, and how they keep it on one NUMA node.
 _BINDING = {
-    "srun": "`srun --cpus-per-task=1 --cpu-bind=cores`",
-    "horovodrun": '`horovodrun --mpi-args="--map-by core --bind-to core"`',
-    **{name: f"`{name} --map-by core --bind-to core`" for name in sorted(MPIRUN)},
+    "srun": ("`srun --cpus-per-task=1 --cpu-bind=cores`", "`srun --cpu-bind=ldoms`"),
+    "horovodrun": ('`horovodrun --mpi-args="--map-by core --bind-to core"`', _NUMACTL),
+    **{name: (f"`{name} --map-by core --bind-to core`", f"`{name} --map-by numa --bind-to numa`") for name in MPIRUN},
 }
-#: The same for the CPUs, and the memory, of one NUMA node.
-_NUMA = {
-    "srun": "`srun --cpu-bind=ldoms`",
-    **{name: f"`{name} --map-by numa --bind-to numa`" for name in sorted(MPIRUN)},
-}
+
+
+def _binding(command: str | None) -> tuple[str, str]:
+    """The two by the job's launcher; for an unknown one none, and numactl for each rank."""
+    return next((_BINDING[one] for one in map(program_name, split(command or "")) if one in _BINDING), ("", _NUMACTL))
 
 
 def of_numa(command: str | None) -> str:
-    """How to keep ranks on one NUMA node each, by the job's launcher, else by numactl for each rank."""
-    programs = map(program_name, split(command or ""))
-    return next((_NUMA[one] for one in programs if one in _NUMA), "`numactl --cpunodebind=N --membind=N`")
+    """How to keep ranks on one NUMA node each."""
+    return _binding(command)[1]
 
 
 #: Programs that bind what they start.
@@ -299,13 +299,13 @@ _BINDERS = ("taskset", "numactl")
 def of_binding(run: Run, bound: Sequence[CpuBinding]) -> tuple[str, ...]:
     """How to give a CPU of its own to each of the ranks that share too few: in the command, and of running ones."""
     first, words = bound[0], split(run.job.command or "")
-    programs = [word.rpartition("/")[2] for word in words]
+    programs = list(map(program_name, words))
     if not first.listed:
         return (f"raise the CPU quota of the job on {first.node} to {first.ranks} CPUs (`docker --cpus`, limits.cpu)",)
     found = _moves(run, first) if len(bound) == 1 else []
     binder = next((at for at, word in enumerate(programs) if word in _BINDERS), None)
     enough = sum(node == first.node for node in run.ranks["node"].tolist()) <= first.of
-    launcher = next((_BINDING[word] for word in programs if word in _BINDING and enough), None)
+    launcher = _binding(run.job.command)[0] if enough else ""
     own = f"{launcher} gives each rank a CPU of its own" if launcher else ""
     if binder is not None:
         mask = next((at for at in range(binder + 1, len(words)) if not words[at].startswith("-")), binder)

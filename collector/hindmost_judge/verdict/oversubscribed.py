@@ -9,7 +9,6 @@ neither ran nor queued is sleep, or blocking; a thread of its process that it wa
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -267,23 +266,9 @@ _OFF_CPU = ("cpu_contention", "unknown", "compute")
 _QUEUED_MEANWHILE = 1.25
 
 
-@dataclass(frozen=True)
-class _Asleep:
-    """``slept`` ns a step: a main thread neither ran nor queued for so long; ``others`` ns of CPU of other threads."""
-
-    slept: float
-    others: float
-
-    def __str__(self) -> str:
-        return (
-            f"its main thread slept or was blocked for {ms(self.slept)} per step;"
-            f" its other threads used {ms(self.others)} of CPU"
-        )
-
-
-def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> _Asleep | None:
-    """How a rank was off the CPU in these steps (indices); ``None`` where it may have queued for a CPU, or is
-    unmeasured."""
+def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> tuple[float, float] | None:
+    """Ns a step for which a rank's main thread neither ran nor queued in these steps (indices), and ns of CPU that its
+    other threads used; ``None`` where it may have queued for a CPU, or is unmeasured."""
     blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
     known = ~np.isnan(blocked) & ~np.isnan(blocks.delay[row, columns])
     rate = blocks.gauges(columns).get("cpu")
@@ -293,7 +278,7 @@ def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> _
     others = _of_other_threads(blocks, row, columns[known], rate)
     if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _FAIR_SHARE * late * shared.cpus / shared.ranks:
         return None
-    return _Asleep(slept, others)
+    return slept, others
 
 
 def _of_other_threads(blocks: Blocks, row: int, columns: Array, rate: Floats) -> float:
@@ -342,7 +327,10 @@ def _verdicts_on_sleep(
     slowdowns = straggler.find(off, settings, shared=True)
     stalls = intermittent.find(off, settings, slowdowns)
     slowdowns = intermittent.without_stalls(slowdowns, stalls, off, settings)
-    saving = partial(_saved_by, np.nan_to_num(blocks.delay))
+
+    def saving(off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
+        return _saved_awake(blocks, off, [(rows, columns)])
+
     rows = {slowdown.row for slowdown in slowdowns}
     stalls = [stall for stall in stalls if rows.isdisjoint(stall.rows)]
     found = [*of_slowdowns(slowdowns, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
@@ -362,7 +350,9 @@ def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Shari
     shown = [each for each in found if each is not None]
     if one.cause != "unknown" or len(shown) < len(found):
         return None
-    sentence = str(min(shown, key=lambda each: each.slept))
+    least = min(shown, key=lambda each: each[0])
+    slept, others = map(ms, least)
+    sentence = f"its main thread slept or was blocked for {slept} per step; its other threads used {others} of CPU"
     return _Slept(replace(one, evidence=(*one.evidence, sentence)), rows, columns, ns)
 
 
@@ -371,8 +361,9 @@ def _at_a_cost(found: list[_Slept], off: Blocks, blocks: Blocks, settings: Setti
     kept, notes = [], []
     for one in found:
         others = [each for each in found if each is not one]
-        alone = _saved_awake(blocks, off, [one])
-        in_all = _saved_awake(blocks, off, found) - _saved_awake(blocks, off, others)
+        every, rest = ([(each.rows, each.columns) for each in these] for these in (found, others))
+        alone = _saved_awake(blocks, off, [(one.rows, one.columns)])
+        in_all = _saved_awake(blocks, off, every) - _saved_awake(blocks, off, rest)
         conditional = float(alone.sum()) < BY_ITSELF * float(in_all.sum())
         saved = in_all if conditional else alone
         span = slice(int(one.columns[0]) if one.verdict.since_step else 0, int(one.columns[-1]) + 1)
@@ -398,31 +389,21 @@ def _how_sure(saved: Floats, one: _Slept, off: Blocks, blocks: Blocks, settings:
     """How sure its cost, [S] ns, is: each of the ranks that share CPUs is last now and then, and would save that."""
     alike = replace(off, delay=np.broadcast_to(off.delay[one.rows].mean(axis=0), off.delay.shape))
     peers = np.setdiff1d(np.arange(len(off.ranks)), one.rows).tolist()
-    by_chance = mean(np.array([_saved_by(np.nan_to_num(blocks.delay), alike, [row], one.columns) for row in peers]).T)
+    by_chance = mean(np.array([_saved_awake(blocks, alike, [([row], one.columns)]) for row in peers]).T)
     more = (saved - len(one.rows) * by_chance)[one.columns]
     return right(average(more) / max(settings.min_z * float(more.std()) / np.sqrt(len(more)), 1.0))
 
 
-def _saved_awake(blocks: Blocks, off: Blocks, found: list[_Slept]) -> Floats:
-    """[S] ns by which steps are shorter had none of these slept."""
+def _saved_awake(blocks: Blocks, off: Blocks, slept: Sequence[tuple[Sequence[int], Ints]]) -> Floats:
+    """[S] ns by which steps are shorter without what ``slept``, rows in steps, were off the CPU for.
+
+    The latest then is as late as others make it."""
     late = np.nan_to_num(blocks.delay)
-    fixed = late
-    for one in found:
-        fixed = _awake(fixed, off, one.rows, one.columns)
-    return np.asarray(late.max(axis=0) - fixed.max(axis=0))
-
-
-def _saved_by(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
-    """[S] ns by which steps are shorter had these rows of [R, S] ns not slept in them."""
-    return np.asarray(late.max(axis=0) - _awake(late, off, rows, columns).max(axis=0))
-
-
-def _awake(late: Floats, off: Blocks, rows: Sequence[int], columns: Ints) -> Floats:
-    """How late ranks are without what these were off the CPU for: the latest then is as late as others make it."""
     fixed: Floats = late.copy()
-    for row in rows:
-        fixed[row, columns] -= np.maximum(np.nan_to_num(off.delay[row, columns]), 0.0)
-    return fixed
+    for rows, columns in slept:
+        held = np.ix_(np.array(rows), columns)
+        fixed[held] -= np.maximum(np.nan_to_num(off.delay[held]), 0.0)
+    return np.asarray(late.max(axis=0) - fixed.max(axis=0))
 
 
 def _meanwhile(slept: float, cost: float) -> list[str]:

@@ -227,23 +227,13 @@ def _plain(value: Any) -> Any:
     if kind in _SIMPLE:
         return value
     if is_dataclass(value):
-        return _row(value) if isinstance(value, RankRow) else {name: _plain(item) for name, item in vars(value).items()}
+        return {name: _plain(item) for name, item in vars(value).items()}
     if isinstance(value, dict):
         known = {type(item) for item in value.values()} <= _NUMBER and all(map(math.isfinite, value.values()))
         return {str(key): item if known else _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return _plain(value.item()) if hasattr(value, "item") else value
-
-
-def _row(row: RankRow) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, item in vars(row).items():
-        if type(item) in _SIMPLE or (type(item) is float and math.isfinite(item)):
-            found[name] = item
-        else:
-            found[name] = _plain(item)
-    return found
 
 
 _NUMBER = {float}

@@ -10,6 +10,7 @@ workers as each computes longer than at the ideal; lost transfers belong to no w
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -34,6 +35,8 @@ _PAIRED = ("forward-send", "forward-recv", "backward-send", "backward-recv")
 _REPLICAS = ("grads-reduce-scatter", "params-all-gather")
 _EVERYBODY = "optimizer-clip-main-grad"
 _ENDS = "embedding-grads-all-reduce"
+_COMPUTING = {"forward-compute": "forward", "backward-compute": "backward"}
+_TRANSFER = "sync"
 
 
 @dataclass(frozen=True)
@@ -41,20 +44,34 @@ class Graph:
     """Operations sorted by worker and start. ``group`` [N] is -1 for computing; ``after`` [N] lists predecessors.
 
     ``cost`` [N] ns is what an operation itself took and ``ideal`` [N] what it takes with all alike; ``replica`` and
-    ``batch`` [N] are whose micro-batch it belongs to and which.
+    ``batch`` [N] are whose micro-batch it belongs to and which. ``phase`` [N]: empty of what is no part of the tables.
     """
 
     step: Ints
     rank: Ints
     stage: Ints
     op: Ints
-    names: list[str]
+    phase: Array
     group: Ints
     after: list[list[int]]
     cost: Floats
     ideal: Floats
     replica: Ints
     batch: Ints
+
+    @cached_property
+    def work(self) -> Array:
+        """[N] which operations are forward or backward."""
+        return np.isin(self.phase, list(_COMPUTING.values()))
+
+    @cached_property
+    def measured(self) -> float:
+        """Ns of the mean step as it was."""
+        return self.replay(self.cost)
+
+    def saving(self, which: Array, cost: Floats) -> float:
+        """Ns by which the mean step is shorter with those of the operations [N] at this ``cost`` [N]."""
+        return self.measured - self.replay(np.where(which, cost, self.cost))
 
     def replay(self, cost: Floats) -> float:
         """Mean ns of a step when every operation starts as soon as what it needs is there."""
@@ -64,7 +81,10 @@ class Graph:
         for one, found in enumerate(self.after):
             for before in found:
                 followers[before].append(one)
-        members = _members(self.group)
+        members: dict[int, list[int]] = {}
+        for one, name in enumerate(self.group.tolist()):
+            if name >= 0:
+                members.setdefault(name, []).append(one)
         missing = {name: len(held) for name, held in members.items()}
         free = [one for one, count in enumerate(waiting) if count == 0]
         group, costs = self.group.tolist(), cost.tolist()
@@ -102,12 +122,13 @@ def build(operations: Table) -> Graph:
     for one in range(len(names)):
         held = op == one
         ideal[held] = np.median(cost[held]) if (group[held] >= 0).any() else cost[held].mean()
+    phases = np.array([_COMPUTING.get(name, "") for name in names])[op]
     return Graph(
         step=step,
         rank=table["rank"].astype(np.int64),
         stage=table["stage"].astype(np.int64),
         op=op,
-        names=names,
+        phase=np.where((phases == "") & (group >= 0), _TRANSFER, phases),
         group=group,
         after=_order(step, table["rank"], [names[one] for one in op], table["seq"].tolist()),
         cost=cost,
@@ -115,14 +136,6 @@ def build(operations: Table) -> Graph:
         replica=table["dp"].astype(np.int64),
         batch=(table["micro_batch"] if "micro_batch" in table else table["seq"]).astype(np.int64),
     )
-
-
-def _members(group: Ints) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
-    for one, name in enumerate(group.tolist()):
-        if name >= 0:
-            found.setdefault(name, []).append(one)
-    return found
 
 
 def _groups(table: Table, step: Ints, op: Ints, names: list[str]) -> Ints:
@@ -209,10 +222,10 @@ _ENOUGH = 8
 _TIMES = 3
 
 
-def micro_batch_lengths(built: Graph, work: Array) -> Floats:
-    """[N] by what factor each operation of ``work`` [N] is longer than usual for its micro-batch; 1 for the others."""
+def _micro_batch_lengths(built: Graph) -> Floats:
+    """[N] by what factor the work of each operation is longer than usual for its micro-batch; 1 of what is no work."""
     found = np.ones(len(built.cost))
-    held = np.flatnonzero(work & (built.cost > 0))
+    held = np.flatnonzero(built.work & (built.cost > 0))
     stages, replicas = len(np.unique(built.stage[held])), len(np.unique(built.replica[held]))
     if stages < 2 or stages + replicas < _TELL:
         return found
@@ -249,22 +262,20 @@ def _slowdown(length: Floats, replica: Ints) -> Floats:
     return found
 
 
-_COMPUTING = {"forward-compute": "forward", "backward-compute": "backward"}
-_TRANSFER = "sync"
-
-
-def waste_of_graph(built: Graph, measured: float, ideal: float, verdicts: Sequence[Verdict]) -> Waste:
-    """The tables, ms of the mean step; ``measured`` and ``ideal`` are that step, ns, as it was and with all alike."""
-    lost = max(measured - ideal, 0.0) / 1e6
+def _waste(built: Graph, ideal: float, verdicts: Sequence[Verdict]) -> Waste:
+    """The tables, ms of the mean step, which with all alike takes ``ideal`` ns."""
+    lost = (built.measured - ideal) / 1e6
     causes: dict[str, float] = {}
     for verdict in verdicts:
-        if verdict.cost_ms_per_step:
-            causes[verdict.cause or "unknown"] = causes.get(verdict.cause or "unknown", 0.0) + verdict.cost_ms_per_step
+        cause = verdict.cause or "unknown"
+        causes[cause] = causes.get(cause, 0.0) + (verdict.cost_ms_per_step or 0.0)
     causes = _within(lost, causes)
-    phases = _within(lost, _by_phase(built, measured))
+    names = (*_COMPUTING.values(), _TRANSFER)
+    saved = {name: max(built.saving(built.phase == name, built.ideal), 0.0) / 1e6 for name in names}
+    phases = _within(lost, saved)
     computing = sum(phases.get(name, 0.0) for name in _COMPUTING.values())
     by_rank, by_stage = (_shared(built, of, computing) for of in (built.rank, built.stage))
-    step_ms = measured / 1e6
+    step_ms = built.measured / 1e6
     return Waste(
         lost_ms=lost,
         rest_ms=lost - sum(causes.values()),
@@ -275,17 +286,6 @@ def waste_of_graph(built: Graph, measured: float, ideal: float, verdicts: Sequen
     )
 
 
-def _by_phase(built: Graph, measured: float) -> dict[str, float]:
-    """Ms a step that each phase would save, were its operations alike."""
-    kinds = np.array([_COMPUTING.get(name, "") for name in built.names])[built.op]
-    kinds = np.where((kinds == "") & (built.group >= 0), _TRANSFER, kinds)
-    found = {}
-    for name in (*_COMPUTING.values(), _TRANSFER):
-        saved = measured - built.replay(np.where(kinds == name, built.ideal, built.cost))
-        found[name] = max(saved, 0.0) / 1e6
-    return found
-
-
 def _within(lost: float, found: dict[str, float]) -> dict[str, float]:
     """The same, scaled down where the parts add up to more than was lost: together they save less than separately."""
     total = sum(found.values())
@@ -294,9 +294,8 @@ def _within(lost: float, found: dict[str, float]) -> dict[str, float]:
 
 def _shared(built: Graph, of: Array, ms: float) -> dict[str, float]:
     """So many ms shared among workers, or ``of`` [N] stages: as each worker computes longer than at the ideal."""
-    held = _is_work(built)
     ranks, first, row = np.unique(built.rank, return_index=True, return_inverse=True)
-    more = np.bincount(row, weights=np.where(held, built.cost - built.ideal, 0.0), minlength=len(ranks))
+    more = np.bincount(row, weights=np.where(built.work, built.cost - built.ideal, 0.0), minlength=len(ranks))
     more = np.maximum(more, 0.0)
     found: dict[str, float] = {}
     for name, weight in zip(of[first].tolist(), more.tolist(), strict=True):
@@ -304,29 +303,31 @@ def _shared(built: Graph, of: Array, ms: float) -> dict[str, float]:
     return found
 
 
-def judge_graph(run: Run, settings: Settings) -> Report:
+def judge_operations(run: Run, settings: Settings) -> Report:
     """Name slow workers among those of one stage; where stages differ and their workers do not, name none."""
     built = build(run.operations)
-    measured = built.replay(built.cost)
-    ideal = min(built.replay(built.ideal), measured)
-    length = micro_batch_lengths(built, _is_work(built))
-    uneven = _swing(built, length) >= settings.min_uneven
+    ideal = min(built.replay(built.ideal), built.measured)
+    length = _micro_batch_lengths(built)
+    swing = float(MAD_TO_SIGMA * np.median(np.abs(length[built.work] - 1)))  # a standard deviation
+    uneven = swing >= settings.min_uneven
     ranks, stages, work = _work(built, built.cost)
     own = work.mean(axis=1)
     each = _work(built, built.cost / length)[2]
     slow, usual = _slow(stages, each, settings), (each - beyond_peers(each, stages)).mean(axis=1)
-    healthy, alike = np.delete(np.arange(len(work)), slow), _alike(built, length) if uneven else built.ideal
-    late = _straggler(built, measured, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)
+    healthy = np.delete(np.arange(len(work)), slow)
+    alike = built.ideal * np.where(built.work, length / length[built.work].mean(), 1.0) if uneven else built.ideal
+    late = _straggler(built, ranks[slow], each[slow].mean(axis=1), usual[slow], alike, settings)
     found = [advice.on(late, run) if late is not None else None]
-    found += [_uneven(built, measured, stages, healthy, own, settings)]
-    found += [_uneven_lengths(built, measured, length, settings)] if uneven else []
+    found += [_uneven_stages(built, stages, healthy, own, settings)]
+    found += [_uneven_batches(built, length, swing, settings)] if uneven else []
     verdicts = [verdict for verdict in found if verdict is not None]
+    slowdown = built.measured / ideal
     what_if = WhatIf(
-        slowdown=measured / ideal,
-        wasted_ratio=1 - ideal / measured,
-        step_ms=measured / 1e6,
+        slowdown=slowdown,
+        wasted_ratio=1 - ideal / built.measured,
+        step_ms=built.measured / 1e6,
         ideal_step_ms=ideal / 1e6,
-        waste=waste_of_graph(built, measured, ideal, verdicts),
+        waste=_waste(built, ideal, verdicts),
     )
     if not verdicts:
         verdicts = [
@@ -337,10 +338,7 @@ def judge_graph(run: Run, settings: Settings) -> Report:
         verdicts=tuple(sorted(verdicts, key=lambda verdict: -(verdict.cost_ratio or 0.0))),
         ranks=tuple(RankRow(rank=int(rank), self_ms=float(own) / 1e6) for rank, own in zip(ranks, own, strict=True)),
         what_if=what_if,
-        notes=(
-            f"with equal operations on all workers a step takes {ms(ideal)}: S = {measured / ideal:.3f}",
-            *run.notes,
-        ),
+        notes=(f"with equal operations on all workers a step takes {ms(ideal)}: S = {slowdown:.3f}", *run.notes),
     )
 
 
@@ -360,19 +358,14 @@ def _steps(run: Run) -> dict[str, Any]:
     return {"steps": len(number), "step_ms": {"p50": p50, "p99": p99, "mean": float(length.mean())}}
 
 
-def _is_work(built: Graph) -> Array:
-    return np.isin(built.op, [one for one, name in enumerate(built.names) if name in _COMPUTING])
-
-
 def _work(built: Graph, cost: Floats) -> tuple[Array, Array, Floats]:
     """Ranks, the stage of each, and [R, S] ns of its forward and backward in each step at this cost."""
-    held = _is_work(built)
     ranks, row = np.unique(built.rank, return_inverse=True)
     stages = np.zeros(len(ranks), np.int64)
     stages[row] = built.stage
     steps = int(built.step.max()) + 1
-    place = (row * steps + built.step)[held]
-    sums: Floats = np.bincount(place, weights=cost[held], minlength=len(ranks) * steps).astype(np.float64)
+    place = (row * steps + built.step)[built.work]
+    sums: Floats = np.bincount(place, weights=cost[built.work], minlength=len(ranks) * steps).astype(np.float64)
     return ranks, stages, sums.reshape(len(ranks), steps)
 
 
@@ -390,79 +383,49 @@ def _slow(stages: Array, work: Floats, settings: Settings) -> Array:
     return np.asarray(late[level[late] >= least])
 
 
-def _alike(built: Graph, length: Floats) -> Floats:
-    """[N] what operations take with all workers alike, each micro-batch as long as it is."""
-    return built.ideal * np.where(_is_work(built), length / length[_is_work(built)].mean(), 1.0)
-
-
-def _swing(built: Graph, length: Floats) -> float:
-    """By what share the typical micro-batch is longer or shorter than usual: a standard deviation."""
-    return float(MAD_TO_SIGMA * np.median(np.abs(length[_is_work(built)] - 1)))
-
-
-def _saving(built: Graph, measured: float, held: Array, alike: Floats) -> float:
-    """Ns a step that the job gains with these operations ``alike``."""
-    return measured - built.replay(np.where(held, alike, built.cost))
-
-
 def _straggler(
-    built: Graph, measured: float, slow: Array, work: Floats, usual: Floats, alike: Floats, settings: Settings
+    built: Graph, slow: Array, work: Floats, usual: Floats, alike: Floats, settings: Settings
 ) -> Verdict | None:
-    gain = _saving(built, measured, _is_work(built) & np.isin(built.rank, slow), alike) if len(slow) else 0.0
-    if gain < settings.min_cost * measured:
+    gain = built.saving(built.work & np.isin(built.rank, slow), alike) if len(slow) else 0.0
+    if gain <= 0 or gain < settings.min_cost * built.measured:
         return None
     ranks = tuple(int(rank) for rank in slow)
-    return Verdict(
-        kind="straggler",
-        ranks=ranks,
-        cause="compute",
-        since_step=0,
-        cost_ms_per_step=gain / 1e6,
-        cost_ratio=gain / measured,
-        confidence=0.95,
-        explained=1.0,
-        evidence=(against("forward and backward", names(ranks), float(work.max()), float(usual.max())),),
-    )
+    evidence = against("forward and backward", names(ranks), float(work.max()), float(usual.max()))
+    return _verdict(built, gain, evidence, kind="straggler", ranks=ranks, cause="compute", confidence=0.95)
 
 
-def _uneven(
-    built: Graph, measured: float, stages: Array, healthy: Array, work: Floats, settings: Settings
-) -> Verdict | None:
+def _uneven_stages(built: Graph, stages: Array, healthy: Array, work: Floats, settings: Settings) -> Verdict | None:
     """Work that is longer in one stage, alike on all its workers."""
     names_of = np.unique(stages[healthy])
     level = np.array([np.median(work[healthy][stages[healthy] == stage]) for stage in names_of])
     usual = float(np.median(level))
     heavy = names_of[level > settings.uneven_stage * usual]
-    if len(heavy) == 0:
-        return None
-    gain = _saving(built, measured, _is_work(built) & np.isin(built.stage, heavy), built.ideal)
-    if gain < settings.min_cost * measured:
+    gain = built.saving(built.work & np.isin(built.stage, heavy), built.ideal) if len(heavy) else 0.0
+    if gain <= 0 or gain < settings.min_cost * built.measured:
         return None
     which = "stage " + " and ".join(str(int(stage)) for stage in heavy)
     works = f"work per step: {which} {ms(float(level.max()))} on every replica, the typical stage {ms(usual)}"
-    return _uneven_work(gain, measured, 0.95, works, f"move layers away from {which}")
+    remedy = (f"move layers away from {which}",)
+    return _verdict(built, gain, works, kind="uneven_workload", cause="workload", confidence=0.95, advice=remedy)
 
 
-def _uneven_lengths(built: Graph, measured: float, length: Floats, settings: Settings) -> Verdict | None:
-    """Micro-batches that take all stages longer than others do."""
-    gain = measured - built.replay(built.cost / length)
-    if gain < settings.min_effect * measured:
+def _uneven_batches(built: Graph, length: Floats, swing: float, settings: Settings) -> Verdict | None:
+    """Micro-batches that take all stages longer than others do: by ``swing`` of a usual one."""
+    gain = built.saving(built.work, built.cost / length)
+    if gain < settings.min_effect * built.measured:
         return None
-    swing = _swing(built, length)
     differ = f"micro-batches differ by {percent(swing)} in time, on all stages; no worker is slow for it"
-    return _uneven_work(gain, measured, 0.9, differ, "give micro-batches equal work: sort or pack by length")
+    remedy = ("give micro-batches equal work: sort or pack by length",)
+    return _verdict(built, gain, differ, kind="uneven_workload", cause="workload", confidence=0.9, advice=remedy)
 
 
-def _uneven_work(gain: float, measured: float, confidence: float, why: str, remedy: str) -> Verdict:
-    """The verdict that ``gain`` ns of the ``measured`` step are lost to work of unlike size, in all steps."""
+def _verdict(built: Graph, gain: float, why: str, **known: Any) -> Verdict:
+    """The verdict that ``gain`` ns of each step are lost."""
     return Verdict(
-        kind="uneven_workload",
-        cause="workload",
         since_step=0,
         cost_ms_per_step=gain / 1e6,
-        cost_ratio=gain / measured,
-        confidence=confidence,
+        cost_ratio=gain / built.measured,
         explained=1.0,
         evidence=(why,),
-        advice=(remedy,),
+        **known,
     )

@@ -58,9 +58,8 @@ def beside_its_only_peer(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Block
         return blocks
     intervals: Floats = blocks.intervals.copy()
     for slowdown in slowdowns:
-        intervals[
-            1 - slowdown.row, (blocks.interval_step >= slowdown.first) & (blocks.interval_step < slowdown.stop)
-        ] = 0.0
+        during = (blocks.interval_step >= slowdown.first) & (blocks.interval_step < slowdown.stop)
+        intervals[1 - slowdown.row, during] = 0.0
     return replace(blocks, intervals=intervals)
 
 
@@ -214,17 +213,14 @@ def longer_when(blocks: Blocks, stalled: Ints) -> tuple[float, float] | None:
     """
     inside = np.isin(np.arange(len(blocks.steps)), stalled)
     after = np.append(False, inside[:-1]) & ~inside
-    calm, during, next_ = (_measured(blocks.period[held]) for held in (~inside & ~after, inside, after))
+    known = ~np.isnan(blocks.period)
+    calm, during, next_ = (blocks.period[held & known] for held in (~inside & ~after, inside, after))
     if len(calm) < ENOUGH_STEPS or len(during) < _STALLS:
         return None
     usual, often = float(median(calm)), len(next_) / len(during)
     spilled = often * (float(median(next_)) - usual) if len(next_) else 0.0
     error = float(np.hypot(median_error(during), often * median_error(next_) if len(next_) > 1 else 0.0))
     return float(median(during)) - usual + spilled, error
-
-
-def _measured(values: Floats) -> Floats:
-    return values[~np.isnan(values)]
 
 
 def _longer_by_itself(blocks: Blocks, fixed: Floats, stalled: Ints) -> float:
@@ -280,10 +276,8 @@ def stretched(blocks: Blocks, intervals: Floats) -> Floats:
     behind = np.zeros((len(blocks.ranks), len(blocks.steps)))
     for place in range(int(count.max())):
         for comm_class in np.unique(blocks.comm_class[(first + place)[place < count]]):
-            held = np.flatnonzero(
-                (place < count)
-                & (blocks.comm_class[np.minimum(first + place, len(blocks.comm_class) - 1)] == comm_class)
-            )
+            column = np.minimum(first + place, len(blocks.comm_class) - 1)
+            held = np.flatnonzero((place < count) & (blocks.comm_class[column] == comm_class))
             if blocks.beside[first[held] + place].all():  # no rank's computing waits for these
                 continue
             arrived = behind[:, held] + intervals[:, first[held] + place]

@@ -5,6 +5,7 @@ import pytest
 from hindmost_collector.recordings.tables import table
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
+from hindmost_judge.settings import Settings
 from hindmost_judge.verdict.schema import Report
 
 from tests.runs import made, ns
@@ -66,6 +67,12 @@ def test_a_job_of_equals_loses_nothing() -> None:
     whole = report({(0, 0): 10, (1, 0): 10, (0, 1): 10, (1, 1): 10})
     assert whole.what_if.slowdown == pytest.approx(1.0)
     assert [verdict.kind for verdict in whole.verdicts] == ["balanced"]
+
+
+def test_no_threshold_names_workers_that_cost_nothing() -> None:
+    """Where any saving is enough to name a worker, none is named that saves nothing."""
+    run = trace(2, 2, 0.0, {}, each=0.0)
+    assert [verdict.kind for verdict in judge(run, Settings(min_cost=0.0)).verdicts] == ["balanced"]
 
 
 def trace(
