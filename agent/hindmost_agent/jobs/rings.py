@@ -218,8 +218,8 @@ class Producer:
 
     @property
     def last_words(self) -> str:
-        """What its probe wrote of its end: the exception that it ends by, with its message."""
-        return next((text for item in self.rings.values() if (text := item.text)), "")
+        """The exception that it ends by, with its message, as its probe wrote before it closed its ring."""
+        return next((text for item in self.rings.values() if item.closed and (text := item.text)), "")
 
     @property
     def drained(self) -> bool:
@@ -532,7 +532,7 @@ class RankStates:
             events_lost_total=producer.lost,
             ended_ns=producer.end.ended_ns or 0,
             exit_status=producer.end.status,
-            last_words=producer.last_words if life != wire.RankState.RUNNING else "",
+            last_words=producer.last_words,
         )
         return self._news(state, rank, now_ns, life, entered, seen)
 
@@ -551,7 +551,7 @@ class RankStates:
     ) -> wire.RankState | None:
         """The state with these added, unless that was said already. That a rank is in a communicator is news, too: it
         may be what others wait for in it."""
-        news = (life, state.events_lost_total, *entered, *seen.communicators)
+        news = (life, state.events_lost_total, state.last_words, *entered, *seen.communicators)
         if self._said.get(rank) == news and now_ns - self._said_ns[rank] < REPEAT_NS:
             return None
         self._said[rank], self._said_ns[rank] = news, now_ns

@@ -115,17 +115,23 @@ def test_a_ring_that_is_found_after_its_process_ended_is_of_a_process_that_has(t
     rings.close()
 
 
-def test_a_rank_s_last_words_come_with_its_end(producer: Producer, writer: ring.Writer) -> None:
-    """Whole, though they are longer than a name, and characters of several bytes lie where a name ends."""
+def test_what_a_rank_raised_is_said_when_its_probe_has_left(tmp_path: Path) -> None:
+    """While MPI, whose ring is open, holds the process. Whole, though longer than a name, and cut between characters."""
     words = "raised ValueError at job.py:3: " + "größer" * 40
-    states = RankStates()
-    running = states.look(producer, 5, ENTERED_NS)
-    writer.keep_text(words)
-    writer.close()
-    ended = states.look(producer, 5, ENTERED_NS + NS)
+    identity = Identity("job", 1, 4, 1, "n", "mpi4py", "train.py")
+    python, mpi = (ring.Writer.create(tmp_path, identity, name) for name in ("py", "mpi"))
+    rings, states = Rings(Host(), [tmp_path]), RankStates()
+    rings.discover(0)
+    (found,) = rings
+    running = states.look(found, 5, ENTERED_NS)
+    python.keep_text(words)
+    python.close()
+    left = states.look(found, 5, ENTERED_NS + NS)
     assert running is not None
-    assert ended is not None
-    assert (running.last_words, ended.last_words) == ("", words)
+    assert left is not None
+    assert (running.last_words, left.last_words, left.life) == ("", words, wire.RankState.RUNNING)
+    mpi.close()
+    rings.close()
 
 
 def test_a_rank_that_finished_is_in_nothing(producer: Producer, writer: ring.Writer) -> None:
