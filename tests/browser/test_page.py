@@ -223,6 +223,13 @@ def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -
     assert browser.text("#alarm") == "The job has ended: exit code 1. Do: read the traceback."
     assert "LIMITED BY" not in browser.text("body")
     assert browser.run("return view.range") is None
+    report["job"]["ended"] = "rank 1 said: no <i>room</i>. " + "x" * 400 + "…"
+    page.write_text(document.of_report(report), encoding="utf-8")
+    browser.open(page.as_uri())
+    browser.until(f"{ROWS} == 4")
+    assert browser.text("#alarm").endswith("x… Do: read the traceback.")
+    assert "no <i>room</i>." in browser.text("#alarm")
+    browser.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
     report["verdicts"] = [{**report["verdicts"][0], "kind": "balanced", "ranks": [], "confidence": 0.9}]
     page.write_text(document.of_report(report), encoding="utf-8")
     browser.open(page.as_uri())

@@ -116,7 +116,7 @@ def test_a_ring_that_is_found_after_its_process_ended_is_of_a_process_that_has(t
 
 
 def test_what_a_rank_raised_is_said_when_its_probe_has_left(tmp_path: Path) -> None:
-    """While MPI, whose ring is open, holds the process. Whole, though longer than a name, and cut between characters."""
+    """While MPI, whose ring is open, holds the process. It is whole, though longer than a name."""
     words = "raised ValueError at job.py:3: " + "größer" * 40
     identity = Identity("job", 1, 4, 1, "n", "mpi4py", "train.py")
     python, mpi = (ring.Writer.create(tmp_path, identity, name) for name in ("py", "mpi"))

@@ -180,7 +180,7 @@ function showState(which) {
     state.recording && "Recording stopped: " + state.recording,
     which === "lost" && "Contact lost: " + state.why + ". What is below was so before.",
     which === "unreachable" && "The collector does not answer. What is below is " + seconds(age) + " old.",
-    which === "ended" && state.why && "The job has ended: " + state.why + ".",
+    which === "ended" && state.why && "The job has ended: " + state.why + (/[.!?…]$/.test(state.why) ? "" : "."),
     which === "ended" && job.to_do && "Do: " + job.to_do + ".",
     which === "ended" && now.over && "The collector has stopped; this page keeps what it had.",
     which === "unknown" && "No such job runs here: " + view.job,
