@@ -220,9 +220,9 @@ WRITE_S = 0.25
 #: twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
-#: After which the first judgement comes, of a job that fills its cores from its start on: it takes tenths of a second,
-#: and a user looks at a job that has just started.
-FULL_FIRST_S = 20.0
+#: After which the first judgement comes, of a job that fills its cores from its start on: with what it loads it takes
+#: over a second of CPU time. After 20 s that alone made steps of 16 ranks 4 % longer for half a minute.
+FULL_FIRST_S = 100.0
 #: Cores are idle until the ranks of a job have started. So long after its first data they may not be known to be full.
 STARTING_S = 2.0
 

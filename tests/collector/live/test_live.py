@@ -133,7 +133,7 @@ def test_a_job_that_stands_still_is_judged_when_its_patience_ends(definitions: D
 
 
 def test_a_job_that_stops_before_its_first_evaluation_is_judged_as_soon(definitions: Definitions) -> None:
-    """Full cores put off the first evaluation by up to 20 s, and a hang must not wait for that."""
+    """Full cores put off the first evaluation by up to 100 s, and a hang must not wait for that."""
     job = standing(definitions)
     job.report = None
     heard(job.window, definitions, 4)
