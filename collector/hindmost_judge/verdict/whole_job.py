@@ -206,8 +206,8 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     typical = input_share(inputs, blocks)
     if not typical >= settings.input_bound:  # NaN where it is unknown
         return []
-    step = average(blocks.period)
-    cost = typical * step
+    cost = typical * average(blocks.period)
+    waits = float(median(median(blocks.parts["input"][left], axis=1)))
     return [
         Verdict(
             kind="input_bound",
@@ -218,7 +218,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
             confidence=0.9,
             explained=1.0,
             evidence=(
-                f"input: {ms(cost)} of {ms(step)} per step on the typical rank",
+                f"the typical rank waits {ms(waits)} of {ms(blocks.step_ns)} per step for input",
                 *_of_storage(made, blocks, np.flatnonzero(left)),
             ),
         )

@@ -12,6 +12,7 @@ from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
 from hindmost_collector.report import columns, machine_tables, markdown, text, verdict_lines
+from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
 from hindmost_judge.timeline.phases import unnamed
@@ -74,6 +75,18 @@ def test_the_figure_that_decided_stands_in_the_table_under_its_name(cause: str) 
     titles, cells = columns.table(found["ranks"], 80, columns.deciding(found))
     (title,) = [title for title in titles if f"{label} ".startswith(f"{title} ")]
     assert cells[1][titles.index(title)] == figure
+
+
+def test_the_input_that_limits_a_job_is_that_of_the_table() -> None:
+    """COST is a mean over all steps; WHY is what each rank's row shows."""
+    found = judge(simulate(Scenario(4, 60, input_share=0.6)).run).to_dict()
+    said = re.match(
+        r"the typical rank waits ([\d.]+) ms of ([\d.]+) ms per step for input", found["verdicts"][0]["evidence"][0]
+    )
+    assert said is not None
+    rows = found["ranks"]
+    assert float(said[1]) == pytest.approx(np.median([row["phases_ms"]["input"] for row in rows]), abs=0.06)
+    assert float(said[2]) == pytest.approx(rows[0]["step_ms"], abs=0.6)
 
 
 def test_advice_is_given_once() -> None:

@@ -190,4 +190,4 @@ def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
     report["job"]["bound"] = {"by": told.by, "evidence": told.evidence}
     report["verdicts"][0]["cause"] = None
     assert columns.on_bound(report).startswith(do)
-    assert "CPU queue" in columns.deciding(report)
+    assert "waits for a CPU" in columns.deciding(report)
