@@ -372,7 +372,7 @@ def _measured(name: str, rows: Iterable[Mapping[str, Any]]) -> bool:
 
 
 #: What goes first where the table is too wide; phases go before these, the least telling first.
-_FIRST_TO_GO = ("memory", "transfer", "CPUs", "self time", "node", "last to arrive")
+_FIRST_TO_GO = ("memory", "transfer", "CPU queue", "CPUs", "self time", "node", "last to arrive")
 
 
 def of_fault(report: Mapping[str, Any]) -> tuple[str, dict[str, dict[int, float | None]]]:
@@ -446,7 +446,8 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
     def phase(name: str) -> Cell:
         return lambda row: number((row.get("phases_ms") or {}).get(name))
 
-    named = [name for name in dict.fromkeys([*_PHASES, *_TITLES]) if name in telling or title_of(name) in deciding]
+    wanted = [*deciding, *([title_of("self_runqueue")] if title_of("queued") in deciding else [])]
+    named = [name for name in dict.fromkeys([*_PHASES, *_TITLES]) if name in telling or title_of(name) in wanted]
     named = [name for name in named if _measured(name, rows)]
     return [
         ("rank", lambda row: str(row["rank"])),

@@ -119,9 +119,10 @@ def test_how_long_ranks_wait_for_a_cpu_stands_in_the_table() -> None:
     found = report()
     found["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 93 % of the time"}
     for row in found["ranks"]:
-        row |= {"runqueue_ratio": 0.93, "cpu_ratio": 0.1}
+        row |= {"runqueue_ratio": 0.93, "cpu_ratio": 0.1, "self_ms": 9.0, "phases_ms": {"self_runqueue": 8.0}}
     titles, cells = columns.table(found["ranks"], 80, columns.deciding(found))
     assert cells[0][titles.index("waits for a CPU")] == "93 %"
+    assert cells[0][titles.index("CPU queue")] == "8.0"
 
 
 def test_commands_have_the_path_of_the_recording() -> None:
