@@ -138,8 +138,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
 
 
 def pytest_collection_finish() -> None:
-    """What is here now stays: no later garbage collection looks through it."""
+    """What is here now stays: no later garbage collection looks through it. Of what comes, little is garbage."""
     gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
     gc.enable()
 
 
