@@ -256,7 +256,7 @@ def test_lines_that_differ_between_files_make_no_file_short(folder: Path) -> Non
 
 
 @pytest.mark.parametrize("value", ["1e308", "-1e308", "99999999999999999999", "-5.0"])
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of earlier tests
 def test_a_gpu_time_that_cannot_be_is_not_measured(folder: Path, value: str) -> None:
     """One phase of one step goes, without a word of arithmetic; the step and the verdict stay."""
     path = folder / "steps.0.jsonl"
@@ -292,7 +292,7 @@ def test_every_file_of_a_trace_folder_may_be_compressed(
     assert len(load(hung).metrics["value"]) == 9
 
 
-@pytest.mark.filterwarnings("error")
+@pytest.mark.filterwarnings("error", "ignore::pytest.PytestUnraisableExceptionWarning")  # of earlier tests
 def test_a_pipeline_that_hangs_in_its_first_step_hangs(tmp_path: Path) -> None:
     """One step is enough for that, and too little for all checks that need several, which do not run."""
     scenario = Scenario(4, 40, layout="pp_dp", pipeline=2, faults=(Fault("hang", (2,), onset=1),))
