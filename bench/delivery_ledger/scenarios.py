@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .account import compared, settled
-from .scene import Scene
+from .scene import PATIENCE_S, Scene
 
 #: Steps a second a rank: an agent that is dead for seconds must find them in the ring; a full spool needs many.
 STEADY, FLOOD = 20.0, 400.0
@@ -16,7 +16,7 @@ BACKLOG = 30_000
 
 def cut_link(folder: Path, seconds: float) -> dict[str, Any]:
     """The link is cut for so long, then restored: nothing is lost, nothing is doubled."""
-    scene = Scene(folder, patience_s=seconds + 60)
+    scene = Scene(folder, patience_s=seconds + PATIENCE_S)
     try:
         scene.start_ranks(STEADY)
         scene.moves_on()
@@ -110,7 +110,7 @@ def leave_undelivered(folder: Path) -> dict[str, Any]:
 
 def everything_at_once(folder: Path, seconds: float) -> dict[str, Any]:
     """The link is cut, both are killed behind it, and it comes back while what was on the way arrives late."""
-    scene = Scene(folder, patience_s=seconds + 60)
+    scene = Scene(folder, patience_s=seconds + PATIENCE_S)
     try:
         scene.start_ranks(STEADY)
         scene.moves_on()
