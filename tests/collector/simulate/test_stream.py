@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +20,13 @@ from hindmost_collector.simulate.stream import Job, send
 from hindmost_judge.judge import judge
 from hindmost_proto import telemetry_pb2 as wire
 
+from tests.waiting import until
+
 FAULTY = Scenario(ranks=16, steps=40, seed=5, faults=(Fault("gpu_throttle", (13,), 0.2),))
 
 
-def collected(folder: Path, scenario: Scenario, until: str | None = None) -> int:
-    """Send the job to a collector of this process, which stops after the verdict ``until``; how many batches."""
+def collected(folder: Path, scenario: Scenario, seen: str = "") -> int:
+    """Send the job to a collector of this process, which stops once the verdict ``seen`` is; how many batches."""
 
     async def go() -> int:
         options = Options("127.0.0.1:0", "none", str(folder), job_id="simulated-5", flush_seconds=0.2)
@@ -34,11 +35,9 @@ def collected(folder: Path, scenario: Scenario, until: str | None = None) -> int
         assert address
         try:
             count = await asyncio.to_thread(send, scenario, address)
-            deadline = time.monotonic() + 20
-            while until and time.monotonic() < deadline:
-                if any(verdict["kind"] == until for job in collector.jobs.values() for verdict in job.verdicts()):
-                    break
-                await asyncio.sleep(0.05)
+            if seen:
+                jobs = collector.jobs
+                await until(lambda: any(one["kind"] == seen for job in jobs.values() for one in job.verdicts()))
             return count
         finally:
             await collector.stop("the test is over")
