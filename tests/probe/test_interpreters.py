@@ -48,7 +48,7 @@ def interpreter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def without_sitecustomize(tmp_path: Path, python_314: str) -> Path:
     """A virtual environment whose Python brings no sitecustomize, as Debian's does: that one comes before a user's."""
     folder = tmp_path / "venv"
-    subprocess.run([python_314, "-m", "venv", "--without-pip", str(folder)], check=True, timeout=60)
+    subprocess.run([python_314, "-m", "venv", "--without-pip", str(folder)], check=True)
     return folder
 
 
@@ -107,8 +107,8 @@ def _is_seen(folder: Path, command: Path, environ: dict[str, str]) -> bool:
     But for ``-S``, where PYTHONPATH's entry stays: nothing runs that would take it away.
     """
     argv = [str(command), "--lr", "0.1"]
-    bare = subprocess.run(argv, env={"PATH": environ["PATH"]}, capture_output=True, check=False, timeout=60)
-    done = subprocess.run(argv, env=environ, capture_output=True, check=False, timeout=60)
+    bare = subprocess.run(argv, env={"PATH": environ["PATH"]}, capture_output=True, check=False)
+    done = subprocess.run(argv, env=environ, capture_output=True, check=False)
     ours = f'"{PACKAGE / "inject"}", '.encode()
     stdout = done.stdout.replace(ours, b"") if b" -S " in command.read_bytes() else done.stdout
     assert (done.returncode, stdout, done.stderr) == (bare.returncode, bare.stdout, bare.stderr)
@@ -134,9 +134,9 @@ def test_the_users_own_sitecustomize_runs_as_ever(
     own.write_text("import sys\nprint('own', __name__, 'hindmost' in sys.modules)\n" + "1 / 0\n" * raises)
     command = [str(without_sitecustomize / "bin/python"), *options]
     command += ["-c", "import sys; print(getattr(sys.modules.get('sitecustomize'), '__file__', None))"]
-    bare = subprocess.run(command, env={}, capture_output=True, text=True, check=False, timeout=60)
+    bare = subprocess.run(command, env={}, capture_output=True, text=True, check=False)
     environ = environ_of(tmp_path, "by the shim")
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert bare.stdout.splitlines()[0] == "own sitecustomize False"
     assert done.stdout == bare.stdout.replace("False", "True", 1)
     assert (done.returncode, done.stderr) == (bare.returncode, bare.stderr)
@@ -169,6 +169,6 @@ def test_programs_that_are_no_python_are_left_alone(tmp_path: Path) -> None:
     environ = environ_of(tmp_path, "by the shim") | {"HINDMOST_PROBE": "0"}
     ask = "import json, sys; print(json.dumps('sitecustomize' in sys.builtin_module_names))"
     for program, expected in ((sys.executable, True), (str(renamed), False)):
-        done = subprocess.run([program, "-c", ask], env=environ, capture_output=True, check=True, timeout=60)
+        done = subprocess.run([program, "-c", ask], env=environ, capture_output=True, check=True)
         assert json.loads(done.stdout) is expected
-    assert subprocess.run(["/bin/true"], env=environ, capture_output=True, check=True, timeout=60).stderr == b""
+    assert subprocess.run(["/bin/true"], env=environ, capture_output=True, check=True).stderr == b""
