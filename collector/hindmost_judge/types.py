@@ -88,6 +88,7 @@ class Lanes:
     - ``cohort_pace`` [R, S]: median self time in the step of the whole cohort; of an even number the lower middle one
     - ``ahead`` [R, S]: whether the host launched the step's last collective long before its GPU reached it
     - ``wait``: where hosts that are ahead wait for their GPUs; ``None`` where none was ahead
+    - ``early`` [R, S]: which share of the work in no phase comes before the step's last launch; ``None``: nothing
 
     The GPU lane:
 
@@ -110,3 +111,4 @@ class Lanes:
     tail: Floats
     transfer: Floats
     cohort: Ints
+    early: Floats | None = None

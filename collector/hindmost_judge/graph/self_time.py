@@ -129,8 +129,10 @@ def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
     for self_time in (host, least):
         self_time[unmarked] = np.minimum(self_time[unmarked] + early, lanes.most[unmarked])
     peer_pace, cohort_pace = paces(host.sum(axis=0), lanes.cohort)
-    ahead = lanes.ahead & (early == 0)
-    return replace(lanes, host=host, least=least, peer_pace=peer_pace, cohort_pace=cohort_pace, ahead=ahead)
+    ahead, share = lanes.ahead & (early == 0), np.minimum(early / np.maximum(host[unmarked], 1.0), 1.0)
+    return replace(
+        lanes, host=host, least=least, peer_pace=peer_pace, cohort_pace=cohort_pace, ahead=ahead, early=share
+    )
 
 
 def _time_without_launches(timeline: Timeline, lanes: Lanes) -> float:

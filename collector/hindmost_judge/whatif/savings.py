@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.model import OTHER
 from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error
 from hindmost_judge.timeline import build_blocks
 
@@ -327,7 +328,7 @@ def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
 
     ``host`` [P, R, S] is the hosts' work in place of that in the lanes. All lanes start at 0 ns.
     """
-    host = lanes.host if host is None else host
+    host = _before_launch(lanes, lanes.host if host is None else host)
     phases, ranks, steps = host.shape
     cut = lanes.wait.phase + 1 if lanes.wait is not None else phases
     lag, after = (lanes.wait.lag, lanes.wait.after) if lanes.wait is not None else (steps, np.zeros(ranks))
@@ -352,6 +353,18 @@ def ends(lanes: Lanes, host: Floats | None = None) -> Floats:
             now = np.maximum(now, gate[step])
         now = now + sums[2][step]
     return ended
+
+
+def _before_launch(lanes: Lanes, host: Floats) -> Floats:
+    """[P, R, S] the same work, with what hosts do in no phase before their last launch in the phase of that launch."""
+    if lanes.early is None:
+        return host
+    unmarked = lanes.phases.index(OTHER)
+    moved: Floats = host.copy()
+    early = lanes.early * host[unmarked]
+    moved[lanes.launched] += early
+    moved[unmarked] -= early
+    return moved
 
 
 def stretched_lanes(lanes: Lanes, delays: Floats) -> Floats:

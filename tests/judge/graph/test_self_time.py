@@ -104,6 +104,25 @@ def test_what_a_host_works_in_no_phase_before_its_launches_is_no_wait() -> None:
     assert found.level == pytest.approx(18.0 * MS, rel=0.1)
 
 
+def test_the_cost_of_work_in_no_phase_before_the_launch_is_that_of_a_later_launch() -> None:
+    """GPUs run for 20 ms after a step's last launch, and no host works meanwhile: all of the 18 ms is lost."""
+    own = work(4, 120)
+    slow = own.copy()
+    slow[INPUT, 2] += 18.0
+    timeline, without = run(slow, 20.0, waits="step", launches=False), run(own, 20.0, waits="step", launches=False)
+    spent = timeline.spent.copy()
+    spent[INPUT, 2] -= 18.0 * MS
+    spent[OTHER, 2] += 18.0 * MS
+    timeline = replace(timeline, spent=spent)
+    lanes = self_time.with_unmarked_work(timeline, self_time.build_lanes(timeline))
+    observed, true = (np.diff(one.left[0]).mean() for one in (timeline, without))
+    late = lanes.host.sum(axis=0) - lanes.peer_pace
+    fixed = late.copy()
+    fixed[2] -= 18.0 * MS
+    saved = (savings.stretched_lanes(lanes, late) - savings.stretched_lanes(lanes, fixed)).mean()
+    assert saved == pytest.approx(observed - true, rel=0.1)
+
+
 def test_a_host_that_ends_a_step_long_after_its_gpu_did_not_wait_for_it() -> None:
     """Its last phase takes 9 ms, its GPU is done after one: the others wait there, it does not."""
     own = work(4, 120)
