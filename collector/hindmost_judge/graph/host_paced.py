@@ -225,14 +225,14 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     if loads is None:
         return blocks
     fetched = blocks.parts["input"]
-    known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in loads)
+    *of_steps, alone = loads
+    known, often = (np.sum(~np.isnan(load), axis=1)[:, None] >= _OFTEN for load in of_steps)
     measured = known if known.sum() > 1 else np.ones_like(known)
     usual = lower_median(median(np.where(measured, loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     lasted = np.where(np.isnan(lasted), usual, lasted)
     waited = np.nan_to_num(mean_of_turn(fetched, turn))
-    alone = _alone(loads[0]) is not None
-    delay = waited - peers_median(waited) if alone else np.minimum(lasted - peers_median(lasted), waited)
+    delay = waited - peers_median(waited) if alone is not None else np.minimum(lasted - peers_median(lasted), waited)
     return replace(
         blocks,
         turn=turn,
@@ -250,8 +250,9 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     )
 
 
-def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats] | None:
-    """[R, N] ns a step that each rank's loader takes, in all steps and in those of the blocks; NaN: unknown.
+def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats, int | None] | None:
+    """[R, N] ns a step that each rank's loader takes, in all steps and in those of the blocks; NaN: unknown. And the
+    only row of which it is known, if it is one.
 
     ``None`` where it is known of no rank, or of one that is not seen to have workers: it may as well stall.
     """
@@ -270,7 +271,7 @@ def _loads(blocks: Blocks, run: Run, turn: int) -> tuple[Floats, Floats] | None:
     workers, alone = blocks.gauge("children"), _alone(loads)
     seen = alone is None or (workers is not None and workers[alone] >= _SEEN)
     known = seen and not np.isnan(loads).all()
-    return (loads, loads[:, np.searchsorted(numbers, blocks.steps)]) if known else None
+    return (loads, loads[:, np.searchsorted(numbers, blocks.steps)], alone) if known else None
 
 
 def _alone(loads: Floats) -> int | None:
