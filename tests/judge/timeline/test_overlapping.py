@@ -10,7 +10,7 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline.overlap import is_overlapped
+from hindmost_judge.timeline.overlap import ahead_of_host, is_overlapped
 
 RANKS, STEPS, PLACES = 4, 60, 8
 MS = 1e6
@@ -152,3 +152,20 @@ def test_who_has_more_to_do_waits_less_and_computes_longer_whether_or_not_gather
 def test_one_stall_does_not_decide_whether_ranks_compute_while_they_wait(meanwhile: float, beside: bool) -> None:
     """No rank computes as long as all waited for the one that stalled for a second: more is not missing."""
     assert _waited(meanwhile, 40 * MS, 1000 * MS) == beside
+
+
+def test_one_host_that_is_not_ahead_shows_the_clocks_of_all_gpus() -> None:
+    """Three hosts launch 3 ms early, always: no clock is off by that, since all GPUs leave each collective at once."""
+    columns = np.arange(200)
+    launched = np.tile(columns * 20 * MS, (RANKS, 1)) + MS
+    arrived = launched + np.array([[3.0], [3.0], [0.1], [3.0]]) * MS
+    left = arrived.max(axis=0) + MS
+    clocks = np.array([[0.5], [0.0], [0.0], [0.0]]) * MS
+    joined: Any = SimpleNamespace(
+        columns=len(columns),
+        group=np.zeros((RANKS, 1), np.int64),
+        start=arrived + clocks,
+        duration=left - arrived,
+        enqueue=launched,
+    )
+    assert ahead_of_host(joined)[:, 0] / MS == pytest.approx([0.6, 0.1, 0.1, 0.1], abs=0.01)
