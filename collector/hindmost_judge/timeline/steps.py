@@ -32,8 +32,9 @@ _WARMUP_RATIO = 1.5
 #: Longest warm-up; slow steps that last longer are how the job runs (of the run).
 _MAX_WARMUP = 0.25
 
-#: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations.
-_ALIKE = 0.95
+#: Share of operations that must equal those one period later; the rest may be checkpoints or evaluations. Where no
+#: period has the first, one with the second.
+_ALIKE, _MOSTLY_ALIKE = 0.95, 0.9
 #: Most collectives of one step: longer patterns repeat too rarely in a window to be found.
 _LONGEST_PERIOD = 4096
 #: Most repetitions of a step: layers beyond that are reduced in one bucket.
@@ -58,10 +59,13 @@ def period(tokens: Ints) -> int | None:
     Judged on the last three quarters, since starting up broadcasts and gathers what steps do not.
     """
     tail = tokens[len(tokens) // 4 :]
+    mostly = None
     for length in range(1, min(len(tail) // 2, _LONGEST_PERIOD) + 1):
-        if np.mean(tail[:-length] == tail[length:]) >= _ALIKE:
+        alike = np.mean(tail[:-length] == tail[length:])
+        if alike >= _ALIKE:
             return length
-    return None
+        mostly = length if mostly is None and alike >= _MOSTLY_ALIKE else mostly
+    return mostly
 
 
 class Marks(NamedTuple):

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hindmost_judge.timeline.steps import Marks, are_parts, infer
+from hindmost_judge.timeline.steps import Marks, are_parts, infer, period
 
 LAYERS, STEPS = 12, 60
 FORWARD, BETWEEN, STEP = 12e6, 0.4e6, 30e6
@@ -50,6 +50,15 @@ def test_computing_between_layers_tells_no_step() -> None:
     """What comes before the first is no longer than all that comes between: a layer is all that is known."""
     tokens, gap, _ = layered()
     assert infer(tokens, gap, apart=True).max() > (LAYERS - 1) * STEPS
+
+
+@pytest.mark.parametrize(("spacing", "found"), [(60, 1), (20, 1), (5, None)])
+def test_the_shortest_period_that_most_calls_have_is_a_step(spacing: int, found: int | None) -> None:
+    """Calls of another size come less and less often, at no regular place: the others are steps all the same."""
+    at = np.cumsum(np.arange(spacing, spacing + 14))
+    tokens = np.zeros(at[-1] + spacing, np.int64)
+    tokens[at] = 1
+    assert period(tokens) == found
 
 
 @pytest.mark.parametrize(
