@@ -42,7 +42,7 @@ _PENALTY = 2.0
 _APART = 3.0
 #: A pause is brief up to this share of the segments on either side of it.
 _BRIEF = 0.2
-#: Segments that are not noise may be this many times as many, as turns of ranks that are slow in turn.
+#: Of segments that are not noise the dearest are kept, this many times as many: turns of ranks that are slow in turn.
 _IN_TURN = 4
 #: A segment at an end of the series, up to this share of it, is one of many alike; noise may raise any one of them.
 _PICKED = 0.25
@@ -70,8 +70,8 @@ def find(
     """All segments higher by at least ``smallest``, outer ones first; their ends are at least a few steps apart.
 
     A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
-    hide it for longer. A segment higher by ``large`` is not noise. It does not count when segments that come and go too
-    often are taken as one.
+    hide it for longer. A segment higher by ``large`` is not noise, however many there are in a long run. It does not
+    count when segments that come and go too often are taken as one.
     """
     edges = _without_pauses(series, segment_edges(series, smallest), settings.recovered_steps)
     while True:
@@ -79,12 +79,26 @@ def find(
         calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
         sure = [_stands_out(series, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
         if min(sure, default=1.0) >= 1:
-            lower = sum(layer.outer is None and layer.level < large for layer in layers)
-            alike = lower <= settings.max_segments and len(layers) <= _IN_TURN * settings.max_segments
-            return layers if alike else [_all(series, layers)]
+            outer = [layer for layer in layers if layer.outer is None]
+            if sum(layer.level < large for layer in outer) > settings.max_segments:
+                return [_all(series, layers)]
+            return _on(sorted(outer, key=_worth)[-_IN_TURN * settings.max_segments :], layers)
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
         edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]
+
+
+def _worth(layer: Layer) -> float:
+    """What a layer costs in all of its steps."""
+    return layer.level * (layer.stop - layer.first)
+
+
+def _on(outer: list[Layer], layers: list[Layer]) -> list[Layer]:
+    """Those of the layers that are among these ``outer`` ones, or on top of them."""
+    kept = [layer for layer in layers if layer in outer]
+    for layer in layers:
+        kept += [layer] if layer.outer in kept else []
+    return [layer for layer in layers if layer in kept]
 
 
 def _all(series: Floats, layers: list[Layer]) -> Layer:

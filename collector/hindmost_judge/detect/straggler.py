@@ -179,7 +179,7 @@ def _at_its_peers_pace(ranks: _Ranks, late: Floats) -> None:
 def _slowdowns(ranks: _Ranks, row: int) -> list[Slowdown]:
     """The persistent slowdowns of one rank: one after the other, and one on top of the other."""
     series = _series(ranks, row)
-    turn = _no_noise(ranks.blocks, ranks.settings) if _in_turn(ranks, row) else np.inf
+    turn = _no_noise(ranks.blocks, ranks.settings) if not ranks.shared else np.inf
     known = len(series.late) > 0
     layers = []
     if known:
@@ -551,6 +551,11 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
         if steady and longer >= max(settings.min_explained * level, settings.min_z * standard_error(known)):
             return True
     return False
+
+
+def computes_longer(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> bool:
+    """Whether a slow rank surely computes longer than its peers, by all of its delay: then its delay is no noise."""
+    return surely_longer(blocks, slowdown.row, slice(slowdown.first, slowdown.stop), slowdown.delay, settings)
 
 
 #: Fewer steps on time at the start are chance, or start-up; more of them form a segment of their own.
