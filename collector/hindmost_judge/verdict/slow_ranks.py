@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import backward, cpu_wait, loading, why_late
+from hindmost_judge.detect import straggler
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict import wording
@@ -178,7 +179,8 @@ def _straggler(
     shown = max(worth, float(_saving(same_work, slowdowns)[span].mean()))
     rest = hidden_delay.without(same_work)
     without_owner = waste(replace(rest, intervals=repaired(rest, replay.kept)))  # lost were all of these repaired
-    if shown < settings.min_share_of_waste * (shown + without_owner):
+    measured = all(one.phase or straggler.computes_longer(same_work, one, settings) for one in slowdowns)
+    if not measured and shown < settings.min_share_of_waste * (shown + without_owner):  # waits alone may be noise
         return None
     cause = group[0][1]
     on_host = slowdowns[0].phase is not None and cause.cause == "compute"  # its CPU computes longer, and not its GPU
