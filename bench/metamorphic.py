@@ -4,8 +4,8 @@
 
 Each recording in ``tests/fixtures/recordings`` and in each ``--corpus`` is judged as it is, and in each of these forms:
 
-- ``until90``, ``until70``, ``from10``, ``from30``: a part of its steps. A fault counts as missing where most of its
-  steps are left, and most of what is left has it.
+- ``until90``, ``until70``, ``from10``, ``from30``: a part of its steps. A persistent fault counts as missing where most
+  of what is left has it. Of stalls, a part may have too few.
 - ``onset``: without the steps before its first fault. Then a slow rank has no earlier steps to compare with.
 - ``twice``: the same steps a second time after the first, without those in which it started.
 - ``longer``: every time 1.4 times as long.
@@ -355,7 +355,7 @@ def expected(form: str, found: list[Decision], run: Run, most: int) -> tuple[lis
         since = first if one["since"] is None else max(one["since"], first)
         until = last if one["until"] is None else min(one["until"], last)
         left = until - since
-        if left >= FEWEST and left >= MOST_OF_IT * (last - first):
+        if left >= FEWEST and left >= MOST_OF_IT * (last - first) and one["kind"] != "intermittent":
             must.append(one)
     return must, found
 
