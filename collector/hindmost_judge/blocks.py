@@ -104,6 +104,9 @@ class Blocks:
 class Slowdown:
     """One rank's persistent slowdown: ``row`` in the blocks, steps [first, stop) by index, delay in ns a step.
 
+    How clearly it shows: the delay in its standard errors (``z``) and in the spread of healthy ranks, the share of its
+    blocks of steps that show it (``consistency``), and of its steps in which no other rank is later (``latest``).
+
     A rank may have several. A rank that is late throughout and later for a while has a second one for that while, on
     top of its ``outer`` one, whose segments ``inner`` contain it. ``stalls`` are steps (by index) in which the same
     cause made it far later still, with their ns. ``phase``: in which the rank's host works longer.

@@ -141,6 +141,15 @@ def first(values: Array, code: Ints, count: int, missing: int = 0) -> Ints:
     return found
 
 
+def ordinals(keys: Ints) -> Ints:
+    """[N] how many of the same key come before each."""
+    order = np.argsort(keys, kind="stable")
+    first = np.flatnonzero(np.append(True, np.diff(keys[order]) != 0))
+    found = np.empty(len(keys), np.int64)
+    found[order] = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
+    return found
+
+
 #: Numbers are dense if they span no more than this for each row.
 _SPAN_A_ROW = 4
 

@@ -77,14 +77,14 @@ def judge(run: Run, settings: Settings = DEFAULT) -> Report:
 
 def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     """The report on ranks that all meet, and are the same from the first step to the last."""
-    blocks, aside, notes, seen = _compared(run, settings)
+    blocks, aside, seen = _compared(run, settings)
     p99 = percentile(blocks.period, 99) if blocks is not None else float("nan")
     stop = hang.find(run, p99, settings)
     if stop is not None and not stop.seen and endings.first_to_die(run)[0]:  # what ended the job was no hang
         stop = None
     stalls, told_of_stalls = stops.find_ended_stalls(run, blocks, settings) if stop is None else ((), [])
     found, told_of_silence = _ended(run, blocks, stop, p99, settings)
-    notes = [*run.notes, *notes, *told_of_stalls, *told_of_silence]
+    notes = [*run.notes, *(planned.note for planned in aside), *told_of_stalls, *told_of_silence]
     if blocks is not None:
         settings = settings_of_few_profiled(blocks, run.steps, settings)
         crowded_out, blocks = oversubscribed.bound_to_few_cpus(run, blocks, settings)
@@ -124,21 +124,18 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
     )
 
 
-def _compared(
-    run: Run, settings: Settings
-) -> tuple[Blocks | None, list[waste.Planned], list[str], overview.Overview | None]:
-    """The run as blocks by which ranks are compared, what was set aside of them as planned, notes on that, and the
-    run as it is shown."""
-    blocks = built = build_blocks.build(run, settings)
-    if blocks is None or built is None:
-        return None, [], [], None
-    by_work = host_paced.by_turn(blocks, run)
-    by_work = by_work if by_work.turn > 1 else host_paced.by_work(blocks)
-    if by_work is blocks:
-        by_work = launch_bound.late_by_hosts(blocks, run)
-    blocks, aside, notes = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
+def _compared(run: Run, settings: Settings) -> tuple[Blocks | None, list[waste.Planned], overview.Overview | None]:
+    """The run as blocks by which ranks are compared, what was set aside of them as planned, and the run as shown."""
+    built = build_blocks.build(run, settings)
+    if built is None:
+        return None, [], None
+    by_work = host_paced.by_turn(built, run)
+    by_work = by_work if by_work.turn > 1 else host_paced.by_work(built)
+    if by_work is built:
+        by_work = launch_bound.late_by_hosts(built, run)
+    blocks, aside = waste.aside(stopped.in_collectives(by_work, settings), run.steps, settings)
     blocks = straggler.set_apart(uneven.in_full(blocks, settings), settings)
-    return blocks, aside, notes, overview.of(built, blocks.delay)
+    return blocks, aside, overview.of(built, blocks.delay)
 
 
 def _still_matter(found: list[Verdict]) -> list[Verdict]:
@@ -284,13 +281,9 @@ def _late(
     slowdowns = intermittent.without_stalls(slowdowns, stalls, blocks, settings)
     slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
     found, notes = of_slowdowns(slowdowns, blocks, settings, same_work)
-    named = {rank for one in found for rank in one.ranks}
+    named = set(np.flatnonzero(np.isin(blocks.ranks, [rank for one in found for rank in one.ranks])).tolist())
     stalling = intermittent.stalling_beside(slowdowns, stalls, settings)  # reported as stalls, not as persistent
-    late = {
-        slowdown.row
-        for slowdown in slowdowns
-        if slowdown.row not in stalling or int(blocks.ranks[slowdown.row]) in named
-    }
+    late = {slowdown.row for slowdown in slowdowns if slowdown.row not in stalling or slowdown.row in named}
     stalls = [stall for stall in stalls if late.isdisjoint(stall.rows)]
     if shared is not None:
         found, more = oversubscribed.on_shared_cpus(shared, found, stalls, blocks, settings)
@@ -298,8 +291,7 @@ def _late(
     asking = oversubscribed.asking_most(blocks, settings) if not found else []
     if asking:
         return [*asking, *oversubscribed.stalling_beside(asking, stalls, blocks, settings)], notes, by_chance
-    named = {rank for one in found for rank in one.ranks}
-    named_slowdowns = [slowdown for slowdown in slowdowns if int(blocks.ranks[slowdown.row]) in named]
+    named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
     return [*found, *of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)], notes, by_chance
 
 
@@ -329,9 +321,8 @@ def _uncounted(
     beside = uneven.beside_computing(blocks, settings, timed)
     if beside is None:
         return slowdowns, [], same_work
-    late = {
-        slowdown.row for slowdown in slowdowns
-    }  # what becomes slow among few steps is smoothed away with what is usual then
+    late = {slowdown.row for slowdown in slowdowns}
+    # What becomes slow among few steps is smoothed away with what is usual then.
     slowdowns = [*slowdowns, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
     sure = uneven.no_batches(slowdowns, timed, settings)
     hosts = [one for one in straggler.find(beside, settings) if one.row not in {slowdown.row for slowdown in sure}]
@@ -340,11 +331,8 @@ def _uncounted(
     delay[rows], intervals[rows] = beside.delay[rows], beside.intervals[rows]
     found = sorted([*sure, *hosts], key=lambda one: -one.delay)
     named = {one.row for one in found}
-    return (
-        found,
-        [one for one in slowdowns if one.row not in named],
-        replace(same_work, delay=delay, intervals=intervals),
-    )
+    possible = [one for one in slowdowns if one.row not in named]
+    return found, possible, replace(same_work, delay=delay, intervals=intervals)
 
 
 def _at_home(verdict: Verdict, run: Run) -> Verdict:

@@ -6,6 +6,7 @@ A step is two lanes, a host's and a GPU's, each exactly one step long. Nothing h
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -95,9 +96,7 @@ def together(parts: Sequence[Overview]) -> Overview:
     """Several groups of ranks that never meet as one, in the steps that all of them have."""
     if len(parts) == 1:
         return parts[0]
-    steps = parts[0].steps
-    for one in parts[1:]:
-        steps = np.intersect1d(steps, one.steps)
+    steps = reduce(np.intersect1d, [one.steps for one in parts])
     held = [np.searchsorted(overview.steps, steps) for overview in parts]
     names = dict.fromkeys(name for overview in parts for name in overview.planes)
 

@@ -251,14 +251,9 @@ def achieved(metrics: Metrics, gpus: set[str], span: tuple[int, int], counted: f
 
 
 def _mean(metrics: Metrics, name: str, gpus: set[str]) -> float:
-    held: Floats = np.array(
-        [
-            value
-            for (_, uuid), value in summary(metrics, f"hindmost_gpu_{name}", "gpu_uuid", "mean").items()
-            if uuid in gpus
-        ]
-    )
-    return float(held.mean()) if len(held) else float("nan")
+    found = summary(metrics, f"hindmost_gpu_{name}", "gpu_uuid", "mean")
+    levels = [value for (_, uuid), value in found.items() if uuid in gpus]
+    return float(np.mean(levels)) if levels else float("nan")
 
 
 #: How calls on files begin, as the MPI shim names them.

@@ -133,7 +133,7 @@ def in_full(blocks: Blocks, settings: Settings) -> Blocks:
     if _swing(more, counted=counted) < settings.min_uneven or _is_ones_own(more):
         return blocks
     due = hidden_delay.work_delay_of(blocks, more, typical_work(work), settings)
-    return hidden_delay.in_full(blocks, replace(due, counted=counted) if due is not None else None)
+    return hidden_delay.with_work_delay(blocks, replace(due, counted=counted) if due is not None else None)
 
 
 def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks:

@@ -30,7 +30,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     ours = run.job.source == Job.source  # other recordings do not guarantee that every step is marked
     found = _by_marks(run, table, settings) if ours and _too_short(run.collectives, table, settings) else None
     if found is None or len(found.steps) < settings.min_steps:
-        found = _in_full(run, table, settings)
+        found = _of_collectives(run, table, settings)
     if found is None:
         return None
     times = phases.pivots(table, found.ranks, found.steps, ("start_ns", "duration_ns"))
@@ -45,7 +45,7 @@ def build(run: Run, settings: Settings) -> Blocks | None:
     )
 
 
-def _in_full(run: Run, table: Table, settings: Settings) -> Blocks | None:
+def _of_collectives(run: Run, table: Table, settings: Settings) -> Blocks | None:
     """The blocks of the collectives, or, where these are of too few steps, of the marks."""
     run = with_gathers_joined(run)
     joined = matching.grid(run)

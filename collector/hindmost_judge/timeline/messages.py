@@ -237,8 +237,7 @@ def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
     ranks, steps = len(ends), ends.shape[1] - 1
     cell = found["row"] * steps + found["step"]
     count = np.bincount(cell, minlength=ranks * steps)
-    first = np.cumsum(count) - count
-    place = np.arange(len(cell)) - first[cell]
+    place = encoding.ordinals(cell)
     word = (found["kind"] + 1) * (ranks + groups + 2) + found["whom"]
     shape = (_digest(cell, place, word, ranks * steps) + 1e9 * count).reshape(ranks, steps)
     usual = np.array([_commonest(row) for row in shape])
@@ -351,10 +350,7 @@ class _Calls:
 
     def _digests(self, interval: Ints, count: int) -> Array:
         """[E] what the calls up to each of the ends are, in one number: alike where they are."""
-        order = np.argsort(interval, kind="stable")
-        first = np.searchsorted(interval[order], np.arange(count + 1))
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order)) - first[interval[order]]
+        place = encoding.ordinals(interval)
         word = (self.kind + 1) * (int(self.peer.max()) + 2) + self.peer + 1
         return _digest(interval, place, word, count + 1)[:-1]
 

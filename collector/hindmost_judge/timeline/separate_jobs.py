@@ -26,7 +26,7 @@ from hindmost_judge.stats.robust import median
 from hindmost_judge.verdict.wording import names
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.model import Table
@@ -100,11 +100,14 @@ def _members(run: Run, ranks: Ints) -> tuple[Ints, Ints]:
 
 def run_of_ranks(run: Run, group: Ints) -> Run:
     """What was recorded of these ranks, and of the job."""
-    whole = run.tables()
-    parts: dict[str, Any] = {
-        name: encoding.chosen(whole[name], np.isin(whole[name]["rank"], group)) for name in _OF_RANKS
-    }
+    parts = _chosen(run, _OF_RANKS, lambda table: np.isin(table["rank"], group))
     return Run(job=run.job, metrics=run.metrics, notes=run.notes, **parts)
+
+
+def _chosen(run: Run, names: Sequence[str], which: Callable[[Table], Array]) -> dict[str, Any]:
+    """``which`` rows of these tables."""
+    tables = run.tables()
+    return {name: encoding.chosen(tables[name], which(tables[name])) for name in names}
 
 
 @dataclass(frozen=True)
@@ -144,24 +147,19 @@ def membership_change(run: Run, settings: Settings) -> MembershipChange | None:
 
 
 def _until(run: Run, moment: int) -> Run:
-    early: dict[str, Any] = {
-        name: encoding.chosen(table, table["start_ns"] < moment)
-        for name, table in (("steps", run.steps), ("collectives", run.collectives))
-    }
-    return replace(run, **early)
+    return replace(run, **_chosen(run, _ENTERED, lambda table: table["start_ns"] < moment))
 
 
 def _since(run: Run, moment: int, left: list[int]) -> Run:
-    tables = run.tables()
-    stayed: dict[str, Any] = {
-        name: encoding.chosen(tables[name], ~np.isin(tables[name]["rank"], left))
-        for name in ("ranks", "steps", "collectives", "in_flight")
-    }
-    for name in ("steps", "collectives"):
-        stayed[name] = encoding.chosen(stayed[name], stayed[name]["start_ns"] >= moment)
-    return replace(run, job=replace(run.job, world_size=rows(stayed["ranks"])), **stayed)
+    stayed = replace(
+        run, **_chosen(run, ("ranks", *_ENTERED, "in_flight"), lambda table: ~np.isin(table["rank"], left))
+    )
+    job = replace(run.job, world_size=rows(stayed.ranks))
+    return replace(stayed, job=job, **_chosen(stayed, _ENTERED, lambda table: table["start_ns"] >= moment))
 
 
+#: Tables of what all ranks take part in.
+_ENTERED = ("steps", "collectives")
 #: Tables of what ranks did, by when they began it.
 _TIMED = ("steps", "collectives", "intervals", "in_flight")
 #: Tables with what was last seen of each rank.
@@ -238,15 +236,8 @@ def _of(borders: Ints, table: Table) -> Ints:
 def _cut(run: Run, start: _Start, borders: Ints, chosen: int) -> Run:
     """Only what is of this start."""
     ranks = _last_of_each(start.ranks)
-
-    def of_ranks(table: Table) -> Array:
-        return np.asarray(np.isin(table["rank"], ranks["rank"]))
-
-    tables = run.tables()
-    kept: dict[str, Any] = {
-        name: encoding.chosen(tables[name], np.asarray(_of(borders, tables[name]) == chosen)) for name in _TIMED
-    }
-    kept |= {name: encoding.chosen(tables[name], of_ranks(tables[name])) for name in _SEEN_LAST}
+    kept = _chosen(run, _TIMED, lambda table: np.asarray(_of(borders, table) == chosen))
+    kept |= _chosen(run, _SEEN_LAST, lambda table: np.isin(table["rank"], ranks["rank"]))
     gone = np.setdiff1d(run.collectives["comm"], kept["collectives"]["comm"])
     kept["communicators"] = encoding.chosen(run.communicators, np.asarray(~np.isin(run.communicators["comm"], gone)))
     job = replace(run.job, world_size=start.size, nodes=len(np.unique(ranks["node"])) or None)

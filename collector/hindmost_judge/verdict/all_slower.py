@@ -65,7 +65,7 @@ def find_slowed(blocks: Blocks, found: Sequence[Verdict]) -> Slowed | None:
     )
 
 
-def slowed_note(slowed: Slowed | None, found: Sequence[Verdict] = ()) -> list[str]:
+def slowed_note(slowed: Slowed | None, found: Sequence[Verdict]) -> list[str]:
     """The sentence on it next to verdicts ``found``, without what they cost; that on a job slow for good says it."""
     if slowed is None or (slowed.until_step is None and any(verdict.kind == "balanced" for verdict in found)):
         return []
@@ -169,9 +169,11 @@ _OF_LEAD = 0.5
 
 @dataclass(frozen=True)
 class Majority:
-    """``slowdowns`` of the few ``ahead`` of ``ranks``, and by how much steps grew then (``None``: from the start)."""
+    """The few ``ahead`` of ``ranks`` in steps [first, stop) by index, and by how much steps grew then (``None``: from
+    the start)."""
 
-    slowdowns: list[Slowdown]
+    first: int
+    stop: int
     ranks: tuple[int, ...]
     ahead: tuple[int, ...]
     by_ns: float
@@ -205,7 +207,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
         if change is None or change.longer - 2 * change.noise < _OF_LEAD * by_ns:
             return None  # steps as long as before: the few became faster
     ranks, ahead = (tuple(sorted(int(blocks.ranks[row]) for row in of)) for of in (rows, [h.row for h in slowdowns]))
-    return Majority(slowdowns, ranks, ahead, by_ns, float(median(blocks.period)), change)
+    return Majority(first, stop, ranks, ahead, by_ns, float(median(blocks.period)), change)
 
 
 def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
@@ -219,15 +221,12 @@ def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
 
 def majority_verdict(most: Majority, change: savings.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
     """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
-    first, stop = (
-        int(np.median([getattr(slowdown, name) for slowdown in most.slowdowns])) for name in ("first", "stop")
-    )
     waits = "waits" if len(most.ahead) == 1 else "wait"
     steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"
     cause = alone.cause if alone is not None and alone.cause else "unknown"
     of_one = [f"rank {alone.ranks[0]} against these: {line}" for line in alone.evidence] if alone is not None else []
     return costing(
-        *(blocks, first, stop, change.longer),
+        *(blocks, most.first, most.stop, change.longer),
         kind="straggler",
         ranks=most.ranks,
         cause=cause,

@@ -476,10 +476,9 @@ def _throughout(late: Sequence[Verdict], blocks: Blocks) -> set[tuple[int, ...]]
     """
     found = set()
     for ranks in {verdict.ranks for verdict in late}:
-        held = _steps_of_any(
-            [verdict for verdict in late if verdict.ranks == ranks and verdict.kind == "straggler"], blocks
-        )
-        others = [_steps_of(verdict, blocks) for verdict in late if verdict.ranks != ranks]
+        persistent = [verdict for verdict in late if verdict.ranks == ranks and verdict.kind == "straggler"]
+        held = _steps_of(blocks, *persistent)
+        others = [_steps_of(blocks, verdict) for verdict in late if verdict.ranks != ranks]
         if held.mean() >= _THROUGHOUT and all(2 * np.sum(other & held) >= np.sum(other) for other in others):
             found.add(ranks)
     apart = len({rank for ranks in found for rank in ranks}) == sum(map(len, found))
@@ -495,22 +494,16 @@ def _may_be_a_lead(one: Verdict, late: Sequence[Verdict], blocks: Blocks, throug
     if one.ranks in throughout:
         return False
     several = len({verdict.ranks for verdict in late}) > 1
-    if several or _steps_of(one, blocks).mean() < _SELDOM:
+    if several or _steps_of(blocks, one).mean() < _SELDOM:
         return True
-    return _steps_of_any(late, blocks).mean() < _THROUGHOUT and (_gathers(blocks) or _mostly_a_lead(one, blocks))
+    return _steps_of(blocks, *late).mean() < _THROUGHOUT and (_gathers(blocks) or _mostly_a_lead(one, blocks))
 
 
-def _steps_of_any(late: Sequence[Verdict], blocks: Blocks) -> Array:
+def _steps_of(blocks: Blocks, *late: Verdict) -> Array:
     """[S] the steps that any of these verdicts holds of."""
-    return np.asarray(
-        np.any([np.zeros(len(blocks.steps), bool), *(_steps_of(verdict, blocks) for verdict in late)], axis=0)
-    )
-
-
-def _steps_of(one: Verdict, blocks: Blocks) -> Array:
-    """[S] the steps that a verdict holds of."""
     held = np.zeros(len(blocks.steps), bool)
-    held[slice(*savings.span_of(one, blocks))] = True
+    for one in late:
+        held[slice(*savings.span_of(one, blocks))] = True
     return held
 
 

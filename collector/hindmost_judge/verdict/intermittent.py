@@ -14,7 +14,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.hidden_delay import as_seen, stalls_in_full
+from hindmost_judge.whatif.hidden_delay import stalls_beyond, without
 from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stall_saving, waste, without_stalls
 
 if TYPE_CHECKING:
@@ -184,11 +184,11 @@ def _verdict(
     what is left then. ``None`` where that is too little.
     """
     one, cause = group.in_one(), group.cause
-    saved = seen * stalls_in_full(rest, one.stalled, seen, cause.beyond)
+    saved = seen * stalls_beyond(rest, one.stalled, seen, cause.beyond)
     if one.most and rest.overlapped:
         saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
-    without_owner = settings.min_share_of_waste * (shown + waste(as_seen(rest)))
+    without_owner = settings.min_share_of_waste * (shown + waste(without(rest, as_seen=True)))
     if worth < settings.min_effect * average(rest.period) or shown < without_owner:
         return None
     span = np.arange(_began(one.stalled), len(rest.steps))

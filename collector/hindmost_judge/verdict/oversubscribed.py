@@ -219,7 +219,9 @@ def _at_most(verdict: Verdict, blocks: Blocks, shared: Sharing) -> Verdict:
 
 
 def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
-    """Which of these were seen to queue for a CPU, and which are unknown, as a verdict on all steps would say."""
+    """Which of these queued for a CPU for as long as they were late, and of which ranks that is unknown.
+
+    Continues a sentence that says that ranks share CPUs."""
     queued: list[int] = []
     unknown: list[int] = []
     for verdict in late:
@@ -227,7 +229,10 @@ def _not_named(late: list[Verdict], blocks: Blocks, settings: Settings) -> str:
         for rank in verdict.ranks:
             row = int(np.flatnonzero(blocks.ranks == rank)[0])
             (queued if _queued(blocks, row, columns, settings) else unknown).append(rank)
-    return _late_words(queued, unknown)
+    words = [f"{names(queued)} late because of that"] if queued else []
+    if unknown:
+        words.append(f"{names(unknown)} late, perhaps because of that (no other cause was measured)")
+    return f": {'; '.join(words)}" if words else ""
 
 
 def no_rank_named(
@@ -411,14 +416,3 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
     if slept < _QUEUED_MEANWHILE * cost:
         return []
     return [f"{ms(cost)} of these {ms(slept)} per step cost time: in the rest other ranks use its CPU"]
-
-
-def _late_words(queued: list[int], unknown: list[int]) -> str:
-    """Which ranks came late, and why none is named where they share CPUs; continues a sentence that says they do.
-
-    The ``queued`` ranks waited for a CPU for as long as they were late; for the others that is unknown.
-    """
-    late = [f"{names(queued)} late because of that"] if queued else []
-    if unknown:
-        late.append(f"{names(unknown)} late, perhaps because of that (no other cause was measured)")
-    return f": {'; '.join(late)}" if late else ""

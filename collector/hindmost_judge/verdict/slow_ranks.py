@@ -37,7 +37,7 @@ def of_slowdowns(
     same_work = same_work or blocks
     slowdowns = why_late.split_by_cause(slowdowns, blocks, settings)
     blocks = replace(blocks, equalised=hidden_delay.beside(same_work, slowdowns))
-    kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.as_seen(blocks), settings)
+    kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.without(blocks, as_seen=True), settings)
     explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in kept]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
     whole = dict(zip(kept, (slowdown for slowdown, _ in explained), strict=True))
@@ -53,15 +53,9 @@ def of_slowdowns(
         if verdict is None:
             notes.append(f"{wording.slower(blocks, _slowdowns(group))}, too little to act on")
             continue
-        verdicts.append(replace(verdict, shown_ms=_shown(seen, before, _slowdowns(group))))
+        verdicts.append(replace(verdict, shown_ms=_added(seen, _slowdowns(group), before) / 1e6))
         before += _slowdowns(group)
     return verdicts, notes
-
-
-def _shown(seen: Blocks, before: list[Slowdown], slowdowns: list[Slowdown]) -> float:
-    """Ms a step that fixing these adds to fixing those before, as far as the delay shows it."""
-    added = _saving(seen, [*before, *slowdowns]) - _saving(seen, before)
-    return float(added[_span(slowdowns)].mean()) / 1e6
 
 
 @dataclass(frozen=True)
@@ -76,9 +70,13 @@ class _Replay:
         """[S] ns that the repair of these saves once those before are repaired."""
         return self.scale * (_saving(self.blocks, [*before, *slowdowns]) - _saving(self.blocks, before))
 
-    def in_all(self, slowdowns: list[Slowdown]) -> Floats:
-        """[S] ns that fixing all ranks saves thanks to these."""
-        return self.adds(slowdowns, [slowdown for slowdown in self.kept if slowdown not in slowdowns])
+    def saves(self, slowdowns: list[Slowdown], before: list[Slowdown]) -> float:
+        """The same, ns in each of their steps."""
+        return float(self.adds(slowdowns, before)[_span(slowdowns)].mean())
+
+    def others(self, slowdowns: list[Slowdown]) -> list[Slowdown]:
+        """All but these."""
+        return [slowdown for slowdown in self.kept if slowdown not in slowdowns]
 
 
 def _replay(
@@ -116,11 +114,8 @@ def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -
     kept, notes = list(slowdowns), []
     for slowdown in reversed(slowdowns):
         rest = [one for one in kept if one is not slowdown]
-        gain = (
-            _saving(blocks, kept)[slowdown.first : slowdown.stop]
-            - _saving(blocks, rest)[slowdown.first : slowdown.stop]
-        )
-        if float(gain.mean()) < settings.min_cost * blocks.step_ns:
+        gain = _saving(blocks, kept) - _saving(blocks, rest)
+        if float(gain[slowdown.first : slowdown.stop].mean()) < settings.min_cost * blocks.step_ns:
             kept = rest
             if kept:
                 notes.append(f"{wording.slower(blocks, [slowdown])}, at no cost: other ranks are later")
@@ -134,6 +129,12 @@ def _saving(blocks: Blocks, slowdowns: list[Slowdown]) -> Floats:
     blocks = savings.beside_its_only_peer(blocks, slowdowns)
     fixed = repaired(blocks, slowdowns)
     return np.subtract(stretched(blocks, blocks.intervals), stretched(blocks, fixed))
+
+
+def _added(blocks: Blocks, slowdowns: list[Slowdown], before: list[Slowdown]) -> float:
+    """Ns that fixing these saves in each of their steps once those before are fixed, as far as delays show it."""
+    added = _saving(blocks, [*before, *slowdowns]) - _saving(blocks, before)
+    return float(added[_span(slowdowns)].mean())
 
 
 def _span(slowdowns: list[Slowdown]) -> slice:
@@ -167,12 +168,12 @@ def _straggler(
     """The verdict on ranks of one cause, ``before`` repaired; ``None`` where even the repair of all hardly needs it."""
     slowdowns = _slowdowns(group)
     span, rows = _span(slowdowns), [slowdown.row for slowdown in slowdowns]
-    told_of = {slowdown.row for slowdown in before} - set(rows)
-    before = [slowdown for slowdown in replay.kept if slowdown.row in told_of]  # a rank is repaired of all that it has
-    saved = float(replay.adds(slowdowns, before)[span].mean())
-    conditional_on = before if before and float(replay.adds(slowdowns, [])[span].mean()) < BY_ITSELF * saved else []
+    repaired_rows = {slowdown.row for slowdown in before} - set(rows)
+    before = [slowdown for slowdown in replay.kept if slowdown.row in repaired_rows]  # a rank is repaired of all it has
+    saved = replay.saves(slowdowns, before)
+    conditional_on = before if before and replay.saves(slowdowns, []) < BY_ITSELF * saved else []
     cost, on_cost = (saved, []) if conditional_on else _cost(group, replay, before, blocks)
-    in_all = float(replay.in_all(slowdowns)[span].mean())
+    in_all = replay.saves(slowdowns, replay.others(slowdowns))
     worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
@@ -221,7 +222,7 @@ def _cost(
     queues = group[0][1].cause == "cpu_contention"
     held_up = cpu_wait.held_up_transfers(blocks, rows, columns, saved) if queues else 0.0
     cost = saved + held_up
-    others = [_span([slowdown]) for slowdown in replay.kept if slowdown not in slowdowns]
+    others = [_span([slowdown]) for slowdown in replay.others(slowdowns)]
     change = savings.observed_change(blocks, span, others)  # with other slowdowns in it
     if change is not None:
         waited = savings.caused_more(blocks, rows, span) + held_up
@@ -243,8 +244,7 @@ def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -
         host[phase] = np.clip(host[phase] + sign * doubt, lanes.least[phase], lanes.most[phase])
         peer_pace = lanes.peer_pace + (host - lanes.host).sum(axis=0)
         varied = replace(blocks, lanes=replace(lanes, host=host, peer_pace=peer_pace))
-        added = _saving(varied, [*before, *slowdowns]) - _saving(varied, before)
-        saved.append(float(added[_span(slowdowns)].mean()))
+        saved.append(_added(varied, slowdowns, before))
     return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))
 
 
@@ -289,7 +289,7 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
     return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
 
 
-def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict] = ()) -> list[Verdict]:
+def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict]) -> list[Verdict]:
     """The verdict on transfers that take longer than they did, in every group of the job, ``beside`` others."""
     verdict = costing(blocks, found.first, found.stop, found.cost, kind="slow_link", cause="network")
     verdict = verdict if found.early else replace(verdict, since_step=found.past.since_step)

@@ -192,8 +192,8 @@ def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -
     """A job with a stall is no job without anything to act on, however even its other steps are."""
     if not stalls:
         return found
-    advice = tuple(_advice_on_stall(stalls[-1], run))
-    why = _longest_stall(stalls)
+    advice = (_advice_on_stall(stalls[-1], run),)
+    why = "; ".join(_stall_words(max(stalls, key=lambda one: one.until_s - one.since_s)))
     return [
         verdict
         if verdict.ranks or verdict.kind not in ("balanced", "insufficient_data")
@@ -202,23 +202,15 @@ def with_ended_stalls(found: list[Verdict], stalls: Sequence[Stall], run: Run) -
     ]
 
 
-def _advice_on_stall(stall: Stall, run: Run) -> list[str]:
+def _advice_on_stall(stall: Stall, run: Run) -> str:
     """What to look at: what stopped the ranks, what they share, and where one of them was."""
     if stall.stopped_s:
-        return [of_stopped(place(run, [int(rank) for rank in stall.stopped_s]))]
+        return of_stopped(place(run, [int(rank) for rank in stall.stopped_s]))
     if stall.node is not None:
-        return [f"check {stall.node}: network, disks, kernel log (`dmesg -T`)"]
+        return f"check {stall.node}: network, disks, kernel log (`dmesg -T`)"
     if stall.line is not None:
-        return [f"find out what {stall.line.replace(': ', ' waited for at ', 1)}"]
-    return [
-        f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
-    ]
-
-
-def _longest_stall(stalls: Sequence[Stall]) -> str:
-    """The longest stall in one line."""
-    longest = max(stalls, key=lambda one: one.until_s - one.since_s)
-    return "; ".join(_stall_words(longest))
+        return f"find out what {stall.line.replace(': ', ' waited for at ', 1)}"
+    return f"find out what {names(stall.ranks)} did then" if stall.ranks else "check what all ranks share: the network"
 
 
 def _moments(run: Run) -> Ints:

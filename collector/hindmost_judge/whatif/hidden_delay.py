@@ -78,7 +78,7 @@ def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
     return np.asarray(np.maximum(both / np.maximum(squares, 1e-30), 0.0)[:, None])
 
 
-def in_full(blocks: Blocks, due: WorkDelay | None) -> Blocks:
+def with_work_delay(blocks: Blocks, due: WorkDelay | None) -> Blocks:
     """The same with each rank as late in the replay as its work makes it at the step's end."""
     if due is None:
         return blocks
@@ -90,22 +90,13 @@ def scaled(blocks: Blocks, scale: float) -> Floats:
     return blocks.intervals if blocks.work_delay is None else blocks.intervals + (1 / scale - 1) * blocks.work_delay.ns
 
 
-def as_seen(blocks: Blocks) -> Blocks:
-    """The same with work as late as it shows."""
-    if blocks.work_delay is None:
+def without(blocks: Blocks, *, as_seen: bool = False) -> Blocks:
+    """The same with work of one size, or ``as_seen`` as late as it shows, where it is known what work makes due."""
+    due = blocks.work_delay
+    if due is None:
         return blocks
-    return replace(
-        blocks, intervals=blocks.intervals - (1 - blocks.work_delay.seen) * blocks.work_delay.ns, work_delay=None
-    )
-
-
-def without(blocks: Blocks) -> Blocks:
-    """The same with work of one size, where it is known what work makes due."""
-    return (
-        blocks
-        if blocks.work_delay is None
-        else replace(blocks, intervals=blocks.intervals - blocks.work_delay.ns, work_delay=None)
-    )
+    beyond = 1 - due.seen if as_seen else 1.0
+    return replace(blocks, intervals=blocks.intervals - beyond * due.ns, work_delay=None)
 
 
 #: A rank's GPU must take longer by this many standard errors in the steps of a slowdown to be slow; less may be more
@@ -132,7 +123,7 @@ def beside(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
 def differs(blocks: Blocks, same_work: Blocks) -> bool:
     """Whether ranks have more work than each other, in some step or other, so that it makes them late.
 
-    ``even`` are the blocks without what counted work explains: the very same delays, if that is nothing.
+    ``same_work`` are the blocks without what counted work explains: the very same delays, if that is nothing.
     """
     return blocks.work_delay is not None or same_work.delay is not blocks.delay
 
@@ -144,7 +135,7 @@ def _scatter(lengths: Floats) -> float:
 
 
 def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: Floats, scale: float) -> Floats:
-    """[R, K] ``segments`` of a replay that is to be taken ``scale`` times, with transients at their size then.
+    """[R, K] ``intervals`` of a replay that is to be taken ``scale`` times, with transients at their size then.
 
     A transient is what differs from a rank's usual delay, with its ``slowdowns`` fixed. Where uneven work is fully
     known, little else is transient.
@@ -154,15 +145,15 @@ def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: 
     rest = repaired(blocks, slowdowns)
     passes = rest - median(rest, axis=1)[:, None]
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
-    in_full = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
-    return np.asarray(intervals - passes + in_full / scale)
+    at_scale = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)
+    return np.asarray(intervals - passes + at_scale / scale)
 
 
 #: At a step's end the others' noise hides up to about this share of a stall, as a share of the longer computing.
 _HIDES = 0.05
 
 
-def stalls_in_full(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
+def stalls_beyond(blocks: Blocks, stalled: Ints, seen: Floats, beyond: float) -> float:
     """How many times their visible delay, ``seen`` [S] ns, stalls cost if their computing is ``beyond`` times that
     delay.
 

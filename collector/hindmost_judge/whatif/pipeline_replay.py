@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.encoding import ordinals
 from hindmost_judge.stats.robust import median, peers_median
 from hindmost_judge.timeline.matching import TRADED, traded
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
@@ -205,16 +206,6 @@ def _dependencies(
     )
 
 
-def _numbered(keys: Ints) -> Ints:
-    """[N] the ordinal of each operation among those with the same key, in order."""
-    order = np.argsort(keys, kind="stable")
-    fresh = np.append(True, np.diff(keys[order]) != 0)
-    first = np.flatnonzero(fresh)
-    number = np.empty(len(keys), np.int64)
-    number[order] = np.arange(len(keys)) - np.repeat(first, np.diff(np.append(first, len(keys))))
-    return number
-
-
 def _sources(schedule: Schedule) -> Ints | None:
     """[N] the send that each receive gets, -1 for others; ``None`` where some have no partner.
 
@@ -225,7 +216,7 @@ def _sources(schedule: Schedule) -> Ints | None:
     from_to = schedule.row[sends] * ranks + schedule.with_whom[sends]
     to_from = schedule.with_whom[receives] * ranks + schedule.row[receives]
     size = len(schedule.row) + 1
-    sent, got = from_to * size + _numbered(from_to), to_from * size + _numbered(to_from)
+    sent, got = from_to * size + ordinals(from_to), to_from * size + ordinals(to_from)
     if len(sent) != len(got) or not np.array_equal(np.sort(sent), np.sort(got)):
         return None
     source = np.full(len(schedule.row), -1, np.int64)
@@ -312,7 +303,7 @@ def _units(schedule: Schedule, source: Ints, met: Array) -> Ints:
     if len(held):
         kind, group = schedule.kind[held], schedule.with_whom[held]
         ranks = int(schedule.row.max()) + 1
-        number = _numbered(kind * ranks + schedule.row[held])
+        number = ordinals(kind * ranks + schedule.row[held])
         key = (kind * (group.max() + 2) + group + 1) * (number.max() + 1) + number
         _, first, inverse = np.unique(key, return_index=True, return_inverse=True)
         unit[held] = held[first][inverse]

@@ -208,11 +208,13 @@ class _Words(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """What the others wait for these ranks by the script's doing, ms of the mean step; ``cause`` is also its phase."""
+    """What the others wait for these ranks by the script's doing, ms of the mean step; ``cause`` is also its phase,
+    ``note`` the sentence on it."""
 
     ranks: tuple[int, ...]
     ms_per_step: float
     cause: str | None
+    note: str
 
 
 _WRITES = _Words("writes checkpoints", "write checkpoints", "in the background, or less often", "checkpoint")
@@ -227,11 +229,11 @@ _PAUSES = _Words(
 )
 
 
-def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[Planned], list[str]]:
-    """The same without delays due to a rank's work for the others, what these wait for it, and notes."""
+def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, list[Planned]]:
+    """The same without delays due to a rank's work for the others, and what these wait for it."""
     if len(blocks.ranks) < 2:
-        return blocks, [], []
-    found: list[tuple[Planned, str] | None] = []
+        return blocks, []
+    found: list[Planned | None] = []
     least = settings.stall_effect * blocks.step_ns
     took, evaluated, outside = blocks.parts.get("checkpoint"), _evaluated(blocks, steps), _outside(blocks)
     if took is not None:
@@ -245,29 +247,26 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
     if outside is not None:
         due = _counted_out(_longer(outside, least), blocks.steps)
         on_time, planned = _without(blocks, due, _PAUSES, settings)
-        if planned is None or planned[0].ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
+        if planned is None or planned.ms_per_step * 1e6 <= _MOST_PLANNED * average(blocks.period):
             blocks = on_time
             found.append(planned)
-    known = [one for one in found if one is not None]
-    return blocks, [planned for planned, _ in known], [note for _, note in known]
+    return blocks, [planned for planned in found if planned is not None]
 
 
-def _without(
-    blocks: Blocks, due: Floats, words: _Words, settings: Settings
-) -> tuple[Blocks, tuple[Planned, str] | None]:
-    """The same without the delays ``due`` [R, S]; what the others wait for them and the note on that."""
+def _without(blocks: Blocks, due: Floats, words: _Words, settings: Settings) -> tuple[Blocks, Planned | None]:
+    """The same without the delays ``due`` [R, S], and what the others wait for them."""
     held = np.flatnonzero(due.any(axis=1))
     if not len(held):
         return blocks, None
     late = _planned_delay(blocks, held, due[held])
     saved = float(stall_saving(blocks, held.tolist(), np.flatnonzero(late.any(axis=0))).mean())
-    noted = None
+    planned = None
     if saved >= settings.min_cost * blocks.step_ns:
-        waited = Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause)
-        noted = (waited, _note(blocks, held, saved, due, words))
+        note = _note(blocks, held, saved, due, words)
+        planned = Planned(tuple(blocks.ranks[held].tolist()), saved / 1e6, words.cause, note)
     delay = blocks.delay.copy()
     delay[held] -= late
-    return replace(blocks, delay=delay), noted
+    return replace(blocks, delay=delay), planned
 
 
 def _planned_delay(blocks: Blocks, held: Ints, due: Floats) -> Floats:

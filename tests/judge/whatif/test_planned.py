@@ -120,8 +120,8 @@ def test_evaluations_that_differ_by_little_are_no_reason_to_be_late() -> None:
         for rank in range(1, 8)
     ]
     found = blocks_of(run)
-    after, _, notes = aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
-    assert (after.delay.tolist(), notes) == (found.delay.tolist(), [])
+    after, planned = aside(found, concatenate("steps", [run.steps, *others]), DEFAULT)
+    assert (after.delay.tolist(), planned) == (found.delay.tolist(), [])
 
 
 def test_who_writes_after_a_steps_collectives_holds_up_the_next() -> None:
@@ -167,10 +167,10 @@ def test_one_of_two_may_evaluate_for_both() -> None:
     """All of it is for both, and none is left as a fault of its own."""
     run = _evaluating(Scenario(2, STEPS, 3, checkpoint_every=20))
     found = blocks_of(run)
-    after, _, (note,) = aside(found, run.steps, DEFAULT)
+    after, (planned,) = aside(found, run.steps, DEFAULT)
     assert found.delay[0].max() > found.step_ns
     assert after.delay[0].max() < 0.2 * found.step_ns
-    assert note.startswith("rank 0 evaluates longer")
+    assert planned.note.startswith("rank 0 evaluates longer")
 
 
 def _pausing(at: list[int]) -> Blocks:
