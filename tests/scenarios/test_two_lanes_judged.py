@@ -42,6 +42,7 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> Any:
         ("input-bound, workers", 21070002),  # of two ranks one; each batch takes longer or shorter by an eighth
         ("input-bound, workers", 3407020),  # clean; hosts wait for one rank's workers more often than for others'
         ("shared CPUs", 3537014),  # of 64 hosts one; ranks wait ten times as long for whose CPU is taken just then
+        ("two jobs on a node", 24210000),  # clean; one rank works 5 % longer next to the other job
         ("uneven work", 3517001),  # its batches are by chance 1.7 % larger, which explains no delay of 16 %
         ("uneven work", 3517002),  # hosts wait for each collective, and a larger batch waits less in each
         ("input-bound, workers", 7070032),  # clean; one rank's workers are waited for, which are no slower

@@ -180,7 +180,7 @@ def _straggler(
     shown = max(worth, float(_saving(same_work, slowdowns)[span].mean()))
     rest = hidden_delay.without(same_work)
     without_owner = waste(replace(rest, intervals=repaired(rest, replay.kept)))  # lost were all of these repaired
-    measured = all(one.phase or straggler.computes_longer(same_work, one, settings) for one in slowdowns)
+    measured = all(_measured(one, same_work, settings) for one in slowdowns)
     if not measured and shown < settings.min_share_of_waste * (shown + without_owner):  # waits alone may be noise
         return None
     cause = group[0][1]
@@ -208,6 +208,16 @@ def _straggler(
         ),
         causes=(ON_HOST,) if on_host else tuple(wording.together(slowdowns[0].delay, cause)),
     )
+
+
+def _measured(slowdown: Slowdown, blocks: Blocks, settings: Settings) -> bool:
+    """Whether a rank's longer work was measured, and is no noise: of hosts, whose CPUs others use too, if it is large.
+
+    What all ranks wait says nothing then.
+    """
+    if slowdown.phase is not None:
+        return slowdown.delay >= settings.large_effect * blocks.step_ns
+    return straggler.computes_longer(blocks, slowdown, settings)
 
 
 def _cost(
