@@ -247,22 +247,17 @@ def _in_order(found: list[Verdict]) -> tuple[Verdict, ...]:
 
 
 def _held_back(case: detect.Case) -> tuple[list[Verdict], list[str]]:
-    """Those found before, and the verdicts on what makes steps longer, or on most ranks at once; and notes."""
+    """Those found before, the verdicts on ranks that are late, and on what else makes steps longer; and notes."""
     run, blocks, settings = case.run, case.blocks, case.settings
-    slow, notes = _slow(case)
-    found = [*case.found, *slow]
+    late, notes, by_chance = _late(blocks, settings, case.shared)
+    others, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
+    others = may_be_slow(others, {int(blocks.ranks[slowdown.row]) for slowdown in by_chance})
+    slow = [stopped.on(one, blocks, settings) for one in [*late, *others] if not _gone(one, run)]
+    found = [*case.found, *(_at_home(one, run) for one in slow)]
     if not any(one.ranks for one in found) and case.shared is None:
         found += _of_most(run, blocks, settings)
-    return found, [*notes, *(loading.hidden_input_notes(blocks, found, settings) if not run.incremental else [])]
-
-
-def _slow(case: detect.Case) -> tuple[list[Verdict], list[str]]:
-    """The verdicts on ranks that are late, and on what else detectors find that makes steps longer; and notes."""
-    late, notes, by_chance = _late(case.blocks, case.settings, case.shared)
-    beside, failed = detect.run(detect.load(), replace(case, found=(*case.found, *late)))
-    beside = may_be_slow(beside, {int(case.blocks.ranks[slowdown.row]) for slowdown in by_chance})
-    known = (stopped.on(one, case.blocks, case.settings) for one in [*late, *beside] if not _gone(one, case.run))
-    return [_at_home(one, case.run) for one in known], [*notes, *failed]
+    hidden = loading.hidden_input_notes(blocks, found, settings) if not run.incremental else []
+    return found, [*notes, *failed, *hidden]
 
 
 def _late(
@@ -386,5 +381,5 @@ def _nothing(run: Run, blocks: Blocks | None, settings: Settings) -> Verdict:
         return unclear
     shared = cpu_sharing.find(run)
     if shared is None:
-        return balanced(blocks, savings.waste(blocks), settings)
+        return balanced(blocks, savings.imbalance_cost(blocks), settings)
     return oversubscribed.no_rank_named(shared, blocks, settings, partial(_cpu_use, run, blocks))

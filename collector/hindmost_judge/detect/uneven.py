@@ -18,7 +18,7 @@ from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_erro
 from hindmost_judge.timeline.cohorts import beyond_peers
 from hindmost_judge.verdict.whole_job import of_uneven
 from hindmost_judge.whatif import hidden_delay, savings
-from hindmost_judge.whatif.savings import stretched, waste
+from hindmost_judge.whatif.savings import imbalance_cost, step_delay
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks, Slowdown
@@ -45,7 +45,7 @@ def find(blocks: Blocks, settings: Settings) -> Uneven | None:
     """What uneven work costs the job; ``None`` where it costs little, or explains little of who is late."""
     if len(blocks.ranks) < 2 or len(blocks.steps) < 2 * settings.min_steps:
         return None
-    if waste(blocks) < settings.min_uneven * blocks.step_ns:
+    if imbalance_cost(blocks) < settings.min_uneven * blocks.step_ns:
         return None
     for counted, work in ((True, blocks.work), (False, _timed(blocks))):
         if work is None or np.isnan(work).all():
@@ -81,7 +81,7 @@ def _by(blocks: Blocks, work: Floats, counted: bool, settings: Settings) -> Unev
     else:
         due = _expected(blocks, more) * (1 - savings.own_part(blocks))
     level = blocks.intervals - due
-    cost = float((stretched(blocks, blocks.intervals) - stretched(blocks, level)).mean())
+    cost = float((step_delay(blocks, blocks.intervals) - step_delay(blocks, level)).mean())
     return Uneven(cost, share, swing, counted) if cost >= settings.min_effect * blocks.step_ns else None
 
 
@@ -171,7 +171,7 @@ def no_batches(slowdowns: list[Slowdown], timed: Floats, settings: Settings) -> 
 
 
 def _loses(blocks: Blocks, settings: Settings) -> bool:
-    return waste(blocks) >= settings.min_uneven * blocks.step_ns
+    return imbalance_cost(blocks) >= settings.min_uneven * blocks.step_ns
 
 
 def uncounted(blocks: Blocks, settings: Settings) -> Floats | None:

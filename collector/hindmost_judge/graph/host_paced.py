@@ -84,13 +84,13 @@ def _caused(blocks: Blocks, built: Lanes, delay: Floats) -> Floats:
     """
     waits = np.nan_to_num(blocks.caused).mean(axis=1)
     found = np.zeros_like(blocks.caused)
-    as_it_was = savings.stretched_lanes(built, delay)
+    as_it_was = savings.step_delay_of_lanes(built, delay)
     for row in np.argsort(-waits, kind="stable")[:_ASKED].tolist():
         longer = np.maximum(segmentation.levels(delay[row]), 0.0)
         if longer.any() and waits[row] > _LITTLE * waits.max():
             less = delay.copy()
             less[row] -= longer
-            saved = float((as_it_was - savings.stretched_lanes(built, less)).mean())
+            saved = float((as_it_was - savings.step_delay_of_lanes(built, less)).mean())
             found[row] = blocks.caused[row] * min(max(saved, 0.0) / waits[row], 1.0)
     return found
 

@@ -178,7 +178,7 @@ class Majority:
     ahead: tuple[int, ...]
     by_ns: float
     step_ns: float
-    change: savings.Change | None
+    change: savings.StepTimeChange | None
 
     def __str__(self) -> str:
         """What is known of ranks that are ahead from the start."""
@@ -219,7 +219,7 @@ def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
     return False
 
 
-def majority_verdict(most: Majority, change: savings.Change, alone: Verdict | None, blocks: Blocks) -> Verdict:
+def majority_verdict(most: Majority, change: savings.StepTimeChange, alone: Verdict | None, blocks: Blocks) -> Verdict:
     """The verdict on most ranks, which became slow; ``alone`` is that on one of them against the few ahead, if any."""
     waits = "waits" if len(most.ahead) == 1 else "wait"
     steps = f"steps became {ms(change.longer)} longer, and {names(most.ahead)} {waits} {ms(most.by_ns)} more in each"

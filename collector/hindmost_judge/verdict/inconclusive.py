@@ -524,16 +524,13 @@ def _gathers(blocks: Blocks) -> bool:
 
 def _late_in_turn(late: Sequence[Verdict]) -> Verdict:
     """No rank is named, and none cleared."""
-    found = "; ".join(f"{names(verdict.ranks)} {_from_to(verdict)}" for verdict in late[:_SHOWN])
+    spans = [(one, "on" if one.until_step is None else f"to {one.until_step}") for one in late[:_SHOWN]]
+    found = "; ".join(f"{names(one.ranks)} from step {one.since_step or 0} {end}" for one, end in spans)
     who = "ranks are late in turn"
     if len({verdict.ranks for verdict in late}) == 1:
         who = "one rank is late in a part of the steps"
     unknown = "launches were not recorded: more work, or a CPU that was behind for a while"
     return insufficient(f"{who}: {found}", unknown, advice=_REMEDY)
-
-
-def _from_to(one: Verdict) -> str:
-    return f"from step {one.since_step or 0} " + (f"to {one.until_step}" if one.until_step is not None else "on")
 
 
 #: A change is reported up to this many steps away from where it was: noise moves it.

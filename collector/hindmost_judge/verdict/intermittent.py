@@ -15,7 +15,7 @@ from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.hidden_delay import stalls_beyond, without
-from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stall_saving, waste, without_stalls
+from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, stall_saving, without_slowdowns, without_stalls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -88,7 +88,7 @@ def of_stalls(
     left = _grouped([_Group((one,), _cause(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
     found: list[Verdict] = []
-    blocks = replace(blocks, intervals=repaired(blocks, slowdowns)) if slowdowns else blocks
+    blocks = replace(blocks, intervals=without_slowdowns(blocks, slowdowns)) if slowdowns else blocks
     before = sorted({int(blocks.ranks[slowdown.row]) for slowdown in slowdowns})
     while left:
         saved = [one.saves(blocks, saving) for one in left]
@@ -188,7 +188,7 @@ def _verdict(
     if one.most and rest.overlapped:
         saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
-    without_owner = settings.min_share_of_waste * (shown + waste(without(rest, as_seen=True)))
+    without_owner = settings.min_share_of_waste * (shown + imbalance_cost(without(rest, as_seen=True)))
     if worth < settings.min_effect * average(rest.period) or shown < without_owner:
         return None
     span = np.arange(_began(one.stalled), len(rest.steps))

@@ -82,7 +82,9 @@ def ranks_without_steps(run: Run, blocks: Blocks) -> Verdict | None:
     lacking = run.ranks["rank"][~np.isin(run.ranks["rank"], blocks.ranks)].tolist()
     if not lacking:
         return None
-    late = f"no rank of the {len(blocks.ranks)} with steps is late; {_recorded_no_steps(lacking)}"
+    who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
+    unknown = f"the steps of {who} are not recorded: others may wait for {_them(lacking)}"
+    late = f"no rank of the {len(blocks.ranks)} with steps is late; {unknown}"
     remedy = f"add the log of the steps{_of(lacking)}; `hindmost run -- COMMAND` records every rank"
     return insufficient(late, advice=remedy)
 
@@ -98,11 +100,6 @@ def _ours(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict
         return [_doubted_verdict(lacking, doubted)]
     seen = rows(run.ranks) - int(np.isin(run.ranks["rank"], lacking.ranks).sum())
     return [_of_those_seen(one, lacking, seen) for one in kept]
-
-
-def _recorded_no_steps(lacking: list[int]) -> str:
-    who = names(lacking) if len(lacking) < _NAMED else f"{len(lacking)} other ranks"
-    return f"the steps of {who} are not recorded: others may wait for {_them(lacking)}"
 
 
 def _of_those_seen(one: Verdict, lacking: Absent, seen: int) -> Verdict:
@@ -447,7 +444,11 @@ def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -
         return met
     steps = judge(replace(run, collectives=empty(COLLECTIVES), witnesses=None))
     seen = set(ranks.tolist())
-    unmet = [verdict for verdict in steps.verdicts if verdict.kind in STOPS or _of_another(verdict, seen)]
+    unmet = [
+        verdict  # on a rank that is no witness, for what was measured on that rank
+        for verdict in steps.verdicts
+        if verdict.kind in STOPS or (verdict.cause in ITS_OWN and not seen.issuperset(verdict.ranks))
+    ]
     waiting = [verdict for verdict in met.verdicts if verdict.ranks or not unmet]
     of_all = f"the collectives of {len(ranks):,} of {len(run.ranks['rank']):,} ranks are judged: a sample, and of those"
     return replace(
@@ -467,11 +468,6 @@ def _of_these(run: Run, ranks: Ints) -> Run:
     members = np.bincount(size, minlength=len(comm))
     communicators = {**part.communicators, "size": members[size].astype(np.int32)}
     return replace(part, communicators=communicators, incremental=run.incremental, past=run.past, unseen=run.unseen)
-
-
-def _of_another(one: Verdict, seen: set[int]) -> bool:
-    """Whether it names a rank that is no witness, for what was measured on that rank."""
-    return one.cause in ITS_OWN and not seen.issuperset(one.ranks)
 
 
 def _with_waits(every: Sequence[RankRow], of_witnesses: Sequence[RankRow]) -> Sequence[RankRow]:

@@ -20,10 +20,10 @@ from hindmost_judge.verdict import advice, wording
 from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import Verdict
 from hindmost_judge.verdict.slow_ranks import of_slowdowns, right
-from hindmost_judge.verdict.whole_job import balanced, since
+from hindmost_judge.verdict.whole_job import balanced, costing
 from hindmost_judge.verdict.wording import ms, names, telling_on_shared_cpus
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.savings import BY_ITSELF, stretched
+from hindmost_judge.whatif.savings import BY_ITSELF, step_delay
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +60,7 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
     queued = queued * shares[:, None]
     fixed: Floats = blocks.intervals.copy()
     fixed[rows] -= cpu_wait.queued_in_segments(queued[rows], rows, blocks)
-    shown = float((stretched(blocks, blocks.intervals) - stretched(blocks, fixed)).mean())
+    shown = float((step_delay(blocks, blocks.intervals) - step_delay(blocks, fixed)).mean())
     cost = shown + cpu_wait.queued_in_collectives(blocks, rows, shares)
     in_part = len(rows) < len(blocks.ranks)
     waited = float(np.mean(cpu_wait.queued_in_all(blocks, shares)[rows]))
@@ -86,13 +86,11 @@ def _verdict_on_binding(
     more = [f"{len(bound) - _LISTED} more such bindings"] if len(bound) > _LISTED else []
     whom = "the other" if len(bound) == 1 and bound[0].ranks == 2 else "the others"
     return [
-        Verdict(
+        costing(
+            *(blocks, 0, len(blocks.steps), min(cost, period)),
             kind="oversubscribed",
             ranks=ranks,
             cause="cpu_contention",
-            since_step=since(blocks, 0),
-            cost_ms_per_step=min(cost, period) / 1e6,
-            cost_ratio=min(cost / period, 1.0),
             confidence=_SURE,
             explained=1.0,
             evidence=(
@@ -245,7 +243,7 @@ def no_rank_named(
     much = row is not None and float(np.nan_to_num(blocks.caused[row]).mean()) >= _COUNTS * blocks.step_ns
     if row is None or queued or not much or len(columns) < _ENOUGH:
         needs = cpu_sharing.on_needs(blocks)
-        found = balanced(blocks, savings.waste(blocks), settings, needs, queued=queued)
+        found = balanced(blocks, savings.imbalance_cost(blocks), settings, needs, queued=queued)
         return found if needs is None or not found.advice else replace(found, advice=telling_on_shared_cpus(use()))
     why = table.explain(blocks, row, columns, settings)
     evidence = wording.waited_for(blocks, row, str(shared), average(blocks.delay[row]), why)

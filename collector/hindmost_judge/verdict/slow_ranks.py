@@ -15,7 +15,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import hidden_delay, savings
-from hindmost_judge.whatif.savings import BY_ITSELF, repaired, stretched, waste
+from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, step_delay, without_slowdowns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ def _replay(
     for group in groups:
         too_large = 1.0 - group[0][1].beyond / scale
         if too_large > 0:
-            slower = repaired(blocks, _slowdowns(group)) - blocks.intervals
+            slower = without_slowdowns(blocks, _slowdowns(group)) - blocks.intervals
             intervals, same_work = intervals + too_large * slower, same_work + too_large * slower
     return _Replay(replace(blocks, intervals=intervals, equalised=same_work), scale, kept)
 
@@ -127,8 +127,8 @@ def _saving(blocks: Blocks, slowdowns: list[Slowdown]) -> Floats:
     if not slowdowns:
         return np.zeros(len(blocks.steps))
     blocks = savings.beside_its_only_peer(blocks, slowdowns)
-    fixed = repaired(blocks, slowdowns)
-    return np.subtract(stretched(blocks, blocks.intervals), stretched(blocks, fixed))
+    fixed = without_slowdowns(blocks, slowdowns)
+    return np.subtract(step_delay(blocks, blocks.intervals), step_delay(blocks, fixed))
 
 
 def _added(blocks: Blocks, slowdowns: list[Slowdown], before: list[Slowdown]) -> float:
@@ -179,7 +179,8 @@ def _straggler(
         return None
     shown = max(worth, float(_saving(same_work, slowdowns)[span].mean()))
     rest = hidden_delay.without(same_work)
-    without_owner = waste(replace(rest, intervals=repaired(rest, replay.kept)))  # lost were all of these repaired
+    rest = replace(rest, intervals=without_slowdowns(rest, replay.kept))
+    without_owner = imbalance_cost(rest)  # lost were all of these repaired
     measured = all(_measured(one, same_work, settings) for one in slowdowns)
     if not measured and shown < settings.min_share_of_waste * (shown + without_owner):  # waits alone may be noise
         return None

@@ -183,7 +183,7 @@ def what_if(run: Run, blocks: Blocks | None, found: Sequence[Verdict] = ()) -> W
     if blocks is None or len(blocks.ranks) < 2 or not blocks.step_ns > 0:
         return WhatIf()
     step = float(np.nanmean(blocks.period))
-    shown = float(savings.stretched(blocks, blocks.intervals).mean())
+    shown = float(savings.step_delay(blocks, blocks.intervals).mean())
     lost = shown + beyond(found, blocks) * 1e6
     ideal = min(max(step - lost, 0.0), step)  # of a job that loses nothing rounding leaves a little less than that
     known = ~np.isnan(blocks.caused).all(axis=1)

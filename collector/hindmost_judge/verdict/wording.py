@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Run
     from hindmost_judge.types import Array, Ints
     from hindmost_judge.usage import CpuUse
-    from hindmost_judge.whatif.savings import Change
+    from hindmost_judge.whatif.savings import StepTimeChange
 
 #: What stands for a value that was not measured.
 UNMEASURED = "\N{EN DASH}"
@@ -252,7 +252,7 @@ def with_cause(shown: Sequence[str], evidence: Sequence[str]) -> tuple[str, ...]
 _MORE_LOST = 1.25
 
 
-def longer_than_replayed(change: Change | None, saved: float) -> list[str]:
+def longer_than_replayed(change: StepTimeChange | None, saved: float) -> list[str]:
     """What an onset did to the step itself, where that is surely more than what the delay accounts for."""
     if change is None or change.longer - 2 * change.noise < _MORE_LOST * saved:
         return []

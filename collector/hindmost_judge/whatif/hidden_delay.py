@@ -16,7 +16,7 @@ import numpy as np
 from hindmost_judge.blocks import WorkDelay
 from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.savings import repaired
+from hindmost_judge.whatif.savings import without_slowdowns
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -142,7 +142,7 @@ def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: 
     """
     if scale <= 1.0 or blocks.work_delay is not None:
         return intervals
-    rest = repaired(blocks, slowdowns)
+    rest = without_slowdowns(blocks, slowdowns)
     passes = rest - median(rest, axis=1)[:, None]
     noise = STALL * MAD_TO_SIGMA * float(median(np.abs(passes)))
     at_scale = passes + (np.sqrt(scale) - 1) * np.clip(passes, -noise, noise)

@@ -79,7 +79,7 @@ class Bubbles:
         """[G] ns of each step with what was measured."""
         return self.replay(self.work)
 
-    def stretched(self, intervals: Floats) -> Floats:
+    def step_delay(self, intervals: Floats) -> Floats:
         """[S] ns by which each step is longer with these delays [R, S * P] before the operations than with none.
 
         Steps left out get their neighbours'.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from hindmost_judge.verdict.schema import Verdict
 
 
-def repaired(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
+def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     """[R, K] delays without these persistent slowdowns, each removed from its own steps.
 
     A slowdown is the median at the same place of the step, so that one slow interval of many is found and fixed;
@@ -99,7 +99,7 @@ _STALLS = 5
 
 
 @dataclass(frozen=True)
-class Change:
+class StepTimeChange:
     """Ns a step by which the job became longer, its standard error, and the steps (indices) in which it shows."""
 
     longer: float
@@ -119,7 +119,9 @@ class Change:
         return max(saved, min(waited, self.longer - max(others, 0.0)))
 
 
-def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = (), longest: float = 3.0) -> Change | None:
+def observed_change(
+    blocks: Blocks, during: slice, others: Sequence[slice] = (), longest: float = 3.0
+) -> StepTimeChange | None:
     """By how much the job became longer in ``during``; ``None`` where the steps outside are too few to tell.
 
     Waiting ranks cool down and clock higher, so a fix saves less than they wait: an onset shows how much less. A
@@ -138,7 +140,7 @@ def observed_change(blocks: Blocks, during: slice, others: Sequence[slice] = (),
     before, after = (np.minimum(side, longest * float(median(side))) for side in (before, after))
     noise = float(np.hypot(before.std() / np.sqrt(len(before)), after.std() / np.sqrt(len(after))))
     change = float(after.mean() - before.mean())
-    return Change(change, noise, np.flatnonzero(inside & known)) if change > 2 * noise else None
+    return StepTimeChange(change, noise, np.flatnonzero(inside & known)) if change > 2 * noise else None
 
 
 def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:
@@ -176,7 +178,7 @@ def others_grew(blocks: Blocks, rows: Sequence[int], during: slice) -> float | N
 def stall_saving(blocks: Blocks, rows: Sequence[int], stalled: Ints) -> Floats:
     """[S] ns saved in the stalled steps if these ranks had been at their peers' pace in them."""
     fixed = without_stalls(blocks, rows, stalled)
-    saved: Floats = np.subtract(stretched(blocks, blocks.intervals), stretched(blocks, fixed))
+    saved: Floats = np.subtract(step_delay(blocks, blocks.intervals), step_delay(blocks, fixed))
     if blocks.evidence != build_blocks.PHASES or not 0 < len(stalled) < len(blocks.steps):
         return saved
     total, most = float(saved[stalled].sum()), len(stalled) * _longer_by_itself(blocks, fixed, stalled)
@@ -248,7 +250,7 @@ def own_part(blocks: Blocks) -> Floats:
     return np.asarray(1 / count[which])[:, None]
 
 
-def waste(blocks: Blocks) -> float:
+def imbalance_cost(blocks: Blocks) -> float:
     """Ns that a typical step loses to differences between ranks: every interval at its ranks' mean instead of its
     slowest."""
     if blocks.intervals.size == 0:
@@ -256,19 +258,19 @@ def waste(blocks: Blocks) -> float:
     level = np.broadcast_to(blocks.intervals.mean(axis=0), blocks.intervals.shape)
     if blocks.pipeline is not None:
         level = blocks.intervals * own_part(blocks)
-    return float((stretched(blocks, blocks.intervals) - stretched(blocks, level)).mean())
+    return float((step_delay(blocks, blocks.intervals) - step_delay(blocks, level)).mean())
 
 
-def stretched(blocks: Blocks, intervals: Floats) -> Floats:
+def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
     """[S] ns by which each step is longer than one of equal peers, were this the delay in each interval.
 
     At every synchronisation the members of a group leave together, when the last of them has come; a step ends for
     all.
     """
     if blocks.pipeline is not None:
-        return blocks.pipeline.stretched(intervals)
+        return blocks.pipeline.step_delay(intervals)
     if blocks.lanes is not None:
-        return stretched_lanes(blocks.lanes, intervals)
+        return step_delay_of_lanes(blocks.lanes, intervals)
     if blocks.group.shape[1] == 1:
         worst = intervals.max(axis=0)
         return np.bincount(blocks.interval_step, weights=worst, minlength=len(blocks.steps)).astype(np.float64)
@@ -367,7 +369,7 @@ def _before_launch(lanes: Lanes, host: Floats) -> Floats:
     return moved
 
 
-def stretched_lanes(lanes: Lanes, delays: Floats) -> Floats:
+def step_delay_of_lanes(lanes: Lanes, delays: Floats) -> Floats:
     """[S] ns by which ``delays`` of hosts [R, S], each against its peers, make each step longer.
 
     Compared with all hosts at their cohort's pace.

@@ -54,8 +54,7 @@ def find(
         return None
     lost = what_if.step_ms - what_if.ideal_step_ms
     unlike = [verdict for verdict in named if verdict.kind in _KINDS and (verdict.kind != "slow_link" or verdict.ranks)]
-    known = [(one, one.cost_ms_per_step) for one in unlike if one.cost_ms_per_step]
-    costs = [(one, _of_all_steps(one, ms, blocks)) for one, ms in known]
+    costs = [(one, _of_all_steps(one, one.cost_ms_per_step, blocks)) for one in unlike if one.cost_ms_per_step]
     charged = sum(ms for _, ms in costs)
     # On shared CPUs a cost is of what ranks need, and this base of how late they come.
     costs = [(one, ms * min(lost / charged, 1.0)) for one, ms in costs] if charged > 0 else []
@@ -92,12 +91,8 @@ def waste_rows(found: Mapping[str, float], step_ms: float) -> tuple[WasteRow, ..
 
 def beyond(found: Sequence[Verdict], blocks: Blocks) -> float:
     """Ms of the mean step of the run that verdicts cost beyond the visible delay; below 0 where that is more."""
-    more = [
-        (verdict, (verdict.cost_ms_per_step or 0.0) - verdict.shown_ms)
-        for verdict in found
-        if verdict.shown_ms is not None
-    ]
-    return sum(_of_all_steps(one, ms, blocks) for one, ms in more)
+    known = [(one, one.shown_ms) for one in found if one.shown_ms is not None]
+    return sum(_of_all_steps(one, (one.cost_ms_per_step or 0.0) - shown, blocks) for one, shown in known)
 
 
 def _of_all_steps(one: Verdict, ms: float, blocks: Blocks) -> float:

@@ -7,7 +7,7 @@ import pytest
 from hindmost_judge.causes import cpu_wait
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
-from hindmost_judge.whatif.savings import Change
+from hindmost_judge.whatif.savings import StepTimeChange
 
 from tests.scenarios.loads import Load, make
 
@@ -81,4 +81,4 @@ def test_what_an_onset_took_is_what_a_repair_saves(
     saved: float, waited: float, others: float | None, cost: float
 ) -> None:
     """As far as the job waited for the rank, and no other rank's work grew meanwhile."""
-    assert Change(longer=50.0, noise=2.0, steps=np.arange(9)).cost(saved, waited, others) == cost
+    assert StepTimeChange(longer=50.0, noise=2.0, steps=np.arange(9)).cost(saved, waited, others) == cost

@@ -119,7 +119,7 @@ def test_the_cost_of_work_in_no_phase_before_the_launch_is_that_of_a_later_launc
     late = lanes.host.sum(axis=0) - lanes.peer_pace
     fixed = late.copy()
     fixed[2] -= 18.0 * MS
-    saved = (savings.stretched_lanes(lanes, late) - savings.stretched_lanes(lanes, fixed)).mean()
+    saved = (savings.step_delay_of_lanes(lanes, late) - savings.step_delay_of_lanes(lanes, fixed)).mean()
     assert saved == pytest.approx(observed - true, rel=0.1)
 
 
@@ -160,7 +160,7 @@ def test_the_replay_gives_the_steps_as_they_were_and_as_they_would_be(waits: str
     fixed = late.copy()
     fixed[2] -= 6.0 * MS
     assert np.diff(savings.ends(found)).mean() == pytest.approx(observed, rel=0.01)
-    saved = (savings.stretched_lanes(found, late) - savings.stretched_lanes(found, fixed)).mean()
+    saved = (savings.step_delay_of_lanes(found, late) - savings.step_delay_of_lanes(found, fixed)).mean()
     assert saved == pytest.approx(observed - true, rel=0.1)
 
 

@@ -173,7 +173,7 @@ def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     assert built.own(2)[1] == pytest.approx(late * MS)
     less, _ = built.intervals(2)
     less[1, ::2] = -(late - 5.0) * MS  # the receiver's interval before the receive, of each step
-    assert built.stretched(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
+    assert built.step_delay(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)
 
 
 def test_an_overlapped_send_that_waits_travels_no_longer_for_it() -> None:
@@ -186,7 +186,7 @@ def test_an_overlapped_send_that_waits_travels_no_longer_for_it() -> None:
     assert built is not None
     less, _ = built.intervals(2)
     less[1, ::2] = -20 * MS
-    assert built.stretched(less) == pytest.approx(np.full(20, -20.0) * MS, abs=MS)
+    assert built.step_delay(less) == pytest.approx(np.full(20, -20.0) * MS, abs=MS)
 
 
 def _sends_in_a_row(works: float, receives: np.ndarray[tuple[int, int], np.dtype[np.float64]]) -> Schedule:

@@ -186,6 +186,6 @@ def test_checkpoints_that_one_rank_writes_for_all_have_a_cause() -> None:
 @pytest.mark.parametrize("shown", [-1e-3, 0.0])
 def test_a_job_that_loses_nothing_wastes_nothing(monkeypatch: pytest.MonkeyPatch, shown: float) -> None:
     """Rounding of visible delays never makes the job faster than it was, nor its waste negative."""
-    monkeypatch.setattr("hindmost_judge.whatif.savings.stretched", lambda *_: np.array([shown]))
+    monkeypatch.setattr("hindmost_judge.whatif.savings.step_delay", lambda *_: np.array([shown]))
     what_if = judge(simulate(Scenario(4, 40, seed=1)).run).what_if
     assert (what_if.slowdown, what_if.wasted_ratio) == (1.0, 0.0)
