@@ -9,16 +9,18 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hindmost import daemon_process
 from hypothesis import HealthCheck, settings
-from xdist.scheduler import LoadFileScheduling
 
 from tests import recordings
 from tests.needs import CONDITIONS, FETCHED_PYTHON, need
 from tests.programs import PACKAGES
+
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadFileScheduling
 
 ROOT = Path(__file__).parents[1]
 #: What marks may name; mpirun comes with the virtual environment.
@@ -123,17 +125,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: (place[item.path], item.path))  # stable: within a file nothing is moved
 
 
-class Scheduling(LoadFileScheduling):
-    """A file's tests run in one worker, as by ``--dist loadfile``, and so do those of :data:`OF_THE_SAME_REPORTS`."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "the same reports" if file in OF_THE_SAME_REPORTS else file
-
-
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
-    """Who runs which tests."""
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> "LoadFileScheduling":
+    """A file's tests run in one worker, as by ``--dist loadfile``, and so do those of :data:`OF_THE_SAME_REPORTS`."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Scheduling(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "the same reports" if file in OF_THE_SAME_REPORTS else file
+
     return Scheduling(config, log)
 
 
