@@ -1,12 +1,21 @@
-"""``python -m hindmost``."""
+"""``python -m hindmost``, and the command ``hindmost``."""
 
 import sys
 
-try:
-    from hindmost_cli import main
 
-    code = main()
-except KeyboardInterrupt:
-    code = 130
-exec("")  # noqa: S102 - a Ctrl-C that met an `exec`, as of a data class's import, would end Python by the signal, though caught
-sys.exit(code)
+def main() -> int:
+    """Run the command line; the exit code, which is 130 after a Ctrl-C amid its imports, too."""
+    try:
+        import hindmost_cli  # noqa: PLC0415 - a Ctrl-C meets it more often than anything else
+
+        code = hindmost_cli.main()
+    except KeyboardInterrupt:
+        code = 130
+    # Python remembers a Ctrl-C that passed through an `exec`, as of a data class's import, though it was caught, and
+    # would end by the signal; another `exec` makes it forget.
+    exec("")  # noqa: S102
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -71,12 +71,13 @@ def test_a_question_of_hours_is_left_by_ctrl_c(run: Path) -> None:
     assert (process.returncode, out, err) == (130, "", "")
 
 
+@pytest.mark.parametrize("command", [HINDMOST.split(), [str(Path(sys.executable).with_name("hindmost"))]])
 @pytest.mark.parametrize("module", ["argparse", "numpy"])
-def test_ctrl_c_amid_an_import_is_an_exit_code(run: Path, tmp_path: Path, module: str) -> None:
+def test_ctrl_c_amid_an_import_is_an_exit_code(run: Path, tmp_path: Path, module: str, command: list[str]) -> None:
     """Python would end itself by the signal, though caught, where it met the `exec` that makes a data class."""
     (tmp_path / f"{module}.py").write_text("exec('raise KeyboardInterrupt')\n")
     done = subprocess.run(
-        [*HINDMOST.split(), "report", run],
+        [*command, "report", run],
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
         capture_output=True,
         check=False,
