@@ -211,8 +211,8 @@ def ahead_of_host(grid: Grid, rows: slice = slice(None)) -> Floats:
     """[R, 1] ns by which clocks of these GPUs are ahead of their hosts': none begins what was not yet launched.
 
     If all of a rank's collectives begin long after their launch, its host is ahead, and not the clock. Where all ranks
-    meet they leave at once, which shows by how much their clocks differ: a clock is ahead by no more than that and what
-    another one is. So one host that is not ahead tells it for all.
+    meet they leave at once, which shows by how much their clocks differ. Where clocks of hosts agree, a GPU's clock is
+    ahead by no more than another one is, and what the two differ by. So one host that is not ahead tells it for all.
     """
     sampled = slice(None, None, grid.columns // _COLUMNS + 1)
     waited = (grid.start[rows, sampled] - grid.enqueue[rows, sampled]).copy()
@@ -222,10 +222,19 @@ def ahead_of_host(grid: Grid, rows: slice = slice(None)) -> Floats:
     least = quantile(waited[seen], _FIRST)
     if grid.group.shape[1] == 1 and len(np.unique(grid.group)) == 1 and len(least):
         left = (grid.start + grid.duration)[rows, sampled][seen]
-        behind_first = median(left - left[0], axis=1)
-        differ = np.abs(behind_first[:, None] - behind_first)
-        least = np.fmin(least, np.fmin.reduce(least + differ, axis=1))
+        least = at_most_by_others(least, median(left - left[0], axis=1))
     found[seen, 0] = np.where(least > _LONGEST_QUEUE_NS, least, np.minimum(least, _SAME_TIME_NS))
+    return found
+
+
+def at_most_by_others(least: Floats, behind: Floats) -> Floats:
+    """[R] the smallest of ``least`` [R] of any rank and what ``behind`` [R] differs from that rank's."""
+    order = np.argsort(behind)
+    one, at = least[order], behind[order]
+    before = np.fmin.accumulate(one - at) + at
+    after = np.fmin.accumulate((one + at)[::-1])[::-1] - at
+    found = least.copy()
+    found[order] = np.fmin(one, np.fmin(before, after))
     return found
 
 

@@ -10,7 +10,7 @@ from hindmost_collector.recordings.load import load
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_collector.simulate.write import write
 from hindmost_judge.judge import judge
-from hindmost_judge.timeline.overlap import ahead_of_host, is_overlapped
+from hindmost_judge.timeline.overlap import ahead_of_host, at_most_by_others, is_overlapped
 
 RANKS, STEPS, PLACES = 4, 60, 8
 MS = 1e6
@@ -169,3 +169,14 @@ def test_one_host_that_is_not_ahead_shows_the_clocks_of_all_gpus() -> None:
         enqueue=launched,
     )
     assert ahead_of_host(joined)[:, 0] / MS == pytest.approx([0.6, 0.1, 0.1, 0.1], abs=0.01)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_clocks_compared_in_order_give_what_each_pair_does(seed: int) -> None:
+    """Ties, and ranks of which nothing is known, included."""
+    random = np.random.default_rng(seed)
+    least = random.choice([*range(-5, 20), np.nan, np.inf], 40) * MS
+    behind = random.choice([*range(-9, 9), np.nan], 40) * MS
+    pairs = least + np.abs(behind[:, None] - behind)
+    each = np.fmin(least, np.fmin.reduce(pairs, axis=1))
+    np.testing.assert_array_equal(at_most_by_others(least, behind), each)
