@@ -41,18 +41,14 @@ class Engine:
 
     def answer(self, parameters: dict[str, str], body: bytes) -> bytes:
         """What a query returns, in its format. Raises RuntimeError in the engine's words."""
-        settings = ", ".join(
-            f"{key} = '{value}'"
-            for key, value in parameters.items()
-            if key not in TRANSPORT and not key.startswith("param_")
-        )
+        chosen = [key for key in parameters if key not in TRANSPORT and not key.startswith("param_")]
+        settings = ", ".join(f"{key} = {_literal(parameters[key])}" for key in chosen)
         with self._one_at_a_time, tempfile.NamedTemporaryFile() as file:
             if parameters.get("database"):
                 self._session.query(f"USE `{parameters['database']}`")
             for key, value in parameters.items():
                 if key.startswith("param_"):
-                    literal = value.replace("\\", "\\\\").replace("'", "\\'")
-                    self._session.query(f"SET {key} = '{literal}'")
+                    self._session.query(f"SET {key} = {_literal(value)}")
             query = parameters.get("query", "") or body.decode()
             insert = INSERT.match(query.strip())
             if insert:
@@ -65,8 +61,17 @@ class Engine:
                 )
             elif settings:
                 self._session.query(f"SET {settings}")
-            result: Any = self._session.query(query, parameters.get("default_format", "TabSeparated"))
-            return bytes(result.bytes() or b"")
+            try:
+                result: Any = self._session.query(query, parameters.get("default_format", "TabSeparated"))
+                return bytes(result.bytes() or b"")
+            finally:
+                if chosen and not insert:  # they are a request's, not the session's
+                    self._session.query("SET " + ", ".join(f"{key} = DEFAULT" for key in chosen))
+
+
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -60,14 +60,33 @@ def store(url):
         "select rank, step from steps order by rank",
         "-- of one job\nwith late as (select * from steps where step > 1) select rank, step from late order by rank",
         "select s.rank, s.step from steps s join (select distinct rank from steps) r using rank order by rank",
+        """with recursive t as (select 0 as n union all select n + 1 from t where n < 1)
+        select n as rank, step from t join steps on steps.rank = n order by n""",
+        "select rank, step from {database}.steps order by rank",
+        "select rank, step from {database}.steps_rows order by rank",
+        "-- steps\n" * 40 + "select rank, step from steps order by rank",
     ],
 )
 def test_a_query_of_one_job_reads_its_rows_alone(store, url, query):
-    """Where the URL names the job: whatever the query is, and tables that it does not ask for are left alone."""
+    """Where the URL names the job: whatever the query is, and however it names a table."""
     store.write({("it's", "steps"): [steps(2)], ("b", "steps"): [steps(9)]}, {})
-    asked = hindmost_collector.open(f"{url}?job=it's").sql(query)
+    asked = hindmost_collector.open(f"{url}?job=it's").sql(query.format(database=store.target.place.database))
     assert [(row["rank"], row["step"]) for row in asked.to_pylist()] == [(0, 2), (1, 2)]
     assert len(store.server.rows(f"select * from {store.target.place.database}.steps")) == 4
+
+
+def test_totals_of_one_job_are_its_own(store, url):
+    """A line that begins with WITH, below a comment, stays where it is."""
+    store.write({("it's", "steps"): [steps(2)], ("b", "steps"): [steps(9)]}, {})
+    query = "-- by rank\nselect rank, count() as n from steps group by rank\nWITH TOTALS order by rank"
+    asked = hindmost_collector.open(f"{url}?job=it's").sql(query).to_pylist()
+    assert [(row["rank"], row["n"]) for row in asked[:2]] == [(0, 1), (1, 1)]
+
+
+def test_a_query_of_one_job_is_explained(store, url):
+    """What is no SELECT runs as it is written."""
+    store.write({("a", "steps"): [steps(2)]}, {})
+    assert len(hindmost_collector.open(f"{url}?job=a").sql("explain select rank from steps"))
 
 
 def test_rows_come_back_as_they_went(store, url):

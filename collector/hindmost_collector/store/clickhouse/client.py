@@ -114,12 +114,18 @@ class Server:
         """Run a statement; its single value, if any."""
         return self._translated(lambda: self._client.command(statement, parameters=dict(parameters or {})))
 
-    def rows(self, query: str, parameters: Mapping[str, Any] | None = None) -> pa.Table:
+    def rows(
+        self,
+        query: str,
+        parameters: Mapping[str, Any] | None = None,
+        settings: Mapping[str, str] | None = None,
+    ) -> pa.Table:
         """The rows of a query, strings as strings."""
         # a Distributed table over shards of which one is away is an error, not a smaller answer
-        settings = {"skip_unavailable_shards": 0, "output_format_arrow_low_cardinality_as_dictionary": 1}
+        always = {"skip_unavailable_shards": 0, "output_format_arrow_low_cardinality_as_dictionary": 1}
+        chosen = {**always, **(settings or {})}
         table: pa.Table = self._translated(
-            lambda: self._client.query_arrow(query, parameters=dict(parameters or {}), settings=settings)
+            lambda: self._client.query_arrow(query, parameters=dict(parameters or {}), settings=chosen)
         )
         return table
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from hindmost.errors import HindmostError, MissingError, UsageError
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
     from hindmost_judge.model import Run
-
-
-#: How a query begins that has subqueries of its own, and the names of these.
-_WITH = re.compile(r"(?:\s|--.*\n|/\*.*?\*/)*WITH\s+", re.IGNORECASE | re.DOTALL)
-_CTE = re.compile(r"\b(\w+)\s+AS\s*\(", re.IGNORECASE)
 
 
 def read_file(server: Server, job: str, name: str) -> bytes | None:
@@ -113,6 +107,11 @@ def _view(server: Server, table: str) -> str:
     return f"{ddl.quoted(server.target.place.database)}.{table}"
 
 
+def _literal(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def _listed(names: list[str]) -> str:
     return ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "none"
 
@@ -146,8 +145,7 @@ class ClickHouseRecording(Tables):
     def table(self, name: str, *columns: str) -> pa.Table:
         """All rows of a stored table, with the job in the column ``job``; of one job where the URL names one."""
         names = ", ".join(map(ddl.quoted, checked(name, columns)))
-        where = " WHERE job = {job:String}" if self._target.job else ""
-        return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}{where}", {"job": self._target.job})
+        return self._server.rows(f"SELECT {names} FROM {_view(self._server, name)}", settings=self._settings())
 
     def _reports(self) -> Iterator[tuple[str, bytes]]:
         for job in self._jobs:
@@ -156,8 +154,7 @@ class ClickHouseRecording(Tables):
                 yield job, content
 
     def _equal(self, column: str, text: str) -> str:
-        escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-        return f"{column} = '{escaped}'"
+        return f"{column} = {_literal(text)}"
 
     def _chosen(self) -> list[str]:
         return [self._equal("job", self._target.job)] if self._target.job else []
@@ -168,27 +165,19 @@ class ClickHouseRecording(Tables):
             raise UsageError(f"{self._target} holds {_listed(self._jobs)}: say which one with ?job=ID")
         return read_run(self._server, self._jobs[0])
 
-    def _of_one_job(self, query: str) -> str:
-        """The query with its tables defined as the rows of the job that the URL names, as a CTE each."""
-        named = [one for one in schema.FILED if re.search(rf"\b{one}\b", query)] if self._target.job else []
-        own = {one.lower() for one in _CTE.findall(query)}
-        where = " AND ".join(self._chosen())
-        tables = [
-            f"{one} AS (SELECT * FROM {_view(self._server, one)} WHERE {where})" for one in named if one not in own
-        ]
-        if not tables:
-            return query
-        begun = _WITH.match(query)
-        rest = f", {query[begun.end() :]}" if begun else f" {query}"
-        return f"WITH {', '.join(tables)}{rest}"
+    def _settings(self) -> dict[str, str]:
+        """What lets the server read the rows of the job that the URL names, whatever a query is."""
+        names = [f"{self._target.place.database}.{table}_{held}" for table in ddl.TABLES for held in ("rows", "local")]
+        filters = [f"{_literal(name)}: {_literal(where)}" for where in self._chosen() for name in names]
+        return {"additional_table_filters": f"{{{', '.join(filters)}}}"} if filters else {}
 
     def sql(self, query: str) -> pa.Table:
         """Run ClickHouse SQL over the tables; every table has a column ``job``. Raises UsageError when it is wrong.
 
-        Where the URL names a job the tables hold its rows alone, and no others are read.
+        Where the URL names a job the store's tables hold its rows alone, and no others are read.
         """
         try:
-            return self._server.rows(self._of_one_job(query))
+            return self._server.rows(query, settings=self._settings())
         except Unreachable:
             raise
         except HindmostError as error:
