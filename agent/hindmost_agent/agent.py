@@ -120,10 +120,10 @@ class Agent:
         return min(next_ns, soon_ns, NEVER_NS if look_ns is None else now_ns + look_ns)
 
     def _next(self, period_ns: int, now_ns: int) -> int:
-        """When the next period begins: by the wall clock, and by the node's phase in it.
+        """The next multiple of the period on the wall clock, later by the node's phase.
 
-        On full cores all nodes sample at once, and each sends at one of these times: whatever one takes of a rank, the
-        ranks of all nodes wait for, once and not for one node after the other.
+        While cores are full the phase is rounded down to whole sampling periods. Then all nodes sample together, and
+        make their batches at such times: the ranks of all nodes wait for what an agent takes, so they wait once.
         """
         step_ns = self._interval_ns * FULL_SAMPLING if self.full else 1
         shift_ns = int(self._phase * period_ns) // step_ns * step_ns
