@@ -14,9 +14,9 @@ Each recording in ``tests/fixtures/recordings`` and in each ``--corpus`` is judg
 - ``renumbered``: ranks in reverse order.
 - ``network``: each collective of ranks without GPUs takes longer for all, by a random time of 2 % of a step on average.
 
-A form that a recording cannot have is left out: a part of a job that stopped, a clock where ranks share none. The table
-says for each form how many recordings name other ranks, find other kinds of verdicts or another cause. One line a
-difference follows. It exits with 1 where other ranks are named.
+A form that a recording cannot have is left out, such as a part of a job that stopped. The table says for each form how
+many recordings name other ranks, find other kinds of verdicts or another cause. One line a difference follows. It exits
+with 1 where other ranks are named.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ def steps_of(run: Run) -> Array:
 def part(begin: float, end: float) -> Form:
     """The form with the steps between two shares of their number."""
 
-    def form(run: Run, found: list[Decision]) -> Run | None:
+    def form(run: Run, plain: list[Decision]) -> Run | None:
         if not rows(run.collectives) and not rows(run.steps):
             return None
-        if end < 1 and any(one["kind"] in STOPS for one in found):
+        if end < 1 and any(one["kind"] in STOPS for one in plain):
             return None
         if end < 1 and (rows(run.in_flight) or run.job.exit_code not in (None, 0)):
             return None
@@ -93,16 +93,16 @@ def between(run: Run, begin: float, end: float) -> Run:
     table = run.collectives
     numbered = rows(run.steps) > 0
     if numbered:
-        held = (run.steps["step"] >= first) & (run.steps["step"] <= last)
-        starts, took = run.steps["start_ns"][held], np.maximum(run.steps["duration_ns"][held], 0)
-        since, until = (starts.min(), (starts + took).max()) if held.any() else (0, 0)
+        marked = (run.steps["step"] >= first) & (run.steps["step"] <= last)
+        starts, took = run.steps["start_ns"][marked], np.maximum(run.steps["duration_ns"][marked], 0)
+        since, until = (starts.min(), (starts + took).max()) if marked.any() else (0, 0)
     else:
         start = table["start_ns"]
         since, until = (start.min() + share * np.ptp(start) for share in (begin, end))
-    kept = _in_steps(table, first, last) if (table["step"] >= 0).mean() > 0.5 else _in_time(run, since, until)
+    calls = _in_steps(table, first, last) if (table["step"] >= 0).mean() > 0.5 else _in_time(run, since, until)
     tables = {
-        "steps": {name: column[held] for name, column in run.steps.items()} if numbered else run.steps,
-        "collectives": {name: column[kept] for name, column in table.items()},
+        "steps": {name: column[marked] for name, column in run.steps.items()} if numbered else run.steps,
+        "collectives": {name: column[calls] for name, column in table.items()},
         "intervals": _during(run.intervals, "start_ns", since, until),
         "metrics": _during(run.metrics, "time_ns", since - AROUND_NS, until + AROUND_NS),
     }
@@ -124,24 +124,24 @@ def _in_steps(table: Table, first: int, last: int) -> Array:
 def _in_time(run: Run, since: float, until: float) -> Array:
     """[N] whether a call belongs to those that any rank began in this time; of each communicator, by number."""
     table = run.collectives
-    start, kept = table["start_ns"], np.zeros(rows(table), bool)
+    start, chosen = table["start_ns"], np.zeros(rows(table), bool)
     inside = (start >= since) & (start <= until)
     for comm in np.unique(table["comm"]):
         of_comm = table["comm"] == comm
         numbers = table["seq"][of_comm & inside]
         if len(numbers):
-            kept |= of_comm & (table["seq"] >= numbers.min()) & (table["seq"] <= numbers.max())
-    return kept
+            chosen |= of_comm & (table["seq"] >= numbers.min()) & (table["seq"] <= numbers.max())
+    return chosen
 
 
 def _during(table: Table, name: str, since: float, until: float) -> Table:
-    held = (table[name] >= since) & (table[name] <= until)
-    return {column: values[held] for column, values in table.items()}
+    inside = (table[name] >= since) & (table[name] <= until)
+    return {column: values[inside] for column, values in table.items()}
 
 
-def from_onset(run: Run, found: list[Decision]) -> Run | None:
+def from_onset(run: Run, plain: list[Decision]) -> Run | None:
     """The form without the steps before the first fault, where that lasts for most of the rest."""
-    faults = [one for one in found if one["ranks"] and one["kind"] == "straggler"]
+    faults = [one for one in plain if one["ranks"] and one["kind"] == "straggler"]
     if len(faults) != 1 or not faults[0]["since"] or faults[0]["until"] is not None or not rows(run.steps):
         return None
     marks = steps_of(run)
@@ -149,9 +149,9 @@ def from_onset(run: Run, found: list[Decision]) -> Run | None:
     return between(run, at / len(marks), 1) if at > FEWEST and len(marks) - at > 2 * FEWEST else None
 
 
-def twice(run: Run, found: list[Decision]) -> Run | None:
+def twice(run: Run, plain: list[Decision]) -> Run | None:
     """The form with every step a second time, but the first tenth, in which it started."""
-    if any(one["kind"] in STOPS for one in found) or rows(run.in_flight) or rows(run.operations):
+    if any(one["kind"] in STOPS for one in plain) or rows(run.in_flight) or rows(run.operations):
         return None
     if not (rows(run.steps) or rows(run.collectives)) or run.job.exit_code not in (None, 0):
         return None
@@ -172,13 +172,13 @@ def _whole_steps(run: Run, second: Run) -> Run:
     table, steps = run.collectives, len(steps_of(run))
     if not rows(run.steps) or (table["step"] >= 0).any():
         return second
-    last, kept = len(steps_of(second)), np.zeros(rows(table), bool)
+    last, chosen = len(steps_of(second)), np.zeros(rows(table), bool)
     for comm in np.unique(table["comm"]):
-        held = table["comm"] == comm
-        numbers = np.unique(table["seq"][held])
+        of_comm = table["comm"] == comm
+        numbers = np.unique(table["seq"][of_comm])
         each = round(len(numbers) / steps)
-        kept |= held & np.isin(table["seq"], numbers[len(numbers) - each * last :])
-    return replace(second, collectives={name: column[kept] for name, column in table.items()})
+        chosen |= of_comm & np.isin(table["seq"], numbers[len(numbers) - each * last :])
+    return replace(second, collectives={name: column[chosen] for name, column in table.items()})
 
 
 def _again(name: str, table: Table, again: Table, span: int, run: Run) -> Table:
@@ -197,8 +197,8 @@ def _again(name: str, table: Table, again: Table, span: int, run: Run) -> Table:
     if name == "collectives":
         later["seq"] = again["seq"].copy()
         for comm in np.unique(again["comm"]):
-            held = again["comm"] == comm
-            later["seq"][held] += table["seq"][table["comm"] == comm].max() - again["seq"][held].min() + 1
+            of_comm = again["comm"] == comm
+            later["seq"][of_comm] += table["seq"][table["comm"] == comm].max() - again["seq"][of_comm].min() + 1
     if name == "metrics":
         later["value"] = again["value"] + _grown(table, again)
     return {column: np.concatenate([values, later[column]]) for column, values in table.items()}
@@ -265,9 +265,9 @@ def one_clock(run: Run, _: list[Decision]) -> Run:
     return replace(run, **{name: _moved(one := getattr(run, name), one["rank"] == last, CLOCK_NS) for name in names})
 
 
-def _moved(table: Table, held: Array, by: int) -> Table:
+def _moved(table: Table, moved: Array, by: int) -> Table:
     return {
-        name: np.where(held & (values >= 0), values + by, values) if name in MOMENTS else values
+        name: np.where(moved & (values >= 0), values + by, values) if name in MOMENTS else values
         for name, values in table.items()
     }
 
@@ -340,34 +340,34 @@ FORMS: dict[str, Form] = {
 }
 
 
-def expected(form: str, found: list[Decision], run: Run, most: int) -> tuple[list[Decision], list[Decision]]:
+def expected(form: str, plain: list[Decision], run: Run, most: int) -> tuple[list[Decision], list[Decision]]:
     """The verdicts that a form must have, and those that it may have."""
     if form == "renumbered":
-        found = [one | {"ranks": sorted(most - rank for rank in one["ranks"])} for one in found]
+        plain = [one | {"ranks": sorted(most - rank for rank in one["ranks"])} for one in plain]
     if not form.startswith(("until", "from")):
-        return found, found
+        return plain, plain
     marks = steps_of(run)
     if not len(marks):
-        return [], found
+        return [], plain
     first, last = int(marks[0]), int(marks[-1]) + 1
     must = []
-    for one in found:
+    for one in plain:
         since = first if one["since"] is None else max(one["since"], first)
         until = last if one["until"] is None else min(one["until"], last)
         left = until - since
         if left >= FEWEST and left >= MOST_OF_IT * (last - first) and one["kind"] != "intermittent":
             must.append(one)
-    return must, found
+    return must, plain
 
 
 def flip(must: list[Decision], may: list[Decision], now: list[Decision]) -> str:
     """What differs: ``ranks`` that are named, ``kinds`` of verdicts, or a ``cause``; empty for nothing."""
 
-    def ranks(found: list[Decision]) -> set[int]:
-        return {rank for one in found for rank in one["ranks"]}
+    def ranks(decisions: list[Decision]) -> set[int]:
+        return {rank for one in decisions for rank in one["ranks"]}
 
-    def kinds(found: list[Decision], *more: str) -> set[Any]:
-        of_use = (one for one in found if one["kind"] not in QUIET)
+    def kinds(decisions: list[Decision], *more: str) -> set[Any]:
+        of_use = (one for one in decisions if one["kind"] not in QUIET)
         return {(one["kind"], *one["ranks"], *(one.get(name) for name in more)) for one in of_use}
 
     if not ranks(must) <= ranks(now) or not ranks(now) <= ranks(may):
@@ -387,21 +387,21 @@ def compared(item: tuple[str, Path], forms: list[str]) -> list[dict[str, Any]]:
     run = load(path)
     most = int(run.ranks["rank"].max()) if rows(run.ranks) else 0
     plain = [as_decision(one) for one in judge(run).verdicts]
-    found = []
+    flips = []
     for form in forms:
         made = FORMS[form](run, plain)
         if made is None:
             continue
         now = [as_decision(one) for one in judge(made).verdicts]
         must, may = expected(form, plain, made, most)
-        found.append({"name": name, "form": form, "flip": flip(must, may, now), "before": plain, "after": now})
-    return found
+        flips.append({"name": name, "form": form, "flip": flip(must, may, now), "before": plain, "after": now})
+    return flips
 
 
-def shown(found: list[Decision]) -> str:
+def shown(decisions: list[Decision]) -> str:
     """The decisions in one line."""
     words = []
-    for one in found:
+    for one in decisions:
         since, until = one["since"], one["until"]
         steps = "" if since is None else f" {since}-{'' if until is None else until}"
         cost = "" if one["cost_ms"] is None else f" {one['cost_ms']:.2f} ms"
@@ -422,24 +422,24 @@ def main() -> int:
     chosen = [one for one in paths.items() if not args.only or any(fnmatch(one[0], each) for each in args.only)]
     if not chosen:
         parser.error(f"no recording matches {args.only}")
-    found: list[dict[str, Any]] = []
+    comparisons: list[dict[str, Any]] = []
     with Pool(args.jobs) as pool:
         for of_one in pool.imap(partial(compared, forms=args.forms), chosen):
-            found += of_one
+            comparisons += of_one
     if args.out:
-        args.out.write_text("".join(json.dumps(one) + "\n" for one in found))
-    print(table(found, args.forms))
-    for one in found:
+        args.out.write_text("".join(json.dumps(one) + "\n" for one in comparisons))
+    print(table(comparisons, args.forms))
+    for one in comparisons:
         if one["flip"]:
             print(f"{one['name']} {one['form']}: {one['flip']}\n    {shown(one['before'])}\n    {shown(one['after'])}")
-    return int(any(one["flip"] == "ranks" for one in found))
+    return int(any(one["flip"] == "ranks" for one in comparisons))
 
 
-def table(found: list[dict[str, Any]], forms: list[str]) -> str:
+def table(comparisons: list[dict[str, Any]], forms: list[str]) -> str:
     """How many recordings have each form, and how many of them differ in what."""
     lines = ["| form | recordings | other ranks | other kinds | other cause |", "| --- | --- | --- | --- | --- |"]
     for form in [*forms, "all"]:
-        flips = Counter(one["flip"] for one in found if form in (one["form"], "all"))
+        flips = Counter(one["flip"] for one in comparisons if form in (one["form"], "all"))
         counts = (flips.total(), *(flips[what] for what in ("ranks", "kinds", "cause")))
         lines.append(f"| {form} | " + " | ".join(map(str, counts)) + " |")
     return "\n".join(lines)

@@ -71,7 +71,8 @@ class Settings:
         3,
         "segments",
         (1, 1000),
-        "slow segments of one rank reported one by one; more are one persistent slowdown, or stalls",
+        "slow segments of one rank, but large ones, reported one by one; more are one persistent slowdown, or stalls. "
+        "With large ones, up to four times as many are reported",
     )
     min_share_of_waste: float = _share(
         0.12, "of all waiting", "a smaller share cannot be distinguished from noise of all ranks"

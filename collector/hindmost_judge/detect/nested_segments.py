@@ -42,8 +42,8 @@ _PENALTY = 2.0
 _APART = 3.0
 #: A pause is brief up to this share of the segments on either side of it.
 _BRIEF = 0.2
-#: Of segments that are not noise the dearest are kept, this many times as many: turns of ranks that are slow in turn.
-_IN_TURN = 4
+#: Large segments are reported up to this many times ``max_segments``, those that cost most: a rank may be slow often.
+_LARGE = 4
 #: A segment at an end of the series, up to this share of it, is one of many alike; noise may raise any one of them.
 _PICKED = 0.25
 
@@ -82,7 +82,7 @@ def find(
             outer = [layer for layer in layers if layer.outer is None]
             if sum(layer.level < large for layer in outer) > settings.max_segments:
                 return [_all(series, layers)]
-            return _on(sorted(outer, key=_worth)[-_IN_TURN * settings.max_segments :], layers)
+            return _on(sorted(outer, key=_worth)[-_LARGE * settings.max_segments :], layers)
         least = layers[int(np.argmin(sure))]
         kept = {0, len(series)} | ({least.outer.first, least.outer.stop} if least.outer is not None else set())
         edges = [edge for edge in edges if edge not in {least.first, least.stop} - kept]

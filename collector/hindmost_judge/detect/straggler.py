@@ -554,7 +554,7 @@ def surely_longer(blocks: Blocks, row: int, held: Ints | slice, level: float, se
 
 
 def computes_longer(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> bool:
-    """Whether a slow rank surely computes longer than its peers, by all of its delay: then its delay is no noise."""
+    """Whether a slow rank surely computes longer than its peers, by about as much as it is late in these steps."""
     return surely_longer(blocks, slowdown.row, slice(slowdown.first, slowdown.stop), slowdown.delay, settings)
 
 

@@ -231,11 +231,8 @@ def at_most_by_others(least: Floats, behind: Floats) -> Floats:
     """[R] the smallest of ``least`` [R] of any rank and what ``behind`` [R] differs from that rank's."""
     order = np.argsort(behind)
     one, at = least[order], behind[order]
-    before = np.fmin.accumulate(one - at) + at
-    after = np.fmin.accumulate((one + at)[::-1])[::-1] - at
-    found = least.copy()
-    found[order] = np.fmin(one, np.fmin(before, after))
-    return found
+    before, after = np.fmin.accumulate(one - at) + at, np.fmin.accumulate((one + at)[::-1])[::-1] - at
+    return np.asarray(np.fmin(one, np.fmin(before, after))[np.argsort(order)])
 
 
 #: Least collectives of a round: buckets of one size are not rounds.

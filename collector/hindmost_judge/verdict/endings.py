@@ -259,10 +259,10 @@ def _ends(run: Run) -> list[_End]:
 
 
 def last_words(run: Run) -> dict[int, tuple[int, str]]:
-    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88: too large``.
+    """Rank to when and with which words it began to end: ``raised ValueError at train.py:88: "too large"``.
 
-    The message is the job's, in one line without control characters. An interrupt of several ranks was the job's own, a
-    Ctrl-C or a launcher's.
+    The message is the job's, in one line without control characters, and in quotes, so that it cannot pass for a
+    finding. An interrupt of several ranks was the job's own, a Ctrl-C or a launcher's.
     """
     table, found = run.intervals, dict[int, tuple[int, str]]()
     code, words = codes(table["name"])
@@ -273,13 +273,15 @@ def last_words(run: Run) -> dict[int, tuple[int, str]]:
         word = words[int(code[i])]
         how, rank = ASKED if word == ABORTED else word, int(table["rank"][i])
         whole = in_full.get(rank, "")
-        found.setdefault(rank, (int(table["start_ns"][i]), _one_line(whole if whole.startswith(how) else how)))
+        found.setdefault(rank, (int(table["start_ns"][i]), _quoted(whole if whole.startswith(how) else how)))
     interrupted = [rank for rank, (_, how) in found.items() if how.startswith(INTERRUPTED)]
     return found if len(interrupted) == 1 else {rank: found[rank] for rank in found if rank not in interrupted}
 
 
-def _one_line(text: str) -> str:
-    return " ".join("".join(one if one.isprintable() else " " for one in text).split())
+def _quoted(words: str) -> str:
+    line = " ".join("".join(one if one.isprintable() else " " for one in words).split())
+    how, colon, message = line.partition(": ")
+    return f'{how}: "{message.replace(chr(34), chr(39))}"' if colon else how
 
 
 def _status(status: int | None) -> str:

@@ -383,7 +383,7 @@ def _none_seen(job: Job) -> tuple[str, str]:
     if isolated:
         return "no rank was seen", job_command.isolation_remedy(*isolated)
     called = (script(split(job.command)) or job.command).rpartition("/")[2]
-    return f"no rank was seen: {called} ended{_after(job)} without one. {_LOOKED_FOR}", _INHERIT
+    return f"no rank was seen: {called} ended{_after(job)}. {_LOOKED_FOR}", _INHERIT
 
 
 def _after(job: Job) -> str:

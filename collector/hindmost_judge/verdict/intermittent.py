@@ -14,7 +14,7 @@ from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
 from hindmost_judge.verdict.whole_job import costing
 from hindmost_judge.whatif import savings
-from hindmost_judge.whatif.hidden_delay import stalls_beyond, without
+from hindmost_judge.whatif.hidden_delay import as_seen, stalls_beyond
 from hindmost_judge.whatif.savings import BY_ITSELF, imbalance_cost, stall_saving, without_slowdowns, without_stalls
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ def _verdict(
     if one.most and rest.overlapped:
         saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
-    without_owner = settings.min_share_of_waste * (shown + imbalance_cost(without(rest, as_seen=True)))
+    without_owner = settings.min_share_of_waste * (shown + imbalance_cost(as_seen(rest)))
     if worth < settings.min_effect * average(rest.period) or shown < without_owner:
         return None
     span = np.arange(_began(one.stalled), len(rest.steps))

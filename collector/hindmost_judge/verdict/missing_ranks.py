@@ -444,8 +444,9 @@ def judged_by_witnesses(run: Run, ranks: Ints, judge: Callable[[Run], Report]) -
         return met
     steps = judge(replace(run, collectives=empty(COLLECTIVES), witnesses=None))
     seen = set(ranks.tolist())
+    # Of the steps of all: stops, and what was measured on a rank that is no witness.
     unmet = [
-        verdict  # on a rank that is no witness, for what was measured on that rank
+        verdict
         for verdict in steps.verdicts
         if verdict.kind in STOPS or (verdict.cause in ITS_OWN and not seen.issuperset(verdict.ranks))
     ]

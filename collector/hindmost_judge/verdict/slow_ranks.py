@@ -37,7 +37,7 @@ def of_slowdowns(
     same_work = same_work or blocks
     slowdowns = why_late.split_by_cause(slowdowns, blocks, settings)
     blocks = replace(blocks, equalised=hidden_delay.beside(same_work, slowdowns))
-    kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.without(blocks, as_seen=True), settings)
+    kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.as_seen(blocks), settings)
     explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in kept]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]
     whole = dict(zip(kept, (slowdown for slowdown, _ in explained), strict=True))
@@ -212,9 +212,9 @@ def _straggler(
 
 
 def _measured(slowdown: Slowdown, blocks: Blocks, settings: Settings) -> bool:
-    """Whether a rank's longer work was measured, and is no noise: of hosts, whose CPUs others use too, if it is large.
+    """Whether a rank's longer work was measured, and is no noise: of a host's phase, if it is a large part of a step.
 
-    What all ranks wait says nothing then.
+    Then it counts, however long all ranks wait.
     """
     if slowdown.phase is not None:
         return slowdown.delay >= settings.large_effect * blocks.step_ns

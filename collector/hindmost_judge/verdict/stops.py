@@ -342,7 +342,10 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
     said = {rank: f"rank {rank} {words}" for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
     doing = {rank: f"rank {rank} is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
     left = [line for rank, line in doing.items() if stop.doing[rank] == _FINALIZE and rank not in said]
-    found = [*said.values(), *left, *found, *(line for line in doing.values() if line not in left)]
+    ended = list(said.values())[:_RANKS]
+    if len(said) > _RANKS:
+        ended.append(f"{len(said) - _RANKS:,} more ranks raised an exception or called MPI_Abort")
+    found = [*ended, *left, *found, *(line for line in doing.values() if line not in left)]
     found += _gone(stop, run)
     found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said]
     which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"

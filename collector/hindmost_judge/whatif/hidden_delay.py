@@ -90,13 +90,18 @@ def scaled(blocks: Blocks, scale: float) -> Floats:
     return blocks.intervals if blocks.work_delay is None else blocks.intervals + (1 / scale - 1) * blocks.work_delay.ns
 
 
-def without(blocks: Blocks, *, as_seen: bool = False) -> Blocks:
-    """The same with work of one size, or ``as_seen`` as late as it shows, where it is known what work makes due."""
+def without(blocks: Blocks) -> Blocks:
+    """The same with work of one size, where the delay due to work is known."""
+    due = blocks.work_delay
+    return blocks if due is None else replace(blocks, intervals=blocks.intervals - due.ns, work_delay=None)
+
+
+def as_seen(blocks: Blocks) -> Blocks:
+    """The same with each rank as late as it shows: without what ``with_work_delay`` added."""
     due = blocks.work_delay
     if due is None:
         return blocks
-    beyond = 1 - due.seen if as_seen else 1.0
-    return replace(blocks, intervals=blocks.intervals - beyond * due.ns, work_delay=None)
+    return replace(blocks, intervals=blocks.intervals - (1 - due.seen) * due.ns, work_delay=None)
 
 
 #: A rank's GPU must take longer by this many standard errors in the steps of a slowdown to be slow; less may be more

@@ -295,3 +295,15 @@ def test_a_node_s_metrics_are_a_word_of_it() -> None:
     word = from_rows("metrics", [("n3", "hindmost_node_cpus", "{}", later, 4.0)])
     assert first(replace(run, metrics=word)).confidence == pytest.approx(0.99)
     assert first(run).confidence == pytest.approx(0.79)
+
+
+def test_of_many_ranks_that_raised_the_first_are_quoted_and_the_rest_counted() -> None:
+    """An exception that most ranks share does not fill the report with one line each."""
+    run = hang(Load(ranks=24, steps=40), list(range(4, 24)))
+    end = int(run.collectives["start_ns"].max())
+    raised = [(rank, "raised ValueError at job.py:14", end + rank, 0, 0.0) for rank in range(4, 24)]
+    evidence = first(replace(run, intervals=from_rows("intervals", raised))).evidence
+    words = [line for line in evidence if "raised" in line]
+    assert len(words) == 9
+    assert words[0].startswith("rank 4 raised")
+    assert words[-1] == "12 more ranks raised an exception or called MPI_Abort"

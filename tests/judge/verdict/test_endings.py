@@ -185,12 +185,20 @@ def test_an_exception_is_reported_with_its_message() -> None:
     run = told_by_the_kernel((1, 15), (2, 15), (30, 256), raised=2, in_full=HOSTILE)
     said, to_do = endings.of(run)
     assert said is not None
-    assert said.endswith("; rank 2 said: [31mno room <script>alert(1)</script>")
+    assert said.endswith('; rank 2 said: "[31mno room <script>alert(1)</script>"')
     assert "(raised ValueError at job.py:14), 1.0 ms before ranks 0 and 1" in said
     assert to_do == "read the traceback of rank 2"
     page = document.of_report(judge(run).to_dict())
     assert "<script>alert(1)" not in page
     assert said.rpartition("; ")[2] in inside(page)["state"]["why"]
+
+
+def test_a_message_cannot_pass_for_a_finding() -> None:
+    """What it says of another rank stays within the quotes of who said it."""
+    words = 'raised ValueError at job.py:14: no "room"; rank 5 was killed'
+    said, _ = endings.of(told_by_the_kernel((30, 256), raised=0, in_full=words))
+    assert said is not None
+    assert said.endswith("; rank 0 said: \"no 'room'; rank 5 was killed\"")
 
 
 def test_a_message_of_another_exception_is_not_shown() -> None:

@@ -85,9 +85,9 @@ def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(cou
         (Job("j", command="python no.py", exit_code=2, entered=True), "before the job failed", "job's own output"),
         (Job("j", command="python -I no.py", exit_code=2), "before the job failed", "job's own output"),
         (Job("j", command="./a", exit_code=130, interrupted_by="SIGINT"), "was interrupted", "run for longer"),
-        (Job("j", command="./bin/a.out 3", exit_code=0), "a.out ended without one. Looked for: steps of", "doctor"),
-        (Job("j", command="true", started_ns=10**9, ended_ns=3 * 10**9), "true ended after 2.0 s without", "doctor"),
-        (Job("j", command="cut 'quote"), "cut ended without", "hindmost doctor"),
+        (Job("j", command="./bin/a.out 3", exit_code=0), "a.out ended. Looked for: steps of", "doctor"),
+        (Job("j", command="true", started_ns=10**9, ended_ns=3 * 10**9), "true ended after 2.0 s. Looked", "doctor"),
+        (Job("j", command="cut 'quote"), "cut ended. Looked", "hindmost doctor"),
         (
             Job("j", command="python a.py", no_ring="no ring can be made in /x (full)"),
             "(full)",
