@@ -8,8 +8,8 @@ an operation, or comes with another.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, reduce
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -37,12 +37,11 @@ class Groups:
         return cls(name, member, np.argsort(member, kind="stable"), len(member) // (int(member.max()) + 1))
 
     def latest(self, times: Array) -> Array:
-        """[R] the latest time within each rank's group."""
+        """The latest time within each rank's group [R]; of all ranks' one group it is a single number."""
         if self.size == len(times):
-            return np.full(len(times), times.max())
-        out = np.empty_like(times)
-        out[self.order] = np.repeat(times[self.order].reshape(-1, self.size).max(axis=1), self.size)
-        return out
+            return np.asarray(np.maximum.reduce(times))
+        most: Array = times[self.order].reshape(-1, self.size).max(axis=1)[self.member]
+        return most
 
 
 @dataclass(frozen=True)
@@ -196,15 +195,12 @@ def _wandering(random: np.random.Generator, steps: int, ranks: int, size: float,
 SEND_SHARE = 0.001
 
 
-class PointToPoint(NamedTuple):
-    """One transfer in every replica: who, with whom, when. ``ranks``, ``peers``, ``start``, ``end`` are [D]."""
+class Transfer(NamedTuple):
+    """A transfer that each step has in every replica: the ranks of ``stage`` send to, or receive from, ``peer``'s."""
 
-    step: int
     op: str
-    ranks: Array
-    peers: Array
-    start: Array
-    end: Array
+    stage: int
+    peer: int
 
 
 def schedule(stage: int, stages: int, microbatches: int) -> list[tuple[str, int]]:
@@ -235,24 +231,32 @@ def turns(stages: int, microbatches: int) -> list[tuple[int, str, int, int | Non
     return found
 
 
-def through_pipeline(scenario: Scenario, ready: Array, work: Array, step: int) -> tuple[Array, list[PointToPoint]]:
-    """[R] when each rank's last backward ends, and the transfers. ``work`` [R, K] begins with the micro-batches'."""
+def transfers(scenario: Scenario) -> list[Transfer]:
+    """A step's transfers between stages, in the order of :func:`turns`."""
+    if scenario.layout != "pp_dp":
+        return []
+    taken = [(stage, of) for stage, _, _, of in turns(scenario.pipeline, scenario.microbatches) if of is not None]
+    return [one for stage, of in taken for one in (Transfer("recv", stage, of), Transfer("send", of, stage))]
+
+
+def through_pipeline(scenario: Scenario, ready: Array, work: Array, start: Array, end: Array) -> Array:
+    """[R] when each rank's last backward ends. ``work`` [R, K] begins with the micro-batches'.
+
+    Writes into ``start`` and ``end`` [P, D] when each of the step's transfers begins and ends.
+    """
     stages, micro = scenario.pipeline, scenario.microbatches
-    ranks = np.arange(scenario.ranks).reshape(stages, -1)
     free = list(ready.reshape(stages, -1))
-    took = work[:, : 2 * micro].reshape(stages, ranks.shape[1], 2, micro).transpose(0, 2, 3, 1)
+    took = work[:, : 2 * micro].reshape(stages, len(free[0]), 2, micro).transpose(0, 2, 3, 1)
     done: dict[tuple[str, int, int], Array] = {}
-    transfers: list[PointToPoint] = []
+    place = 0
     for stage, kind, m, source in turns(stages, micro):
         if source is not None:
-            sent = done[kind, source, m]
-            there = sent + SEND_SHARE * scenario.step_ms * 1e6
-            came = np.maximum(there, free[stage])
-            transfers.append(PointToPoint(step, "recv", ranks[stage], ranks[source], free[stage], came))
-            transfers.append(PointToPoint(step, "send", ranks[source], ranks[stage], sent, there))
-            free[stage] = came
+            start[place], start[place + 1] = free[stage], done[kind, source, m]
+            there = end[place + 1] = done[kind, source, m] + SEND_SHARE * scenario.step_ms * 1e6
+            free[stage] = end[place] = np.maximum(there, free[stage])
+            place += 2
         free[stage] = done[kind, stage, m] = free[stage] + took[stage, 0 if kind == "forward" else 1, m]
-    return np.concatenate(free), transfers
+    return np.concatenate(free)
 
 
 #: How much longer the first steps take: allocation, autotuning, file caches.
@@ -267,9 +271,10 @@ LEAVING_NS = 3_000.0
 
 @dataclass
 class Timing:
-    """When everything happened, ns from the run's begin on a clock that all share. Arrays are [S, R].
+    """When everything happened, ns from the run's begin on a clock that all share.
 
-    ``start`` and ``end`` of collectives are lists of [R], one a collective in the order of ``collectives``.
+    Arrays are [S, R]; ``start`` and ``end`` [S, C, R] are of the ``collectives`` that each step has,
+    ``transfer_start`` and ``transfer_end`` [S, P, D] of its ``transfers`` in D replicas.
     """
 
     begin: Array
@@ -277,31 +282,59 @@ class Timing:
     issued: Array
     host: dict[str, Array]
     gpu: dict[str, Array]
-    collectives: list[tuple[int, Collective]] = field(default_factory=list)
-    start: list[Array] = field(default_factory=list)
-    end: list[Array] = field(default_factory=list)
-    sends: list[PointToPoint] = field(default_factory=list)
+    collectives: list[Collective]
+    start: Array
+    end: Array
+    transfers: list[Transfer]
+    transfer_start: Array
+    transfer_end: Array
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What does not change from step to step."""
+    """What every step takes on top of what comes before it. Arrays of ns are [S, R] unless said otherwise."""
 
     scenario: Scenario
     groups: dict[str, Groups]
     items: list[Item]
-    active: Array
     #: [K] of each computing interval its share of the step's computing.
     shares: Array
+    #: What faults of GPUs add to the computing of a step.
+    slower: Array
+    #: On the host, by what it does, before the first launch; and the copy to the GPU.
+    host: dict[str, Array]
+    h2d: Array
+    #: [S, C] of each collective's transfer, and what slow links add to each of the kind of group ``slow_groups``.
+    took: Array
+    slow_groups: str
+    slow: Array
 
     @classmethod
     def of(cls, scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Plan:
         """``faults`` may be fewer than the scenario's: what a repair leaves."""
-        items = program(scenario)
+        items, known = program(scenario), groups(scenario)
         own = [item.share for item in items if isinstance(item, Compute)]
         micro = scenario.microbatches if scenario.layout == "pp_dp" else 0
         shares = np.array([FORWARD / max(micro, 1)] * micro + [BACKWARD / max(micro, 1)] * micro + own)
-        return cls(scenario, groups(scenario), items, activity(scenario, draws, faults), shares)
+        active = activity(scenario, draws, faults)
+        slower = np.zeros((scenario.steps, scenario.ranks))
+        for row, fault in enumerate(faults):
+            if fault.cause in ON_GPU:
+                slower[np.ix_(active[row], list(fault.ranks))] += fault.size * scenario.step_ms * 1e6
+        host = _on_host(scenario, draws, faults, active)
+        h2d = host.pop("h2d")
+        calls = [item for item in items if isinstance(item, Collective)]
+        share = scenario.transfer_share * np.array([item.share for item in calls])
+        drawn = np.minimum(np.arange(len(calls)), draws.transfer.shape[1] - 1)
+        took = share * draws.transfer[:, drawn] * scenario.step_ms * 1e6
+        slow_groups = "data" if "data" in known else "world"
+        slow = np.zeros((scenario.steps, scenario.ranks))
+        for row, fault in enumerate(faults):
+            if fault.cause == "network":
+                member, count = known[slow_groups].member, sum(item.groups == slow_groups for item in calls)
+                hit = np.isin(member, member[list(fault.ranks)])
+                slow[np.ix_(active[row], hit)] += fault.size * scenario.step_ms * 1e6 / count
+        return cls(scenario, known, items, shares, slower, host, h2d, took, slow_groups, slow)
 
 
 def stretches(scenario: Scenario) -> int:
@@ -334,129 +367,92 @@ def acting(scenario: Scenario, draws: Draws, cause: str) -> Array:
 def run(scenario: Scenario, draws: Draws, faults: Sequence[Fault]) -> Timing:
     """The whole run, with these faults."""
     plan = Plan.of(scenario, draws, faults)
-    shape = (scenario.steps, scenario.ranks)
-    blank = defaultdict[str, Array](lambda: np.zeros(shape))
-    timing = Timing(np.zeros(shape), np.zeros(shape), np.zeros(shape), blank, defaultdict(lambda: np.zeros(shape)))
-    random = np.random.default_rng([scenario.seed, 0x4C454156])
+    shape, step_ns = (scenario.steps, scenario.ranks), scenario.step_ms * 1e6
+    begin, finish, issued, copied = (np.zeros(shape) for _ in range(4))
+    calls, sends = [item for item in plan.items if isinstance(item, Collective)], transfers(scenario)
+    ends = np.random.default_rng([scenario.seed, 0x4C454156]).exponential(
+        LEAVING_NS, (scenario.steps, len(calls), scenario.ranks)
+    )
+    between = np.zeros((2, scenario.steps, len(sends), scenario.ranks // scenario.pipeline))
+    host, gpu = (defaultdict[str, Array](lambda: np.zeros(shape)) for _ in range(2))
+    timing = Timing(begin, finish, issued, host, gpu, calls, np.zeros_like(ends), ends, sends, *between)
+    host |= plan.host
+    gpu["h2d"] = plan.h2d
+    launching = np.asarray(sum(plan.host.values()))
+    issuing, stalled = ISSUE_SHARE * step_ns * draws.host, draws.stall * step_ns
+    reached = np.zeros((scenario.steps, len(plan.items) + 1, scenario.ranks))
     for step in range(scenario.steps):
-        _step(plan, draws, faults, timing, step, random)
+        if step:  # the host may run ahead of the GPU by so many steps
+            held = step - 1 - scenario.run_ahead
+            begin[step] = np.maximum(issued[step - 1], finish[held] if held >= 0 else 0.0)
+        launch = begin[step] + launching[step]
+        issued[step] = launch + issuing[step]
+        copied[step] = np.maximum(finish[step - 1], launch) + plan.h2d[step] + stalled[step]
+        work = draws.computing[step] * plan.shares * step_ns
+        work *= WARMUP[step] if step < min(scenario.warmup, len(WARMUP)) else 1.0
+        work += plan.slower[step][:, None] * plan.shares
+        now = copied[step]
+        if sends:
+            now = through_pipeline(scenario, now, work, *between[:, step])
+            work = work[:, 2 * scenario.microbatches :]
+        finish[step] = _through_program(plan, timing, step, now, work, reached[step])
+    _on_gpu(plan, timing, copied, reached)
     return timing
 
 
-def _step(
-    plan: Plan, draws: Draws, faults: Sequence[Fault], timing: Timing, step: int, random: np.random.Generator
-) -> None:
-    scenario = plan.scenario
+def _on_host(scenario: Scenario, draws: Draws, faults: Sequence[Fault], active: Array) -> dict[str, Array]:
+    """[S, R] ns that each thing takes from a step's begin to its first launch, and the copy to the GPU."""
     step_ns = scenario.step_ms * 1e6
-    free = timing.finish[step - 1] if step else np.zeros(scenario.ranks)
-    begin = _begin(scenario, timing, step)
-    launch = begin + _on_host(plan, draws, faults, timing, step, step_ns)
-    timing.begin[step] = begin
-    timing.issued[step] = launch + ISSUE_SHARE * step_ns * draws.host[step]
-    copied = np.maximum(free, launch) + timing.gpu["h2d"][step] + draws.stall[step] * step_ns
-    work = draws.computing[step] * plan.shares * step_ns
-    work *= WARMUP[step] if step < min(scenario.warmup, len(WARMUP)) else 1.0
-    work += _slower(plan, faults, step, step_ns)[:, None] * plan.shares
-    now = copied
-    if scenario.layout == "pp_dp":
-        now, sends = through_pipeline(scenario, now, work, step)
-        timing.sends += sends
-        work = work[:, 2 * scenario.microbatches :]
-        timing.gpu["forward"][step] = FORWARD * (now - copied)
-        timing.gpu["backward"][step] = BACKWARD * (now - copied)
-    timing.finish[step] = _through_program(plan, draws, faults, timing, step, now, work, random)
-
-
-def _begin(scenario: Scenario, timing: Timing, step: int) -> Array:
-    """When the host starts a step: it may run ahead of the GPU by so many steps."""
-    if step == 0:
-        return np.zeros(scenario.ranks)
-    held = step - 1 - scenario.run_ahead
-    waited = timing.finish[held] if held >= 0 else np.zeros(scenario.ranks)
-    begin: Array = np.maximum(timing.issued[step - 1], waited)
-    return begin
-
-
-def _slower(plan: Plan, faults: Sequence[Fault], step: int, step_ns: float) -> Array:
-    """[R] ns that GPU faults add to the computing of this step."""
-    extra = np.zeros(plan.scenario.ranks)
-    for row, fault in enumerate(faults):
-        if fault.cause in ON_GPU and plan.active[row, step]:
-            extra[list(fault.ranks)] += fault.size * step_ns
-    return extra
-
-
-def _on_host(plan: Plan, draws: Draws, faults: Sequence[Fault], timing: Timing, step: int, step_ns: float) -> Array:
-    """[R] ns from a step's begin to its first launch; notes what the host and the copy spent."""
-    scenario = plan.scenario
-    spent = {"input": scenario.input_share * step_ns * draws.host[step], "h2d": H2D_SHARE * step_ns * draws.host[step]}
+    spent = {"input": scenario.input_share * step_ns * draws.host, "h2d": H2D_SHARE * step_ns * draws.host}
     names = {"cpu_contention": "runqueue"}
     for row, fault in enumerate(faults):
-        if plan.active[row, step] and fault.cause in ("h2d", *ON_HOST):
+        if fault.cause in ("h2d", *ON_HOST):
             name = names.get(fault.cause, fault.cause)
-            spent.setdefault(name, np.zeros(scenario.ranks))[list(fault.ranks)] += fault.size * step_ns
-    if scenario.checkpoint_every and (step + 1) % scenario.checkpoint_every == 0:
-        spent.setdefault("checkpoint", np.zeros(scenario.ranks))[0] += CHECKPOINT_STEPS * step_ns * draws.host[step, 0]
-    timing.gpu["h2d"][step] = spent.pop("h2d")
-    for name, value in spent.items():
-        timing.host[name][step] = value
-    return np.asarray(sum(spent.values()))
-
-
-def _through_program(
-    plan: Plan,
-    draws: Draws,
-    faults: Sequence[Fault],
-    timing: Timing,
-    step: int,
-    now: Array,
-    work: Array,
-    random: np.random.Generator,
-) -> Array:
-    """[R] when the step's last computing ends. Operations of one communicator run one after the other."""
-    wires, stretch, index = dict.fromkeys(plan.groups, now), 0, 0
-    slow = _slow_links(plan, faults, step)
-    for item in plan.items:
-        if isinstance(item, Compute):
-            started, now = now, now + work[:, stretch]
-            timing.gpu[item.phase][step] += now - started
-            stretch += 1
-        elif isinstance(item, Collective):
-            arrived = np.maximum(now, wires[item.groups])
-            took = (
-                plan.scenario.transfer_share
-                * item.share
-                * draws.transfer[step, min(index, draws.transfer.shape[1] - 1)]
+            spent.setdefault(name, np.zeros(draws.host.shape))[np.ix_(active[row], list(fault.ranks))] += (
+                fault.size * step_ns
             )
-            took = took * plan.scenario.step_ms * 1e6 + slow.get(item.groups, 0.0)
-            left = plan.groups[item.groups].latest(arrived) + took
-            wire = left + random.exponential(LEAVING_NS, len(now))
-            timing.collectives.append((step, item))
-            timing.start.append(arrived)
-            timing.end.append(wire)
-            wires[item.groups] = wire
-            now = wire if item.blocking else now
-            index += 1
+    if every := scenario.checkpoint_every:
+        spent.setdefault("checkpoint", np.zeros(draws.host.shape))[every - 1 :: every, 0] += (
+            CHECKPOINT_STEPS * step_ns * draws.host[every - 1 :: every, 0]
+        )
+    return spent
+
+
+def _through_program(plan: Plan, timing: Timing, step: int, now: Array, work: Array, reached: Array) -> Array:
+    """[R] when the step's last computing ends. Operations of one communicator run one after the other.
+
+    Adds to the step's ``timing.end`` when each ended for all, and writes into ``reached`` [I + 1, R] when each item
+    was passed.
+    """
+    wires, intervals = dict.fromkeys(plan.groups, now), iter(work.T)
+    calls = zip(timing.start[step], timing.end[step], plan.took[step], strict=True)
+    reached[0] = now
+    for passed, item in zip(reached[1:], plan.items, strict=True):
+        if isinstance(item, Compute):
+            now = now + next(intervals)
+        elif isinstance(item, Collective):
+            start, end, took = next(calls)
+            np.maximum(now, wires[item.groups], out=start)
+            end += plan.groups[item.groups].latest(start) + (
+                took + plan.slow[step] if item.groups == plan.slow_groups else took
+            )
+            wires[item.groups] = end
+            now = end if item.blocking else now
         else:
-            last = np.maximum.reduce(list(wires.values()))
-            timing.gpu["backward"][step] += np.maximum(last - now, 0)
-            now = np.maximum(now, last)
+            now = reduce(np.maximum, wires.values(), now)
+        passed[:] = now
     return now
 
 
-def _slow_links(plan: Plan, faults: Sequence[Fault], step: int) -> dict[str, Array]:
-    """Kind of group to [R] ns that each operation of a rank's group takes longer."""
-    if not any(fault.cause == "network" for fault in faults):
-        return {}
-    name = "data" if "data" in plan.groups else "world"
-    count = sum(isinstance(item, Collective) and item.groups == name for item in plan.items)
-    extra = np.zeros(plan.scenario.ranks)
-    for row, fault in enumerate(faults):
-        if fault.cause == "network" and plan.active[row, step]:
-            member = plan.groups[name].member
-            hit = np.isin(member, member[list(fault.ranks)])
-            extra[hit] += fault.size * plan.scenario.step_ms * 1e6 / count
-    return {name: extra} if extra.any() else {}
+def _on_gpu(plan: Plan, timing: Timing, copied: Array, reached: Array) -> None:
+    """Note what GPUs spent in each phase, from when items were passed: ``reached`` [S, I + 1, R]."""
+    if timing.transfers:
+        timing.gpu["forward"] = FORWARD * (reached[:, 0] - copied)
+        timing.gpu["backward"] = BACKWARD * (reached[:, 0] - copied)
+    for place, item in enumerate(plan.items):
+        if not isinstance(item, Collective):
+            phase = item.phase if isinstance(item, Compute) else "backward"
+            timing.gpu[phase] += reached[:, place + 1] - reached[:, place]
 
 
 #: How long all ranks were seen to wait at the last observation of a stopped job.
@@ -467,9 +463,9 @@ INSTEAD = {"all_reduce": "all_gather", "all_gather": "all_reduce", "reduce_scatt
 
 @dataclass(frozen=True)
 class Standing:
-    """``ranks`` are inside ``op`` where the program has its collective number ``index`` (of ``Timing.collectives``)."""
+    """``ranks`` are inside ``op`` where the step has its collective number ``place``."""
 
-    index: int
+    place: int
     op: str
     ranks: Array
 
@@ -480,7 +476,7 @@ def stopped_ns(scenario: Scenario, timing: Timing) -> int:
     return int(timing.finish[scenario.whole_steps].max())
 
 
-def standing(scenario: Scenario, timing: Timing) -> list[Standing]:
+def standing(scenario: Scenario) -> list[Standing]:
     """The operations that each rank is inside forever, in the order of the program; empty where the job does not stop.
 
     A rank goes on until it must wait: for a group with a missing member, or at the end of computing for overlapped
@@ -491,14 +487,13 @@ def standing(scenario: Scenario, timing: Timing) -> list[Standing]:
     stuck, parted = _ranks(scenario, "hang"), _ranks(scenario, "desync")
     known, found = groups(scenario), list[Standing]()
     pending = {name: np.zeros(scenario.ranks, bool) for name in known}
-    first = next(i for i, (step, _) in enumerate(timing.collectives) if step == scenario.halts_at)
     for place, item in _numbered(program(scenario)):
         if isinstance(item, Collective):
             wrong = parted & ~stuck if place == _parting(scenario) else np.zeros_like(stuck)
             kept_up = known[item.groups].latest((stuck | wrong | pending[item.groups]).astype(float)) > 0
             held = kept_up & ~stuck
             entered = ((item.op, held & ~wrong), (INSTEAD[item.op], wrong))
-            found += [Standing(first + place, op, np.flatnonzero(who)) for op, who in entered if who.any()]
+            found += [Standing(place, op, np.flatnonzero(who)) for op, who in entered if who.any()]
             pending[item.groups] |= held
             stuck = stuck | wrong | (held if item.blocking else False)
         elif not isinstance(item, Compute):

@@ -6,6 +6,7 @@ Samples of nodes, processes and GPUs come at 1 Hz or ten a run, whichever is mor
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,7 +17,7 @@ from hindmost_collector.recordings.tables import concatenate, select, table
 from hindmost_collector.simulate.engine import ISSUE_SHARE, SEEN_SECONDS, acting, groups, standing, stopped_ns
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Hashable, Iterator, Sequence
 
     from hindmost_collector.simulate.engine import Array, Draws, Groups, Timing
     from hindmost_collector.simulate.scenario import Scenario
@@ -151,8 +152,7 @@ def record(scenario: Scenario, draws: Draws, timing: Timing, metrics: bool) -> R
 def pieces(scenario: Scenario, draws: Draws, timing: Timing, at_once: int) -> Iterator[Run]:
     """The run as :func:`record` has it, its steps in pieces of about ``at_once`` collectives; first comes the rest."""
     known, last = groups(scenario), scenario.whole_steps
-    calls = len(timing.collectives) * scenario.ranks + sum(len(send.ranks) for send in timing.sends)
-    each = max(at_once * scenario.steps // max(calls, 1), 1)
+    each = max(at_once * scenario.steps // max(timing.start.size + timing.transfer_start.size, 1), 1)
     job = _but_steps(scenario, draws, timing, metrics=True)
     yield job
     for first in range(0, last, each):
@@ -243,18 +243,14 @@ def _measured_since_first(values: Array) -> Array:
     return np.where(values.any(axis=0, keepdims=True), values, UNMEASURED)
 
 
-def numbers(timing: Timing) -> list[tuple[int, int]]:
-    """For each collective: its sequence number in its communicator, and its place among its kind in the step."""
-    count: dict[str, int] = {}
-    place: dict[tuple[int, str], int] = {}
-    out = []
-    for step, item in timing.collectives:
-        seq = count.setdefault(item.groups, 0)
-        at = place.setdefault((step, item.groups), 0)
-        out.append((seq, at))
-        count[item.groups] += 1
-        place[step, item.groups] += 1
-    return out
+def numbers(keys: Sequence[Hashable]) -> tuple[Array, Array]:
+    """Of each operation of a step: its place among those of the same key, and how many of these a step has."""
+    place: list[int] = []
+    count: Counter[Hashable] = Counter()
+    for key in keys:
+        place.append(count[key])
+        count[key] += 1
+    return np.array(place), np.array([count[key] for key in keys])
 
 
 def comm_id(kind: Groups, number: Array) -> Array:
@@ -267,70 +263,51 @@ def collectives_of(
     scenario: Scenario, draws: Draws, timing: Timing, known: dict[str, Groups], last: int, first: int = 0
 ) -> Table:
     """The collectives of the steps from ``first`` to before ``last``, rank by rank; then what went between two."""
-    rank = np.arange(scenario.ranks)
-    kept = [i for i, (step, _) in enumerate(timing.collectives) if first <= step < last]
-    placed = numbers(timing)
-    items = [timing.collectives[i] for i in kept]
-    count = len(kept)
+    items, cut = timing.collectives, slice(first, last)
+    place, count = numbers([item.groups for item in items])
+    step = np.arange(first, last)[:, None, None]
+    start, stop = (_on_gpu_clock(draws, times[cut]) for times in (timing.start, timing.end))
+    size = [round(GRADIENT_BYTES * item.share) + 512 * at for item, at in zip(items, place.tolist(), strict=True)]
+    kinds = [known[item.groups] for item in items]
+    columns = {
+        "rank": np.arange(scenario.ranks),
+        "comm": np.array([comm_id(kind, kind.member) for kind in kinds]),
+        "seq": step * count[:, None] + place[:, None],
+        "op": np.array([item.op for item in items], "U16")[:, None],
+        "start_ns": start,
+        "duration_ns": stop - start,
+        "bytes": np.array(size, np.int64)[:, None],
+        "step": step,
+    }
+    part = table("collectives", flags=GPU_TIME, **_by_rank(columns, start.shape))
+    return concatenate("collectives", [part, _transfers(draws, timing, last, first)])
 
-    def each(values: list[Any], dtype: Any) -> Array:
-        return np.repeat(np.array(values, dtype=dtype), scenario.ranks)
 
-    start, stop = (
-        _on_gpu_clock(draws, np.array([times[i] for i in kept]).reshape(-1, scenario.ranks)).ravel()
-        for times in (timing.start, timing.end)
-    )
-    part = table(
-        "collectives",
-        rank=np.tile(rank, count),
-        comm=np.concatenate(
-            [comm_id(known[item.groups], known[item.groups].member) for _, item in items] or [rank[:0]]
-        ),
-        seq=each([placed[i][0] for i in kept], np.int64),
-        op=each([item.op for _, item in items], "U16"),
-        start_ns=start,
-        duration_ns=stop - start,
-        bytes=each(
-            [round(GRADIENT_BYTES * item.share) + 512 * placed[i][1] for i, (_, item) in zip(kept, items, strict=True)],
-            np.int64,
-        ),
-        flags=GPU_TIME,
-        step=each([step for step, _ in items], np.int64),
-    )
-    order = np.lexsort((np.repeat(np.arange(count), scenario.ranks), part["rank"]))
-    return concatenate("collectives", [select(part, order), _transfers(draws, timing, last, first)])
+def _by_rank(columns: dict[str, Array], shape: tuple[int, ...]) -> dict[str, Array]:
+    """Columns that can be broadcast to [S, C, R], rank by rank."""
+    return {name: np.moveaxis(np.broadcast_to(one, shape), -1, 0).ravel() for name, one in columns.items()}
 
 
 def _transfers(draws: Draws, timing: Timing, last: int, first: int) -> Table:
     """Sends and receives of a pipeline, numbered per direction and peer."""
-    sends = [send for send in timing.sends if send.step < last]
-    if not sends:
+    if not timing.transfers:
         return table("collectives", rank=[])
-    count: dict[tuple[str, int, int], int] = {}
-    seq = []
-    for one in sends:
-        key = (one.op, int(one.ranks[0]), int(one.peers[0]))
-        seq.append(count.setdefault(key, 0))
-        count[key] += 1
-    seq = [number for number, one in zip(seq, sends, strict=True) if one.step >= first]
-    sends = [send for send in sends if send.step >= first]
-    width = len(sends[0].ranks)
-    ranks = np.concatenate([send.ranks for send in sends])
-    start = _on_gpu_clock(draws, np.concatenate([send.start for send in sends]), ranks)
-    stop = _on_gpu_clock(draws, np.concatenate([send.end for send in sends]), ranks)
-    return table(
-        "collectives",
-        rank=ranks,
-        comm=np.full(len(start), 1, dtype=np.uint64),
-        seq=np.repeat(seq, width),
-        op=np.repeat([send.op for send in sends], width),
-        start_ns=start,
-        duration_ns=stop - start,
-        bytes=GRADIENT_BYTES // 64,
-        flags=GPU_TIME,
-        peer=np.concatenate([send.peers for send in sends]),
-        step=np.repeat([send.step for send in sends], width),
-    )
+    place, count = numbers(timing.transfers)
+    began, ended = timing.transfer_start[first:last], timing.transfer_end[first:last]
+    stages = np.arange(timing.begin.shape[1]).reshape(-1, began.shape[-1])
+    ranks, step = stages[[one.stage for one in timing.transfers]], np.arange(first, last)[:, None, None]
+    start = _on_gpu_clock(draws, began, ranks)
+    columns = {
+        "rank": ranks,
+        "seq": step * count[:, None] + place[:, None],
+        "op": np.array([one.op for one in timing.transfers])[:, None],
+        "start_ns": start,
+        "duration_ns": _on_gpu_clock(draws, ended, ranks) - start,
+        "peer": stages[[one.peer for one in timing.transfers]],
+        "step": step,
+    }
+    flat = {name: np.broadcast_to(one, start.shape).ravel() for name, one in columns.items()}
+    return table("collectives", comm=np.uint64(1), bytes=GRADIENT_BYTES // 64, flags=GPU_TIME, **flat)
 
 
 def communicators_of(known: dict[str, Groups]) -> Table:
@@ -358,22 +335,23 @@ def in_flight(scenario: Scenario, draws: Draws, timing: Timing, seen_ns: int | N
 
     ``seen_ns`` is when it was looked at, ns since the run's begin: unless given, :data:`SEEN_SECONDS` after the stop.
     """
-    held = standing(scenario, timing)
+    held = standing(scenario)
     if not held:
         return table("in_flight", rank=[])
-    known, placed = groups(scenario), numbers(timing)
-    ranks, index = np.concatenate([one.ranks for one in held]), [one.index for one in held]
+    known, at = groups(scenario), [one.place for one in held]
+    place, count = numbers([item.groups for item in timing.collectives])
+    ranks = np.concatenate([one.ranks for one in held])
     size = [len(one.ranks) for one in held]
-    entered = np.concatenate([timing.start[one.index][one.ranks] for one in held])
+    entered = np.concatenate([timing.start[scenario.halts_at, one.place, one.ranks] for one in held])
     seen = stopped_ns(scenario, timing) + SEEN_SECONDS * 10**9 if seen_ns is None else seen_ns
-    kinds = [known[timing.collectives[i][1].groups] for i in index]
+    kinds = [known[timing.collectives[i].groups] for i in at]
     found = table(
         "in_flight",
         rank=ranks,
         kind="collective",
         name=np.repeat([one.op for one in held], size),
         comm=np.concatenate([comm_id(kind, kind.member[one.ranks]) for kind, one in zip(kinds, held, strict=True)]),
-        seq=np.repeat([placed[i][0] for i in index], size),
+        seq=np.repeat(scenario.whole_steps * count[at] + place[at], size),
         start_ns=on_host_clock(draws, entered, ranks),
         observed_ns=on_host_clock(draws, np.full(len(ranks), float(seen)), ranks),
     )
