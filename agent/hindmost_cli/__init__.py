@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
@@ -50,6 +51,15 @@ start with:
 _OWNERS = 2
 #: Why a write fails.
 _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+#: Commands whose environment reaches the user's.
+_START_JOBS = ("run", "attach")
+
+
+def compute_in_one_thread() -> None:
+    """Before numpy is imported: its linear algebra starts a thread for each core, which a judge has no use for."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 class Parser(argparse.ArgumentParser):
@@ -136,6 +146,8 @@ def _run(arguments: list[str]) -> int:
             job = f"`hindmost run -- {one_line(first[0])} ...` starts a job"
             raise UsageError(f"{one_line(first[0])!r} is no command: {job}; `hindmost --help` lists the commands")
         name = parser().parse_args(first).command
+        if name not in _START_JOBS:
+            compute_in_one_thread()
         args = command(name).parse_args(arguments[1:])
         code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))
     except SystemExit:  # --help, --version

@@ -42,3 +42,11 @@ def test_a_report_on_a_small_job_needs_no_pandas(tmp_path):
     line = [sys.executable, "-c", program, "report", str(tmp_path)]
     said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert said.stdout.splitlines()[-1] == "False"
+
+
+def test_numpy_starts_no_thread_for_a_report():
+    """However many cores there are: OpenBLAS would start one for each, spinning, and products of a judge are small."""
+    program = "import os, hindmost_cli\nhindmost_cli.main(['report', '--sections'])\nimport numpy\n"
+    line = [sys.executable, "-c", f"{program}print(len(os.listdir('/proc/self/task')))"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert said.stdout.splitlines()[-1] == "1"
