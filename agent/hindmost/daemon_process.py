@@ -91,6 +91,10 @@ def _write(nice: int, autogroup: Path) -> None:
         time.sleep(PAUSE_S)
 
 
+#: While cores are full, agents make batches at the multiples of so many seconds of the wall clock, and a collector
+#: works on earlier ones at the same times: ranks wait for all of them at once, not for one after the other. A collector
+#: takes a node for lost that is silent for 15 s.
+FULL_PERIOD_S = 8
 #: Less than this much of one core idle, of all cores together, is none: ranks wait for each other now and then.
 IDLE_CORES = 0.5
 #: Seconds between two looks: the file is as long as the machine has cores and interrupts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from hindmost.daemon_process import FULL_PERIOD_S
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_agent.delivery.batch import Builder, message
@@ -29,9 +30,8 @@ NS = 1_000_000_000
 FLUSH_NS = 2 * NS
 #: What a collector of many agents may ask for instead: a job that trains is judged within seconds.
 FLUSH_MOST_NS = 4 * NS
-#: On full cores, where it is judged less often and each batch takes a core from a rank. A collector takes a node for
-#: lost that is silent for 15 s.
-FULL_FLUSH_NS = 8 * NS
+#: On full cores, where it is judged less often and each batch takes a core from a rank.
+FULL_FLUSH_NS = FULL_PERIOD_S * NS
 #: Samples are so much further apart there.
 FULL_SAMPLING = 2
 #: A batch is made of so many events, however soon: as rows they are some 10 MiB, and a collector takes 16.
@@ -122,11 +122,9 @@ class Agent:
     def _next(self, period_ns: int, now_ns: int) -> int:
         """The next multiple of the period on the wall clock, later by the node's phase.
 
-        While cores are full the phase is rounded down to whole sampling periods. Then all nodes sample together, and
-        make their batches at such times: the ranks of all nodes wait for what an agent takes, so they wait once.
+        Without the phase while cores are full: the ranks of all nodes wait for what an agent takes, so they wait once.
         """
-        step_ns = self._interval_ns * FULL_SAMPLING if self.full else 1
-        shift_ns = int(self._phase * period_ns) // step_ns * step_ns
+        shift_ns = 0 if self.full else int(self._phase * period_ns)
         return now_ns + period_ns - (self._unix_ns(now_ns) - shift_ns) % period_ns
 
     def _read_rings(self, now_ns: int, *, due: bool) -> tuple[bool, bool]:

@@ -8,6 +8,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from hindmost.daemon_process import FULL_PERIOD_S
 from hindmost.errors import HindmostError
 from hindmost_judge.settings import DEFAULT
 
@@ -116,9 +117,10 @@ GOODBYE_S = 12.0
 #: Where a signal ends it, the agents mostly got it too: how long they may take to leave by themselves, and then who
 #: started this collector to say how the job ended.
 SIGNALLED_S, LAST_WORD_S = 5.0, 1.0
-#: Ticks and flushes are so much further apart while cores are full; agents keep what is not written. A flush of one
-#: second's rows costs as much as that of half a minute's: a file a table.
-FULL_CORES_TICK, FULL_CORES_FLUSH = 4, 30
+#: While cores are full, how often (s) it is looked whether an agent has news, and how much further apart flushes are:
+#: agents keep what is not written. A flush of one second's rows costs as much as that of half a minute's: a file a
+#: table.
+FULL_LOOK_S, FULL_CORES_FLUSH = 2.0, 30
 #: So long (s) the agent and ranks start: it is not known yet whether they fill the cores.
 STARTING_S = 10.0
 #: Jobs that are watched live at one time.
@@ -174,7 +176,7 @@ class Collector(Components):
     async def _ticks(self) -> None:
         flush: asyncio.Task[None] | None = None  # concurrent with the ticks: a hanging one must not delay their relief
         while True:
-            await asyncio.sleep(self.watch.pause_s(TICK_S * (FULL_CORES_TICK if self.cores_are_full() else 1)))
+            await self.next_tick()
             try:
                 if flush and flush.done():
                     ended, flush = flush, None
@@ -193,6 +195,20 @@ class Collector(Components):
                 self.recorder.discard()
                 self.definitions.forget()
 
+    async def next_tick(self) -> None:
+        """Wait for the next tick: while cores are full, until agents make their next batches or one has news."""
+        while True:
+            full, left_s = self.cores_are_full(), FULL_PERIOD_S - self.clock.now() / 1e9 % FULL_PERIOD_S
+            usual_s = min(left_s, FULL_LOOK_S) if full else TICK_S
+            pause_s = self.watch.pause_s(usual_s)
+            await asyncio.sleep(pause_s)
+            if not full or pause_s < usual_s or usual_s == left_s or self.ingest.inbox.out_of_turn or self._departing():
+                return
+
+    def _departing(self) -> bool:
+        """Whether an agent waits for its last acknowledgement."""
+        return any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
+
     def flush_due(self) -> bool:
         starting = self.options.exit_when_stdin_closes and time.monotonic() - self.began < STARTING_S
         period = self.options.flush_period * (FULL_CORES_FLUSH if starting or self.cores_are_full() else 1)
@@ -201,8 +217,7 @@ class Collector(Components):
             return overdue >= WAIT_S or not self.judging.busy
         if self.recorder.failing:
             return False  # trying more often costs time and gains nothing
-        departing = any(agent.departed and agent.outbox for agent in self.ingest.agents.values())
-        return departing or self.recorder.pressure > 0.125
+        return self._departing() or self.recorder.pressure > 0.125
 
     def gather(self) -> None:
         """Move what has arrived to the recorder, the windows and the counters."""

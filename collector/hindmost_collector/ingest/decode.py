@@ -77,6 +77,11 @@ class Inbox:
         if len(self._waiting) >= MANY or self._bytes > BYTES:
             self.empty()
 
+    @property
+    def out_of_turn(self) -> bool:
+        """Whether an agent has sent a further batch before its last one was taken: it has news."""
+        return len({id(agent) for agent, *_ in self._waiting}) < len(self._waiting)
+
     def empty(self) -> None:
         """Take all that wait, in order, but those whose stream is being ended: they come again."""
         waiting, self._waiting, self._bytes = self._waiting, [], 0

@@ -1,5 +1,6 @@
 """How often a job is judged: less while ranks use every core, soon where it stands still; which claims are checked."""
 
+import asyncio
 import itertools
 import sys
 import time
@@ -138,6 +139,42 @@ async def test_writing_waits_while_ranks_start_and_while_cores_are_full(began_s:
     collector.cores_are_full = lambda: full
     collector.began = collector.recorder.last_flush = time.monotonic() - began_s
     assert collector.flush_due() is due
+
+
+@pytest.fixture
+def on_full_cores(monkeypatch: pytest.MonkeyPatch) -> Collector:
+    """A collector three seconds after a time at which agents make their batches; sleeping takes no time."""
+    collector, now = Collector(Options(out="run", job_id="j", exit_when_stdin_closes=True), None), [11.0]
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(collector, "cores_are_full", lambda: True)
+    monkeypatch.setattr(collector, "clock", SimpleNamespace(now=lambda: round(now[0] * 1e9)))
+    return collector
+
+
+async def ticks(collector: Collector) -> list[float]:
+    """When the next three are, s."""
+    found = []
+    for _ in range(3):
+        await collector.next_tick()
+        found.append(collector.clock.now() / 1e9)
+    return found
+
+
+async def test_a_collector_works_when_agents_do_while_cores_are_full(on_full_cores: Collector) -> None:
+    """A rank waits for each of them: at once, and not for one after the other."""
+    assert await ticks(on_full_cores) == [16.0, 24.0, 32.0]
+
+
+async def test_an_agent_that_speaks_out_of_turn_is_heard_soon(on_full_cores: Collector) -> None:
+    """Its ranks stand still, or write much."""
+    agent: Any = SimpleNamespace()
+    for _ in range(2):
+        on_full_cores.ingest.inbox.add(agent, Any, Any, 0)
+    assert await ticks(on_full_cores) == [13.0, 15.0, 16.0]
 
 
 KEY, OTHER = ("straggler", (3,)), ("straggler", (4,))
