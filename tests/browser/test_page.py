@@ -234,7 +234,7 @@ def test_the_end_of_a_job_comes_before_its_speed(browser: Any, tmp_path: Path) -
     page.write_text(document.of_report(report), encoding="utf-8")
     browser.open(page.as_uri())
     browser.until("document.querySelector('.verdict h2').innerText.startsWith('OK')")
-    assert "nodata" in browser.run("return document.querySelector('.verdict').className")
+    assert "unsure" in browser.run("return document.querySelector('.verdict').className")
     assert "LIMITED BY too few free CPUs" in browser.text("#verdicts")
 
 
@@ -257,14 +257,14 @@ def test_a_job_without_gpus_has_no_tab_and_no_lane_of_them(browser: Any, show: C
     [
         ({"kind": "balanced", "confidence": 0.99}, "OK no rank is slow 99 % sure", "ok"),
         ({"kind": "balanced", "confidence": 0.4}, "UNSURE cannot say whether a rank is slow", "unsure"),
-        ({"kind": "insufficient_data"}, "NOT ENOUGH DATA cannot say whether a rank is slow", "nodata"),
+        ({"kind": "insufficient_data"}, "UNSURE cannot say whether a rank is slow", "unsure"),
         ({"kind": "hang", "ranks": [1], "victims": [0]}, "HUNG rank 1 on n0 did not arrive", "bad"),
     ],
 )
 def test_each_verdict_looks_like_what_it_is(
     browser: Any, show: Callable[..., Any], verdict: dict[str, Any], head: str, calm: str
 ) -> None:
-    """Health, doubt, too little data and a stop have looks of their own; a hang comes before costs."""
+    """Health, doubt and a stop have looks of their own; a hang comes before costs."""
     nothing = {"ranks": [], "victims": [], "cause": None, "evidence": ["seen"], "advice": []}
     show(report(verdicts=[nothing | verdict]))
     browser.until("document.querySelector('.verdict h2') && document.title.includes('demo')")

@@ -276,7 +276,7 @@ STOPPED, WELL, UNKNOWN = 2.0, 0.0, -1.0
 URGENCY = gauge(
     "hindmost_verdict_urgency",
     "What to look at first. 2: the job stands still. 0 to 1: the share of its time that this costs. 0: balanced. "
-    "-1: not enough data, or a rank is suspected and not proven. `verdict` is the verdict in words.",
+    "-1: unsure: too little data, or a rank is suspected and not proven. `verdict` is the verdict in words.",
     *_OF_VERDICT,
     "verdict",
 )
@@ -313,8 +313,6 @@ def _worded(job: LiveJob, verdict: Mapping[str, Any]) -> tuple[object, ...]:
 
 def in_words(verdict: Mapping[str, Any]) -> str:
     """``straggler: rank 3, compute``, ``hang: rank 5``, ``balanced``, ``unsure: no rank proven`` and the like."""
-    if verdict["kind"] == "insufficient_data":
-        return "not enough data"
     if _unsure(verdict):
         return "unsure: no rank proven"
     ranks, cause = ranks_label(verdict.get("ranks") or []), verdict.get("cause")

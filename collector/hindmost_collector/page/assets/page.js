@@ -256,14 +256,14 @@ let spoken = null;
 
 function severity(rendered) {
   const failed = rendered.head === "OK" && now.report && now.report.job.to_do; // how it ended is the news
-  return failed || rendered.kind === "insufficient_data" ? "nodata" : SEVERITY[rendered.head] || "";
+  return failed ? "unsure" : SEVERITY[rendered.head] || "";
 }
 
 // The first verdict in full, the others as a line with the rest behind a fold.
 function verdictCard(one, place = 0) {
   const card = make("article", null, "card verdict " + severity(one));
   const title = make("h2");
-  title.append(make("b", one.kind === "insufficient_data" ? "NOT ENOUGH DATA" : one.head), make("span", one.what));
+  title.append(make("b", one.head), make("span", one.what));
   if (one.sure) title.append(make("small", one.sure));
   const [cost, ...rest] = (one.cost || "").split("; ");
   if (cost) title.append(make("span", "costs " + cost, "cost"));
@@ -316,9 +316,9 @@ function showVerdicts() {
 }
 
 function emptyCard() {
-  const card = make("article", null, "card verdict nodata");
+  const card = make("article", null, "card verdict unsure");
   const title = make("h2");
-  title.append(make("b", "NOT ENOUGH DATA"), make("span", "the first verdict comes after a few steps"));
+  title.append(make("b", "NO VERDICT YET"), make("span", "it comes after a few steps; where ranks use every core, after 100 s"));
   card.append(title);
   return card;
 }
