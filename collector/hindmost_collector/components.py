@@ -72,8 +72,9 @@ class Components:
         self.shielded = ShieldedTasks()
         targets: list[Destination] = [destination(options.on_verdict)] if options.on_verdict else []
         targets += [Kubernetes(options.kubernetes)] if options.kubernetes != NOTHING else []
-        targets += [Lines()] if options.print_verdicts else []
-        self.outlets = [Outlet(one) for one in targets]
+        #: The terminal or log of the command that started the collector, which also hears that verdicts wait.
+        self.terminal = Outlet(Lines()) if options.print_verdicts else None
+        self.outlets = [*map(Outlet, targets), *([self.terminal] if self.terminal else [])]
         self.remote: RemoteWrite | None = None
         self.upkeep_seconds: float = 0.0
         self.withheld_series = 0

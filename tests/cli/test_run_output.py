@@ -147,9 +147,9 @@ def test_the_end_of_the_job_is_no_line(capsys: pytest.CaptureFixture[str]) -> No
 @pytest.mark.parametrize(
     ("quiet", "log_verdicts", "terminal", "kinds"),
     [
-        (False, False, True, ["straggler", "hang"]),
+        (False, False, True, ["straggler", "hang", "waiting"]),
         (False, False, False, ["hang"]),
-        (False, True, False, ["straggler", "hang"]),
+        (False, True, False, ["straggler", "hang", "waiting"]),
         (True, False, False, []),
         (True, False, True, []),
     ],
@@ -165,10 +165,10 @@ def test_a_log_has_hangs_without_being_asked(
     """Who reads the log of a job that stands still wants to know why; `--quiet` leaves them out, too."""
     monkeypatch.setattr("sys.stderr.isatty", lambda: terminal)
     hears = run.listener(quiet, log_verdicts)
-    for kind in ("straggler", "hang"):
+    for kind in ("straggler", "hang", "waiting"):
         hears({**EVENT, "kind": kind, "text": f"text of {kind}"})
     printed = capsys.readouterr().err
-    assert [kind for kind in ("straggler", "hang") if f"text of {kind}" in printed] == kinds
+    assert [kind for kind in ("straggler", "hang", "waiting") if f"text of {kind}" in printed] == kinds
 
 
 @pytest.mark.parametrize(

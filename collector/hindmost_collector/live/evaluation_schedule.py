@@ -354,6 +354,11 @@ class Judging:
             apart_s = min(apart_s, still_s / 2)
         return now - last < apart_s
 
+    def first_is_late(self, job: str) -> bool:
+        """Whether a job that had data for some time has no judgement yet because ranks use every core."""
+        last = self._last.get(job)
+        return last is not None and job not in self._turns and self._clock() - last >= FULL_LEAST_S and self._full()
+
     def _between_turns_s(self, job: str, turn: _Turn) -> float:
         """Seconds between the turns of a job while cores are full."""
         return _apart_s(turn.look_took) if self.costly(job) else turn.between_wholes_s()

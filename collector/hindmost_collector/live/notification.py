@@ -73,6 +73,15 @@ class Notification:
         named = tuple(pods[rank] for rank in verdict.get("ranks") or () if rank in pods) if pods else ()
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named)
 
+    @classmethod
+    def waiting(cls, job: str, time_ns: int, first_s: float, stood_s: float) -> Notification:
+        """Ranks use every core, so a job's first verdict comes after ``first_s``, or when a rank waited ``stood_s``."""
+        text = (
+            "no verdict yet: ranks use every core; "
+            f"the first comes after {first_s:.0f} s, or when a rank has waited {stood_s:.0f} s"
+        )
+        return cls(job, "waiting", "", time_ns, {"kind": "waiting"}, text)
+
     @property
     def payload(self) -> bytes:
         """What a command reads from stdin and a webhook gets: Slack shows ``text``, and takes no other name for markup

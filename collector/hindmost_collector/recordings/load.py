@@ -164,7 +164,7 @@ def _of_a_run(path: Path) -> str | None:
 
 
 def _nothing_yet(folder: Path) -> str:
-    return f"{folder}: its job runs, and nothing is stored yet; wait a minute, or see it live: hindmost top {folder}"
+    return f"{folder}: its job runs, and nothing is stored yet; wait a minute, or use the address of its page"
 
 
 def recordings_in(path: Path | str) -> list[Path | str]:

@@ -26,6 +26,7 @@ def collector(jobs: dict[str, Any], now: Callable[[], float]) -> Any:
         ingest=SimpleNamespace(ask=lambda job, question: None),
         options=Options(out="run", exit_when_stdin_closes=True),
         outlets=(),
+        terminal=None,
         cores_are_full=lambda: False,
     )
 

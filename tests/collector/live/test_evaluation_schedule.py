@@ -15,7 +15,7 @@ from hindmost_collector.collector import Collector
 from hindmost_collector.live.evaluation_schedule import UnconfirmedClaims
 from hindmost_collector.options import Options
 
-from tests.collector.live.pacing import Paced
+from tests.collector.live.pacing import BEGAN, Paced
 
 
 def times(paced: Paced, seconds: float, of: str = "whole") -> list[float]:
@@ -25,6 +25,16 @@ def times(paced: Paced, seconds: float, of: str = "whole") -> list[float]:
 def test_a_job_waits_for_its_first_judgement_while_cores_are_full() -> None:
     """A second of CPU time, to load the judge and to judge: more of a short job than it would learn."""
     assert 100.0 <= times(Paced(cores_are_full=lambda: True), 110.0)[0] < 102.0
+
+
+@pytest.mark.parametrize(("full", "said"), [(True, [10]), (False, [])])
+def test_the_terminal_says_once_why_no_verdict_has_come(full: bool, said: list[int]) -> None:
+    """Silence looks like a failure; the line says what is waited for, and how long."""
+    paced, lines = Paced(cores_are_full=lambda: full), []
+    paced.watch._components.terminal = SimpleNamespace(put=lines.append)
+    paced.until(200.0)
+    assert [round(line.time_ns / 1e9 - BEGAN) for line in lines] == said
+    assert all("ranks use every core; the first comes after 100 s" in line.text for line in lines)
 
 
 def test_judging_takes_a_thousandth_of_a_core_while_cores_are_full() -> None:
