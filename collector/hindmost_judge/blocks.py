@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -94,7 +95,7 @@ class Blocks:
         """[R] one quantity over all steps; ``None`` where no rank has it."""
         return self.samples.typical(name) if self.samples is not None else None
 
-    @property
+    @cached_property
     def step_ns(self) -> float:
         """Typical step time of the job."""
         return float(median(self.period))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -45,7 +46,7 @@ def of_slowdowns(
     seen, blocks = blocks, backward.in_full(blocks, explained)
     left, verdicts = _groups(explained), []
     before: list[Slowdown] = []
-    replay = _replay(left, kept, blocks, slowdowns)
+    replay, shown = _replay(left, kept, blocks, slowdowns), _Replay(seen)
     while left:  # what saves most as things are comes first: the rest counts as what it adds to that
         group = max(left, key=lambda one: float(replay.adds(_slowdowns(one), before).sum()))
         left.remove(group)
@@ -53,7 +54,7 @@ def of_slowdowns(
         if verdict is None:
             notes.append(f"{wording.slower(blocks, _slowdowns(group))}, too little to act on")
             continue
-        verdicts.append(replace(verdict, shown_ms=_added(seen, _slowdowns(group), before) / 1e6))
+        verdicts.append(replace(verdict, shown_ms=shown.saves(_slowdowns(group), before) / 1e6))
         before += _slowdowns(group)
     return verdicts, notes
 
@@ -63,12 +64,29 @@ class _Replay:
     """The job with all slowdowns on the scale of those that show least of their delay: ``scale`` times too small."""
 
     blocks: Blocks
-    scale: float
-    kept: list[Slowdown]
+    scale: float = 1.0
+    kept: Sequence[Slowdown] = ()
+    #: [S] ns saved with these fixed: most are asked for more than once.
+    saved: dict[tuple[Slowdown, ...], Floats] = field(default_factory=dict)
+
+    @cached_property
+    def _delay(self) -> Floats:
+        return step_delay(self.blocks, self.blocks.intervals)
+
+    def saving(self, slowdowns: Sequence[Slowdown]) -> Floats:
+        """[S] ns saved with all of these fixed, each in the steps of its own slowdown, on the blocks' own scale."""
+        key = tuple(slowdowns)
+        if not key:
+            return np.zeros(len(self.blocks.steps))
+        if key not in self.saved:
+            blocks = savings.beside_its_only_peer(self.blocks, slowdowns)
+            delay = self._delay if blocks is self.blocks else step_delay(blocks, blocks.intervals)
+            self.saved[key] = np.subtract(delay, step_delay(blocks, without_slowdowns(blocks, slowdowns)))
+        return self.saved[key]
 
     def adds(self, slowdowns: list[Slowdown], before: list[Slowdown]) -> Floats:
         """[S] ns that the repair of these saves once those before are repaired."""
-        return self.scale * (_saving(self.blocks, [*before, *slowdowns]) - _saving(self.blocks, before))
+        return self.scale * (self.saving([*before, *slowdowns]) - self.saving(before))
 
     def saves(self, slowdowns: list[Slowdown], before: list[Slowdown]) -> float:
         """The same, ns in each of their steps."""
@@ -111,30 +129,15 @@ def _that_count(slowdowns: list[Slowdown], blocks: Blocks, settings: Settings) -
 
     From the least late, since among equally late ranks fixing any one alone saves nothing.
     """
-    kept, notes = list(slowdowns), []
+    kept, notes, replay = list(slowdowns), [], _Replay(blocks)
     for slowdown in reversed(slowdowns):
         rest = [one for one in kept if one is not slowdown]
-        gain = _saving(blocks, kept) - _saving(blocks, rest)
+        gain = replay.saving(kept) - replay.saving(rest)
         if float(gain[slowdown.first : slowdown.stop].mean()) < settings.min_cost * blocks.step_ns:
             kept = rest
             if kept:
                 notes.append(f"{wording.slower(blocks, [slowdown])}, at no cost: other ranks are later")
     return kept, notes
-
-
-def _saving(blocks: Blocks, slowdowns: list[Slowdown]) -> Floats:
-    """[S] ns saved with all of these fixed, each in the steps of its own slowdown."""
-    if not slowdowns:
-        return np.zeros(len(blocks.steps))
-    blocks = savings.beside_its_only_peer(blocks, slowdowns)
-    fixed = without_slowdowns(blocks, slowdowns)
-    return np.subtract(step_delay(blocks, blocks.intervals), step_delay(blocks, fixed))
-
-
-def _added(blocks: Blocks, slowdowns: list[Slowdown], before: list[Slowdown]) -> float:
-    """Ns that fixing these saves in each of their steps once those before are fixed, as far as delays show it."""
-    added = _saving(blocks, [*before, *slowdowns]) - _saving(blocks, before)
-    return float(added[_span(slowdowns)].mean())
 
 
 def _span(slowdowns: list[Slowdown]) -> slice:
@@ -177,7 +180,7 @@ def _straggler(
     worth = in_all if in_all > saved else cost  # of two equally late neither fix alone saves anything
     if worth < settings.min_cost * blocks.step_ns:
         return None
-    shown = max(worth, float(_saving(same_work, slowdowns)[span].mean()))
+    shown = max(worth, _Replay(same_work).saves(slowdowns, []))
     rest = hidden_delay.without(same_work)
     rest = replace(rest, intervals=without_slowdowns(rest, replay.kept))
     without_owner = imbalance_cost(rest)  # lost were all of these repaired
@@ -255,7 +258,7 @@ def _ranged(slowdowns: list[Slowdown], before: list[Slowdown], blocks: Blocks) -
         host[phase] = np.clip(host[phase] + sign * doubt, lanes.least[phase], lanes.most[phase])
         peer_pace = lanes.peer_pace + (host - lanes.host).sum(axis=0)
         varied = replace(blocks, lanes=replace(lanes, host=host, peer_pace=peer_pace))
-        saved.append(_added(varied, slowdowns, before))
+        saved.append(_Replay(varied).saves(slowdowns, before))
     return wording.ranged(max(min(saved), 0.0), max(*saved, 1.0))
 
 

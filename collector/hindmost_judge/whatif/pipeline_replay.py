@@ -97,19 +97,26 @@ class Bubbles:
     def replay(self, work: Floats) -> Floats:
         """[G] ns of each step with this work [N, G] before the operations."""
         front, came = np.zeros_like(work), np.zeros_like(work)
-        for level in self.levels:
-            base, previous = self.base[level], self.previous[level]
-            arrived = np.where(base[:, None] >= 0, front[base], 0.0) + work[level]
+        for level, based, source, sends, first, together, holds, followed in self._order:
+            arrived = np.where(based, front[self.base[level]], 0.0) + work[level]
             came[level] = arrived
-            source = self.source[level]
-            sent = came[source] + self.wire[level]
-            arrived = np.where(source[:, None] >= 0, np.maximum(arrived, sent), arrived)
-            first = np.flatnonzero(np.append(True, np.diff(self.unit[level]) != 0))
-            together = np.maximum.reduceat(arrived, first, axis=0)
-            left = together[np.cumsum(np.append(True, np.diff(self.unit[level]) != 0)) - 1] + self.takes[level]
-            left = np.where(self.holds[level][:, None], left, came[level])
-            front[level] = np.maximum(left, np.where(previous[:, None] >= 0, front[previous], 0.0))
+            arrived = np.where(sends, np.maximum(arrived, came[source] + self.wire[level]), arrived)
+            left = np.maximum.reduceat(arrived, first, axis=0)[together] + self.takes[level]
+            left = np.where(holds, left, came[level])
+            front[level] = np.maximum(left, np.where(followed, front[self.previous[level]], 0.0))
         return np.asarray(front.max(axis=0))
+
+    @cached_property
+    def _order(self) -> list[tuple[Array, ...]]:
+        """Of each level what no work changes: its operations, what they wait for, and which of them end together."""
+        found: list[tuple[Array, ...]] = []
+        for level in self.levels:
+            begins = np.append(True, np.diff(self.unit[level]) != 0)
+            source, together = self.source[level], np.cumsum(begins) - 1
+            based, sends, followed = (one[:, None] >= 0 for one in (self.base[level], source, self.previous[level]))
+            holds = self.holds[level][:, None]
+            found.append((level, based, source, sends, np.flatnonzero(begins), together, holds, followed))
+        return found
 
     def intervals(self, ranks: int) -> tuple[Floats, Ints]:
         """[R, S * P] delay before each operation, 0 where there is none, and the index of each column's step."""

@@ -84,7 +84,9 @@ def _levels(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) 
 
 def _usual(late: Floats, interval_step: Ints, place: Ints, slowdown: Slowdown) -> Floats:
     """[P] median at each place of a step, over the steps that show a slowdown; never ahead."""
-    shown = np.isin(interval_step, slowdown.steps())
+    acts = np.zeros(max(slowdown.stop, int(interval_step.max(initial=-1)) + 1), bool)
+    acts[slowdown.steps()] = True
+    shown = acts[interval_step]
     found = np.zeros(int(place.max(initial=-1)) + 1)
     for spot in np.unique(place[shown]):
         found[spot] = max(float(median(late[shown & (place == spot)])), 0.0)
