@@ -30,7 +30,7 @@ from hindmost_judge.verdict.schema import Stall, Verdict
 from hindmost_judge.verdict.wording import STALL, names, nodes_of, stopped, whole_nodes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from hindmost_judge.blocks import Blocks
     from hindmost_judge.detect.hang import Hang, Mismatch
@@ -322,12 +322,11 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
         ]
     stacks = _stacks_of(run)
     if stop.deadlock:
-        lines = [_standing(rank, stacks[rank]) for rank in stop.ranks[:_RANKS] if rank in stacks]
-        at = ["; ".join(lines)] if lines else []
+        at = _of_each({rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks})
         return [f"deadlock: {_waits(stop, run)}", *at, *_for_long(stop, run), *_end(run, stop)]
     if stop.kind == "desync":
-        called = [(rank, _called_from(rank, stop, run)) for rank in sorted(stop.doing)]
-        found = [f"rank {rank} entered {stop.doing[rank]} there{line}" for rank, line in called[:_RANKS] if line]
+        called = {rank: _called_from(rank, stop, run) for rank in sorted(stop.doing)}
+        found = _of_each({rank: f"entered {stop.doing[rank]} there{line}" for rank, line in called.items() if line})
         inside = "" if stop.waits else stop.op
         number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
         found = found or _places(stop, run)
@@ -339,15 +338,13 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
         found = [f"{stopped(seconds)}; {waited}"]
     elif seconds:
         found.append(stopped(seconds))
-    said = {rank: f"rank {rank} {words}" for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
-    doing = {rank: f"rank {rank} is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
-    left = [line for rank, line in doing.items() if stop.doing[rank] == _FINALIZE and rank not in said]
-    ended = list(said.values())[:_RANKS]
-    if len(said) > _RANKS:
-        ended.append(f"{len(said) - _RANKS:,} more ranks raised an exception or called MPI_Abort")
-    found = [*ended, *left, *found, *(line for line in doing.values() if line not in left)]
-    found += _gone(stop, run)
-    found += [_standing(rank, stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said]
+    said = {rank: words for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
+    doing = {rank: f"is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
+    left = {rank: words for rank, words in doing.items() if stop.doing[rank] == _FINALIZE and rank not in said}
+    ended = _of_each(said, "raised an exception or called MPI_Abort")
+    found = [*ended, *_of_each(left), *found, *_of_each({rank: doing[rank] for rank in doing if rank not in left})]
+    found += _of_each(_gone(stop, run))
+    found += _of_each({rank: _standing(stacks[rank]) for rank in stop.ranks if rank in stacks and rank not in said})
     which = f"that {stop.op} is number {stop.seq}" if stop.seq >= 0 else "the operation is"
     number = [] if stop.waits else [f"{which} of {group}"]
     return [*found, *_end(run, stop), *number, *whole_nodes(run, stop.ranks)]
@@ -363,6 +360,31 @@ _MPI = {
     "wait": "MPI_Wait",
     _FINALIZE: "MPI_Finalize: it has left its loop",
 }
+
+
+def _of_each(said: Mapping[int, str], rest: str = "are not listed") -> list[str]:
+    """``rank 1 is at train.py:49``, ``ranks 2 and 3 are at train.py:64``: what each rank does, those alike together.
+
+    At most ``_RANKS`` sentences, and one that counts the ranks that these leave out.
+    """
+    alike: dict[str, list[int]] = {}
+    for rank, words in said.items():
+        alike.setdefault(words, []).append(rank)
+    shown = list(alike.items())[:_RANKS]
+    left_out = len(said) - sum(len(ranks) for _, ranks in shown)
+    found = [f"{names(ranks)} {words if len(ranks) == 1 else _of_several(words)}" for words, ranks in shown]
+    return [*found, f"{left_out:,} more rank{'s' * (left_out > 1)} {rest}"] if left_out else found
+
+
+#: What is said of one rank, and of several.
+_SEVERAL = (("^is ", "are "), ("^has ", "have "), ("its process ended$", "their processes ended"))
+_SEVERAL += ((": it has left its loop$", ": they have left their loops"),)
+
+
+def _of_several(words: str) -> str:
+    for one, several in _SEVERAL:
+        words = re.sub(one, several, words)
+    return words
 
 
 def _call(op: str, run: Run) -> str:
@@ -402,8 +424,7 @@ def _places(stop: Hang, run: Run) -> list[str]:
     """Where the culprits are; where ranks are in three operations or more, where one rank of each is."""
     stacks, groups = _stacks_of(run), [who for side in _groups(stop, run) for who in side.values()]
     shown = list(stop.ranks) if len(groups) <= _SIDES else [rank for who in groups for rank in who[:1]]
-    lines = [_standing(rank, stacks[rank]) for rank in shown if rank in stacks]
-    return ["; ".join(lines)] if lines and len(groups) > _SIDES else lines
+    return _of_each({rank: _standing(stacks[rank]) for rank in shown if rank in stacks})
 
 
 def _groups(stop: Hang, run: Run) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
@@ -448,8 +469,8 @@ def _stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
 def _either(stop: Hang, run: Run) -> list[str]:
     """What is known where as many ranks entered one operation as the other."""
     others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
-    known = [f"rank {rank} entered {stop.op}{called}" for rank, called in others[:_RANKS] if called]
-    return [*known, "which of them took the wrong branch is not known"]
+    known = {rank: f"entered {stop.op}{called}" for rank, called in others if called}
+    return [*_of_each(known), "which of them took the wrong branch is not known"]
 
 
 def _called_from(rank: int, stop: Hang, run: Run) -> str:
@@ -503,15 +524,15 @@ def _absent(stop: Hang, run: Run) -> str:
 _GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended"}
 
 
-def _gone(stop: Hang, run: Run) -> list[str]:
-    """Which culprits were gone while the others still waited."""
+def _gone(stop: Hang, run: Run) -> dict[int, str]:
+    """Culprits that were gone while the others still waited, and how."""
     seen, ended = run.in_flight["observed_ns"].max(initial=0), ended_by_launcher(run)
     columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
-    return [
-        f"rank {rank} {_GONE[life]}"
+    return {
+        rank: _GONE[life]
         for rank, life, when in zip(*columns, strict=True)
         if rank in stop.ranks and rank not in ended and life in _GONE and when < seen
-    ]
+    }
 
 
 def _mismatch_evidence(found: Mismatch) -> list[str]:
@@ -522,14 +543,14 @@ def _mismatch_evidence(found: Mismatch) -> list[str]:
     return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
 
 
-def _standing(rank: int, stack: str) -> str:
+def _standing(stack: str) -> str:
     """Where a rank is, or why that is unknown; of one known by its dump, from where it called what it did last."""
     if stack.startswith(UNREAD):
-        return f"rank {rank}'s stack could not be read: {stack.partition(': ')[2].partition(chr(10))[0]}"
+        return f"has no readable stack: {stack.partition(': ')[2].partition(chr(10))[0]}"
     called = _CALLED.match(stack)
     if called is not None:
-        return f"rank {rank}'s last operation, {called[1]}, was called from {_source_line(stack)}"
-    return f"rank {rank} is at {_source_line(stack)}"
+        return f"ran {called[1]} last, called from {_source_line(stack)}"
+    return f"is at {_source_line(stack)}"
 
 
 #: The first line of the call that a Flight Recorder dump tells, in place of a stack.

@@ -151,7 +151,7 @@ def test_a_stack_that_could_not_be_read_is_no_place_in_the_code() -> None:
     run = hang(FOUR, [3])
     ended = replace(run, job=replace(run.job, ended_ns=1), stacks=from_rows("stacks", [(3, 1, why)]))
     verdict = first(ended)
-    unread = "rank 3's stack could not be read: Failed to find a python interpreter in the .data section"
+    unread = "rank 3 has no readable stack: Failed to find a python interpreter in the .data section"
     assert unread in verdict.evidence
     assert "stacks/3.txt" not in verdict.advice[0]
 
@@ -301,9 +301,20 @@ def test_of_many_ranks_that_raised_the_first_are_quoted_and_the_rest_counted() -
     """An exception that most ranks share does not fill the report with one line each."""
     run = hang(Load(ranks=24, steps=40), list(range(4, 24)))
     end = int(run.collectives["start_ns"].max())
-    raised = [(rank, "raised ValueError at job.py:14", end + rank, 0, 0.0) for rank in range(4, 24)]
+    raised = [(rank, f"raised ValueError at job.py:{rank}", end + rank, 0, 0.0) for rank in range(4, 24)]
     evidence = first(replace(run, intervals=from_rows("intervals", raised))).evidence
     words = [line for line in evidence if "raised" in line]
     assert len(words) == 9
     assert words[0].startswith("rank 4 raised")
     assert words[-1] == "12 more ranks raised an exception or called MPI_Abort"
+
+
+def test_ranks_that_stand_alike_are_one_sentence() -> None:
+    """However many ranks are missing, where they are is read at once; of what differs, eight are listed."""
+    at = {rank: "load" if rank < 500 else f"part{rank}" for rank in range(1, 512)}
+    stacks = from_rows("stacks", [(rank, 1, f"{name} (job.py:7)") for rank, name in at.items()])
+    lost = replace(hang(Load(ranks=512, steps=20), list(at)), stacks=stacks)
+    stand = [line for line in first(lost).evidence if "job.py:7" in line or "not listed" in line]
+    assert stand[0] == "ranks 1, 2, 3, 4, 5, 6 and 493 more are at job.py:7, in load()"
+    assert stand[1] == "rank 500 is at job.py:7, in part500()"
+    assert stand[7:] == ["rank 506 is at job.py:7, in part506()", "5 more ranks are not listed"]
