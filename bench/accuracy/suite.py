@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
 #: below the first edition's are for tuning.
-EDITIONS = {number: (6 + number) * 1_000_000 for number in range(1, 19)}
+EDITIONS = {number: (6 + number) * 1_000_000 for number in range(1, 20)}
 
 SINGLE_CAUSES = ("compute", "gpu_throttle", "gpu_contention", "input", "cpu_contention", "h2d", "gc")
 SIZES = (8, 16, 32, 64, 128, 256, 512, 1024)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hindmost_judge.blocks import Sharing
 from hindmost_judge.causes import cpu_sharing, cpu_wait, table
 from hindmost_judge.detect import intermittent, straggler
 from hindmost_judge.stats.robust import average, mean, median
@@ -28,7 +29,7 @@ from hindmost_judge.whatif.savings import BY_ITSELF, step_delay
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks, CpuBinding, Sharing, Slowdown, Stalls
+    from hindmost_judge.blocks import Blocks, CpuBinding, Slowdown, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
@@ -113,16 +114,22 @@ _COUNTS = 0.05
 #: A rank that needs more CPU time in this share of the steps needs it for its own work: others rarely use a core that
 #: long.
 _THROUGHOUT = 0.75
+#: What ranks of a node that has enough CPUs may use.
+_A_CPU_EACH = Sharing("", 1, 1)
 #: With fewer steps the largest share of the waiting may be chance: a few long turns of the scheduler are most of it.
 _ENOUGH = 30
 
 
 def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
-    """The rank with more CPU demand that makes the others wait most, where delays alone are too noisy to name one.
+    """The rank that makes the others wait most, if its own work is longer, where delays are too noisy to name one.
 
-    Containers and cpusets share CPUs without a node's CPU count showing it.
+    Work is CPU demand, or else time off the CPU without queueing. Containers, cpusets and other programs share CPUs
+    without a node's CPU count showing it.
     """
     found, _ = _of_needs(blocks, settings)
+    if not found and cpu_sharing.between_collectives(blocks):
+        slept, _ = _verdicts_on_sleep(blocks, [], _A_CPU_EACH, settings)
+        found = [one.verdict for one in slept if one.verdict.kind == "straggler"]  # delays show stalls well enough
     most = int(blocks.ranks[int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))])
     return found if found and most in found[0].ranks else []
 

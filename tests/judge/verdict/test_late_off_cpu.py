@@ -61,6 +61,22 @@ def _threads_rest() -> Table:
     return metrics(rows)
 
 
+def held_up(asleep: float, seed: int) -> Run:
+    """Two ranks on two CPUs of which others take any share: in each step each queues, for 25 ms on average, and rank 1
+    sleeps."""
+    queued = np.random.default_rng(seed).exponential(25.0, (2, 200))
+    faults = [
+        {"rank": rank, "runqueue": each, "from": step, "until": step + 1}
+        for (rank, step), each in np.ndenumerate(queued)
+    ]
+    rows = [("hindmost_node_cpus", "{}", 0, float(CPUS))]
+    for rank in range(2):
+        labels = f'{{"job": "made", "rank": "{rank}"}}'
+        rows += [("hindmost_process_cpu_seconds_total", labels, tick, 0.2 * tick) for tick in range(6)]
+    asleep_too = [*faults, {"rank": 1, "blocked": asleep}]
+    return replace(make(Load(ranks=2, steps=200, faults=asleep_too)), metrics=metrics(rows))
+
+
 def said(report: Report) -> list[tuple[str, tuple[int, ...], str | None]]:
     return [(verdict.kind, verdict.ranks, verdict.cause) for verdict in report.verdicts]
 
@@ -87,6 +103,21 @@ def test_a_rank_that_slept_for_a_part_of_its_delay_is_named_for_that_part() -> N
     report = judge(crowded(10.0, 0.21))
     assert said(report) == [("straggler", (1,), "unknown")]
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(20, abs=1)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_rank_that_sleeps_is_named_where_other_programs_make_each_rank_late_in_turn(seed: int) -> None:
+    """A node has a CPU for each rank, and other programs use them: what a rank does off the CPU is its own work."""
+    report, awake = judge(held_up(10.0, seed)), judge(held_up(0.0, seed))
+    assert said(report) == [("straggler", (1,), "unknown")]
+    saved = report.job.step_ms["mean"] - awake.job.step_ms["mean"]
+    assert report.verdicts[0].cost_ms_per_step == pytest.approx(saved, rel=0.2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_none_sleeps_no_rank_is_named_for_a_queue_that_other_programs_make(seed: int) -> None:
+    """They queue for 25 ms a step, now one for longer and now the other."""
+    assert [verdict.ranks for verdict in judge(held_up(0.0, seed)).verdicts] == [()]
 
 
 @pytest.mark.parametrize(
