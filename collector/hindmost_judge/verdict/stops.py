@@ -377,8 +377,12 @@ def _of_each(said: Mapping[int, str], rest: str = "are not listed") -> list[str]
 
 
 #: What is said of one rank, and of several.
-_SEVERAL = (("^is ", "are "), ("^has ", "have "), ("its process ended$", "their processes ended"))
-_SEVERAL += ((": it has left its loop$", ": they have left their loops"),)
+_SEVERAL = (
+    ("^is ", "are "),
+    ("^has ", "have "),
+    (": its process ended$", ": their processes ended"),
+    (": it has left its loop$", ": they have left their loops"),
+)
 
 
 def _of_several(words: str) -> str:
