@@ -102,6 +102,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--optional-programs", action="store_true", help="only files with tests that use such a program")
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With ``--optional-programs``, of files in which nothing is marked, nor in their folder's fixtures."""
+    if collection_path.is_dir() or not config.getoption("--optional-programs"):
+        return None
+    texts = [path.read_text() for path in (collection_path, collection_path.with_name("conftest.py")) if path.exists()]
+    return None if any(re.search(r"mark\.(needs|uses)\(", text) for text in texts) else True
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Spread the files of each folder of ``tests/`` evenly over the run: some wait for processes, others compute.
 
