@@ -11,6 +11,7 @@ minutes of backlog is at another step than all others, and each of its steps wou
 from __future__ import annotations
 
 import sys
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -118,10 +119,16 @@ def codes(text: Array) -> tuple[Ints, list[str]]:
         return np.zeros(len(text), np.int64), [""]
     letters = fixed.view(np.uint32).reshape(len(fixed), width)
     hashed = np.zeros(len(fixed), np.uint64)
-    for column, factor in enumerate(np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)):
+    for column, factor in enumerate(_factors(width)):
         hashed += letters[:, column] * factor  # a column at a time: no block of 64-bit words as large as the text
     found, _ = factorize(hashed)
     return found.astype(np.int64), [str(fixed[i]) for i in first(np.arange(len(found)), found, found.max() + 1)]
+
+
+@cache
+def _factors(width: int) -> Array:
+    """What each letter of a hashed text counts."""
+    return np.random.default_rng(7).integers(1, 2**63, width, dtype=np.uint64)
 
 
 def _shared_codes(text: Array) -> tuple[Ints, list[str]]:

@@ -439,8 +439,10 @@ class Samples:
         if len(self._bounds) < 2:
             return np.ones(len(time), bool)
         step = np.searchsorted(self._bounds, time, side="right") - 1
-        inside = (step >= 0) & (step < len(self._bounds) - 1)
-        return inside if steps is None else inside & np.isin(step, steps)
+        chosen = np.full(len(self._bounds) + 1, steps is None)
+        chosen[slice(None) if steps is None else steps] = True
+        chosen[-2:] = False  # no step: after the last, and before the first
+        return np.asarray(chosen[step])
 
 
 def _column(metrics: Metrics, source: Source, ranks: Ints) -> Column | None:

@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.settings import DEFAULT
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, block_medians, median, spread, standard_error, time_blocks
+from hindmost_judge.stats.robust import (
+    MAD_TO_SIGMA,
+    block_medians,
+    median,
+    or_zero,
+    spread,
+    standard_error,
+    time_blocks,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -261,7 +269,7 @@ def _over(after: Floats, level: float, recovered: int) -> bool:
 
 def segment_edges(series: Floats, smallest: float) -> list[int]:
     """Edges of the segments between the changes of a series, with its own ends."""
-    series = np.nan_to_num(series)
+    series = or_zero(series)
     edges = _sharpened(series, _cut(series, smallest))
     levels = _Levels(series)
     while len(edges) > 2:

@@ -179,7 +179,7 @@ def _changes(values: Floats) -> Floats:
 
 def _without(values: Floats, of: Floats) -> Floats:
     """What is left of values once a line through ``of`` is taken out."""
-    x, y = np.nan_to_num(of), np.nan_to_num(values)
+    x, y = or_zero(of), or_zero(values)
     return np.asarray(values - float(np.sum(x * y)) / max(float(np.sum(x * x)), 1e-30) * x)
 
 
