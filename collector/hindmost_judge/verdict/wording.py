@@ -469,7 +469,7 @@ def balanced(
         needy = f"{who} needs {percent(beyond)} more {work} than its peers"
         on_shared, sure = _last_on_shared_cpus(blocks, last, queued=queued)
         found = [f"{needy}: negligible", on_shared]
-        if beyond >= _FOR_ITS_CPU:
+        if beyond >= _FOR_ITS_CPU and most >= _NOTHING * blocks.step_ns:  # a large part of nothing costs nothing
             typical = median(needs.own, axis=1)
             took = f"{work} {ms(typical[row])}, others {ms(float(median(np.delete(typical, row))))}"
             found, sure = [f"{who} is suspected ({took}), but ranks share CPUs, which can cause that too"], False

@@ -154,6 +154,14 @@ def test_the_last_rank_on_shared_cpus_is_the_schedulers_doing() -> None:
     assert "the scheduler's doing" in found.evidence[2]
 
 
+def test_a_large_part_of_little_work_makes_no_rank_suspected() -> None:
+    """A third more than 0.4 ms, in steps of more than ten: nothing would be gained there."""
+    busy = Load(ranks=4, steps=300, compute=0.2, cpus=2, jostle=10.0, faults=[{"rank": 1, "compute": 0.15}])
+    found = judge(make(busy)).to_dict()["verdicts"][0]
+    assert of_verdict(found).head == "OK"
+    assert found["evidence"][0] == "rank 1 needs 36 % more CPU and file I/O time than its peers: negligible"
+
+
 def test_a_rank_that_nearly_always_comes_last_is_not_excused_by_shared_cpus() -> None:
     """A scheduler delays one rank now and another then: of one that is late in every step the report says so."""
     run = make(Load(ranks=3, steps=300, compute=3.0, cpus=2, faults=[{"rank": 1, "blocked": 5.0}]))
