@@ -19,6 +19,7 @@ import cProfile
 import gc
 import json
 import multiprocessing
+import os
 import pstats
 import resource
 import tempfile
@@ -181,12 +182,12 @@ def main() -> None:
         target=send, args=(args.agents, args.settle + args.seconds, out), daemon=True
     )
     child.start()
+    os.environ["ARROW_DEFAULT_MEMORY_POOL"] = "system"
     from hindmost import daemon_process  # noqa: PLC0415 - as a collector starts
     from hindmost_collector import runtime  # noqa: PLC0415
     from hindmost_collector.main import GARBAGE  # noqa: PLC0415
 
     daemon_process.set_up_allocator()
-    runtime.set_up_arrow()
     runtime.put_off_pandas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)

@@ -51,6 +51,9 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
     os.environ.setdefault("GRPC_EXPERIMENTS", POLLER)  # read when the library is loaded
+    # So is this. One allocator for Arrow and all else: what is free in it goes back to the system with the rest.
+    # ``pyarrow.set_memory_pool`` would leave out what Parquet allocates while it reads and writes.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from hindmost_collector.options import resolve
 
     ours = ("config", "set")

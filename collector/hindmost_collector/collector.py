@@ -49,9 +49,9 @@ UPKEEP_S = 30.0
 PUT_OFF = 10
 #: A series whose agent has not sent for this long has no value.
 STALE_NS = 120_000_000_000
-#: An agent without a stream, and a definition that nothing refers to, are forgotten after this long; both are known
-#: again as soon as they come back, the agent's numbers from the store.
-FORGET_NS = 3_600_000_000_000
+#: An agent without a stream, and a schema without samples, are forgotten after this long; both are known again as soon
+#: as they come back, the agent's numbers from the store. Each process that starts or ends on a node makes new schemas.
+FORGET_NS, UNUSED_NS = 3_600_000_000_000, 600_000_000_000
 
 
 async def tend(components: Components) -> None:
@@ -104,7 +104,7 @@ def _prune(components: Components) -> None:
         job.history.bound(cells)
     if not components.recorder.trouble:  # what waits for the disk still needs its definitions
         components.ingest.prune(now - FORGET_NS)
-        components.definitions.prune(now, FORGET_NS)
+        components.definitions.prune(now, UNUSED_NS)
         components.decoder.prune()
         components.ingest.again.prune()
 

@@ -81,7 +81,6 @@ def run_collector(options: Options, settings: Settings = DEFAULT) -> int:
     raise_open_file_limit()
     sys.setswitchinterval(SWITCH_S)
     daemon_process.set_up_allocator()
-    runtime.set_up_arrow()
     runtime.put_off_pandas()
     gc.freeze()
     gc.set_threshold(*GARBAGE)

@@ -7,6 +7,7 @@ import contextlib
 import ctypes
 import sys
 import time
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pyarrow as pa
@@ -63,19 +64,16 @@ class ShieldedTasks:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
+@lru_cache(1)  # each ``CDLL`` makes types, which only the garbage collector removes
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
+
+
 def give_memory_back() -> None:
     """Have glibc return all free memory to the system, also between blocks in use; rarely, and before a new peak of
     use."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def set_up_arrow() -> None:
-    """Have Arrow allocate through the C library, in a process of our own.
-
-    One heap serves all, and what a flush freed goes back to the system with the rest.
-    """
-    pa.set_memory_pool(pa.system_memory_pool())
+        _libc().malloc_trim(0)
 
 
 class _NoPandas:

@@ -27,10 +27,29 @@ def test_writing_a_segment_needs_no_pandas(tmp_path):
     assert said.stdout.split() == ["False", "3"]
 
 
-def test_a_collector_has_one_allocator():
-    """What Arrow allocates goes through the C library: what is free there goes back after each flush, numpy's too."""
-    program = "import pyarrow, hindmost_collector.runtime as runtime\nruntime.set_up_arrow()\n"
-    line = [sys.executable, "-c", f"{program}print(pyarrow.default_memory_pool().backend_name)"]
+ALLOCATES = """
+import sys
+from types import SimpleNamespace
+import hindmost_cli
+
+def run_collector(*_):
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    pq.write_table(pa.table({"column": np.arange(100_000)}), sys.argv[1])
+    pq.read_table(sys.argv[1])
+    pools = {name: getattr(pa, f"{name}_memory_pool")() for name in pa.supported_memory_backends()}
+    print(*(name for name, pool in pools.items() if pool.max_memory()))
+    return 0
+
+sys.modules["hindmost_collector.main"] = SimpleNamespace(run_collector=run_collector)
+hindmost_cli.main(["collector"])
+"""
+
+
+def test_a_collector_has_one_allocator(tmp_path):
+    """What Arrow allocates goes through the C library, while it reads Parquet too: what is free there goes back."""
+    line = [sys.executable, "-c", ALLOCATES, str(tmp_path / "segment.parquet")]
     said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert said.stdout == "system\n"
 

@@ -1,6 +1,7 @@
 """Large jobs, jobs that grow and shrink, many jobs, and years: simulated, in memory unless said otherwise."""
 
 import asyncio
+import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -209,6 +210,37 @@ async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeyp
     before, after = states
     assert after["objects"] - before["objects"] < MORE
     assert after["bytes"] - before["bytes"] < 4096
+
+
+async def test_schemas_of_processes_that_ended_are_held_for_minutes(tmp_path) -> None:
+    """Each process makes a schema of its own: those of the last ten minutes are known."""
+    service, known = Service(tmp_path), []
+    await service.connect()
+    for number in range(10):
+        await service.job(number, 2)
+        known.append(len(service.collector.definitions.schemas))
+    await service.close()
+    assert max(known) <= 6
+
+
+async def test_what_a_job_leaves_does_not_wait_for_the_garbage_collector(tmp_path) -> None:
+    """That rarely runs in a collector, and until then each job would leave types and windows in memory."""
+    service = Service(tmp_path)
+    await service.connect()
+    await service.job(0, MINUTES)
+    gc.collect()
+    gc.disable()
+    try:
+        await service.job(1, MINUTES)
+        gc.set_debug(gc.DEBUG_SAVEALL)
+        gc.collect()
+    finally:
+        gc.set_debug(0)
+        gc.enable()
+    left = {type(one).__qualname__ for one in gc.garbage if type(one).__module__.startswith(("hindmost", "ctypes"))}
+    gc.garbage.clear()
+    await service.close()
+    assert not left
 
 
 async def test_the_end_of_stdin_ends_its_own_job_alone(tmp_path):

@@ -97,7 +97,8 @@ def learned(sent: Any) -> Schema:
         if one.help:
             helps.setdefault(one.name, one.help)
     return Schema(
-        Series(one.name, bool(one.kind), helps.get(one.name, ""), _labels(tuple(one.labels))) for one in sent.series
+        Series(sys.intern(one.name), bool(one.kind), helps.get(one.name, ""), _labels(tuple(one.labels)))
+        for one in sent.series
     )
 
 

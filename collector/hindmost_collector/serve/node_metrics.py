@@ -88,10 +88,10 @@ class NodeMetrics:
             self._seen[key.key] = last, gap
             if newest.last_ns < older_than_ns and (now_ns is None or newest.last_ns < now_ns - _PERIODS * gap):
                 del self._newest[key]
-        known = self._definitions.schemas
-        for ref in [ref for ref in self._lines if ref not in known]:
-            del self._lines[ref]
-            self._counts.pop(ref, None)
+        shown, known = self.schemas(), self._definitions.schemas
+        for made in (self._lines, self._counts):
+            for ref in made.keys() - shown:  # of a process that has ended, which no scrape shows again
+                made.pop(ref, None)
         for seen in [seen for seen in self._seen if seen[1] not in known]:
             del self._seen[seen]
 

@@ -22,6 +22,8 @@ from hindmost_collector.serve.node_metrics import NodeMetrics
 from hindmost_proto import telemetry_pb2 as wire
 from prometheus_client.parser import text_string_to_metric_families
 
+from bench.agent_years import memory_of
+
 
 @pytest.fixture
 def definitions():
@@ -87,6 +89,20 @@ def test_silent_nodes_have_no_values(definitions):
     assert {node for _, node, _ in samples(metrics)} == {"n1"}
     metrics.expire(10)
     assert metrics.text() == ""
+
+
+def test_of_a_process_that_has_ended_no_text_is_kept():
+    """Each process has a schema of its own, which may be known for long: its lines go with its value."""
+    made, label, held = Definitions(), '{{"job":"j{}","rank":"0"}}', []
+    metrics = NodeMetrics(made)
+    for job in range(100):
+        made.schemas[job] = Schema([Series(f"hindmost_{name}", False, "", label.format(job)) for name in "abcdefgh"])
+        metrics.add([MetricRows.of("n0", job, np.array([job]), np.ones((1, 8)))])
+        assert f'job_id="j{job}"' in metrics.text(RANK)
+        metrics.counts()
+        metrics.expire(job)
+        held.append(memory_of((metrics._lines, metrics._counts))["objects"])
+    assert held[-1] == held[9]
 
 
 def test_what_is_sent_seldom_keeps_its_value_between(definitions):
