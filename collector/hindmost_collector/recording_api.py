@@ -126,7 +126,8 @@ class Recording(Tables):
                     # a segment was compacted away after it was listed, or is torn: look closer, and again
                     if type(error) not in _UNREADABLE or attempt == 4:
                         why = str(error).splitlines()[0].rstrip("!")
-                        raise UsageError(f"the query failed: {why}; tables: {', '.join(schema.STORED)}") from error
+                        known = f"tables: {', '.join(schema.STORED)}; `describe TABLE` lists the columns of one"
+                        raise UsageError(f"the query failed: {why}; {known}") from error
                     self._leave_torn_out(query, whole=attempt > 0)
         raise AssertionError
 

@@ -195,8 +195,8 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     if inputs is None:
         return []
     made = loading.of(blocks)
-    if made is not None:  # no loader shortens what the scheduler makes of it
-        inputs = inputs * (1.0 - made.shares["cpu_contention"][:, None])
+    queued = np.zeros(len(inputs)) if made is None else made.shares["cpu_contention"]
+    inputs = inputs * (1.0 - queued[:, None])  # no loader shortens what the scheduler makes of it
     alike = blocks.lanes is None  # of lanes the own work of each host is known, a named one's too
     blamed = [rank for verdict in named if verdict.cause == "input" and alike for rank in verdict.ranks]
     left = ~np.isin(blocks.ranks, blamed)
@@ -207,7 +207,8 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
     if not typical >= settings.input_bound:  # NaN where it is unknown
         return []
     cost = typical * average(blocks.period)
-    waits = float(median(median(blocks.parts["input"][left], axis=1)))
+    waits, for_cpu = float(median(median(blocks.parts["input"][left], axis=1))), float(median(queued[left]))
+    without = f"; COST leaves out {percent(for_cpu)} of it, waits for a CPU" if for_cpu >= 0.01 else ""
     return [
         Verdict(
             kind="input_bound",
@@ -218,7 +219,7 @@ def of_job(blocks: Blocks, settings: Settings, named: Sequence[Verdict] = ()) ->
             confidence=0.9,
             explained=1.0,
             evidence=(
-                f"the typical rank waits {ms(waits)} of {ms(blocks.step_ns)} per step for input",
+                f"the typical rank waits {ms(waits)} of {ms(blocks.step_ns)} per step for input{without}",
                 *_of_storage(made, blocks, np.flatnonzero(left)),
             ),
         )

@@ -87,17 +87,21 @@ def all_wait(**parts: float) -> Run:
 
 
 def test_a_job_whose_workers_lack_cpus_is_not_limited_by_input() -> None:
-    """Loaders that run are the input; loaders that queue are the node's want of CPUs."""
-    run, kinds = all_wait(), []
-    for queued in (0.0, 0.7):
+    """Loaders that run are the input; loaders that queue are the node's want of CPUs. Of some of both the evidence
+    says why the cost is less than the wait."""
+    run, kinds, said = all_wait(), [], ""
+    for queued in (0.0, 0.3, 0.7):
         made = run
         for rank in range(4):
             one = sampled(run, workers=2, rank=rank, cpu=0.1, queued=queued).metrics
             mine = [f'"rank": "{rank}"' in label for label in one["labels"].tolist()]
             parts = {name: values[mine] for name, values in one.items()}
             made = replace(made, metrics={name: np.concatenate([made.metrics[name], parts[name]]) for name in parts})
-        kinds.append(judge(made).verdicts[0].kind)
-    assert kinds == ["input_bound", "balanced"]
+        found = judge(made).verdicts[0]
+        kinds.append(found.kind)
+        said = said or next((line for line in found.evidence[:1] if "waits for a CPU" in line), "")
+    assert kinds == ["input_bound", "input_bound", "balanced"]
+    assert said.endswith("per step for input; COST leaves out 39 % of it, waits for a CPU")
 
 
 def fed_by_workers(
