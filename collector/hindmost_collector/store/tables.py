@@ -68,10 +68,6 @@ class Tables(ABC):
     def _equal(self, column: str, text: str) -> str:
         """The SQL condition that a column is a text."""
 
-    def _chosen(self) -> list[str]:
-        """SQL conditions for the rows that this recording is about; none: all."""
-        return []
-
     @abstractmethod
     def _reports(self) -> Iterator[tuple[str, bytes]]:
         """Each job whose report was written at its end, and that report as JSON."""
@@ -140,7 +136,7 @@ class Tables(ABC):
             points: a series has about so many rows at most: samples themselves (count 1), or intervals of the finest
                 level that keeps to it.
         """
-        conditions = [*self._chosen(), self._equal("name", name)]
+        conditions = [self._equal("name", name)]
         conditions += [self._equal("node", node)] if node is not None else []
         conditions += [f"time_ns >= {int(start_ns)}"] if start_ns is not None else []
         conditions += [f"time_ns < {int(end_ns)}"] if end_ns is not None else []

@@ -156,9 +156,6 @@ class ClickHouseRecording(Tables):
     def _equal(self, column: str, text: str) -> str:
         return f"{column} = {_literal(text)}"
 
-    def _chosen(self) -> list[str]:
-        return [self._equal("job", self._target.job)] if self._target.job else []
-
     def run(self) -> Run:
         """The run as detectors take it. Raises UsageError where there are several jobs and the URL names none."""
         if len(self._jobs) != 1:
@@ -167,9 +164,11 @@ class ClickHouseRecording(Tables):
 
     def _settings(self) -> dict[str, str]:
         """What lets the server read the rows of the job that the URL names, whatever a query is."""
+        if not self._target.job:
+            return {}
+        where = _literal(self._equal("job", self._target.job))
         names = [f"{self._target.place.database}.{table}_{held}" for table in ddl.TABLES for held in ("rows", "local")]
-        filters = [f"{_literal(name)}: {_literal(where)}" for where in self._chosen() for name in names]
-        return {"additional_table_filters": f"{{{', '.join(filters)}}}"} if filters else {}
+        return {"additional_table_filters": f"{{{', '.join(f'{_literal(name)}: {where}' for name in names)}}}"}
 
     def sql(self, query: str) -> pa.Table:
         """Run ClickHouse SQL over the tables; every table has a column ``job``. Raises UsageError when it is wrong.
