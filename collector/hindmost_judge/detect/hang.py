@@ -331,17 +331,18 @@ def _other_operations(run: Run, comm: int, away: list[int], entered: set[int]) -
 
     A broadcast's root need not wait: a rank that took the wrong branch may have finished there and gone on.
     """
-    table = run.collectives
-    here = np.flatnonzero((table["comm"] == comm) & np.isin(table["rank"], [*away, *entered]))
-    if not away or not entered or len(here) == 0:
+    if not away or not entered:
         return {}
-    latest = {rank: int(table["start_ns"][here[table["rank"][here] == rank]].max(initial=0)) for rank in away}
+    table = run.collectives
+    here = np.flatnonzero(table["comm"] == comm)
+    theirs = here[np.isin(table["rank"][here], [*entered])]
     found: dict[int, str] = {}
-    theirs = {(str(table["op"][i]), int(table["seq"][i])) for i in here if int(table["rank"][i]) in entered}
-    for i in here[np.isin(table["rank"][here], away)]:
-        rank, what = int(table["rank"][i]), (str(table["op"][i]), int(table["seq"][i]))
-        if what not in theirs and what[0] not in _MEET and int(table["start_ns"][i]) == latest[rank]:
-            found[rank] = what[0]
+    for rank in away:
+        own = here[table["rank"][here] == rank]
+        for at in own[table["start_ns"][own] == table["start_ns"][own].max(initial=0)]:
+            name, alike = str(table["op"][at]), theirs[table["seq"][theirs] == table["seq"][at]]
+            if name not in _MEET and not (table["op"][alike] == name).any():
+                found[rank] = name
     return {rank: name for rank, name in found.items() if name not in _open_names(run, comm)}
 
 

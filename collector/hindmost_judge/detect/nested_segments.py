@@ -82,10 +82,14 @@ def find(
     count when segments that come and go too often are taken as one.
     """
     edges = _without_pauses(series, segment_edges(series, smallest), settings.recovered_steps)
+    levels = _Levels(series)
+    high: list[Layer] = []
+    calm = levels
     while True:
-        layers = _layered(series, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
-        calm = _without(series, [layer for layer in layers if layer.outer is None and layer.level >= large])
-        sure = [_stands_out(series, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
+        layers = _layered(levels, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
+        left_out, high = high, [layer for layer in layers if layer.outer is None and layer.level >= large]
+        calm = calm if high == left_out else _Levels(_without(series, high))
+        sure = [_stands_out(levels, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
         if min(sure, default=1.0) >= 1:
             outer = [layer for layer in layers if layer.outer is None]
             if sum(layer.level < large for layer in outer) > settings.max_segments:
@@ -117,14 +121,14 @@ def _all(series: Floats, layers: list[Layer]) -> Layer:
 
 def _without(series: Floats, layers: list[Layer]) -> Floats:
     """The series without these."""
-    left = series.copy() if layers else series
+    left = series.copy()
     for layer in layers:
         left[layer.first : layer.stop] -= layer.level
     return left
 
 
 def _stands_out(
-    series: Floats, calm: Floats, layer: Layer, layers: list[Layer], smallest: float, least: float
+    levels: _Levels, calm: _Levels, layer: Layer, layers: list[Layer], smallest: float, least: float
 ) -> float:
     """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
@@ -132,17 +136,16 @@ def _stands_out(
     must exceed them by an effect, and by ``least`` times the scatter of as many of them. A segment at either end of
     the series that takes much of it was not picked from many: a fault began there, or ended.
     """
-    outer, size = layer.outer, len(series)
+    outer, size = layer.outer, len(levels.series)
     at_an_end = outer is None and (layer.first == 0 or layer.stop == size)
     if at_an_end and layer.stop - layer.first > _PICKED * size:
         return 1.0
     if layer.stop - layer.first < SHORTEST:
         return 0.0
     first, stop = (0, size) if outer is None else (outer.first, outer.stop)
-    around = np.concatenate([calm[first : layer.first], calm[layer.stop : stop]])
-    inside = series[layer.first : layer.stop]
-    differ = max(standard_error(inside) + standard_error(around), _scatter(around, len(inside)))
-    above = _above(series, layer, layers)
+    error, scatter = calm.around(first, layer.first, layer.stop, stop)
+    differ = max(levels.of(layer.first, layer.stop)[1] + error, scatter)
+    above = _above(levels.series, layer, layers)
     return min(above / smallest, above / max(least * differ, np.finfo(float).tiny))
 
 
@@ -170,20 +173,18 @@ def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
     return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
 
 
-def _layered(series: Floats, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:
+def _layered(levels_of: _Levels, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:
     """The layers between these edges; a level that is not sure to be above nothing is none to be on top of.
 
     What follows the last may be a pause of it where it takes less than the ``brief`` part of it.
     """
-    levels = _levels(series, edges)
-    for at, (first, stop) in enumerate(itertools.pairwise(edges)):
-        if levels[at] < _APART * standard_error(series[first:stop]):
-            levels[at] = min(levels[at], 0.0)
+    known = [levels_of.of(first, stop) for first, stop in itertools.pairwise(edges)]
+    levels = [level if level >= _APART * error else min(level, 0.0) for level, error in known]
     end = {edges[-1]: edges[-1]}
     paused = max(recovered, int(brief * (edges[-2] - edges[max(len(edges) - 3, 0)])))
     if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1, paused):
         edges, levels = edges[:-1], levels[:-1]
-        end[edges[-1]] = len(series)
+        end[edges[-1]] = len(levels_of.series)
     return list(_layers(edges, levels, 0.0, smallest, None, end))
 
 
@@ -270,31 +271,51 @@ def _over(after: Floats, level: float, recovered: int) -> bool:
 def segment_edges(series: Floats, smallest: float) -> list[int]:
     """Edges of the segments between the changes of a series, with its own ends."""
     series = or_zero(series)
-    edges = _sharpened(series, _cut(series, smallest))
     levels = _Levels(series)
+    edges = _sharpened(levels, _cut(series, smallest))
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
         sure = [_sureness(levels, change, smallest, _MIN_CHANGE) for change in changes]
         least = int(np.argmin(sure))
         if sure[least] >= 1:
             break
-        edges = _sharpened(series, [*edges[: least + 1], *edges[least + 2 :]])
+        edges = _sharpened(levels, [*edges[: least + 1], *edges[least + 2 :]])
     return edges
 
 
 class _Levels:
-    """The level of each requested segment of a series, and its certainty."""
+    """The level of each requested segment of a series, and its certainty: each is worked out once."""
 
     def __init__(self, series: Floats) -> None:
-        self._series = series
-        self._known: dict[tuple[int, int], tuple[float, float]] = {}
+        self.series = series
+        self._known: dict[tuple[int, ...], tuple[float, float]] = {}
+        self._sharp: dict[tuple[int, int, int], int] = {}
 
     def of(self, first: int, stop: int) -> tuple[float, float]:
         """The median of these steps and its standard error."""
         if (first, stop) not in self._known:
-            part = self._series[first:stop]
+            part = self.series[first:stop]
             self._known[first, stop] = float(median(part)), standard_error(part)
         return self._known[first, stop]
+
+    def around(self, begin: int, first: int, stop: int, end: int) -> tuple[float, float]:
+        """The standard error of the steps [begin, end) without [first, stop), and how medians of as many scatter."""
+        asked = begin, first, stop, end
+        if asked not in self._known:
+            left = np.concatenate([self.series[begin:first], self.series[stop:end]])
+            self._known[asked] = standard_error(left), _scatter(left, stop - first)
+        return self._known[asked]
+
+    def sharpen(self, start: int, split: int, stop: int) -> int:
+        """Where, at most a few steps from ``split``, the levels of these steps on its two sides fit best."""
+        asked = start, split, stop
+        if asked not in self._sharp:
+            before, after = median(self.series[start:split]), median(self.series[split:stop])
+            first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
+            part = self.series[first:last]
+            sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
+            self._sharp[asked] = first + int(np.argmin(sums))
+        return self._sharp[asked]
 
 
 def _sureness(levels: _Levels, change: tuple[int, int, int], smallest: float, varies: float) -> float:
@@ -337,20 +358,12 @@ def _cheapest(levels: Floats, price: float) -> list[int]:
     return edges[::-1]
 
 
-def _sharpened(series: Floats, edges: list[int]) -> list[int]:
+def _sharpened(levels: _Levels, edges: list[int]) -> list[int]:
     """Move each change to where the levels on its two sides fit best, within a few steps."""
     found = list(edges)
     for at in range(1, len(edges) - 1):
-        found[at] = _sharpen(series, found[at - 1], found[at], found[at + 1])
+        found[at] = levels.sharpen(found[at - 1], found[at], found[at + 1])
     return found
-
-
-def _sharpen(series: Floats, start: int, split: int, stop: int) -> int:
-    before, after = median(series[start:split]), median(series[split:stop])
-    first, last = max(start + 1, split - SHORTEST), min(stop - 1, split + SHORTEST)
-    part = series[first:last]
-    sums = np.concatenate([[0.0], np.cumsum(np.abs(part - before) - np.abs(part - after))])
-    return first + int(np.argmin(sums))
 
 
 def is_persistent(more: Floats, smallest: float, settings: Settings) -> bool:

@@ -219,13 +219,19 @@ def time_blocks(length: int) -> tuple[slice, ...]:
 @lru_cache(256)
 def _cells(length: int) -> Array:
     """[B, W] the steps of each time block; ``length`` where a block has less than the longest."""
-    cuts = time_blocks(length)
-    longest = max(cut.stop - cut.start for cut in cuts)
-    return np.array([[*range(cut.start, cut.stop), *[length] * (longest - cut.stop + cut.start)] for cut in cuts])
+    begin, stop = (np.array([getattr(cut, end) for cut in time_blocks(length)])[:, None] for end in ("start", "stop"))
+    steps = begin + np.arange(int((stop - begin).max()))
+    return np.where(steps < stop, steps, length)
+
+
+#: Blocks of longer series are cut one by one, without an order of their values.
+_LONG = 4096
 
 
 def block_medians(series: Floats) -> Floats:
     """[..., B] medians of the time blocks of the last axis."""
+    if series.ndim == 1 and len(series) > _LONG:
+        return np.array([median(series[cut]) for cut in time_blocks(len(series))])
     if series.ndim == 1 and len(series) > 0:
         ordered = np.sort(np.append(series, np.nan)[_cells(len(series))], axis=1)  # NaN goes last
         known = np.sum(~np.isnan(ordered), axis=1)
