@@ -12,8 +12,10 @@ import pytest
 from hindmost import daemon_process
 from hindmost_collector import main
 from hindmost_collector.collector import Collector
-from hindmost_collector.live.evaluation_schedule import UnconfirmedClaims
+from hindmost_collector.live.evaluation_schedule import Judging, UnconfirmedClaims
 from hindmost_collector.options import Options
+from hindmost_judge.model import Job, Run
+from hindmost_judge.verdict.schema import JobSummary, Report
 
 from tests.collector.live.pacing import BEGAN, Paced
 
@@ -41,6 +43,24 @@ def test_judging_takes_a_thousandth_of_a_core_while_cores_are_full() -> None:
     """A judgement of 60 ms comes every 60 s, after the first."""
     judged = times(Paced(cores_are_full=lambda: True, whole_s=0.06), 300.0)
     assert [59.0 < after - before < 63.0 for before, after in itertools.pairwise(judged)] == [True] * 3
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -> None:
+    """Two at once would take a core from two ranks."""
+    now, due = [0.0], []
+    judging = Judging(clock=lambda: now[0], cores_are_full=lambda: full)
+
+    def judge(run: Run) -> Report:
+        due.append(judging.due("other"))
+        return Report(JobSummary(run.job.id), ())
+
+    judging.judge = judge
+    assert not judging.due("other")
+    now[0] = 200.0
+    judging.judged("j", lambda: Run(Job("j")))
+    assert due == [not full]
+    assert judging.due("other")
 
 
 def test_verdicts_are_renewed_each_five_minutes_while_cores_are_full() -> None:
