@@ -100,7 +100,7 @@ def _prune(components: Components) -> None:
     components.nodes.expire(now - STALE_NS, now)
     limit, cells = window_limit(len(components.jobs)), cells_of(len(components.jobs))
     for job in components.jobs.values():
-        job.window.bound(limit)
+        job.window.bound(components.judging.window_rows(job.id, limit))
         job.history.bound(cells)
     if not components.recorder.trouble:  # what waits for the disk still needs its definitions
         components.ingest.prune(now - FORGET_NS)

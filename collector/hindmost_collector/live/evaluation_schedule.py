@@ -220,6 +220,8 @@ WRITE_S = 0.25
 #: twice as long.
 FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
+#: Longest CPU time (s) of a full evaluation while cores are full. Windows become as long as that allows.
+FULL_WHOLE_S = NEWS_SHARE * FULL_MOST_S
 #: After which the first judgement comes, of a job that fills its cores from its start on: with what it loads it takes
 #: over a second of CPU time. After 20 s that alone made steps of 16 ranks 4 % longer for half a minute.
 FULL_FIRST_S = 100.0
@@ -248,8 +250,9 @@ class _Turn:
     """The turn of one job: when it is due, when its next full evaluation is due regardless, what that took and of how
     many ``ranks``, and the ``rows`` of an incremental one.
 
-    ``last_whole`` is when that was, ``soon`` whether it left something open, ``hurried`` how many more were made for
-    something new or open than for nothing, ``look_took`` what the last incremental one took.
+    ``last_whole`` is when that was, ``judged`` how many rows it read, ``soon`` whether it left something open,
+    ``hurried`` how many more were made for something new or open than for nothing, ``look_took`` what the last
+    incremental one took.
     ``held`` is what holds by the full evaluation, ``newest`` what its newest steps said then, ``seen`` what they say
     now, where evaluated; ``asked`` is what of it was new since, ``doubts`` what the full evaluation does not
     confirm; ``past`` and ``counted`` are what a window passes to the next one.
@@ -262,6 +265,7 @@ class _Turn:
     rows: int = INCREMENTAL_ROWS
     look_took: float = 0.0
     last_whole: float = -FULL_MOST_S
+    judged: int = 0
     soon: bool = False
     hurried: int = 0
     held: Outcome = field(default_factory=Outcome)
@@ -398,6 +402,14 @@ class Judging:
         """How many rows an incremental evaluation of a job reads, at least."""
         return self._turns[job].rows if job in self._turns else INCREMENTAL_ROWS
 
+    def window_rows(self, job: str, limit: int) -> int:
+        """How many rows of a table a job's window is to hold: up to ``limit``, fewer where judging them takes much of
+        full cores."""
+        turn = self._turns.get(job)
+        if turn is None or not self._full() or turn.took <= 0:
+            return limit
+        return min(limit, max(int(turn.judged * FULL_WHOLE_S / turn.took), INCREMENTAL_ROWS))
+
     def full_due(self, job: str) -> bool:
         """Whether a full evaluation is due now: for news, or because the last one was long ago."""
         turn, now = self._turns[job], self._clock()
@@ -439,7 +451,9 @@ class Judging:
             asked, before, newest = turn.asked, turn.held, turn.seen
             turn.hurried = min(max(turn.hurried + (1 if turn.soon or asked else -1), 0), MOST_HURRIED)
             turn.last_whole, turn.soon = self._clock(), False
-            found = judge(turn.after_others(run()))
+            window = turn.after_others(run())
+            turn.judged = len(window.collectives["rank"])
+            found = judge(window)
             report: dict[str, Any] = found.to_dict()
             if show is not None and found.overview is not None:
                 show.add(found.overview, gauges_of(found.overview) if show.is_watched() else None)

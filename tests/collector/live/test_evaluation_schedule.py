@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hindmost import daemon_process
 from hindmost_collector import main
@@ -61,6 +62,22 @@ def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -
     judging.judged("j", lambda: Run(Job("j")))
     assert due == [not full]
     assert judging.due("other")
+
+
+@pytest.mark.parametrize(("full", "most"), [(True, 150_000), (False, 400_000)])
+def test_a_window_is_as_long_as_its_evaluation_may_take_while_cores_are_full(full: bool, most: int) -> None:
+    """One that takes three seconds for 300,000 rows is judged by the newer half of them."""
+    used = [0.0]
+    judging = Judging(cpu=lambda: used[0], cores_are_full=lambda: full)
+
+    def judge(run: Run) -> Report:
+        used[0] += 3.0
+        return Report(JobSummary(run.job.id), ())
+
+    judging.judge = judge
+    assert judging.window_rows("j", 400_000) == 400_000
+    judging.judged("j", lambda: Run(Job("j"), collectives={"rank": np.zeros(300_000, np.int32)}))
+    assert judging.window_rows("j", 400_000) == most
 
 
 def test_verdicts_are_renewed_each_five_minutes_while_cores_are_full() -> None:
