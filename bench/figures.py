@@ -95,7 +95,7 @@ def headline(
             "`bench/gpu/guest_parts.py`",
         ),
         (
-            f"steps of an all-reduce job with no idle core ({running['machine_cores']} cores), before live judging begins",
+            f"steps of an all-reduce job on {running['machine_cores']} full cores, before it is judged live",
             f"{of_running}; jobs of {whole['wall_s']['without']:.0f} s, start included, {of_whole}",
             "`bench/guest`",
         ),
