@@ -88,7 +88,9 @@ class Agent:
         self._flush_period_ns = flush_ns
         self._cores_are_full, self.full = cores_are_full, False
         self._phase, self._unix_ns = phase, unix_ns
-        self._flush_ns = self._flushed_ns = LONG_AGO_NS
+        self._flush_ns = self._flushed_ns = self._turn_ns = LONG_AGO_NS
+        #: Whether the last batch came when it was due, with those of other nodes; else there was reason for it.
+        self.in_turn = False
         self._folders_ns = LONG_AGO_NS
         if spool is not None:
             self._account(spool)
@@ -111,7 +113,10 @@ class Agent:
             self._sample(now_ns)
         if due:
             asked_ns = FULL_FLUSH_NS if self.full else min(self.batch_ns, FLUSH_MOST_NS)
-            self._flush_ns = self._next(max(self._flush_period_ns, asked_ns), now_ns)
+            self.in_turn = self._flush_ns == self._turn_ns
+            self._flush_ns = self._turn_ns = self._next(max(self._flush_period_ns, asked_ns), now_ns)
+        elif again:
+            self.in_turn = False
         if due or again:
             self.flush(now_ns)
         soon_ns = now_ns + BUSY_NS if busy else max(self._stalled_batch_ns(now_ns), now_ns + STALLED_BATCH_NS)

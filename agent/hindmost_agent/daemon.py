@@ -202,7 +202,7 @@ class Daemon:
             next_ns = self.agent.tick(now_ns)
             if self.shipper is not None and self.host.own.batches != made:
                 # On full cores many nodes make a batch at once, which a collector is to take one after the other.
-                later_s = self._phase * FULL_PERIOD_S / 2 if self.agent.full else 0
+                later_s = self._phase * FULL_PERIOD_S / 2 if self.agent.full and self.agent.in_turn else 0
                 asyncio.get_running_loop().call_later(later_s, self.shipper.notify)
                 self.agent.held_back, self.agent.batch_ns = self.shipper.held_back, self.shipper.batch_ns
         except Exception:

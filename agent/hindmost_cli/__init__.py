@@ -54,7 +54,7 @@ _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 #: Commands whose environment reaches the user's.
-_START_JOBS = ("run", "attach")
+_START_PROGRAMS = ("run", "attach", "collector")
 
 
 def compute_in_one_thread() -> None:
@@ -146,7 +146,7 @@ def _run(arguments: list[str]) -> int:
             job = f"`hindmost run -- {one_line(first[0])} ...` starts a job"
             raise UsageError(f"{one_line(first[0])!r} is no command: {job}; `hindmost --help` lists the commands")
         name = parser().parse_args(first).command
-        if name not in _START_JOBS:
+        if name not in _START_PROGRAMS:
             compute_in_one_thread()
         args = command(name).parse_args(arguments[1:])
         code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))

@@ -23,6 +23,7 @@ Each option is also an environment variable, e.g. HINDMOST_COLLECTOR_STORE, and 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; each is also a key of the TOML file and HINDMOST_COLLECTOR_KEY in the environment."""
+    _load_libraries()
     from hindmost_collector.options import Options, flag
 
     parser.epilog = EPILOG
@@ -51,9 +52,6 @@ def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
     os.environ.setdefault("GRPC_EXPERIMENTS", POLLER)  # read when the library is loaded
-    # So is this. One allocator for Arrow and all else: what is free in it goes back to the system with the rest.
-    # ``pyarrow.set_memory_pool`` would leave out what Parquet allocates while it reads and writes.
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from hindmost_collector.options import resolve
 
     ours = ("config", "set")
@@ -62,3 +60,22 @@ def run(args: argparse.Namespace) -> int:
     from hindmost_collector.main import run_collector
 
     return run_collector(options, settings)
+
+
+#: Numpy's linear algebra starts no thread for each core. One allocator for Arrow and all else: what is free in it goes
+#: back to the system with the rest (``pyarrow.set_memory_pool`` would leave out what Parquet allocates).
+_READ_WHEN_LOADED = {"OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+
+
+def _load_libraries() -> None:
+    """Load numpy and pyarrow under ``_READ_WHEN_LOADED``, which commands of ``--on-verdict`` and the recording of the
+    job's environment are not to see."""
+    ours = {name: value for name, value in _READ_WHEN_LOADED.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        import pyarrow  # it loads numpy, too
+
+        pyarrow.default_memory_pool()
+    finally:
+        for name in ours:
+            del os.environ[name]

@@ -49,8 +49,8 @@ UPKEEP_S = 30.0
 PUT_OFF = 10
 #: A series whose agent has not sent for this long has no value.
 STALE_NS = 120_000_000_000
-#: An agent without a stream, and a schema without samples, are forgotten after this long; both are known again as soon
-#: as they come back, the agent's numbers from the store. Each process that starts or ends on a node makes new schemas.
+#: An agent without a stream is forgotten after an hour. A schema without samples is forgotten after ten minutes: each
+#: process that starts or ends on a node makes new ones. Both come back, the agent's numbers from the store.
 FORGET_NS, UNUSED_NS = 3_600_000_000_000, 600_000_000_000
 
 
@@ -198,7 +198,7 @@ class Collector(Components):
     async def next_tick(self) -> None:
         """Wait for the next tick: while cores are full, until agents make their next batches or one has news."""
         while True:
-            full, left_s = self.cores_are_full(), FULL_PERIOD_S - self.clock.now() / 1e9 % FULL_PERIOD_S
+            full, left_s = self.cores_are_full(), FULL_PERIOD_S - time.time() % FULL_PERIOD_S
             usual_s = min(left_s, FULL_LOOK_S) if full else TICK_S
             pause_s = self.watch.pause_s(usual_s)
             await asyncio.sleep(pause_s)
@@ -232,6 +232,7 @@ class Collector(Components):
     def _in_parts(self) -> Iterator[None]:
         self.ingest.connection_log.tell(self.ingest.connected)
         self.ingest.inbox.empty()
+        self.ingest.inbox.next_turn()
         sequences = self.ingest.received()
         chunks = {name: finish(rows) for name, rows in self.decoder.take().items()}
         self.recorder.add(chunks, sequences)

@@ -252,6 +252,22 @@ def test_stalled_ranks_are_reported_soon(tmp_path: Path, world: int, full: bool,
     assert made == batches
 
 
+def test_a_batch_that_has_a_reason_waits_for_no_turn(tmp_path: Path) -> None:
+    """On full cores others are sent one node after the other. Ranks that stand still are reported at once."""
+    rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", CAPACITY)
+    rank.enter(0, ring.COLLECTIVE, rank.name("all_reduce"), 1, 3, rank.communicator(77, 0, 1, "world"))
+    mine = agent(tmp_path, Spool(tmp_path / "spool", 1 << 20), cores_are_full=lambda: True)
+    in_turn, now = {}, 0
+    while now <= 8 * NS:
+        before, then = mine.host.own.batches, now
+        now = mine.tick(now)
+        if mine.host.own.batches > before:
+            in_turn[then / NS] = mine.in_turn
+    rank.close()
+    assert [at for at, regular in in_turn.items() if regular] == [0, 8]
+    assert len(in_turn) > 4
+
+
 def test_who_waits_is_said_to_wait_still(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch of a job that stands still says at what time a rank was inside what, though nothing has changed."""
     rank = ring.Writer.create(tmp_path / "rings", Identity("job", 0, 1, 0, "n", "torch", "t.py"), "py", CAPACITY)

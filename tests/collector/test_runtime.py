@@ -54,6 +54,31 @@ def test_a_collector_has_one_allocator(tmp_path):
     assert said.stdout == "system\n"
 
 
+STARTS_A_PROGRAM = """
+import os, sys
+from pathlib import Path
+from types import SimpleNamespace
+import hindmost_cli
+
+def run_collector(*_):
+    threads = [Path(f"/proc/self/task/{one}/comm").read_text() for one in os.listdir("/proc/self/task")]
+    print(sum("jemalloc" not in name for name in threads), *sorted(os.environ.keys() - before))
+    return 0
+
+before = {*os.environ, "GRPC_EXPERIMENTS", "GRPC_VERBOSITY"}
+sys.modules["hindmost_collector.main"] = SimpleNamespace(run_collector=run_collector)
+hindmost_cli.main(["collector"])
+"""
+
+
+def test_a_collector_sets_no_threads_for_the_programs_that_it_starts(tmp_path):
+    """Nor for the job, whose environment it records; numpy has one thread all the same."""
+    environ = {"PYTHONPATH": ":".join(sys.path)}
+    line = [sys.executable, "-c", STARTS_A_PROGRAM]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, env=environ)
+    assert said.stdout == "1\n"
+
+
 def test_a_report_on_a_small_job_needs_no_pandas(tmp_path):
     """Of one that a collector recorded: clocks that are together, and ranks that are all there, need no table of it."""
     run_directory([simulate(Scenario(4, 60)).run], tmp_path)

@@ -65,6 +65,9 @@ class Inbox:
         self._take = take
         self._waiting: list[tuple[AgentSession, Outbox, wire.Batch, int]] = []
         self._bytes = 0
+        self._in_turn: set[int] = set()
+        #: Whether in this turn an agent has sent a second batch, which is news, or more has come than may wait.
+        self.out_of_turn = False
 
     def parsed(self, raw: bytes) -> Any:
         """A message; its bytes count until the inbox is emptied."""
@@ -74,13 +77,16 @@ class Inbox:
     def add(self, agent: AgentSession, outbox: Outbox, batch: wire.Batch, now_ns: int) -> None:
         """Have a batch wait."""
         self._waiting.append((agent, outbox, batch, now_ns))
-        if len(self._waiting) >= MANY or self._bytes > BYTES:
+        full = len(self._waiting) >= MANY or self._bytes > BYTES
+        self.out_of_turn |= full or id(agent) in self._in_turn
+        self._in_turn.add(id(agent))
+        if full:
             self.empty()
 
-    @property
-    def out_of_turn(self) -> bool:
-        """Whether an agent has sent a further batch before its last one was taken: it has news."""
-        return len({id(agent) for agent, *_ in self._waiting}) < len(self._waiting)
+    def next_turn(self) -> None:
+        """From now on each agent may send one batch more."""
+        self._in_turn.clear()
+        self.out_of_turn = False
 
     def empty(self) -> None:
         """Take all that wait, in order, but those whose stream is being ended: they come again."""

@@ -38,7 +38,7 @@ class Watch:
         self.full_evaluations: dict[
             str, asyncio.Task[None]
         ] = {}  # windows being judged; of those that cost much one at a time
-        self._told_to_wait: set[str] = set()
+        self._wait_announced: set[str] = set()
         self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
@@ -79,13 +79,13 @@ class Watch:
             if due or timed_out:
                 await self.turn(job, whole=timed_out)
             elif self._judging.first_is_late(job.id):
-                self._tell_to_wait(job.id)
+                self._announce_wait(job.id)
 
-    def _tell_to_wait(self, job: str) -> None:
+    def _announce_wait(self, job: str) -> None:
         """Say once on the terminal why a job has no verdict yet: silence looks like a failure."""
         terminal = self._components.terminal
-        if terminal and job not in self._told_to_wait:
-            self._told_to_wait.add(job)
+        if terminal and job not in self._wait_announced:
+            self._wait_announced.add(job)
             terminal.put(Notification.waiting(job, self._components.clock.now(), FULL_FIRST_S, FULL_LEAST_S))
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
@@ -207,5 +207,5 @@ class Watch:
         await self._end_of(job)
         self.ended(job)
         self._looked.pop(job.id, None)
-        self._told_to_wait.discard(job.id)
+        self._wait_announced.discard(job.id)
         self._judging.forget(job.id)

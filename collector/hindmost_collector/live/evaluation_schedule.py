@@ -349,9 +349,9 @@ class Judging:
         if self._cores_are_full is None:
             return False
         now, full = self._clock(), self._full()
+        last, turn = self._last.setdefault(job, now), self._turns.get(job)
         if full and self.busy and still_s < FULL_LEAST_S:
             return True  # two at once would take a core from two ranks
-        last, turn = self._last.setdefault(job, now), self._turns.get(job)
         if full:
             apart_s = FULL_FIRST_S if turn is None else self._between_turns_s(job, turn)
         else:

@@ -228,7 +228,7 @@ class StallWatch:
 
 RUNNING, HUNG, ENDED, LOST = STATES = ("running", "hung", "ended", "lost")
 
-#: A connected agent sends every 4 s or more often; three of its messages may be late.
+#: A connected agent sends every 4 s or more often, on full cores every 8 s: then one message may be late by 7 s.
 _SILENT_NS = 15_000_000_000
 #: An agent whose stream broke off tries again at once, and then with longer and longer pauses.
 _RETURNS_NS = 8_000_000_000

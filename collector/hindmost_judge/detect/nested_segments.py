@@ -82,14 +82,14 @@ def find(
     count when segments that come and go too often are taken as one.
     """
     edges = _without_pauses(series, segment_edges(series, smallest), settings.recovered_steps)
-    levels = _Levels(series)
+    cache = _LevelCache(series)
     high: list[Layer] = []
-    calm = levels
+    calm = cache
     while True:
-        layers = _layered(levels, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
+        layers = _layered(cache, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
         left_out, high = high, [layer for layer in layers if layer.outer is None and layer.level >= large]
-        calm = calm if high == left_out else _Levels(_without(series, high))
-        sure = [_stands_out(levels, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
+        calm = calm if high == left_out else _LevelCache(_without(series, high))
+        sure = [_stands_out(cache, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
         if min(sure, default=1.0) >= 1:
             outer = [layer for layer in layers if layer.outer is None]
             if sum(layer.level < large for layer in outer) > settings.max_segments:
@@ -128,7 +128,7 @@ def _without(series: Floats, layers: list[Layer]) -> Floats:
 
 
 def _stands_out(
-    levels: _Levels, calm: _Levels, layer: Layer, layers: list[Layer], smallest: float, least: float
+    cache: _LevelCache, calm: _LevelCache, layer: Layer, layers: list[Layer], smallest: float, least: float
 ) -> float:
     """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
@@ -136,7 +136,7 @@ def _stands_out(
     must exceed them by an effect, and by ``least`` times the scatter of as many of them. A segment at either end of
     the series that takes much of it was not picked from many: a fault began there, or ended.
     """
-    outer, size = layer.outer, len(levels.series)
+    outer, size = layer.outer, len(cache.series)
     at_an_end = outer is None and (layer.first == 0 or layer.stop == size)
     if at_an_end and layer.stop - layer.first > _PICKED * size:
         return 1.0
@@ -144,8 +144,8 @@ def _stands_out(
         return 0.0
     first, stop = (0, size) if outer is None else (outer.first, outer.stop)
     error, scatter = calm.around(first, layer.first, layer.stop, stop)
-    differ = max(levels.of(layer.first, layer.stop)[1] + error, scatter)
-    above = _above(levels.series, layer, layers)
+    differ = max(cache.of(layer.first, layer.stop)[1] + error, scatter)
+    above = _above(cache.series, layer, layers)
     return min(above / smallest, above / max(least * differ, np.finfo(float).tiny))
 
 
@@ -173,18 +173,18 @@ def _above(series: Floats, layer: Layer, layers: list[Layer]) -> float:
     return min(layer.level, float(median(series[layer.first : layer.stop])) - float(median(series[apart])))
 
 
-def _layered(levels_of: _Levels, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:
+def _layered(cache: _LevelCache, edges: list[int], smallest: float, recovered: int, brief: float) -> list[Layer]:
     """The layers between these edges; a level that is not sure to be above nothing is none to be on top of.
 
     What follows the last may be a pause of it where it takes less than the ``brief`` part of it.
     """
-    known = [levels_of.of(first, stop) for first, stop in itertools.pairwise(edges)]
+    known = [cache.of(first, stop) for first, stop in itertools.pairwise(edges)]
     levels = [level if level >= _APART * error else min(level, 0.0) for level, error in known]
     end = {edges[-1]: edges[-1]}
     paused = max(recovered, int(brief * (edges[-2] - edges[max(len(edges) - 3, 0)])))
     if len(levels) > 1 and _is_pause(levels, edges, len(levels) - 1, paused):
         edges, levels = edges[:-1], levels[:-1]
-        end[edges[-1]] = len(levels_of.series)
+        end[edges[-1]] = len(cache.series)
     return list(_layers(edges, levels, 0.0, smallest, None, end))
 
 
@@ -271,19 +271,19 @@ def _over(after: Floats, level: float, recovered: int) -> bool:
 def segment_edges(series: Floats, smallest: float) -> list[int]:
     """Edges of the segments between the changes of a series, with its own ends."""
     series = or_zero(series)
-    levels = _Levels(series)
-    edges = _sharpened(levels, _cut(series, smallest))
+    cache = _LevelCache(series)
+    edges = _sharpened(cache, _cut(series, smallest))
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
-        sure = [_sureness(levels, change, smallest, _MIN_CHANGE) for change in changes]
+        sure = [_sureness(cache, change, smallest, _MIN_CHANGE) for change in changes]
         least = int(np.argmin(sure))
         if sure[least] >= 1:
             break
-        edges = _sharpened(levels, [*edges[: least + 1], *edges[least + 2 :]])
+        edges = _sharpened(cache, [*edges[: least + 1], *edges[least + 2 :]])
     return edges
 
 
-class _Levels:
+class _LevelCache:
     """The level of each requested segment of a series, and its certainty: each is worked out once."""
 
     def __init__(self, series: Floats) -> None:
@@ -318,12 +318,12 @@ class _Levels:
         return self._sharp[asked]
 
 
-def _sureness(levels: _Levels, change: tuple[int, int, int], smallest: float, varies: float) -> float:
+def _sureness(cache: _LevelCache, change: tuple[int, int, int], smallest: float, varies: float) -> float:
     """How many times the least that makes a change the levels on its two sides differ by."""
     start, split, stop = change
     if min(split - start, stop - split) < SHORTEST // 2:
         return 0.0
-    (before, noise), (after, more) = levels.of(start, split), levels.of(split, stop)
+    (before, noise), (after, more) = cache.of(start, split), cache.of(split, stop)
     low, high = sorted([before, after])
     return (high - low) / max(smallest / 2, _APART * (noise + more), varies * low)
 
@@ -358,11 +358,11 @@ def _cheapest(levels: Floats, price: float) -> list[int]:
     return edges[::-1]
 
 
-def _sharpened(levels: _Levels, edges: list[int]) -> list[int]:
+def _sharpened(cache: _LevelCache, edges: list[int]) -> list[int]:
     """Move each change to where the levels on its two sides fit best, within a few steps."""
     found = list(edges)
     for at in range(1, len(edges) - 1):
-        found[at] = levels.sharpen(found[at - 1], found[at], found[at + 1])
+        found[at] = cache.sharpen(found[at - 1], found[at], found[at + 1])
     return found
 
 

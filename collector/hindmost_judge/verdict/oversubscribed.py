@@ -420,4 +420,4 @@ def _meanwhile(slept: float, cost: float) -> list[str]:
     """Why a rank that sleeps for so many ns a step costs fewer."""
     if slept < _QUEUED_MEANWHILE * cost:
         return []
-    return [f"{ms(cost)} of these {ms(slept)} per step cost time: in the rest other ranks use its CPU"]
+    return [f"{ms(cost)} of these {ms(slept)} per step cost time: in the rest other ranks are no earlier"]

@@ -362,7 +362,7 @@ _MPI = {
 }
 
 
-def _of_each(said: Mapping[int, str], rest: str = "are not listed") -> list[str]:
+def _of_each(said: Mapping[int, str], rest: str = "") -> list[str]:
     """``rank 1 is at train.py:49``, ``ranks 2 and 3 are at train.py:64``: what each rank does, those alike together.
 
     At most ``_RANKS`` sentences, and one that counts the ranks that these leave out.
@@ -373,6 +373,7 @@ def _of_each(said: Mapping[int, str], rest: str = "are not listed") -> list[str]
     shown = list(alike.items())[:_RANKS]
     left_out = len(said) - sum(len(ranks) for _, ranks in shown)
     found = [f"{names(ranks)} {words if len(ranks) == 1 else _of_several(words)}" for words, ranks in shown]
+    rest = rest or f"{'is' if left_out == 1 else 'are'} not listed"
     return [*found, f"{left_out:,} more rank{'s' * (left_out > 1)} {rest}"] if left_out else found
 
 

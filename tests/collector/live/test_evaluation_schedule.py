@@ -197,8 +197,8 @@ def on_full_cores(monkeypatch: pytest.MonkeyPatch) -> Collector:
         now[0] += seconds
 
     monkeypatch.setattr(asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "time", lambda: now[0])
     monkeypatch.setattr(collector, "cores_are_full", lambda: True)
-    monkeypatch.setattr(collector, "clock", SimpleNamespace(now=lambda: round(now[0] * 1e9)))
     return collector
 
 
@@ -207,7 +207,7 @@ async def ticks(collector: Collector) -> list[float]:
     found = []
     for _ in range(3):
         await collector.next_tick()
-        found.append(collector.clock.now() / 1e9)
+        found.append(time.time())
     return found
 
 
@@ -217,11 +217,22 @@ async def test_a_collector_works_when_agents_do_while_cores_are_full(on_full_cor
 
 
 async def test_an_agent_that_speaks_out_of_turn_is_heard_soon(on_full_cores: Collector) -> None:
-    """Its ranks stand still, or write much."""
-    agent: Any = SimpleNamespace()
+    """Its ranks stand still, or write much. What it said may have been taken meanwhile: another agent has left."""
+    agent, outbox = SimpleNamespace(), SimpleNamespace(closed=True)
     for _ in range(2):
-        on_full_cores.ingest.inbox.add(agent, Any, Any, 0)
-    assert await ticks(on_full_cores) == [13.0, 15.0, 16.0]
+        on_full_cores.ingest.inbox.add(agent, outbox, Any, 0)  # type: ignore[arg-type]
+        on_full_cores.ingest.inbox.empty()
+    await on_full_cores.next_tick()
+    assert time.time() == 13.0
+    on_full_cores.gather()
+    assert await ticks(on_full_cores) == [16.0, 24.0, 32.0]
+
+
+async def test_who_leaves_waits_for_no_turn(on_full_cores: Collector) -> None:
+    """An agent goes once its last batch is written."""
+    on_full_cores.ingest.agents["a"] = SimpleNamespace(departed=True, outbox=object())  # type: ignore[assignment]
+    await on_full_cores.next_tick()
+    assert time.time() == 13.0
 
 
 KEY, OTHER = ("straggler", (3,)), ("straggler", (4,))
