@@ -117,10 +117,10 @@ GOODBYE_S = 12.0
 #: Where a signal ends it, the agents mostly got it too: how long they may take to leave by themselves, and then who
 #: started this collector to say how the job ended.
 SIGNALLED_S, LAST_WORD_S = 5.0, 1.0
-#: While cores are full, how often (s) it is looked whether an agent has news, and how much further apart flushes are:
-#: agents keep what is not written. A flush of one second's rows costs as much as that of half a minute's: a file a
+#: While cores are full, how often (s) the collector looks whether an agent has news, and how much further apart flushes
+#: are: agents keep what is not written. A flush of one second's rows costs as much as that of half a minute's: a file a
 #: table.
-FULL_LOOK_S, FULL_CORES_FLUSH = 2.0, 30
+NEWS_LOOK_S, FULL_CORES_FLUSH = 2.0, 30
 #: So long (s) the agent and ranks start: it is not known yet whether they fill the cores.
 STARTING_S = 10.0
 #: Jobs that are watched live at one time.
@@ -199,7 +199,7 @@ class Collector(Components):
         """Wait for the next tick: while cores are full, until agents make their next batches or one has news."""
         while True:
             full, left_s = self.cores_are_full(), FULL_PERIOD_S - time.time() % FULL_PERIOD_S
-            usual_s = min(left_s, FULL_LOOK_S) if full else TICK_S
+            usual_s = min(left_s, NEWS_LOOK_S) if full else TICK_S
             pause_s = self.watch.pause_s(usual_s)
             await asyncio.sleep(pause_s)
             if not full or pause_s < usual_s or usual_s == left_s or self.ingest.inbox.out_of_turn or self._departing():

@@ -421,8 +421,8 @@ def _on_host(scenario: Scenario, draws: Draws, faults: Sequence[Fault], active: 
 def _through_program(plan: Plan, timing: Timing, step: int, now: Array, work: Array, reached: Array) -> Array:
     """[R] when the step's last computing ends. Operations of one communicator run one after the other.
 
-    Adds to the step's ``timing.end`` when each ended for all, and writes into ``reached`` [I + 1, R] when each item
-    was passed.
+    The step's ``timing.end`` holds on entry how much later each rank leaves each operation, and on return when it left.
+    ``reached`` [I + 1, R] becomes when each item was passed.
     """
     wires, intervals = dict.fromkeys(plan.groups, now), iter(work.T)
     calls = zip(timing.start[step], timing.end[step], plan.took[step], strict=True)
