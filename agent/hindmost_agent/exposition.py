@@ -10,6 +10,7 @@ import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hindmost.errors import HindmostError
+from hindmost_proto import retry
 from hindmost_proto.exposition import CONTENT_TYPE, JOB_LABEL, head, labelled
 
 from hindmost_agent.sampler import Kind
@@ -118,7 +119,7 @@ async def listen(address: Address, page: Callable[[], bytes], web: WebConfig | N
             return
         try:
             async with clients:
-                await asyncio.wait_for(_answer(reader, writer, page, web), PATIENCE_S)
+                await retry.within(PATIENCE_S, _answer(reader, writer, page, web))
         except (OSError, asyncio.TimeoutError, asyncio.LimitOverrunError, asyncio.IncompleteReadError):
             pass  # a scraper that went away, or no scraper: it is the one to notice
         finally:

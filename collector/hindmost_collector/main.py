@@ -306,5 +306,5 @@ def _tried(
 
 async def _stopped_within(seconds: float, stopped: asyncio.Event) -> bool:
     with contextlib.suppress(asyncio.TimeoutError):
-        await asyncio.wait_for(stopped.wait(), seconds)
+        await retry.within(seconds, stopped.wait())
     return stopped.is_set()

@@ -1,12 +1,14 @@
-"""Keeping a call open: the pause between attempts, and works that end together."""
+"""Keeping a call open: the pause between attempts, limits in time, and works that end together."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine
+    from collections.abc import Awaitable, Coroutine
+
+Result = TypeVar("Result")
 
 FIRST_S = 0.2
 #: The reason of a ``Stop`` that ends a job. With any other a collector goes, and the job goes on.
@@ -21,6 +23,23 @@ def pause_s(attempt: int, longest_s: float, jitter: float, first_s: float = FIRS
 def reason(error: BaseException) -> str:
     """Why an attempt failed, in a few words."""
     return getattr(error, "strerror", None) or str(error) or "no answer"
+
+
+async def within(limit_s: float, work: Awaitable[Result]) -> Result:
+    """What ``work`` returns or raises; ``asyncio.TimeoutError`` after ``limit_s``.
+
+    Before Python 3.12 ``asyncio.wait_for`` swallows a cancellation that comes as the work ends: who tries again in a
+    loop is then never stopped.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task}, timeout=limit_s)
+        if not task.done():
+            raise asyncio.TimeoutError
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
 
 
 async def together(*works: Coroutine[object, object, None]) -> None:

@@ -1,6 +1,5 @@
 """Certificates of several authorities, made once, and a collector that asks for them or for tokens."""
 
-import asyncio
 import datetime
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +20,6 @@ from hindmost_proto.address import parse
 from tests.waiting import PATIENCE_S
 
 SECRET = "0123456789abcdef-the-secret"  # noqa: S105 - of these tests
-#: For one answer: the machine may be busy with much else.
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +88,3 @@ async def greeted(address: str, client: Client, hello: wire.Hello | None = None)
     except (CallError, OSError) as error:
         return said or str(error)
     return said
-
-    """``run(coroutine)``: its result."""
-    return asyncio.run

@@ -89,7 +89,7 @@ async def _trusted(host: str, port: int, client: Client, within_s: float) -> ssl
     says nothing; the context then trusts this one alone. Raises ``CallError`` where it is another."""
     if not client.fingerprint:
         return client.context() if client.encrypts else None
-    _, writer = await asyncio.wait_for(asyncio.open_connection(host, port, ssl=unverified()), within_s)
+    _, writer = await retry.within(within_s, asyncio.open_connection(host, port, ssl=unverified()))
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
     writer.transport.abort()
     if not client.pins(certificate):
@@ -113,7 +113,7 @@ async def connect(host: str, port: int, within_s: float, client: Client = Client
     async with Channel(host, port, codec=Coded(), ssl=context) as channel:
         try:
             async with StreamStreamMethod(channel, METHOD, bytes, CollectorMessage).open(metadata=metadata) as stream:
-                await asyncio.wait_for(stream.send_request(), within_s)
+                await retry.within(within_s, stream.send_request())
                 call = Call(stream)
                 yield call
         except GRPCError as error:
@@ -304,7 +304,7 @@ class Shipper:
     async def at_work(self, timeout_s: float) -> None:
         """Wait until the collector's clock is measured, with which a stream begins; no longer than that."""
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._at_work.wait(), timeout_s)
+            await retry.within(timeout_s, self._at_work.wait())
 
     def notify(self) -> None:
         """There is something new in the spool."""
@@ -315,8 +315,8 @@ class Shipper:
         self._leaving = reason
         self._wake.set()
         try:
-            await asyncio.wait_for(self._settled.wait(), timeout_s)
-            await asyncio.wait_for(self._ended.wait(), LAST_WORD_S)
+            await retry.within(timeout_s, self._settled.wait())
+            await retry.within(LAST_WORD_S, self._ended.wait())
         except asyncio.TimeoutError:
             return self._settled.is_set()
         return True
@@ -345,7 +345,7 @@ class Shipper:
     async def _stream(self) -> None:
         async with connect(self.target.host, self.target.port, SILENCE_S, self._client) as call:
             await call.write(wire.AgentMessage(hello=self._hello()).SerializeToString())
-            first = await asyncio.wait_for(call.read(), SILENCE_S)
+            first = await retry.within(SILENCE_S, call.read())
             if first is None or first.WhichOneof("body") != "welcome":
                 raise ConnectionError("it is not a hindmost collector")
             self._opened(first.welcome)

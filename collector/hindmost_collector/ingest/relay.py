@@ -323,8 +323,8 @@ class Link:
         async with opened(target, options=options) as channel:
             # of bytes: grpc would log what cannot be read, and go on
             call: Call = channel.stream_stream(METHOD)(metadata=metadata)
-            await asyncio.wait_for(call.write(relayed([])), self._silence_s)
-            first = await asyncio.wait_for(call.read(), self._silence_s)
+            await retry.within(self._silence_s, call.write(relayed([])))
+            first = await retry.within(self._silence_s, call.read())
             if first is grpc.aio.EOF or _parsed(first).WhichOneof("body") != "returned":
                 raise ConnectionError("it does not answer as a collector that takes relays")
             self.connected, self.connects, self._said = True, self.connects + 1, False
@@ -361,7 +361,7 @@ class Link:
         while True:
             await self._wake.wait()
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._urgent.wait(), GATHER_S)
+                await retry.within(GATHER_S, self._urgent.wait())
             self._wake.clear()
             self._urgent.clear()
             waiting, self._waiting, self._waiting_bytes = self._waiting, [], 0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import grpc
 from hindmost.credentials import Grant
 from hindmost.errors import HindmostError
+from hindmost_proto import retry
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.ingest.clock import NodeClock
@@ -54,7 +55,7 @@ CONTESTED, CONTEST_NS = 5, 60_000_000_000
 async def last_word(requests: AsyncIterator[Any]) -> None:
     """Let an agent end its side first: a stream that its server ends is reset, and an ack on the way may go with it."""
     with contextlib.suppress(asyncio.TimeoutError, grpc.RpcError):
-        await asyncio.wait_for(_ended(requests), LAST_WORD_S)
+        await retry.within(LAST_WORD_S, _ended(requests))
 
 
 async def _ended(requests: AsyncIterator[Any]) -> None:

@@ -15,7 +15,7 @@ import numpy as np
 from hindmost.credentials import Client
 from hindmost.errors import HindmostError
 from hindmost_judge.model import PHASES, Table, rows
-from hindmost_proto import METHOD
+from hindmost_proto import METHOD, retry
 from hindmost_proto import telemetry_pb2 as wire
 
 from hindmost_collector.ingest.connections import GONE
@@ -69,7 +69,7 @@ def send(
 async def _send(job: Job, address: str, speed: float, client: Client) -> int:
     async with open_channel(address, client) as channel:
         try:
-            await asyncio.wait_for(channel.channel_ready(), WELCOME_S)
+            await retry.within(WELCOME_S, channel.channel_ready())
         except asyncio.TimeoutError:  # another class than TimeoutError in Python 3.10
             raise HindmostError(_silent(address, client)) from None
         streams: list[_Stream] = []
@@ -78,7 +78,7 @@ async def _send(job: Job, address: str, speed: float, client: Client) -> int:
                 streams.append(_Stream(channel, client))
                 await streams[-1].open(job.opening(node))
             await _batches(job, streams, speed)
-            await asyncio.wait_for(asyncio.gather(*(one.close() for one in streams)), DURABLE_S)
+            await retry.within(DURABLE_S, asyncio.gather(*(one.close() for one in streams)))
         except (*GONE, asyncio.TimeoutError, _LeftError) as error:
             if refused := [one for one in streams if one.over and await one.refused()]:
                 raise HindmostError(f"the collector at {address} refuses it: {await refused[0].details()}") from None
@@ -140,7 +140,7 @@ class _Stream:
         """Say hello, and the rest after the answer: writing to a call that was refused hides why."""
         await self._call.write(messages[0])
         try:
-            await asyncio.wait_for(self._call.read(), WELCOME_S)
+            await retry.within(WELCOME_S, self._call.read())
         except asyncio.TimeoutError:
             raise HindmostError(
                 f"no welcome within {WELCOME_S:.0f} s: is it the agents' port of a collector?"
