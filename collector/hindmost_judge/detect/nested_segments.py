@@ -81,8 +81,8 @@ def find(
     hide it for longer. A segment higher by ``large`` is not noise, however many there are in a long run. It does not
     count when segments that come and go too often are taken as one.
     """
-    edges = _without_pauses(series, segment_edges(series, smallest), settings.recovered_steps)
-    cache = _LevelCache(series)
+    cache = _LevelCache(or_zero(series))
+    edges = _without_pauses(cache, _edges(cache, smallest), settings.recovered_steps)
     high: list[Layer] = []
     calm = cache
     while True:
@@ -188,10 +188,6 @@ def _layered(cache: _LevelCache, edges: list[int], smallest: float, recovered: i
     return list(_layers(edges, levels, 0.0, smallest, None, end))
 
 
-def _levels(series: Floats, edges: list[int]) -> list[float]:
-    return [float(median(series[a:b])) for a, b in itertools.pairwise(edges)]
-
-
 def _layers(
     edges: list[int], levels: list[float], floor: float, smallest: float, outer: Layer | None, end: dict[int, int]
 ) -> Iterator[Layer]:
@@ -209,10 +205,10 @@ def _layers(
         yield from _layers(edges[begin : stop + 1], levels[begin:stop], lowest, smallest, layer, end)
 
 
-def _without_pauses(series: Floats, edges: list[int], recovered: int) -> list[int]:
+def _without_pauses(cache: _LevelCache, edges: list[int], recovered: int) -> list[int]:
     """Edges of the segments with each short one joined to its neighbours that is lower than both."""
     while True:
-        levels = _levels(series, edges)
+        levels = cache.levels(edges)
         pause = next((at for at in range(1, len(levels) - 1) if _is_pause(levels, edges, at, recovered)), None)
         if pause is None:
             return edges
@@ -247,7 +243,7 @@ def main_segment(series: Floats, smallest: float, settings: Settings) -> tuple[i
     Neighbouring segments count as one while each is at least half as high as the highest.
     """
     edges = segment_edges(series, smallest)
-    levels = _levels(series, edges)
+    levels = _LevelCache(series).levels(edges)
     lengths = np.diff(edges)
     worth = [level * length for level, length in zip(levels, lengths, strict=True)]
     best = int(np.argmax(worth))
@@ -270,9 +266,11 @@ def _over(after: Floats, level: float, recovered: int) -> bool:
 
 def segment_edges(series: Floats, smallest: float) -> list[int]:
     """Edges of the segments between the changes of a series, with its own ends."""
-    series = or_zero(series)
-    cache = _LevelCache(series)
-    edges = _sharpened(cache, _cut(series, smallest))
+    return _edges(_LevelCache(or_zero(series)), smallest)
+
+
+def _edges(cache: _LevelCache, smallest: float) -> list[int]:
+    edges = _sharpened(cache, _cut(cache.series, smallest))
     while len(edges) > 2:
         changes = zip(edges, edges[1:], edges[2:], strict=False)
         sure = [_sureness(cache, change, smallest, _MIN_CHANGE) for change in changes]
@@ -297,6 +295,10 @@ class _LevelCache:
             part = self.series[first:stop]
             self._known[first, stop] = float(median(part)), standard_error(part)
         return self._known[first, stop]
+
+    def levels(self, edges: list[int]) -> list[float]:
+        """The medians of the segments between these edges."""
+        return [self.of(first, stop)[0] for first, stop in itertools.pairwise(edges)]
 
     def around(self, begin: int, first: int, stop: int, end: int) -> tuple[float, float]:
         """The standard error of the steps [begin, end) without [first, stop), and how medians of as many scatter."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.blocks import Sharing
 from hindmost_judge.causes import cpu_sharing, cpu_wait, table
 from hindmost_judge.detect import intermittent, straggler
 from hindmost_judge.stats.robust import average, mean, median
@@ -29,7 +28,7 @@ from hindmost_judge.whatif.savings import BY_ITSELF, step_delay
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from hindmost_judge.blocks import Blocks, CpuBinding, Slowdown, Stalls
+    from hindmost_judge.blocks import Blocks, CpuBinding, Sharing, Slowdown, Stalls
     from hindmost_judge.model import Run
     from hindmost_judge.settings import Settings
     from hindmost_judge.types import Array, Floats, Ints
@@ -114,8 +113,6 @@ _COUNTS = 0.05
 #: A rank that needs more CPU time in this share of the steps needs it for its own work: others rarely use a core that
 #: long.
 _THROUGHOUT = 0.75
-#: What ranks of a node that has enough CPUs may use.
-_A_CPU_EACH = Sharing("", 1, 1)
 #: With fewer steps the largest share of the waiting may be chance: a few long turns of the scheduler are most of it.
 _ENOUGH = 30
 
@@ -128,7 +125,7 @@ def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
     """
     found, _ = _of_needs(blocks, settings)
     if not found and cpu_sharing.between_collectives(blocks):
-        slept, _ = _verdicts_on_sleep(blocks, [], _A_CPU_EACH, settings)
+        slept, _ = _verdicts_on_sleep(blocks, [], 1.0, settings)
         found = [one.verdict for one in slept if one.verdict.kind == "straggler"]  # delays show stalls well enough
     most = int(blocks.ranks[int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))])
     return found if found and most in found[0].ranks else []
@@ -143,7 +140,7 @@ def on_shared_cpus(
     if not cpu_sharing.between_collectives(blocks):
         come_late = {rank for verdict in late for rank in verdict.ranks}
         asking = [one for one in asking if come_late.issuperset(one.ranks)]
-    slept, hidden = _verdicts_on_sleep(blocks, late, shared, settings)
+    slept, hidden = _verdicts_on_sleep(blocks, late, shared.cpus / shared.ranks, settings)
     asking = [one for one in asking if not _rather_slept(one, slept)]
     by_sleep = [one.verdict for one in slept if not _in(asking, one.verdict.ranks)]
     found = [_at_most(one, blocks, shared) for one in [*asking, *by_sleep]]
@@ -267,7 +264,7 @@ def _queued(blocks: Blocks, row: int, columns: Ints, settings: Settings) -> bool
 
 
 #: Threads that used less than this part of the rank's fair share of CPUs while it was late were not runnable.
-_FAIR_SHARE = 0.5
+_RUNNABLE = 0.5
 #: Least steps with that measurement: of five stalls the median holds even if two have another cause.
 _ENOUGH_STEPS = 5
 #: Causes that do not tell what a rank did while it was off the CPU.
@@ -276,7 +273,7 @@ _OFF_CPU = ("cpu_contention", "unknown", "compute")
 _QUEUED_MEANWHILE = 1.25
 
 
-def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> tuple[float, float] | None:
+def _find_asleep(blocks: Blocks, row: int, columns: Array, fair_share: float) -> tuple[float, float] | None:
     """Ns a step for which a rank's main thread neither ran nor queued in these steps (indices), and ns of CPU that its
     other threads used; ``None`` where it may have queued for a CPU, or is unmeasured."""
     blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
@@ -286,7 +283,7 @@ def _find_asleep(blocks: Blocks, row: int, columns: Array, shared: Sharing) -> t
         return None
     slept, late = float(median(blocked[known])), float(median(blocks.delay[row, columns][known]))
     others = _of_other_threads(blocks, row, columns[known], rate)
-    if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _FAIR_SHARE * late * shared.cpus / shared.ranks:
+    if slept < cpu_wait.MOSTLY_OFF_CPU * late or not others < _RUNNABLE * late * fair_share:
         return None
     return slept, others
 
@@ -322,17 +319,17 @@ class _Slept:
 
 
 def _verdicts_on_sleep(
-    blocks: Blocks, late: list[Verdict], shared: Sharing, settings: Settings
+    blocks: Blocks, late: list[Verdict], fair_share: float, settings: Settings
 ) -> tuple[list[_Slept], list[str]]:
     """Ranks that the scheduler did not delay, found by their off-CPU time without queueing, and notes on those without
-    cost.
+    cost. ``fair_share`` is how many CPUs each rank may use.
 
     The delay hardly shows them where others queue for CPUs. Where ranks have different needs, only those that are
     ``late`` anyway are examined.
     """
     off = cpu_sharing.off_the_cpu(blocks)
     if off is None:
-        shown = [_shown_asleep(verdict, [], blocks, shared) for verdict in late if verdict.cause == "unknown"]
+        shown = [_shown_asleep(verdict, [], blocks, fair_share) for verdict in late if verdict.cause == "unknown"]
         return [one for one in shown if one is not None], []
     slowdowns = straggler.find(off, settings, shared=True)
     stalls = intermittent.find(off, settings, slowdowns)
@@ -344,11 +341,11 @@ def _verdicts_on_sleep(
     rows = {slowdown.row for slowdown in slowdowns}
     stalls = [stall for stall in stalls if rows.isdisjoint(stall.rows)]
     found = [*of_slowdowns(slowdowns, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
-    shown = [_shown_asleep(one, stalls, off, shared) for one in found]
+    shown = [_shown_asleep(one, stalls, off, fair_share) for one in found]
     return _at_a_cost([one for one in shown if one is not None], off, blocks, settings)
 
 
-def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Sharing) -> _Slept | None:
+def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, fair_share: float) -> _Slept | None:
     """The verdict with what shows that no scheduler made its ranks late; ``None`` where that is not shown of all."""
     rows = np.flatnonzero(np.isin(off.ranks, one.ranks)).tolist()
     first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
@@ -356,7 +353,7 @@ def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, shared: Shari
     ns = min(average(off.delay[row, columns]) for row in rows)
     if one.cause not in _OFF_CPU:  # what it did meanwhile was measured
         return _Slept(one, rows, columns, ns)
-    found = [_find_asleep(off, row, columns, shared) for row in rows]
+    found = [_find_asleep(off, row, columns, fair_share) for row in rows]
     shown = [each for each in found if each is not None]
     if one.cause != "unknown" or len(shown) < len(found):
         return None

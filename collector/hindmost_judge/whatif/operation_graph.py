@@ -22,6 +22,7 @@ from hindmost_judge.timeline.cohorts import beyond_peers, only_peers
 from hindmost_judge.verdict import advice, summary
 from hindmost_judge.verdict.schema import RankRow, Report, Verdict, Waste, WhatIf
 from hindmost_judge.verdict.wording import against, ms, names, percent
+from hindmost_judge.whatif.pipeline_replay import Level, in_levels
 from hindmost_judge.whatif.waste import waste_rows
 
 if TYPE_CHECKING:
@@ -41,8 +42,9 @@ _TRANSFER = "sync"
 
 @dataclass(frozen=True)
 class Graph:
-    """Operations sorted by worker and start. ``group`` [N] is -1 for computing; ``after`` [N] lists predecessors.
+    """Operations sorted by worker and start. ``group`` [N] is a transfer's first end, -1 for computing.
 
+    Operation ``after`` [E] each follows ``before`` [E]; ``levels`` are all operations, each after what it follows.
     ``cost`` [N] ns is what an operation itself took and ``ideal`` [N] what it takes with all alike; ``replica`` and
     ``batch`` [N] are whose micro-batch it belongs to and which. ``phase`` [N]: empty of what is no part of the tables.
     """
@@ -53,7 +55,9 @@ class Graph:
     op: Ints
     phase: Array
     group: Ints
-    after: list[list[int]]
+    before: Ints
+    after: Ints
+    levels: list[Level]
     cost: Floats
     ideal: Floats
     replica: Ints
@@ -75,37 +79,12 @@ class Graph:
 
     def replay(self, cost: Floats) -> float:
         """Mean ns of a step when every operation starts as soon as what it needs is there."""
-        ready, end = [0.0] * len(cost), [0.0] * len(cost)
-        waiting = [len(found) for found in self.after]
-        followers: list[list[int]] = [[] for _ in waiting]
-        for one, found in enumerate(self.after):
-            for before in found:
-                followers[before].append(one)
-        members: dict[int, list[int]] = {}
-        for one, name in enumerate(self.group.tolist()):
-            if name >= 0:
-                members.setdefault(name, []).append(one)
-        missing = {name: len(held) for name, held in members.items()}
-        free = [one for one, count in enumerate(waiting) if count == 0]
-        group, costs = self.group.tolist(), cost.tolist()
-        while free:
-            one = free.pop()
-            done = [one]
-            if group[one] >= 0:
-                missing[group[one]] -= 1
-                if missing[group[one]]:
-                    continue
-                done = members[group[one]]
-            begin = max(ready[each] for each in done)
-            for each in done:
-                end[each] = begin + costs[each]
-                for follower in followers[each]:
-                    ready[follower] = max(ready[follower], end[each])
-                    waiting[follower] -= 1
-                    if not waiting[follower]:
-                        free.append(follower)
+        ready, end = np.zeros(len(cost)), np.zeros(len(cost))
+        for level in self.levels:
+            end[level.rows] = level.last(ready[level.rows]) + cost[level.rows]
+            np.maximum.at(ready, self.after[level.edges], end[self.before[level.edges]])
         lengths = np.zeros(int(self.step.max()) + 1)
-        np.maximum.at(lengths, self.step, np.array(end))
+        np.maximum.at(lengths, self.step, end)
         return float(lengths.mean())
 
 
@@ -123,6 +102,7 @@ def build(operations: Table) -> Graph:
         held = op == one
         ideal[held] = np.median(cost[held]) if (group[held] >= 0).any() else cost[held].mean()
     phases = np.array([_COMPUTING.get(name, "") for name in names])[op]
+    before, after = _order(step, table["rank"], [names[one] for one in op], table["seq"].tolist())
     return Graph(
         step=step,
         rank=table["rank"].astype(np.int64),
@@ -130,7 +110,9 @@ def build(operations: Table) -> Graph:
         op=op,
         phase=np.where((phases == "") & (group >= 0), _TRANSFER, phases),
         group=group,
-        after=_order(step, table["rank"], [names[one] for one in op], table["seq"].tolist()),
+        before=before,
+        after=after,
+        levels=in_levels(before, after, np.where(group < 0, np.arange(len(group)), group)),
         cost=cost,
         ideal=ideal,
         replica=table["dp"].astype(np.int64),
@@ -146,7 +128,7 @@ def _groups(table: Table, step: Ints, op: Ints, names: list[str]) -> Ints:
     for i, (when, kind, dp, stage, seq) in enumerate(zip(*columns, strict=True)):
         key = _key(names[kind], dp, stage, seq)
         if key is not None:
-            group[i] = found.setdefault((when, *key), len(found))
+            group[i] = found.setdefault((when, *key), i)
     return group
 
 
@@ -178,23 +160,24 @@ def _cost(start: Floats, duration: Floats, group: Ints) -> Floats:
 _AFTER_PIPELINE = ("gc", "layernorm-grads-all-reduce", "grads-reduce-scatter")
 
 
-def _order(step: Ints, rank: Array, names: list[str], seq: list[int]) -> list[list[int]]:
-    """[N] what each operation follows on its worker.
+def _order(step: Ints, rank: Array, names: list[str], seq: list[int]) -> tuple[Ints, Ints]:
+    """[E] operations and what each of them is followed by on its worker.
 
     Computing and the operations of all replicas follow one another; each direction of sends and of receives is a
     stream of its own, parallel to computing. A send follows the computing of its micro-batch, and computing its
     receive.
     """
-    after: list[list[int]] = []
-    edges = np.flatnonzero((np.diff(step) != 0) | (np.diff(rank) != 0)) + 1
-    for first, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(step)], strict=True):
+    edges: list[tuple[int, int]] = []
+    bounds = np.flatnonzero((np.diff(step) != 0) | (np.diff(rank) != 0)) + 1
+    for first, stop in zip([0, *bounds.tolist()], [*bounds.tolist(), len(step)], strict=True):
         of_worker = {(names[i], seq[i]): i for i in range(first, stop)}
         last: dict[str, int] = {}
         for i in range(first, stop):
             stream, found = _stream(names[i], seq[i], of_worker, last)
-            after.append(found)
+            edges += [(before, i) for before in found]
             last[stream] = i
-    return after
+    before, after = np.array(edges, np.int64).reshape(-1, 2).T
+    return before, after
 
 
 def _stream(name: str, seq: int, of_worker: dict[tuple[str, int], int], last: dict[str, int]) -> tuple[str, list[int]]:

@@ -35,15 +35,32 @@ _OFTEN = (0.25, 0.5, 0.75, 1.0)
 
 
 @dataclass(frozen=True)
+class Level:
+    """Operations ``rows`` [M] that follow none of each other, sorted by ``unit`` [M]; ``first`` of each unit.
+
+    ``edges`` are the numbers of the dependencies on them.
+    """
+
+    rows: Ints
+    first: Ints
+    unit: Ints
+    edges: Ints
+
+    def last(self, came: Floats) -> Floats:
+        """[M, ...] when the last of each operation's unit has come, of when each [M, ...] has."""
+        return np.asarray(np.maximum.reduceat(came, self.first, axis=0)[self.unit])
+
+
+@dataclass(frozen=True)
 class Bubbles:
     """Steps of a pipeline as a dependency graph: N operations, G steps; ``steps`` [G] are indices of all S.
 
     ``work`` [N, G] ns is what a rank does before each operation, ``delay`` [N, G] how much more than its peers.
     ``least`` [N, G] is what the peers of its cohort's slowest rank take. The work follows operation ``base`` [N] of the
     rank (-1: the step's begin); ``previous`` is the operation before.
-    ``unit`` [N] are operations that end together, ``takes`` [N, G] ns after the last of them has come, ``holds`` [N]
-    whether their ranks wait for that. ``source`` [N] is what a receive waits for (-1: its unit only), ``wire`` [N, G]
-    how long that travels. ``levels`` hold operations that follow none of their own level, sorted by unit.
+    ``takes`` [N, G] is how long after the last of those that end together has come, ns, ``holds`` [N] whether the rank
+    waits for that. ``source`` [N] is what a receive waits for (-1: its unit only), ``wire`` [N, G]
+    how long that travels. ``levels`` are these operations in an order in which each comes after all that it needs.
     ``comm_class`` [N] is a collective's class of communicators, below 0 for others. ``stage`` [R] is each rank's
     place in its pipeline, where that is a chain.
     """
@@ -56,12 +73,11 @@ class Bubbles:
     least: Floats
     base: Ints
     previous: Ints
-    unit: Ints
     takes: Floats
     holds: Array
     source: Ints
     wire: Floats
-    levels: list[Ints]
+    levels: list[Level]
     comm_class: Ints
     count: int
     stage: Ints | None = None
@@ -97,25 +113,23 @@ class Bubbles:
     def replay(self, work: Floats) -> Floats:
         """[G] ns of each step with this work [N, G] before the operations."""
         front, came = np.zeros_like(work), np.zeros_like(work)
-        for level, based, source, sends, first, together, holds, followed in self._order:
-            arrived = np.where(based, front[self.base[level]], 0.0) + work[level]
-            came[level] = arrived
-            arrived = np.where(sends, np.maximum(arrived, came[source] + self.wire[level]), arrived)
-            left = np.maximum.reduceat(arrived, first, axis=0)[together] + self.takes[level]
-            left = np.where(holds, left, came[level])
-            front[level] = np.maximum(left, np.where(followed, front[self.previous[level]], 0.0))
+        for level, based, source, sends, holds, followed in self._order:
+            rows = level.rows
+            arrived = np.where(based, front[self.base[rows]], 0.0) + work[rows]
+            came[rows] = arrived
+            arrived = np.where(sends, np.maximum(arrived, came[source] + self.wire[rows]), arrived)
+            left = np.where(holds, level.last(arrived) + self.takes[rows], came[rows])
+            front[rows] = np.maximum(left, np.where(followed, front[self.previous[rows]], 0.0))
         return np.asarray(front.max(axis=0))
 
     @cached_property
-    def _order(self) -> list[tuple[Array, ...]]:
-        """Of each level what no work changes: its operations, what they wait for, and which of them end together."""
-        found: list[tuple[Array, ...]] = []
+    def _order(self) -> list[tuple[Level, Array, Ints, Array, Array, Array]]:
+        """Of each level what no work changes: its operations, and what they wait for."""
+        found = []
         for level in self.levels:
-            begins = np.append(True, np.diff(self.unit[level]) != 0)
-            source, together = self.source[level], np.cumsum(begins) - 1
-            based, sends, followed = (one[:, None] >= 0 for one in (self.base[level], source, self.previous[level]))
-            holds = self.holds[level][:, None]
-            found.append((level, based, source, sends, np.flatnonzero(begins), together, holds, followed))
+            base, source, previous = (one[level.rows] for one in (self.base, self.source, self.previous))
+            based, sends, followed = (one[:, None] >= 0 for one in (base, source, previous))
+            found.append((level, based, source, sends, self.holds[level.rows][:, None], followed))
         return found
 
     def intervals(self, ranks: int) -> tuple[Floats, Ints]:
@@ -188,8 +202,9 @@ def _dependencies(
     base, work = _work(schedule, _fronts(schedule, holds), previous)
     beside = _beside_peers(schedule, work, cohort)
     eager = np.where(met, -1, source)
-    levels = topological(base, previous, eager, unit)
-    if levels is None or beside is None:
+    needs = np.stack([base, previous, eager])
+    levels = in_levels(needs[needs >= 0], np.nonzero(needs >= 0)[1], unit)
+    if sum(len(level.rows) for level in levels) < len(unit) or beside is None:
         return None
     delay, least = beside
     return Bubbles(
@@ -201,7 +216,6 @@ def _dependencies(
         least=least,
         base=base,
         previous=previous,
-        unit=unit,
         takes=takes,
         holds=holds,
         source=eager,
@@ -372,32 +386,28 @@ def _beside_peers(schedule: Schedule, work: Floats, cohort: Ints) -> tuple[Float
     return delay, least
 
 
-def topological(base: Ints, previous: Ints, source: Ints, unit: Ints) -> list[Ints] | None:
-    """Operations in an order in which each comes after all that it needs; ``None`` where they wait in a circle."""
-    operation = np.arange(len(base))
-    ends, begins = [], []
-    for before in (base, previous, source):
-        held = before >= 0
-        ends.append(unit[operation[held]])
-        begins.append(unit[before[held]])
-    after, first = np.concatenate(ends), np.concatenate(begins)
-    order = np.argsort(first, kind="stable")
-    after, first = after[order], first[order]
-    waiting = np.bincount(after, minlength=len(base))
+def in_levels(before: Ints, after: Ints, unit: Ints) -> list[Level]:
+    """N operations in an order in which each comes after all that it needs, but for those that wait in a circle.
+
+    Those ``after`` [E] need those ``before`` [E]; those of one ``unit`` [N], the number of one of them, end together.
+    """
+    order = np.argsort(unit[before], kind="stable")
+    after, first = unit[after][order], unit[before][order]
+    waiting = np.bincount(after, minlength=len(unit))
     by_unit = np.argsort(unit, kind="stable")
-    bounds = np.searchsorted(unit[by_unit], np.arange(len(base) + 1))
-    edges = np.searchsorted(first, np.arange(len(base) + 1))
+    bounds = np.searchsorted(unit[by_unit], np.arange(len(unit) + 1))
+    edges = np.searchsorted(first, np.arange(len(unit) + 1))
     free = np.flatnonzero((waiting == 0) & (np.diff(bounds) > 0))
-    levels, done = [], 0
+    levels = []
     while len(free):
-        level = by_unit[_ranges(bounds[free], bounds[free + 1])]
-        levels.append(level)
-        done += len(level)
-        reached = after[_ranges(edges[free], edges[free + 1])]
+        size, leading = bounds[free + 1] - bounds[free], _ranges(edges[free], edges[free + 1])
+        rows = by_unit[_ranges(bounds[free], bounds[free + 1])]
+        levels.append(Level(rows, np.cumsum(size) - size, np.repeat(np.arange(len(free)), size), order[leading]))
+        reached = after[leading]
         np.subtract.at(waiting, reached, 1)
         reached = np.unique(reached)
         free = reached[waiting[reached] == 0]
-    return levels if done == len(base) else None
+    return levels
 
 
 def _ranges(first: Ints, stop: Ints) -> Ints:
