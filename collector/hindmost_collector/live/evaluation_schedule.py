@@ -222,6 +222,9 @@ FULL_SHARE, FULL_LEAST_S, FULL_MOST_S = 0.001, 10.0, 300.0
 NEWS_SHARE, MOST_HURRIED = 5 * FULL_SHARE, 5
 #: Longest CPU time (s) of a full evaluation while cores are full. Windows become as long as that allows.
 FULL_WHOLE_S = NEWS_SHARE * FULL_MOST_S
+#: Rows of a table that about so much CPU time judges, until a job's own are known: 2.5 s on a busy core, 4.0 s for
+#: 400,000 (16 ranks in all-reduces, 350 steps a second).
+FULL_FIRST_ROWS = 150_000
 #: After which the first judgement comes, of a job that fills its cores from its start on: with what it loads it takes
 #: over a second of CPU time. After 20 s that alone made steps of 16 ranks 4 % longer for half a minute.
 FULL_FIRST_S = 100.0
@@ -406,8 +409,10 @@ class Judging:
         """How many rows of a table a job's window is to hold: up to ``limit``, fewer where judging them takes much of
         full cores."""
         turn = self._turns.get(job)
-        if turn is None or not self._full() or turn.took <= 0:
+        if not self._full():
             return limit
+        if turn is None or turn.took <= 0:
+            return min(limit, FULL_FIRST_ROWS)
         return min(limit, max(int(turn.judged * FULL_WHOLE_S / turn.took), INCREMENTAL_ROWS))
 
     def full_due(self, job: str) -> bool:
