@@ -66,7 +66,7 @@ def test_while_a_window_is_judged_no_other_is_while_cores_are_full(full: bool) -
 
 @pytest.mark.parametrize(("full", "first", "most"), [(True, 150_000, 300_000), (False, 400_000, 400_000)])
 def test_a_window_is_as_long_as_its_evaluation_may_take_while_cores_are_full(full: bool, first: int, most: int) -> None:
-    """Half a second for 100,000 rows: 300,000 may take one and a half. A first evaluation is bounded by a usual rate."""
+    """Half a second for 100,000 rows: 300,000 may take one and a half. A first one is bounded by a usual rate."""
     used = [0.0]
     judging = Judging(cpu=lambda: used[0], cores_are_full=lambda: full)
 
