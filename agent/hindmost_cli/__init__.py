@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import importlib
 import os
@@ -15,7 +16,7 @@ from hindmost.errors import HindmostError, MissingError, UsageError, one_line
 from hindmost_cli import stdio
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 #: Subcommand to what it does, by what it is about, in the order in which ``--help`` shows them. The module is
 #: ``hindmost_cli.NAME``.
@@ -57,9 +58,25 @@ _UNWRITTEN = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 _START_PROGRAMS = ("run", "attach", "collector")
 
 
-def compute_in_one_thread() -> None:
-    """Before numpy is imported: its linear algebra starts a thread for each core, which a judge has no use for."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+#: Numpy's linear algebra starts a thread for each core, which a judge has no use for.
+ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1"}
+#: What gRPC would print is said in our own one line.
+QUIET_GRPC = {"GRPC_VERBOSITY": "NONE"}
+
+
+@contextlib.contextmanager
+def loading(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set what libraries read as they are loaded, where the user has not, and only while they are.
+
+    Programs that are started later, and the record of a job's environment, are not to see it.
+    """
+    ours = {name: value for name, value in variables.items() if name not in os.environ}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name in ours:
+            del os.environ[name]
 
 
 class Parser(argparse.ArgumentParser):
@@ -146,10 +163,9 @@ def _run(arguments: list[str]) -> int:
             job = f"`hindmost run -- {one_line(first[0])} ...` starts a job"
             raise UsageError(f"{one_line(first[0])!r} is no command: {job}; `hindmost --help` lists the commands")
         name = parser().parse_args(first).command
-        if name not in _START_PROGRAMS:
-            compute_in_one_thread()
-        args = command(name).parse_args(arguments[1:])
-        code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))
+        with loading({} if name in _START_PROGRAMS else ONE_THREAD):
+            args = command(name).parse_args(arguments[1:])
+            code = int(importlib.import_module(f"hindmost_cli.{name}").run(args))
     except SystemExit:  # --help, --version
         sys.stdout.flush()
         raise

@@ -8,11 +8,14 @@ import os
 from functools import partial
 from pathlib import Path
 
-from hindmost_cli import arguments
+from hindmost_cli import ONE_THREAD, QUIET_GRPC, arguments, loading
 
 #: gRPC's own event engine hands a message from thread to thread; its older poller does not, and halves what the library
 #: costs a collector (measured with 1.85 by bench/collector_load). A version without these switches ignores them.
 POLLER = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq"
+#: For Arrow and all else: what is free in it goes back to the system with the rest (``pyarrow.set_memory_pool`` would
+#: leave out what Parquet allocates).
+_ONE_ALLOCATOR = {"ARROW_DEFAULT_MEMORY_POOL": "system"}
 EPILOG = """\
 examples:
   hindmost collector --store /var/lib/hindmost --listen 0.0.0.0:9460
@@ -23,7 +26,10 @@ Each option is also an environment variable, e.g. HINDMOST_COLLECTOR_STORE, and 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """A flag for each setting; each is also a key of the TOML file and HINDMOST_COLLECTOR_KEY in the environment."""
-    _load_libraries()
+    with loading(ONE_THREAD | _ONE_ALLOCATOR):
+        import pyarrow  # it loads numpy, too
+
+        pyarrow.default_memory_pool()
     from hindmost_collector.options import Options, flag
 
     parser.epilog = EPILOG
@@ -50,32 +56,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until stopped."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
-    os.environ.setdefault("GRPC_EXPERIMENTS", POLLER)  # read when the library is loaded
     from hindmost_collector.options import resolve
 
     ours = ("config", "set")
     options = resolve({name: value for name, value in vars(args).items() if name not in ours}, os.environ, args.config)
     settings = arguments.thresholds(args.set, args.config)
+    with loading(QUIET_GRPC | {"GRPC_EXPERIMENTS": POLLER}):
+        import grpc  # noqa: F401
     from hindmost_collector.main import run_collector
 
     return run_collector(options, settings)
-
-
-#: Numpy's linear algebra starts no thread for each core. One allocator for Arrow and all else: what is free in it goes
-#: back to the system with the rest (``pyarrow.set_memory_pool`` would leave out what Parquet allocates).
-_READ_WHEN_LOADED = {"OPENBLAS_NUM_THREADS": "1", "ARROW_DEFAULT_MEMORY_POOL": "system"}
-
-
-def _load_libraries() -> None:
-    """Load numpy and pyarrow under ``_READ_WHEN_LOADED``, which commands of ``--on-verdict`` and the recording of the
-    job's environment are not to see."""
-    ours = {name: value for name, value in _READ_WHEN_LOADED.items() if name not in os.environ}
-    os.environ.update(ours)
-    try:
-        import pyarrow  # it loads numpy, too
-
-        pyarrow.default_memory_pool()
-    finally:
-        for name in ours:
-            del os.environ[name]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import re
 import sys
 from dataclasses import asdict, replace
@@ -15,7 +14,7 @@ from typing import Any
 from hindmost.errors import UsageError
 from hindmost_proto.address import parse
 
-from hindmost_cli import arguments, report
+from hindmost_cli import QUIET_GRPC, arguments, loading, report
 
 _FAULT = re.compile(
     r"(?P<cause>\w+):(?P<ranks>\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*):(?P<percent>\d+(?:\.\d+)?)%"
@@ -123,8 +122,8 @@ def _noise(args: argparse.Namespace) -> Any:
 
 
 def _to_collector(scenario: Any, args: argparse.Namespace) -> int:
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what gRPC would print is said in our own one line
-    from hindmost_collector.simulate.stream import send
+    with loading(QUIET_GRPC):
+        from hindmost_collector.simulate.stream import send
 
     where = parse(args.collector)
     if where is None or not where.host:

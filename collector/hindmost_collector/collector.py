@@ -201,8 +201,9 @@ class Collector(Components):
             full, left_s = self.cores_are_full(), FULL_PERIOD_S - time.time() % FULL_PERIOD_S
             usual_s = min(left_s, NEWS_LOOK_S) if full else TICK_S
             pause_s = self.watch.pause_s(usual_s)
+            may_hang, turn = pause_s < usual_s, usual_s == left_s
             await asyncio.sleep(pause_s)
-            if not full or pause_s < usual_s or usual_s == left_s or self.ingest.inbox.out_of_turn or self._departing():
+            if not full or may_hang or turn or self.ingest.inbox.out_of_turn or self._departing():
                 return
 
     def _departing(self) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from hindmost.errors import HindmostError, UsageError
 from hindmost_proto.address import parse
 
-from hindmost_cli import arguments, compute_in_one_thread, launchers, stdio
+from hindmost_cli import ONE_THREAD, arguments, launchers, loading, stdio
 from hindmost_cli.run import foreground
 from hindmost_cli.run.session import RunRequest, Session
 
@@ -246,8 +246,8 @@ def show(directory: Path, said: str) -> None:
     if report is None:
         stdio.say(f"hindmost: no report was written; see {directory / 'logs'}, or try: hindmost report {directory}\n")
         return
-    compute_in_one_thread()  # the job is over
-    from hindmost_collector.report import text
+    with loading(ONE_THREAD):
+        from hindmost_collector.report import text
 
     width = stdio.width(unknown=80) if sys.stderr.isatty() else PLAIN_WIDTH
     path = shlex.quote(str(directory))

@@ -13,6 +13,7 @@ import pytest
 from hindmost import daemon_process
 from hindmost_collector import main
 from hindmost_collector.collector import Collector
+from hindmost_collector.live.evaluation_loop import HASTE_S
 from hindmost_collector.live.evaluation_schedule import Judging, UnconfirmedClaims
 from hindmost_collector.options import Options
 from hindmost_judge.model import Job, Run
@@ -214,6 +215,20 @@ async def ticks(collector: Collector) -> list[float]:
 async def test_a_collector_works_when_agents_do_while_cores_are_full(on_full_cores: Collector) -> None:
     """A rank waits for each of them: at once, and not for one after the other."""
     assert await ticks(on_full_cores) == [16.0, 24.0, 32.0]
+
+
+async def test_a_collector_works_twice_a_second_while_a_core_is_free(on_full_cores: Collector) -> None:
+    """It takes none from a rank."""
+    on_full_cores.cores_are_full = lambda: False
+    assert await ticks(on_full_cores) == [11.5, 12.0, 12.5]
+
+
+async def test_a_collector_works_at_once_where_a_job_may_hang(on_full_cores: Collector) -> None:
+    """Its ranks wait, and leave the cores to others."""
+    stall = SimpleNamespace(urgent=lambda _: True)
+    on_full_cores.jobs["j"] = SimpleNamespace(stall=stall)  # type: ignore[assignment]
+    await on_full_cores.next_tick()
+    assert time.time() == 11.0 + HASTE_S
 
 
 async def test_an_agent_that_speaks_out_of_turn_is_heard_soon(on_full_cores: Collector) -> None:
