@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -326,7 +326,9 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
         return [f"deadlock: {_waits(stop, run)}", *at, *_for_long(stop, run), *_end(run, stop)]
     if stop.kind == "desync":
         called = {rank: _called_from(rank, stop, run) for rank in sorted(stop.doing)}
-        found = _of_each({rank: f"entered {stop.doing[rank]} there{line}" for rank, line in called.items() if line})
+        found = _of_each(
+            {rank: _did(f"entered {stop.doing[rank]} there{line}") for rank, line in called.items() if line}
+        )
         inside = "" if stop.waits else stop.op
         number = [] if stop.waits else [f"that {stop.op} is number {stop.seq} of {group}"]
         found = found or _places(stop, run)
@@ -338,8 +340,8 @@ def _hang_evidence(stop: Hang, run: Run) -> list[str]:
         found = [f"{stopped(seconds)}; {waited}"]
     elif seconds:
         found.append(stopped(seconds))
-    said = {rank: words for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
-    doing = {rank: f"is in {_call(name, run)}" for rank, name in sorted(stop.doing.items())}
+    said = {rank: _did(words) for rank, (_, words) in last_words(run).items() if rank in stop.ranks}
+    doing = {rank: _is_in(name, run) for rank, name in sorted(stop.doing.items())}
     left = {rank: words for rank, words in doing.items() if stop.doing[rank] == _FINALIZE and rank not in said}
     ended = _of_each(said, "raised an exception or called MPI_Abort")
     found = [*ended, *_of_each(left), *found, *_of_each({rank: doing[rank] for rank in doing if rank not in left})]
@@ -358,38 +360,42 @@ _MPI = {
     "sendrecv": "MPI_Sendrecv",
     "probe": "MPI_Probe",
     "wait": "MPI_Wait",
-    _FINALIZE: "MPI_Finalize: it has left its loop",
+    _FINALIZE: "MPI_Finalize",
 }
 
 
-def _of_each(said: Mapping[int, str], rest: str = "") -> list[str]:
+class _Does(NamedTuple):
+    """What is said of one rank, and of several."""
+
+    one: str
+    several: str
+
+
+def _did(words: str) -> _Does:
+    """The past tense is the same of both."""
+    return _Does(words, words)
+
+
+def _is_in(op: str, run: Run) -> _Does:
+    call = _call(op, run)
+    if op != _FINALIZE or call == op:
+        return _Does(f"is in {call}", f"are in {call}")
+    return _Does(f"is in {call}: it has left its loop", f"are in {call}: they have left their loops")
+
+
+def _of_each(said: Mapping[int, _Does], rest: str = "") -> list[str]:
     """``rank 1 is at train.py:49``, ``ranks 2 and 3 are at train.py:64``: what each rank does, those alike together.
 
     At most ``_RANKS`` sentences, and one that counts the ranks that these leave out.
     """
-    alike: dict[str, list[int]] = {}
+    alike: dict[_Does, list[int]] = {}
     for rank, words in said.items():
         alike.setdefault(words, []).append(rank)
     shown = list(alike.items())[:_RANKS]
     left_out = len(said) - sum(len(ranks) for _, ranks in shown)
-    found = [f"{names(ranks)} {words if len(ranks) == 1 else _of_several(words)}" for words, ranks in shown]
+    found = [f"{names(ranks)} {words.one if len(ranks) == 1 else words.several}" for words, ranks in shown]
     rest = rest or f"{'is' if left_out == 1 else 'are'} not listed"
     return [*found, f"{left_out:,} more rank{'s' * (left_out > 1)} {rest}"] if left_out else found
-
-
-#: What is said of one rank, and of several.
-_SEVERAL = (
-    ("^is ", "are "),
-    ("^has ", "have "),
-    (": its process ended$", ": their processes ended"),
-    (": it has left its loop$", ": they have left their loops"),
-)
-
-
-def _of_several(words: str) -> str:
-    for one, several in _SEVERAL:
-        words = re.sub(one, several, words)
-    return words
 
 
 def _call(op: str, run: Run) -> str:
@@ -474,7 +480,7 @@ def _stopped_meanwhile(stop: Hang, run: Run) -> dict[int, float]:
 def _either(stop: Hang, run: Run) -> list[str]:
     """What is known where as many ranks entered one operation as the other."""
     others = [(rank, _called_from(rank, stop, run)) for rank in stop.victims if rank not in stop.doing]
-    known = {rank: f"entered {stop.op}{called}" for rank, called in others if called}
+    known = {rank: _did(f"entered {stop.op}{called}") for rank, called in others if called}
     return [*_of_each(known), "which of them took the wrong branch is not known"]
 
 
@@ -526,10 +532,13 @@ def _absent(stop: Hang, run: Run) -> str:
     return f"all others entered it; {silent}" if stop.ranks else f"{silent}: which of them is late is not known"
 
 
-_GONE = {FINISHED: "has finished", VANISHED: "is gone: its process ended"}
+_GONE = {
+    FINISHED: _Does("has finished", "have finished"),
+    VANISHED: _Does("is gone: its process ended", "are gone: their processes ended"),
+}
 
 
-def _gone(stop: Hang, run: Run) -> dict[int, str]:
+def _gone(stop: Hang, run: Run) -> dict[int, _Does]:
     """Culprits that were gone while the others still waited, and how."""
     seen, ended = run.in_flight["observed_ns"].max(initial=0), ended_by_launcher(run)
     columns = (run.rank_states[name].tolist() for name in ("rank", "life", "time_ns"))
@@ -548,14 +557,16 @@ def _mismatch_evidence(found: Mismatch) -> list[str]:
     return [f"{ran}: results are wrong", f"ranks differ {often}, in communicator {found.comm:#x}; the job went on"]
 
 
-def _standing(stack: str) -> str:
+def _standing(stack: str) -> _Does:
     """Where a rank is, or why that is unknown; of one known by its dump, from where it called what it did last."""
     if stack.startswith(UNREAD):
-        return f"has no readable stack: {stack.partition(': ')[2].partition(chr(10))[0]}"
+        why = stack.partition(": ")[2].partition("\n")[0]
+        return _Does(f"has no readable stack: {why}", f"have no readable stack: {why}")
     called = _CALLED.match(stack)
     if called is not None:
-        return f"ran {called[1]} last, called from {_source_line(stack)}"
-    return f"is at {_source_line(stack)}"
+        return _did(f"ran {called[1]} last, called from {_source_line(stack)}")
+    line = _source_line(stack)
+    return _Does(f"is at {line}", f"are at {line}")
 
 
 #: The first line of the call that a Flight Recorder dump tells, in place of a stack.
