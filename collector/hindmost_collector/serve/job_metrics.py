@@ -314,7 +314,7 @@ def _worded(job: LiveJob, verdict: Mapping[str, Any]) -> tuple[object, ...]:
 def in_words(verdict: Mapping[str, Any]) -> str:
     """``straggler: rank 3, compute``, ``hang: rank 5``, ``balanced``, ``unsure: no rank proven`` and the like."""
     if _unsure(verdict):
-        return "unsure: no rank proven"
+        return f"unsure: {'not enough data' if verdict['kind'] == 'insufficient_data' else 'no rank proven'}"
     ranks, cause = ranks_label(verdict.get("ranks") or []), verdict.get("cause")
     named = f"rank{'' if ranks.isdigit() else 's'} {ranks}" if ranks and not ranks.endswith("ranks") else ranks
     if cause == "unknown":

@@ -259,7 +259,7 @@ SLOW = verdict("straggler", cause="gpu_throttle", ranks=[3], cost_ratio=0.4)
         ([SLOW], "straggler: rank 3, gpu throttle", 0.4),
         ([verdict("balanced")], "balanced", 0),
         ([verdict("balanced", confidence=0.5)], "unsure: no rank proven", -1),
-        ([verdict("insufficient_data")], "unsure: no rank proven", -1),
+        ([verdict("insufficient_data")], "unsure: not enough data", -1),
         ([verdict("uneven_workload", cost_ratio=0.1)], "uneven workload", 0.1),
         ([verdict("slow_link", ranks=range(0, 64, 2), cost_ratio=0.1)], "slow link: 32 ranks", 0.1),
     ],
