@@ -103,6 +103,8 @@ class Shown:
         ranks = [row["rank"] for row in (report or {}).get("ranks", ())]
         self.job = SimpleNamespace(
             id=(report or {"job": {"id": None}})["job"]["id"],
+            awaits="",
+            judged_s=lambda _: None,
             command=(report or {"job": {}})["job"].get("command"),
             report=report,
             reported=1,
@@ -122,6 +124,7 @@ class Shown:
         parts: Any = SimpleNamespace(
             jobs={self.job.id: self.job} if report else {},
             recorder=SimpleNamespace(store=store, trouble=None),
+            clock=SimpleNamespace(now=lambda: 0),
         )
         self.live = LivePage(parts, lambda _: self.condition)
 

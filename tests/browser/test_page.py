@@ -165,6 +165,19 @@ def test_too_few_cpus_stand_before_a_verdict_that_costs_less(
     assert said.count("LIMITED BY") == 1
 
 
+def test_it_says_what_the_first_verdict_waits_for(browser: Any, show: Callable[..., Any]) -> None:
+    """In the collector's words, which know how long; once there is one, how old it is where that is long."""
+    shown = show(report())
+    shown.job.report, shown.job.awaits = None, "ranks use every core; the first comes after 100 s"
+    browser.open(browser.run("return location.href"))
+    browser.until("document.querySelector('.verdict').innerText.includes('ranks use every core')")
+    assert browser.text(".verdict h2 b") == "NO VERDICT YET"
+    shown.job.report, shown.job.judged_s = report(), lambda _: 90.0
+    shown.job.reported += 1
+    browser.until("document.querySelector('.verdict').innerText.includes('rank 2')")
+    browser.until("document.querySelector('#facts').innerText.includes('verdict 2 min old')")
+
+
 def test_what_was_not_measured_is_a_dash(browser: Any, show: Callable[..., Any]) -> None:
     """A report full of nulls shows dashes: no zero, no NaN, no word of the language the page is written in."""
     empty = dict.fromkeys(("step_ms", "wait_ms", "caused_wait_ms", "share_last", "node", "gpu"))

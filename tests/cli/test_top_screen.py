@@ -288,6 +288,16 @@ def test_a_job_shows_as_what_it_is(verdicts: list[dict[str, Any]], said: str) ->
     assert first.startswith(said)
 
 
+def test_it_says_what_the_first_verdict_waits_for_and_how_old_the_last_one_is() -> None:
+    """Where ranks use every core verdicts come late."""
+    lines = screen({**job(8), "judged": False, "awaits": "ranks use every core; the first comes after 100 s"})
+    assert lines[1] == "no verdict yet: ranks use every core; the first comes after 100 s"
+    assert next(line for line in screen(job(8, judged_s=222.0)) if line.startswith("1 ranks")).endswith(
+        "live, verdicts 4 min old"
+    )
+    assert next(line for line in screen(job(8, judged_s=2.0)) if line.startswith("1 ranks")).endswith(" live")
+
+
 def test_a_hostile_name_cannot_write_to_the_terminal() -> None:
     """Escape sequences are spelled out."""
     lines = screen(job(8, verdict(2), nodes="a\x1b[2Jb"), (240, 24))

@@ -51,6 +51,8 @@ node net  traffic of the rank's node, in and out"""
 _VERDICT_SHARE, _VERDICT_LINES = 4, 3
 #: Seconds without data after which a job's age is shown.
 _STALE_S = 5.0
+#: Verdicts that are older than this say so.
+_OLD_VERDICTS_S = 15.0
 _NAMES = {"ranks": "ranks", "nodes": "nodes", "gpus": "GPUs", "jobs": "jobs"}
 _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 
@@ -224,7 +226,16 @@ class Top(App[None]):
         if age > _STALE_S:
             return f"no data for {rows.age(age)}"
         lost = self._picture.get("lost") or ()
-        return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}" if lost else "live"
+        if lost:
+            return f"lost contact with {lost[0] if len(lost) == 1 else count(len(lost), 'node')}"
+        judged = self._picture.get("judged_s") or 0.0
+        return f"live, verdicts {rows.age(judged)} old" if judged > _OLD_VERDICTS_S else "live"
+
+    def _without_verdicts(self) -> str:
+        if self._picture["judged"]:
+            return "no rank is slow now"
+        awaits = self._picture.get("awaits")
+        return f"no verdict yet: {awaits}" if awaits else "no verdict yet"
 
     def _verdicts(self, width: int) -> Text:
         """The verdicts in as many lines as leave the table most of the screen; of a single one its cost, too."""
@@ -234,7 +245,7 @@ class Top(App[None]):
         if self._trouble:
             lines += [("bold red", line) for line in textwrap.wrap(self._trouble, width)[:2]]
         if not verdicts:
-            lines.append(("", "no verdict yet" if not self._picture["judged"] else "no rank is slow now"))
+            lines += [("", line) for line in textwrap.wrap(self._without_verdicts(), width)]
         heads = [(verdict, textwrap.wrap(_head(verdict), width, subsequent_indent=" " * 7)) for verdict in verdicts]
         for at, (one, head) in enumerate(heads):
             rest = len(heads) - at
@@ -268,7 +279,7 @@ class Top(App[None]):
             known.pop()
         text.append("· " + " · ".join(known) if known else "")
         text.append(" " * max(width - len(text.plain) - len(state), 1)).append(
-            state, "" if state == "live" else "bold yellow"
+            state, "" if state.startswith("live") else "bold yellow"
         )
         return text
 

@@ -38,7 +38,6 @@ class Watch:
         self.full_evaluations: dict[
             str, asyncio.Task[None]
         ] = {}  # windows being judged; of those that cost much one at a time
-        self._wait_announced: set[str] = set()
         self._end: asyncio.Task[None] | None = None  # of a job that is over, until that is written down
         self._looked: dict[str, dict[str, int]] = {}  # when each job's newest steps were looked at last
 
@@ -78,15 +77,17 @@ class Watch:
             timed_out = job.stall.timed_out(job)
             if due or timed_out:
                 await self.turn(job, whole=timed_out)
-            elif self._judging.first_is_late(job.id):
-                self._announce_wait(job.id)
+            elif not job.awaits and self._judging.first_is_late(job.id):
+                self._announce_wait(job)
 
-    def _announce_wait(self, job: str) -> None:
-        """Say once on the terminal why a job has no verdict yet: silence looks like a failure."""
-        terminal = self._components.terminal
-        if terminal and job not in self._wait_announced:
-            self._wait_announced.add(job)
-            terminal.put(Notification.waiting(job, self._components.clock.now(), FULL_FIRST_S, FULL_LEAST_S))
+    def _announce_wait(self, job: LiveJob) -> None:
+        """Say why a job has no verdict yet, on the terminal once: silence looks like a failure."""
+        job.awaits = (
+            f"ranks use every core; the first comes after {FULL_FIRST_S:.0f} s,"
+            f" or when a rank has waited {FULL_LEAST_S:.0f} s"
+        )
+        if terminal := self._components.terminal:
+            terminal.put(Notification.waiting(job.id, self._components.clock.now(), job.awaits))
 
     async def turn(self, job: LiveJob, *, whole: bool) -> None:
         """Judge the window of a job, the ``whole`` of it whatever that costs where the job may hang.
@@ -207,5 +208,4 @@ class Watch:
         await self._end_of(job)
         self.ended(job)
         self._looked.pop(job.id, None)
-        self._wait_announced.discard(job.id)
         self._judging.forget(job.id)

@@ -55,6 +55,7 @@ class LiveJob:
         self.window.command, self.window.started_ns = command, now_ns
         self.report: Mapping[str, Any] | None = None
         self.judged: Mapping[str, Any] | None = None  # when, up to which step, the report was seen to hold
+        self.awaits = ""  # what its first verdict waits for, in words
         self.exit_code: int | None = None
         self.ended_ns: int | None = None  # when its command ended; agents may be waited for after that
         self.interrupted_by: str | None = None
@@ -93,6 +94,10 @@ class LiveJob:
     def over(self) -> bool:
         """Whether every rank that was heard of is gone."""
         return bool(self._lives) and all(life != model.RUNNING for life in self._lives.values())
+
+    def judged_s(self, now_ns: int) -> float | None:
+        """How long ago its report was seen to hold; None where there is none."""
+        return None if self.judged is None else (now_ns - self.judged["time_ns"]) / 1e9
 
     def step_seconds(self) -> dict[str, float]:
         """``median`` and ``p99`` of step time over the window, and the ``ideal`` of the newest report: seconds, as far

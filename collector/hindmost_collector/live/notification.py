@@ -74,13 +74,9 @@ class Notification:
         return cls(job, event["event"], event["id"], event["time_ns"], verdict, text, ended, named)
 
     @classmethod
-    def waiting(cls, job: str, time_ns: int, first_s: float, stood_s: float) -> Notification:
-        """Ranks use every core, so a job's first verdict comes after ``first_s``, or when a rank waited ``stood_s``."""
-        text = (
-            "no verdict yet: ranks use every core; "
-            f"the first comes after {first_s:.0f} s, or when a rank has waited {stood_s:.0f} s"
-        )
-        return cls(job, "waiting", "", time_ns, {"kind": "waiting"}, text)
+    def waiting(cls, job: str, time_ns: int, what: str) -> Notification:
+        """A job has no verdict yet, and ``what`` it waits for."""
+        return cls(job, "waiting", "", time_ns, {"kind": "waiting"}, f"no verdict yet: {what}")
 
     @property
     def payload(self) -> bytes:

@@ -125,7 +125,8 @@ class LiveTables:
         if job is None:
             return picture(None, {"rank": (), "node": (), "gpu_uuid": ()}, (), cells, job="", jobs=shown, time_ns=now)
         heard = {"age_s": _seconds(contact.age_ns(job)), "lost": sorted(contact.lost_of(job))}
-        more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard}
+        judged = {"awaits": job.awaits, "judged_s": job.judged_s(now)}
+        more: dict[str, Any] = {"over": job.over, "jobs": shown, "time_ns": now, **heard, **judged}
         return picture(job.report, *_of(job), cells, job=job.id, **more)
 
     def machines(self, job: LiveJob) -> dict[str, Any]:
@@ -199,14 +200,14 @@ def _job(job: LiveJob, contact: Contact) -> dict[str, Any]:
     """A row of the table of jobs."""
     first = next(iter((job.report or {}).get("verdicts") or ()), None)
     words = of_verdict(first) if first else None
-    typical = ((job.report or {}).get("job") or {}).get("step_ms") or {}
+    length = ((job.report or {}).get("job") or {}).get("step_ms") or {}
     return {
         "job": job.id,
         "verdict": words.sentence if words else None,
         "cost": (first or {}).get("cost_ratio"),
         "size": job.world_size,
         "step": job.window.last_step if job.window.last_step >= 0 else None,
-        "step_ms": typical.get("p50"),
+        "step_ms": length.get("mean"),
         "age_s": _seconds(contact.age_ns(job)),
     }
 

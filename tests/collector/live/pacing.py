@@ -92,6 +92,7 @@ class Paced:
             judged_revision=-1,
             sealed=False,
             judged=None,
+            awaits="",
             report=None,
             reported=0,
             events=[],

@@ -39,6 +39,9 @@ def test_the_terminal_says_once_why_no_verdict_has_come(full: bool, said: list[i
     paced.until(200.0)
     assert [round(line.time_ns / 1e9 - BEGAN) for line in lines] == said
     assert all("ranks use every core; the first comes after 100 s" in line.text for line in lines)
+    assert [line.text.removeprefix("no verdict yet: ") for line in lines] == [
+        job.awaits for job in paced.jobs.values() if job.awaits
+    ]
 
 
 def test_judging_takes_a_thousandth_of_a_core_while_cores_are_full() -> None:

@@ -42,6 +42,8 @@ class Node:
             sealed=False,
             exit_code=None,
             report=None,
+            awaits="",
+            judged_s=lambda _: None,
             reported=0,
             verdicts=list,
             history=SimpleNamespace(revision=0),

@@ -13,6 +13,7 @@ const NAMES = {
   sync: "sync", other: "other", idle: "GPU idle",
 };
 const ROW = 40;
+const OLD_VERDICT_S = 15;
 
 const find = id => document.getElementById(id);
 
@@ -143,6 +144,7 @@ function told(state, over) {
     if (!view.job && state.job) view.job = state.job;
   }
   showState(state ? state.state : now.state && now.state.state === "ended" ? "ended" : "unreachable");
+  if (state && !now.report) showVerdicts();
   if (state && state.revisions) refresh(state.revisions);
 }
 
@@ -166,6 +168,7 @@ function showState(which) {
     ["", known(state.steps_s) ? number(state.steps_s) : source.live && which === "running" ? ABSENT : null, "steps/s"],
     ["", known(state.work_s) ? number(state.work_s) : null, "samples or tokens/s"],
     ["", known(state.world_size) ? ranks : null, (state.world_size === 1 ? "rank" : "ranks") + (!known(state.nodes) ? "" : state.nodes === 1 ? ", 1 node" : ", " + number(state.nodes) + " nodes")],
+    ["verdict", which === "running" && state.judged_s >= OLD_VERDICT_S ? seconds(state.judged_s) : null, "old"],
     ["data", known(age) && which !== "ended" ? seconds(age) : null, "old"],
   ].filter(([, value]) => value != null);
   const list = find("facts");
@@ -291,7 +294,7 @@ let drawn = "";
 
 function showVerdicts() {
   const report = now.report;
-  const text = JSON.stringify(report && [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste]);
+  const text = JSON.stringify(report ? [report.rendered, report.notes, report.overlap, report.job, report.bound, report.waste] : now.state && now.state.awaits);
   if (text === drawn) return;
   drawn = text;
   const shown = report ? report.rendered : [];
@@ -299,8 +302,7 @@ function showVerdicts() {
   if (shown.length > 3) cards.push(fold(shown.length - 3 + " more verdicts", shown.slice(3).map(verdictCard), "more verdicts"));
   if (!report) cards.push(emptyCard());
   if (report && report.overlap) cards.push(make("p", report.overlap, "soft"));
-  const stopped = shown.length && (shown[0].head === "HUNG" || shown[0].head === "DESYNC");
-  const limit = report && report.bound && !stopped ? labelled("LIMITED BY", report.bound, true) : null;
+  const limit = report && report.bound ? labelled("LIMITED BY", report.bound, true) : null;
   if (limit && report.bound_first) cards.unshift(limit); else if (limit) cards.push(limit);
   find("verdicts").replaceChildren(...cards);
   const said = shown.map(one => one.head + " " + one.what).join(". ");
@@ -318,7 +320,7 @@ function showVerdicts() {
 function emptyCard() {
   const card = make("article", null, "card verdict unsure");
   const title = make("h2");
-  title.append(make("b", "NO VERDICT YET"), make("span", "it comes after a few steps; where ranks use every core, after 100 s"));
+  title.append(make("b", "NO VERDICT YET"), make("span", (now.state && now.state.awaits) || "it comes after a few steps"));
   card.append(title);
   return card;
 }
