@@ -190,7 +190,7 @@ def test_every_column_of_the_table_of_ranks_is_defined() -> None:
     titles = set()
     for timed in (phases, {name: 50.0 for name in phases if not name.startswith("gpu_")}):
         one = {"phases_ms": timed, **dict.fromkeys(figures, 1.0)}
-        both = [{"rank": rank, "node": f"n{rank}", **one} for rank in (0, 1)]
+        both = [{"rank": rank, "node": f"n{rank}", **one, "step_ms": rank + 1.0} for rank in (0, 1)]
         titles.update(of_ranks.table(both, deciding=hidden)[0])
     rows = re.findall(
         r"^\| (`.*?) \|", section_of("reference/reading-a-verdict.md", "## The columns of the table"), re.MULTILINE

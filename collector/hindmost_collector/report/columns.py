@@ -51,11 +51,10 @@ _BOUNDS = {
 
 def bound(report: Mapping[str, Any]) -> str:
     """``GPU computing, no fault: SMs active 92 % of the time, …``;
-    empty where a verdict says it, or nothing was measured."""
+    empty where a verdict says it, the job stopped, or nothing was measured."""
     found = report["job"].get("bound")  # reports of earlier versions have none
-    if not found or {"input_bound", "host_bound", "oversubscribed"} & {
-        verdict["kind"] for verdict in report["verdicts"]
-    }:
+    kinds = [verdict["kind"] for verdict in report["verdicts"]]
+    if not found or {*STOPS}.intersection(kinds[:1]) or {"input_bound", "host_bound", "oversubscribed"} & {*kinds}:
         return ""
     fault = "" if found["by"] in ("unknown", "cpu") else ", no fault"
     return f"{_BOUNDS.get(found['by'], found['by'])}{fault}: {found['evidence']}"
@@ -398,7 +397,8 @@ def table(
     """Titles and cells for these rank rows. A column that no rank measured, or that tells nothing, is left out.
 
     With ``width``, columns are dropped until the rest fits, those that are ``deciding`` last: a number is never cut.
-    The step and what decides have a second column for the steps of a ``fault``, as :func:`of_fault` gives it.
+    The step is a column where ranks differ in it: the title line has that of the job. What decides has a second column
+    for the steps of a ``fault``, as :func:`of_fault` gives it.
     """
     chosen = [(title, cell) for title, cell in _columns(rows, deciding) if any(cell(row) != UNMEASURED for row in rows)]
     chosen = [one for title, cell in chosen for one in _with_fault(title, cell, deciding, *fault)]
@@ -418,7 +418,7 @@ def table(
 def _with_fault(
     title: str, cell: Cell, deciding: Sequence[str], when: str, measured: Mapping[str, Mapping[int, float | None]]
 ) -> list[tuple[str, Cell]]:
-    of_rank = measured.get(title) if title == "step" or title in deciding else None
+    of_rank = measured.get(title) if title in deciding else None
     if of_rank is None:
         return [(title, cell)]
     return [(title, cell), (f"{title} {when}", lambda row: number(of_rank.get(row["rank"])))]
@@ -441,7 +441,7 @@ def _telling(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list[tuple[str, Cell]]:
     telling = _telling(rows)
-    nodes = {row.get("node") for row in rows}
+    nodes, steps = ({row.get(name) for row in rows} for name in ("node", "step_ms"))
 
     def phase(name: str) -> Cell:
         return lambda row: number((row.get("phases_ms") or {}).get(name))
@@ -452,7 +452,7 @@ def _columns(rows: Sequence[Mapping[str, Any]], deciding: Sequence[str]) -> list
     return [
         ("rank", lambda row: str(row["rank"])),
         *([("node", lambda row: row.get("node") or UNMEASURED)] if len(nodes) > 1 else []),
-        ("step", lambda row: number(row.get("step_ms"))),
+        *([("median step", lambda row: number(row.get("step_ms")))] if len(steps) > 1 else []),
         ("self time", lambda row: number(row.get("self_ms"))),
         (_TITLES["self_cpu"], phase("self_cpu")),
         *[(title_of(name), phase(name)) for name in named if name != "self_cpu"],

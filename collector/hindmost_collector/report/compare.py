@@ -452,7 +452,7 @@ _BAR = 20
 _SCALING = (
     ("ranks", "ranks", "count"),
     ("nodes", "nodes", "count"),
-    ("step_ms", "step", "ms"),
+    ("step_ms", "mean step", "ms"),
     ("steps_per_s", "steps/s", "number"),
     ("work_per_s", "work/s", "number"),
     ("speed_up", "speed-up", "number"),

@@ -17,7 +17,7 @@ _PLAIN = (
     "rank",
     "node",
     "gpu",
-    "step_ms",
+    "median_step_ms",
     "self_ms",
     "wait_ms",
     "transfer_ms",
@@ -27,6 +27,9 @@ _PLAIN = (
     "runqueue_ratio",
     "rss_bytes",
 )
+
+#: What a column is called in a report, where a file without captions has to say more.
+_KEYS = {"median_step_ms": "step_ms"}
 
 
 def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str:
@@ -39,7 +42,8 @@ def render(report: Mapping[str, Any], ranks: Iterable[int] | None = None) -> str
     for row in report["ranks"]:
         if wanted is None or row["rank"] in wanted:
             writer.writerow(
-                [_cell(row.get(name)) for name in _PLAIN] + [_cell(row["phases_ms"].get(name)) for name in phases]
+                [_cell(row.get(_KEYS.get(name, name))) for name in _PLAIN]
+                + [_cell(row["phases_ms"].get(name)) for name in phases]
             )
     return sink.getvalue()
 

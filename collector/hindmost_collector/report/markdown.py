@@ -20,7 +20,7 @@ def render(report: Mapping[str, Any], ranks: Sequence[int] | None = None, path: 
     block = text.render({**report, "sections": {}}, 100, ranks=ranks, path=path, titled=False)
     found = [f"# {_safe(columns.title(report))}", "", "```text", *block.rstrip().splitlines(), "```"]
     title = ""
-    for table in sections.shown(report.get("sections") or {}, sections.rank_rows(report, ranks)):
+    for table in sections.shown(report.get("sections") or {}, sections.rows_of(report, ranks)):
         found += ["", f"## {table.title}"] if table.title != title else []
         title = table.title
         found += ["", table.about, "", *_table(table)]

@@ -17,7 +17,7 @@ from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 from hindmost_collector.report import columns
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
 #: A report with sections; without them it is :data:`hindmost_judge.verdict.schema.SCHEMA`, and all else is alike.
 WITH_SECTIONS = "hindmost.report/2"
@@ -36,11 +36,13 @@ Sections = dict[str, dict[str, list[dict[str, Any]]]]
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its key in JSON, its title, and its unit, of :data:`WRITTEN`."""
+    """One column: its key in JSON, its title, and its unit, of :data:`WRITTEN`; of ids, text shows what tells them
+    apart."""
 
     key: str
     title: str
     unit: str = "text"
+    ids: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,10 @@ RANK = Column("rank", "rank", "count")
 
 
 NODE = Column("node", "node")
+
+
+#: The ranks of a row, as ``0,1``.
+OF_RANKS = Column("ranks", "ranks")
 
 
 SECTIONS: dict[str, Section] = {
@@ -326,9 +332,9 @@ SECTIONS: dict[str, Section] = {
             "gpus": Table(
                 "Means over the recording; memory is the peak, throttled the time in which a reason slowed the clocks.",
                 (
-                    Column("gpu", "GPU"),
+                    Column("gpu", "GPU", ids=True),
                     NODE,
-                    Column("ranks", "ranks"),
+                    OF_RANKS,
                     Column("busy", "busy", "ratio"),
                     Column("sm", "SMs", "ratio"),
                     Column("occupancy", "occupancy", "ratio"),
@@ -428,7 +434,7 @@ def written(value: Any, unit: str) -> str:
 
 @dataclass(frozen=True)
 class Shown:
-    """A table as every format shows it: columns that have a value in some row, and rows."""
+    """A table as every format shows it: columns that have a value in some row, rows, and how many more there are."""
 
     section: str
     name: str
@@ -436,22 +442,38 @@ class Shown:
     about: str
     columns: tuple[Column, ...]
     rows: list[dict[str, Any]]
+    left_out: int = 0
 
 
-def shown(found: Sections, ranks: Collection[int] | None = None) -> list[Shown]:
-    """The tables that have rows, in order; of ``ranks`` only where a table is by rank and these are given."""
+@dataclass(frozen=True)
+class Chosen:
+    """The ranks of which tables show rows, and the nodes of these."""
+
+    ranks: set[int]
+    nodes: set[str | None]
+
+    def has(self, table: Table, row: Mapping[str, Any]) -> bool:
+        """Whether a row of a table is of one of them; so are those of no rank and no node."""
+        if RANK in table.columns:
+            return row["rank"] in self.ranks
+        if OF_RANKS in table.columns and row["ranks"]:
+            return not self.ranks.isdisjoint(map(int, row["ranks"].split(",")))
+        return NODE not in table.columns or row["node"] in self.nodes
+
+
+def shown(found: Sections, chosen: Chosen | None = None) -> list[Shown]:
+    """The tables that have rows, in order; rows of ranks, nodes and GPUs of those that are ``chosen`` only."""
     tables = []
     for name, section in SECTIONS.items():
         for key, table in section.tables.items():
-            held = (found.get(name) or {}).get(key) or []
-            if ranks is not None and RANK in table.columns:
-                held = [row for row in held if row["rank"] in ranks]
+            whole = (found.get(name) or {}).get(key) or []
+            held = [row for row in whole if chosen is None or chosen.has(table, row)]
             if key == "fault" and held:
                 tables.append(_side_by_side(held, section.title))
                 continue
             used = tuple(column for column in table.columns if any(row.get(column.key) is not None for row in held))
             if held and used:
-                tables.append(Shown(name, key, section.title, table.about, used, held))
+                tables.append(Shown(name, key, section.title, table.about, used, held, len(whole) - len(held)))
     return tables
 
 
@@ -468,7 +490,8 @@ def _side_by_side(held: list[dict[str, Any]], title: str) -> Shown:
         if measured and abs(row["ms"] - row["whole_run_ms"]) > least and row["measure"] not in named:
             named.append(row["measure"])
     until = "" if held[0]["until_step"] is None else f" to before {held[0]['until_step']}"
-    about = f"ms per step in steps {held[0]['since_step']}{until or ' to the last'}; in brackets in the whole run."
+    steps_of = f"{held[0]['since_step']}{until or ' to the last'}"
+    about = f"ms per step in steps {steps_of}, medians but of caused wait; in brackets in the whole run."
     shown_columns = (RANK, *(Column(name, name, "words") for name in named))
     return Shown("phases", "fault", title, about, shown_columns, list(by_rank.values()))
 
@@ -490,9 +513,9 @@ def in_one_line(found: Sections) -> str:
     return "; ".join(said for said in (paces, times if len(large) > 1 else "") if said)
 
 
-def rank_rows(report: Mapping[str, Any], wanted: Iterable[int] | None) -> set[int] | None:
-    """The ranks of which tables show rows: those asked for, else the telling ones of a large job; ``None``: all."""
-    if wanted is not None:
-        return set(wanted)
-    chosen_rows, left_out = columns.choose(report)
-    return {row["rank"] for row in chosen_rows} if left_out else None
+def rows_of(report: Mapping[str, Any], wanted: Iterable[int] | None) -> Chosen | None:
+    """Those of the ranks that are asked for, else of the telling ones of a large job; ``None``: all."""
+    rows, left_out = columns.choose(report, wanted)
+    if wanted is None and not left_out:
+        return None
+    return Chosen({row["rank"] for row in rows}, {row.get("node") for row in rows})

@@ -31,6 +31,8 @@ _STYLES = {"OK": "bold green", "UNSURE": "bold yellow"}
 _LABEL = 7
 #: Of names in a recording (nodes, functions) so many characters are shown at most.
 _LONGEST, _WIDEST = 2000, 64
+#: Of ids at least so many are.
+_ID = 12
 #: Commands, numbers with their units, and how sure a verdict is stay on one line: a private character as wide stands
 #: for their blanks until the lines are broken.
 _UNITS = r"%|[mun]?s|min|h|[KMGT]?i?B(?:/s)?|W|C|MHz|TFLOP/s|k?J|kWh"
@@ -65,8 +67,8 @@ def render(
 
     ``ranks`` limits the tables to these. Without ``explain`` each verdict has the one line of evidence that decided it,
     and a last line has the command that shows more, with the ``path`` of the recording as a shell takes it (empty: the
-    job runs). Of a job that stopped or failed that also has the limit, the pace and the table. Of a report with
-    sections, pace and wall clock stand below the verdicts, and those that are ``wanted`` at the end.
+    job runs). Of a job that stopped or failed that also has the pace and the table. Of a report with sections, pace and
+    wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
     asked = _Asked(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
@@ -227,10 +229,12 @@ def _sections(asked: _Asked) -> Iterator[RenderableType]:
     """Those that are wanted, table after table."""
     found = asked.report.get("sections") or {}
     chosen, title = {name: one for name, one in found.items() if name in asked.wanted}, ""
-    for table in sections.shown(chosen, sections.rank_rows(asked.report, asked.ranks)):
+    for table in sections.shown(chosen, sections.rows_of(asked.report, asked.ranks)):
         yield Text(f"\n{table.title}" if table.title != title else "", style="bold")
         yield _text(table.about.replace("`", ""), "dim")
         yield from _prose(table) if _is_prose(table) else _parts(table, asked.width)
+        if table.left_out and asked.ranks is None:
+            yield Text(f"{table.left_out:,} more rows are not shown: --format csv has all", "dim")
         title = table.title
 
 
@@ -272,10 +276,7 @@ def _prose(table: sections.Shown) -> Iterator[RenderableType]:
 
 def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
     """The table; one that is wider than the page in parts, which all have its first column: no number is cut."""
-    rows = [
-        [one_line(sections.written(row.get(column.key), column.unit), _WIDEST) for column in table.columns]
-        for row in table.rows
-    ]
+    rows = [*zip(*(_cells(table, column) for column in table.columns), strict=True)]
     widths = [
         max([len(word) for word in one.title.split()] + [len(row[at]) for row in rows])
         for at, one in enumerate(table.columns)
@@ -288,6 +289,16 @@ def _parts(table: sections.Shown, width: int) -> Iterator[RenderableType]:
         for row in rows:
             drawn.add_row(*(row[at] for at in shown))
         yield drawn
+
+
+def _cells(table: sections.Shown, column: sections.Column) -> list[str]:
+    """What a column says of each row: of ids what tells them apart."""
+    cells = [one_line(sections.written(row.get(column.key), column.unit), _WIDEST) for row in table.rows]
+    if not column.ids:
+        return cells
+    enough = range(_ID, _WIDEST + 1)
+    length = next(end for end in enough if len({cell[:end] for cell in cells}) == len({*cells}))
+    return [cell if len(cell) <= length + 1 else f"{cell[:length]}…" for cell in cells]
 
 
 def _that_fit(widths: Sequence[int], width: int) -> Iterator[tuple[int, int]]:

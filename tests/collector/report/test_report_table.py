@@ -11,7 +11,7 @@ from hindmost_collector.ingest.row_builder import Words
 from hindmost_collector.live.jobs import LiveJob
 from hindmost_collector.page import document
 from hindmost_collector.recordings.load import load
-from hindmost_collector.report import columns, machine_tables, markdown, text, verdict_lines
+from hindmost_collector.report import brief, columns, csv, machine_tables, markdown, text, verdict_lines
 from hindmost_collector.simulate import Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import PHASES
@@ -21,6 +21,18 @@ from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS
 from tests.pages import inside
 from tests.recordings import OURS
 from tests.scenarios import loads
+
+HANG: dict[str, Any] = {
+    "kind": "hang",
+    "ranks": [1],
+    "victims": [0],
+    "cause": "unknown",
+    "since_step": 60,
+    "until_step": None,
+    "confidence": 0.99,
+    "evidence": ["1 rank waited"],
+    "advice": [],
+}
 
 
 def report(**row: Any) -> dict[str, Any]:
@@ -50,9 +62,9 @@ def test_no_table_is_drawn_of_rank_numbers_alone() -> None:
 
 def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> None:
     """However narrow the table, its caption is whole, and names no column that is not there."""
-    last = text.render(report(step_ms=2.0)).splitlines()[-1]
-    assert last == "ms per step, medians of all steps after warm-up"
-    shown = columns.caption(["rank", "step", "caused wait"], report(step_ms=2.0))
+    last = text.render(report(self_ms=2.0)).splitlines()[-1]
+    assert last == "ms per step, medians of all steps after warm-up. self time: work between collectives"
+    shown = columns.caption(["rank", "input", "caused wait"], report(self_ms=2.0))
     assert shown.endswith("caused wait: the others' wait for this rank")
     assert "(means: caused wait)" in shown
     assert "last to arrive" not in shown
@@ -61,8 +73,28 @@ def test_the_caption_stands_on_one_line_and_explains_only_what_is_shown() -> Non
 def test_the_caption_says_that_the_table_begins_before_a_verdict_does() -> None:
     """A verdict since step 27 has numbers of its own, which the medians of all steps do not repeat."""
     late = report(step_ms=2.0) | {"verdicts": [{"kind": "straggler", "since_step": 27, "cost_ms_per_step": 0.5}]}
-    shown = columns.caption(["rank", "step"], late)
+    shown = columns.caption(["rank", "input"], late)
     assert shown == "ms per step, medians of all steps after warm-up, also those before step 27 (means: COST)"
+
+
+def test_the_length_of_a_step_is_in_the_title_and_no_column_of_one_number() -> None:
+    """The mean, and the median where that is another; ranks that differ in it have their own, under its name."""
+    alike = report(step_ms=2.0, self_ms=1.0, phases_ms={})
+    alike["job"] |= {"steps": 10, "step_ms": {"p50": 2.0, "mean": 2.5, "p99": 3.0}}
+    assert text.render(alike).splitlines()[0].endswith("10 steps, mean 2.5 ms, median 2.0 ms")
+    assert columns.table(alike["ranks"])[0] == ["rank", "self time"]
+    differing = [row | {"step_ms": 2.0 + row["rank"]} for row in alike["ranks"]]
+    assert columns.table(differing)[0] == ["rank", "median step", "self time"]
+    assert csv.render(alike).splitlines()[0].split(",")[3] == "median_step_ms"
+
+
+def test_a_job_that_stopped_is_limited_by_nothing_else() -> None:
+    """What the steps before waited for is in no format the limit of a job that hangs."""
+    found = report(self_ms=1.0) | {"verdicts": [HANG]}
+    found["job"]["bound"] = {"by": "cpu", "evidence": "the typical rank waits for a CPU 56 % of the time"}
+    assert "LIMITED BY" not in text.render(found, explain=True)
+    assert brief.of(found)["bound"] is None
+    assert inside(document.of_report(found))["report"]["bound"] == ""
 
 
 @pytest.mark.parametrize("cause", ["compute", "input", "runqueue", "blocked"])

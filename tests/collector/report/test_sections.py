@@ -153,6 +153,26 @@ def test_a_fault_in_some_steps_has_these_beside_the_whole_run() -> None:
     assert columns.of_fault(judged("clean")[2]) == ("", {})
 
 
+def test_of_many_gpus_and_nodes_text_has_those_of_the_ranks_that_it_shows() -> None:
+    """At 80 columns, each GPU by the part of its UUID that no other has; it says how many more there are."""
+    report, ranks = judged("gpu-contention")[2], range(1024)
+    rows = [{**report["ranks"][0], "rank": rank, "node": f"n{rank // 8}"} for rank in ranks]
+    measured = {"busy": 0.5, "power": 310.0, "energy": 4e6, "temperature": 61.0, "clock": 1.98e9}
+    gpus = [
+        {**measured, "gpu": f"GPU-{rank:08x}-{'0' * 22}", "node": f"n{rank // 8}", "ranks": str(rank)} for rank in ranks
+    ]
+    nodes = [{**measured, "node": f"n{at}"} for at in range(128)]
+    tables = {"gpus": {"gpus": gpus}, "hosts": {"ranks": [], "nodes": nodes}}
+    shown = text.render({**report, "ranks": rows, "sections": tables}, 80, wanted=("gpus", "hosts")).splitlines()
+    assert max(map(len, shown)) <= 80
+    listed = [line.split() for line in shown if line.startswith("GPU-")]
+    culprit = report["verdicts"][0]["ranks"][0]
+    assert len({line[0] for line in listed}) == columns.SHOWN
+    assert [f"GPU-{culprit:08x}…", f"n{culprit // 8}", str(culprit)] in [line[:3] for line in listed]
+    assert f"{1024 - columns.SHOWN:,} more rows are not shown: --format csv has all" in shown
+    assert sum(line.startswith("n") for line in shown) <= columns.SHOWN
+
+
 @pytest.mark.parametrize("name", ["clean", "several", "gpu-contention"])
 def test_tables_fit_80_columns_with_long_names_and_high_ranks(name: str) -> None:
     """A wide table goes on below; no number is cut."""
@@ -175,10 +195,10 @@ def test_tables_by_rank_of_a_large_job_show_the_ranks_that_matter() -> None:
     found = judge(run)
     content = found.to_dict()
     report = sections.added(content, section_rows.of(run, content, found.overview, ("throughput",)))
-    by_rank = sections.shown(report["sections"], sections.rank_rows(report, None))[1]
+    by_rank = sections.shown(report["sections"], sections.rows_of(report, None))[1]
     assert 40 in {row["rank"] for row in by_rank.rows}
     assert len(by_rank.rows) <= columns.SHOWN
-    assert len(sections.shown(report["sections"], sections.rank_rows(report, list(range(64))))[1].rows) == 64
+    assert len(sections.shown(report["sections"], sections.rows_of(report, list(range(64))))[1].rows) == 64
 
 
 @pytest.mark.parametrize("ranks", [8, 4096])

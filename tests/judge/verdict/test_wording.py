@@ -360,7 +360,7 @@ def test_the_end_of_a_job_is_not_followed_by_what_limits_its_steps() -> None:
     report = judge(hang(Load(ranks=4, steps=40), [2])).to_dict()
     report["job"]["bound"] = {"by": "cpu", "evidence": "so it is"}
     assert "LIMITED BY" not in text.render(report)
-    assert "LIMITED BY too few free CPUs: so it is" in text.render(report, explain=True)
+    assert "LIMITED BY" not in text.render(report, explain=True)
 
 
 def test_that_ranks_wait_though_none_is_slow_is_shown_with_ok() -> None:
