@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.blocks import Slowdown
+from hindmost_judge.detect.nested_segments import lasts
 from hindmost_judge.graph.self_time import paces
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import FEW_RANKS, median, spread
@@ -49,7 +50,7 @@ def find(blocks: Blocks, settings: Settings) -> list[Slowdown]:
             phase=phases[delay.phase],
         )
         for delay in delays
-        if phases[delay.phase] not in _WAITS
+        if phases[delay.phase] not in _WAITS and lasts(blocks.period, delay.first, delay.stop)
     ]
 
 

@@ -42,6 +42,10 @@ _MIN_CHANGE = 0.15
 
 #: Shortest segment of steps that a change of pace can make: fewer steps have no useful median.
 SHORTEST = 8
+#: Shortest time, in ns, that a change of pace lasts. Linux leaves two threads on one of several CPUs for some hundred
+#: ms (``busy_factor`` times ``balance_interval``), stops a control group for most of a period of 100 ms, and flushes
+#: pages as long: that ends as it came.
+_LASTING_NS = 0.5e9
 #: Least steps in the median of one bin, and most bins in a series.
 _BIN, _MOST_BINS = 4, 256
 #: Cost of one more change, in variances of a bin and for the logarithm of their number: Bayes' criterion.
@@ -52,7 +56,7 @@ _APART = 3.0
 _BRIEF = 0.2
 #: Large segments are reported up to this many times ``max_segments``, those that cost most: a rank may be slow often.
 _LARGE = 4
-#: A segment at an end of the series, up to this share of it, is one of many alike; noise may raise any one of them.
+#: A segment up to this share of the series is one of many alike; noise may raise any one of them.
 _PICKED = 0.25
 
 
@@ -72,10 +76,21 @@ class Layer:
     outer: Layer | None = None
 
 
+def lasts(took: Floats, first: int, stop: int) -> bool:
+    """Whether steps [first, stop), of which each ``took`` [S] ns, are so long that noise does not fill them.
+
+    In a short recording a good part of it is enough.
+    """
+    steps = stop - first
+    return steps > _PICKED * len(took) or steps * float(median(took[first:stop])) >= _LASTING_NS
+
+
 def find(
-    series: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
+    series: Floats, took: Floats, smallest: float, settings: Settings, large: float = np.inf, *, shared: bool = False
 ) -> list[Layer]:
     """All segments higher by at least ``smallest``, outer ones first; their ends are at least a few steps apart.
+
+    Each of the steps ``took`` [S] ns: a segment lasts some time.
 
     A segment is over when enough lower steps follow: until then it may only pause. On ``shared`` CPUs other ranks may
     hide it for longer. A segment higher by ``large`` is not noise, however many there are in a long run. It does not
@@ -89,7 +104,10 @@ def find(
         layers = _layered(cache, edges, smallest, settings.recovered_steps, _BRIEF if shared else 0.0)
         left_out, high = high, [layer for layer in layers if layer.outer is None and layer.level >= large]
         calm = calm if high == left_out else _LevelCache(_without(series, high))
-        sure = [_stands_out(cache, calm, layer, layers, smallest, _MIN_ABOVE_AROUND) for layer in layers]
+        sure = [
+            _stands_out(cache, calm, layer, layers, smallest) if lasts(took, layer.first, layer.stop) else 0.0
+            for layer in layers
+        ]
         if min(sure, default=1.0) >= 1:
             outer = [layer for layer in layers if layer.outer is None]
             if sum(layer.level < large for layer in outer) > settings.max_segments:
@@ -127,13 +145,11 @@ def _without(series: Floats, layers: list[Layer]) -> Floats:
     return left
 
 
-def _stands_out(
-    cache: _LevelCache, calm: _LevelCache, layer: Layer, layers: list[Layer], smallest: float, least: float
-) -> float:
+def _stands_out(cache: _LevelCache, calm: _LevelCache, layer: Layer, layers: list[Layer], smallest: float) -> float:
     """How far a segment stands above the steps around it, from which it was picked, as a multiple of what is required.
 
     Its base is those steps, not zero: a rank that is always a little late has higher chance segments. The segment
-    must exceed them by an effect, and by ``least`` times the scatter of as many of them. A segment at either end of
+    must exceed them by an effect, and by far more than the scatter of as many of them. A segment at either end of
     the series that takes much of it was not picked from many: a fault began there, or ended.
     """
     outer, size = layer.outer, len(cache.series)
@@ -146,7 +162,7 @@ def _stands_out(
     error, scatter = calm.around(first, layer.first, layer.stop, stop)
     differ = max(cache.of(layer.first, layer.stop)[1] + error, scatter)
     above = _above(cache.series, layer, layers)
-    return min(above / smallest, above / max(least * differ, np.finfo(float).tiny))
+    return min(above / smallest, above / max(_MIN_ABOVE_AROUND * differ, np.finfo(float).tiny))
 
 
 def _scatter(series: Floats, length: int) -> float:
@@ -398,11 +414,16 @@ _MOST_ROWS = 8
 
 
 def bursts(
-    delay: Floats, least: float, reported: Sequence[tuple[int, int, int]] = (), settings: Settings = DEFAULT
+    delay: Floats,
+    took: Floats,
+    least: float,
+    reported: Sequence[tuple[int, int, int]] = (),
+    settings: Settings = DEFAULT,
 ) -> list[tuple[int, int, int]]:
     """Row, first and stop (indices of steps) of each burst that is later than ``least`` ns and has no equal elsewhere.
 
-    A rank may have several bursts. Segments already ``reported`` are neither bursts nor equals of one.
+    A rank may have several bursts, each of which lasts: steps ``took`` [S] ns. Segments already ``reported`` are
+    neither bursts nor equals of one.
     """
     if delay.shape[1] < 3 * SHORTEST:
         return []
@@ -412,7 +433,7 @@ def bursts(
         lowest = _BURST_ALIKE * min((level for _, _, level in of_row), default=np.inf)
         own = [(row, first, stop) for first, stop, _ in of_row]
         if of_row and not _have_their_like(delay, [*own, *reported], lowest):
-            found += own
+            found += [one for one in own if lasts(took, *one[1:])]
     return found
 
 

@@ -86,8 +86,9 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Sl
     ranks = _Ranks(blocks, settings, smallest, sole_peer, suspects, not np.isnan(blocks.delay).any(), shared)
     found = [slowdown for row in candidates.tolist() for slowdown in _slowdowns(ranks, row)]
     segments = [(slowdown.row, slowdown.first, slowdown.stop) for slowdown in found]
-    for row, *span in nested_segments.bursts(blocks.delay, settings.stall_effect * blocks.step_ns, segments, settings):
-        slowdown = _burst(ranks, row, (span[0], span[1]), [one for one in found if one.row == row])
+    least = settings.stall_effect * blocks.step_ns
+    for row, first, stop in nested_segments.bursts(blocks.delay, blocks.period, least, segments, settings):
+        slowdown = _burst(ranks, row, (first, stop), [one for one in found if one.row == row])
         found += [slowdown] if slowdown is not None else []
     return _beside_a_crowd(sorted(found, key=lambda slowdown: -slowdown.delay), ranks)
 
@@ -183,7 +184,8 @@ def _slowdowns(ranks: _Ranks, row: int) -> list[Slowdown]:
     known = len(series.late) > 0
     layers = []
     if known:
-        layers = nested_segments.find(series.late, ranks.smallest, ranks.settings, turn, shared=ranks.shared)
+        took = ranks.blocks.period[series.picked(0, len(series.late))]
+        layers = nested_segments.find(series.late, took, ranks.smallest, ranks.settings, turn, shared=ranks.shared)
     for layer in layers:
         series.late[layer.first : layer.stop] -= layer.level
     found: dict[Layer, Slowdown] = {}

@@ -32,7 +32,7 @@ def test_a_rank_that_runs_another_operation_than_the_rest_is_named() -> None:
 
 def test_a_rank_that_was_slow_before_is_not_named_next_to_it() -> None:
     """Another rank was late in the first steps: that is over, and what the job computes is wrong."""
-    run = make(Load(ranks=4, steps=80, faults=[{"rank": 2, "compute": 4.0, "until": 16}]))
+    run = make(Load(ranks=4, steps=80, faults=[{"rank": 2, "compute": 4.0, "until": 30}]))
     assert kinds(replace(run, collectives=run.collectives | {"op": differing([1], 40).collectives["op"]})) == [
         ("desync", (1,))
     ]

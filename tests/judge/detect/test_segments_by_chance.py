@@ -26,12 +26,17 @@ def series(usual: float, more: float) -> Floats:
     return np.asarray(made)
 
 
+def segments(series: Floats, smallest: float, step_ns: float = 1e9) -> list[nested_segments.Layer]:
+    """The segments of a series of steps that take a second each."""
+    return nested_segments.find(series, np.full(len(series), step_ns), smallest, DEFAULT)
+
+
 @pytest.mark.parametrize(("steps", "told"), [(6, 0), (8, 1), (12, 1)])
 def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> None:
     """Fewer have no usual delay: each is a stall, however long."""
     made = series(0.0, 0.0)
     made[100 : 100 + steps] += 20.0
-    found = nested_segments.find(made, 1.0, DEFAULT)
+    found = segments(made, 1.0)
     assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * told
 
 
@@ -39,7 +44,7 @@ def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> 
 def test_a_segment_counts_by_its_height_above_the_steps_around(usual: float, told: int) -> None:
     """Not by how late the rank is in it, which it may nearly be throughout."""
     made = series(usual, 1.6 - usual)
-    assert len(nested_segments.find(made, 1.0, DEFAULT)) == told
+    assert len(segments(made, 1.0)) == told
 
 
 @pytest.mark.parametrize(("steps", "told"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
@@ -47,7 +52,7 @@ def test_a_short_segment_at_an_end_is_compared_with_the_other_steps(steps: slice
     """It was picked among many, as any was: one that takes half of the series was not."""
     made = series(0.8, 0.0)
     made[steps] += STRETCH_MORE
-    found = [one for one in nested_segments.find(made, 1.0, DEFAULT) if one.outer is None]
+    found = [one for one in segments(made, 1.0) if one.outer is None]
     assert len(found) == told
 
 
@@ -55,7 +60,7 @@ def test_a_segment_on_top_of_another_needs_steps_with_that_other_alone() -> None
     """The first seven steps of a rank that is late throughout are no base for all its others."""
     made = series(5.0, 0.0)
     made[:7] -= 2.0
-    assert [(one.first, one.stop, one.outer) for one in nested_segments.find(made, 1.0, DEFAULT)] == [(0, STEPS, None)]
+    assert [(one.first, one.stop, one.outer) for one in segments(made, 1.0)] == [(0, STEPS, None)]
 
 
 def test_two_segments_of_most_steps_are_not_compared_with_each_other() -> None:
@@ -63,7 +68,7 @@ def test_two_segments_of_most_steps_are_not_compared_with_each_other() -> None:
     made = series(0.0, 0.0)
     made[20:100] += 3.0
     made[130:220] += 3.0
-    assert [(one.first, one.stop) for one in nested_segments.find(made, 1.0, DEFAULT)] == [(20, 100), (130, 220)]
+    assert [(one.first, one.stop) for one in segments(made, 1.0)] == [(20, 100), (130, 220)]
 
 
 @pytest.mark.parametrize("seed", [0, 1, 6, 16])
@@ -72,7 +77,7 @@ def test_a_segment_is_compared_with_as_many_steps_as_it_has(seed: int) -> None:
     wandering = np.zeros(2000)
     for at, change in enumerate(np.random.default_rng(seed).standard_normal(1999)):
         wandering[at + 1] = 0.8 * wandering[at] + change
-    assert nested_segments.find(wandering * 0.6 / wandering.std(), 1.0, DEFAULT) == []
+    assert segments(wandering * 0.6 / wandering.std(), 1.0) == []
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -86,7 +91,7 @@ def test_a_slowdown_keeps_its_onset_though_later_steps_drift(seed: int) -> None:
         size = int(random.integers(15, 150))
         made[at : at + size] += 0.8 * random.standard_normal()
         at += size
-    layers = nested_segments.find(made, 0.4, DEFAULT)
+    layers = segments(made, 0.4)
     assert min(abs(layer.first - 800) for layer in layers) <= 3
 
 
@@ -133,4 +138,4 @@ def _named_of_four(second: float) -> list[int]:
 def test_a_dip_between_equally_early_segments_ends_like_any_other() -> None:
     """Of times in whole microseconds two medians may be the same number, and below nothing."""
     made = np.repeat([-1000.0, -9000.0, -1000.0], [40, 8, 40])
-    assert nested_segments.find(made, 50.0, DEFAULT) == []
+    assert segments(made, 50.0) == []
