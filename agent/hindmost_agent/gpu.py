@@ -234,9 +234,9 @@ class Owners(Sampler):
 
     def sample(self) -> list[float]:
         forget_ended(self.host)
-        return of_each(self, self.devices(), self._asked)
+        return of_each(self, self.devices(), self._or_nothing)
 
-    def _asked(self, device: Any) -> dict[Series, float]:
+    def _or_nothing(self, device: Any) -> dict[Series, float]:
         try:
             return owners(self.host, device.uuid, self.processes(device))
         except self.error as error:  # a GPU that is lost takes no other's ranks along

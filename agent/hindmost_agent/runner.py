@@ -299,7 +299,7 @@ class Runner:
                 outcomes.append(self._read(slot, now_ns))
         if asked or asking:  # as if all had been read in turn
             for driver, thread in self.drivers.items():
-                outcomes += self._asked(thread, asking.get(driver, []), now_ns)
+                outcomes += self._answers(thread, asking.get(driver, []), now_ns)
             outcomes.sort(key=lambda outcome: outcome.slot.place)
         readings = [reading for outcome in outcomes if (reading := self._account(outcome, now_ns)) is not None]
         if not self._spread and not any(thread.waiting for thread in self.drivers.values()):
@@ -328,7 +328,7 @@ class Runner:
                     slot.due_ns = LONG_AGO_NS
         return [one._replace(reading=one.reading and one.reading._replace(time_ns=now_ns - 1)) for one in late]
 
-    def _asked(self, thread: DriverThread, due: list[Slot], now_ns: int) -> list[Outcome]:
+    def _answers(self, thread: DriverThread, due: list[Slot], now_ns: int) -> list[Outcome]:
         """What a driver answers at once. While it owes an answer it is asked nothing; old values are not shown.
 
         A driver that has never answered yet is being loaded, which takes seconds: no failure, unless it hangs.

@@ -240,7 +240,7 @@ class _Life:
     async def write(self, message: bytes, *, batch: bool = False) -> None:
         """Send one message after the other."""
         async with self._turn:
-            await self._call.write(message + self._round_trips.beside() if batch else message)
+            await self._call.write(message + self._round_trips.piggybacked() if batch else message)
 
     async def speak(self) -> None:
         """Send what is no batch."""

@@ -138,16 +138,16 @@ class Slowdown:
 class Stalls:
     """The stalls of one rank, or of several that stall together.
 
-    Holds the indices of the stalled steps, and their share of all stalls in the job. ``most``: so many peers stall
-    that the delay against their median says little. ``frequent``: outside its stalls the rank is on time, however many
-    there are.
+    Holds the indices of the stalled steps, and their share of all stalls in the job. ``widespread``: so many peers
+    stall that the delay against their median says little. ``frequent``: outside its stalls the rank is on time,
+    however many there are.
     """
 
     rows: tuple[int, ...]
     stalled: Ints
     delay: float
     share: float
-    most: bool = False
+    widespread: bool = False
     frequent: bool = False
     #: The share of all stalls that all reported ranks have, where several ranks were looked for at once; of few stalls
     #: of one size, how sure it is that they are not chance.

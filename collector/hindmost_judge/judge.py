@@ -277,7 +277,7 @@ def _late(
     slowdowns = slowdowns if slowdowns or stalls else straggler.of_stopped(blocks, settings)
     found, notes = of_slowdowns(slowdowns, blocks, settings, same_work)
     named = set(np.flatnonzero(np.isin(blocks.ranks, [rank for one in found for rank in one.ranks])).tolist())
-    stalling = intermittent.stalling_beside(slowdowns, stalls, settings)  # reported as stalls, not as persistent
+    stalling = intermittent.other_stalls(slowdowns, stalls, settings)  # reported as stalls, not as persistent
     late = {slowdown.row for slowdown in slowdowns if slowdown.row not in stalling or slowdown.row in named}
     stalls = [stall for stall in stalls if late.isdisjoint(stall.rows)]
     if shared is not None:
@@ -285,7 +285,7 @@ def _late(
         return found, [*notes, *more], []
     asking = oversubscribed.asking_most(blocks, settings) if not found else []
     if asking:
-        return [*asking, *oversubscribed.stalling_beside(asking, stalls, blocks, settings)], notes, by_chance
+        return [*asking, *oversubscribed.other_stalls(asking, stalls, blocks, settings)], notes, by_chance
     named_slowdowns = [slowdown for slowdown in slowdowns if slowdown.row in named]
     return [*found, *of_stalls(stalls, blocks, settings, slowdowns=named_slowdowns)], notes, by_chance
 

@@ -297,15 +297,15 @@ def _too_many_ranks(facts: Facts) -> Advice | None:
 def _too_few_threads(facts: Facts) -> Advice | None:
     if not facts.cpus_each >= 2.0 or (facts.run.ranks["gpu_uuid"] != "").any():
         return None
-    used, busy = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
-    if not 0.8 <= used <= ONE_THREAD or busy > HALF + 0.1 or not (facts.torch or "keras" in facts.frameworks):
+    used, busiest = facts.typical("cpu_seconds_total", "rate"), max(facts.used.values(), default=1.0)
+    if not 0.8 <= used <= ONE_THREAD or busiest > HALF + 0.1 or not (facts.torch or "keras" in facts.frameworks):
         return None
-    each = int(facts.cpus_each)
+    cpus = int(facts.cpus_each)
     return Advice(
         "threads of each rank",
-        f"each rank computes on {used:.1f} of its {each} CPUs, and the node is {percent(busy)} busy",
+        f"each rank computes on {used:.1f} of its {cpus} CPUs, and the node is {percent(busiest)} busy",
         f"at most {ONE_THREAD} CPUs of a rank in use, {percent(HALF + 0.1)} of the node",
-        f"`export OMP_NUM_THREADS={each}` (torchrun sets 1)",
+        f"`export OMP_NUM_THREADS={cpus}` (torchrun sets 1)",
         0.5,
         adds=True,
     )
@@ -313,18 +313,18 @@ def _too_few_threads(facts: Facts) -> Advice | None:
 
 def _spinning(facts: Facts) -> Advice | None:
     """Threads of OpenMP that spin while their rank waits for others, on CPUs that are all taken."""
-    wait, each = facts.waits, facts.cpus_each
-    used, full = facts.typical("cpu_seconds_total", "rate"), facts.busiest
-    needed = 1.0 + (1.0 - wait) * each  # one thread may poll for messages
-    if not each >= 2.0 or not wait >= INPUT or not used >= needed + QUOTA * each or full < FULL:
+    waits, cpus = facts.waits, facts.cpus_each
+    used = facts.typical("cpu_seconds_total", "rate")
+    needed = 1.0 + (1.0 - waits) * cpus  # one thread may poll for messages
+    if not cpus >= 2.0 or not waits >= INPUT or not used >= needed + QUOTA * cpus or facts.busiest < FULL:
         return None
     return Advice(
         "threads that spin",
-        f"each rank uses {used:.1f} of its {each:.0f} CPUs, though it waits for other ranks {percent(wait)} of the"
+        f"each rank uses {used:.1f} of its {cpus:.0f} CPUs, though it waits for other ranks {percent(waits)} of the"
         " step",
         f"waits of {percent(INPUT)} of the step, and more CPUs in use than computing takes, CPUs {percent(FULL)} busy",
         "`export OMP_WAIT_POLICY=passive KMP_BLOCKTIME=0`: threads sleep between parallel regions",
-        min((used - needed) / each, wait),
+        min((used - needed) / cpus, waits),
     )
 
 

@@ -61,7 +61,7 @@ class Timeline:
     clock: float
 
 
-class Wait(NamedTuple):
+class HostWait(NamedTuple):
     """Where a host that is ahead of its GPU waits for it.
 
     The host cannot end ``phase`` (an index) before the last collective of the step ``lag`` steps earlier has ended on
@@ -105,7 +105,7 @@ class Lanes:
     peer_pace: Floats
     cohort_pace: Floats
     launched: int
-    wait: Wait | None
+    wait: HostWait | None
     ahead: Bools
     gpu: float
     tail: Floats

@@ -194,10 +194,10 @@ def listen_to_nvml() -> None:
 def pack(folder: Path, target: Path) -> None:
     """The folder as the archive ``target``."""
     with tarfile.open(target, "w:xz") as archive:
-        archive.add(folder, target.name.removesuffix(".tar.xz"), filter=nobody)
+        archive.add(folder, target.name.removesuffix(".tar.xz"), filter=without_owner)
 
 
-def nobody(entry: tarfile.TarInfo) -> tarfile.TarInfo:
+def without_owner(entry: tarfile.TarInfo) -> tarfile.TarInfo:
     """An entry without its owner's name."""
     entry.uid = entry.gid = 0
     entry.uname = entry.gname = ""

@@ -27,7 +27,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return failures
 
 
-def beside(monkeypatch: pytest.MonkeyPatch, **more: Callable[[Case], list[Verdict]]) -> None:
+def before_all(monkeypatch: pytest.MonkeyPatch, **more: Callable[[Case], list[Verdict]]) -> None:
     """Let the judge ask these first, and then all others."""
     known = detect.load()
     monkeypatch.setattr(detect, "load", lambda: {**more, **known})
@@ -72,7 +72,7 @@ def test_what_a_detector_finds_is_in_the_report(run: Run, monkeypatch: pytest.Mo
         cases.append(case)
         return [Verdict(kind="host_bound", cause="gc", evidence=("seen",))]
 
-    beside(monkeypatch, found=found)
+    before_all(monkeypatch, found=found)
     report = judge(run)
     (case,) = cases
     assert case.blocks.ranks.tolist() == [0, 1, 2, 3]
@@ -89,24 +89,24 @@ def test_a_detector_that_fails_costs_no_other_verdict(
     def broken(case: Case) -> list[Verdict]:
         raise ZeroDivisionError("no step")
 
-    beside(monkeypatch, broken=broken)
+    before_all(monkeypatch, broken=broken)
     reports = [judge(run) for _ in range(3)]
-    told = "the detector broken failed (ZeroDivisionError: no step): what it looks for was not looked for"
+    reported = "the detector broken failed (ZeroDivisionError: no step): what it looks for was not looked for"
     for report in reports:
         assert report.verdicts == sound.verdicts
-        assert [note for note in report.notes if note not in sound.notes] == [told]
+        assert [note for note in report.notes if note not in sound.notes] == [reported]
     assert counted == {"broken": 3}
     assert [record.getMessage() for record in caplog.records] == ["detector broken failed; the others ran"]
     assert caplog.records[0].exc_info is not None
 
 
-@pytest.mark.parametrize("given", [None, ["nobody"], [Verdict("slow")]], ids=["nothing", "words", "an unknown kind"])
+@pytest.mark.parametrize("answer", [None, ["nobody"], [Verdict("slow")]], ids=["nothing", "words", "an unknown kind"])
 def test_a_detector_that_gives_no_verdicts_costs_no_other(
-    run: Run, monkeypatch: pytest.MonkeyPatch, counted: Counter[str], given: Any
+    run: Run, monkeypatch: pytest.MonkeyPatch, counted: Counter[str], answer: Any
 ) -> None:
     """A forgotten ``return []``, or what no report can show, is a failure of that detector alone."""
     sound = judge(run)
-    beside(monkeypatch, odd=lambda _: given)
+    before_all(monkeypatch, odd=lambda _: answer)
     report = judge(run)
     assert report.verdicts == sound.verdicts
     assert any(note.startswith("the detector odd failed (TypeError") for note in report.notes)

@@ -103,5 +103,5 @@ def test_what_was_not_measured_is_left_out() -> None:
     """Missing is no claim that it is free already; steps of which few were timed on a GPU count by these."""
     assert efficiency.free(seen([10.0], own=[[6.0]])) == {}
     assert efficiency.free(seen([10.0], overlapped=True, own=[[6.0]], transfer=[[2.0]])) == {}
-    few = seen([10.0, 10.0], on_gpu=True, own=[[9.0, 9.0]], input=[[6.0, 6.0]], gpu_forward=[[10.0, np.nan]])
-    assert efficiency.free(few)["input"] == pytest.approx(10.0)
+    steps_of_two = seen([10.0, 10.0], on_gpu=True, own=[[9.0, 9.0]], input=[[6.0, 6.0]], gpu_forward=[[10.0, np.nan]])
+    assert efficiency.free(steps_of_two)["input"] == pytest.approx(10.0)

@@ -27,7 +27,7 @@ def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
     return [(verdict.kind, verdict.ranks) for verdict in found]
 
 
-def told(found: tuple[Verdict, ...]) -> list[object]:
+def reported(found: tuple[Verdict, ...]) -> list[object]:
     """What is said of whom, the cost to a hundred thousandth of a millisecond."""
     cost = [verdict.cost_ms_per_step and pytest.approx(verdict.cost_ms_per_step, abs=1e-5) for verdict in found]
     return [(one.kind, one.cause, one.since_step, one.until_step, cost[i]) for i, one in enumerate(found)]
@@ -39,7 +39,7 @@ def test_renaming_ranks_renames_the_verdict(delay: float, seed: int, order: list
     """A rank's number is a name and nothing else."""
     plain, renamed = verdicts(job(delay, seed)), verdicts(job(delay, seed, names=order))
     assert named(renamed) == [(kind, tuple(sorted(order[rank] for rank in ranks))) for kind, ranks in named(plain)]
-    assert told(renamed) == told(plain)
+    assert reported(renamed) == reported(plain)
 
 
 @quick
@@ -48,7 +48,7 @@ def test_a_shifted_clock_changes_nothing(delay: float, seed: int, shift: float, 
     """No rank's clock is compared with another's: a quarter of an hour off is as good as exact."""
     plain, shifted = verdicts(job(delay, seed)), verdicts(job(delay, seed, shift={rank: shift}))
     assert named(shifted) == named(plain)
-    assert told(shifted) == told(plain)
+    assert reported(shifted) == reported(plain)
 
 
 @quick
@@ -66,10 +66,10 @@ def test_scaling_time_scales_cost(delay: float, seed: int, scale: float) -> None
 @given(excesses, seeds)
 def test_one_more_healthy_rank_names_no_other(delay: float, seed: int) -> None:
     """One more rank does not get a healthy rank named; the slow one, near a threshold, may be."""
-    few = verdicts(job(delay, seed))
+    of_four = verdicts(job(delay, seed))
     more = verdicts(replace(job(delay, seed), ranks=5))
     slow = {fault["rank"] for fault in job(delay, seed).faults}
-    before = {rank for verdict in few for rank in verdict.ranks}
+    before = {rank for verdict in of_four for rank in verdict.ranks}
     assert {rank for verdict in more for rank in verdict.ranks} <= before | slow
 
 

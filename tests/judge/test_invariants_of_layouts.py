@@ -34,7 +34,7 @@ def recorded(layout: str, cause: str, size: float, onset: int, seed: int) -> Run
     return simulate(job).run
 
 
-def told(run: Run, names: tuple[int, ...] | None = None) -> list[object]:
+def reported(run: Run, names: tuple[int, ...] | None = None) -> list[object]:
     """All that a verdict says of a job, its cost to a tenth of a per cent of the step; with ``names`` of its ranks."""
     return [
         (
@@ -59,7 +59,7 @@ def test_renaming_ranks_renames_the_verdict_and_nothing_else(
     """Cause, cost, onset and end are of a rank, not of its number."""
     run = recorded(layout, cause, size, onset, seed)
     order = data.draw(in_lanes if layout == "tp_dp" else anyhow)
-    assert told(renamed(run, order)) == told(run, tuple(order))
+    assert reported(renamed(run, order)) == reported(run, tuple(order))
 
 
 @every_layout
@@ -77,7 +77,7 @@ def test_clocks_that_are_apart_change_nothing(
     throttled = cause == "gpu_throttle"
     run = recorded(layout, cause, max(size, 0.08) if throttled and size else size, 0 if throttled else onset, seed)
     offsets = dict(zip(run.ranks["node"].tolist(), (second * 10**9 for second in ahead), strict=False))
-    assert told(shifted(run, offsets)) == told(run)
+    assert reported(shifted(run, offsets)) == reported(run)
 
 
 @every_layout
@@ -85,7 +85,7 @@ def test_clocks_that_are_apart_change_nothing(
 def test_numbers_of_ranks_may_have_gaps(layout: str, cause: str) -> None:
     """Of a job that lost ranks, or that shares its numbers with another: two of three numbers name no rank."""
     run, gaps = recorded(layout, cause, 0.3, 25, seed=2), range(0, 24, 3)
-    assert told(renamed(run, gaps)) == told(run, tuple(gaps))
+    assert reported(renamed(run, gaps)) == reported(run, tuple(gaps))
     assert any(3 in verdict.ranks for verdict in judge(run).verdicts)
 
 

@@ -18,8 +18,8 @@ def not_explained(report: Report) -> list[int]:
         others = [other.wait_ms or 0.0 for other in report.ranks if other.rank != row.rank]
         waited = max(min(others, default=0.0), row.caused_wait_ms or 0.0)
         seen = (row.share_last or 0.0) > _MOSTLY and waited >= _MUCH * (row.step_ms or float("inf"))
-        told = row.rank in named or any(f"rank {row.rank} " in f"{line} " for line in said)
-        if seen and not told:
+        reported = row.rank in named or any(f"rank {row.rank} " in f"{line} " for line in said)
+        if seen and not reported:
             found.append(row.rank)
     return found
 

@@ -63,6 +63,6 @@ def test_an_uneven_domain_comes_before_the_threads_that_spin_meanwhile(name: str
 def test_spreading_work_evenly_saves_less_than_a_delay_that_vanishes() -> None:
     """Of 1, 1, 1 and 1.5 parts of work each has 1.125: a quarter of the longest is gone, not a third."""
     found = judged("domains")[1]["advice"]["settings"][0]["found"]
-    even, vanished = (int(share) for share in re.findall(r"(\d+) %", found))
-    assert even == pytest.approx(25, abs=3)
+    spread, vanished = (int(share) for share in re.findall(r"(\d+) %", found))
+    assert spread == pytest.approx(25, abs=3)
     assert vanished == pytest.approx(33, abs=3)

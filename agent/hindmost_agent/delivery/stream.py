@@ -193,7 +193,7 @@ class RoundTrips:
             self._asks = False
             self._ask()
 
-    def beside(self) -> bytes:
+    def piggybacked(self) -> bytes:
         """What goes with a batch that leaves now, behind its own bytes."""
         if not self._asks and self._measured is None:
             return b""
@@ -380,7 +380,9 @@ class Shipper:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
-            await call.write(outgoing.message + self._round_trips.beside() if outgoing.sequence else outgoing.message)
+            await call.write(
+                outgoing.message + self._round_trips.piggybacked() if outgoing.sequence else outgoing.message
+            )
             now_ns = self._monotonic_ns()
             budget = min(budget + (now_ns - then_ns) / 1e9 * self._pace.rate, self._pace.burst) - len(outgoing.message)
             then_ns = now_ns

@@ -280,12 +280,14 @@ class Jobs:
         """Processes that are new, or run another program than before."""
         proc, before = str(self._host.proc), self._known
         self._looks += 1
-        self._known = {pid: text(f"{proc}/{pid}/comm") if self._asked(pid) else before[pid] for pid in numbers(proc)}
+        self._known = {
+            pid: text(f"{proc}/{pid}/comm") if self._may_differ(pid) else before[pid] for pid in numbers(proc)
+        }
         changed = {pid for pid, program in self._known.items() if before.get(pid) != program}
         self._since = {pid: self._looks if pid in changed else self._since[pid] for pid in self._known}
         return changed
 
-    def _asked(self, pid: int) -> bool:
+    def _may_differ(self, pid: int) -> bool:
         """Whether to ask for a process's program at this look."""
         program = self._known.get(pid)
         if program is None or program == KERNEL:

@@ -222,9 +222,9 @@ class NvidiaMig(Sampler):
         if opened(self.host).devices != self._nvml.devices:  # a GPU that did not answer has joined, or one went
             self._nvml = opened(self.host)
             self._divided = self._all_divided()
-        return of_each(self, self._divided, self._asked)
+        return of_each(self, self._divided, self._or_nothing)
 
-    def _asked(self, device: Device) -> dict[Series, float]:
+    def _or_nothing(self, device: Device) -> dict[Series, float]:
         try:
             return self._used(device)
         except self._lib.NVMLError as error:  # a lost GPU takes its own instances along, and no other's

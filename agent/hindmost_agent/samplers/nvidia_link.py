@@ -125,7 +125,7 @@ class NvLinks:
 
     def active(self) -> tuple[float]:
         """How many links are up."""
-        states = self._asked([(STATE, link) for link in range(LINKS)])
+        states = self._field_values([(STATE, link) for link in range(LINKS)])
         self._links = [link for link, state in enumerate(states) if state == 1]
         return (NAN if all(map(math.isnan, states)) else float(len(self._links)),)
 
@@ -134,7 +134,7 @@ class NvLinks:
         if self._in_turn:
             self._ask(self._due(), UNCOUNTED)
         else:
-            totals = tuple(sum(self._asked([(number, 0) for number in numbers])) for _, numbers, _ in ERRORS)
+            totals = tuple(sum(self._field_values([(number, 0) for number in numbers])) for _, numbers, _ in ERRORS)
             if not all(map(math.isnan, totals)):
                 return totals
             self._in_turn = True
@@ -149,7 +149,7 @@ class NvLinks:
     def _ask(self, links: list[int], counted: bool) -> None:
         """Add what these links' errors have grown; of one that was never asked, all of them or none."""
         for link in links:
-            found = self._asked([(number, link) for _, _, number in ERRORS])
+            found = self._field_values([(number, link) for _, _, number in ERRORS])
             if any(map(math.isnan, found)):
                 continue
             before = self._known.get(link)
@@ -158,7 +158,7 @@ class NvLinks:
                 self._totals[place] += now if grown < 0 else grown  # a link that was reset counts from 0 again
             self._known[link] = found
 
-    def _asked(self, fields: list[tuple[int, int]]) -> list[float]:
+    def _field_values(self, fields: list[tuple[int, int]]) -> list[float]:
         """Each field's number, missing where there is none."""
         return [
             field_value(nvmldevicegetfieldvalue)

@@ -379,7 +379,7 @@ def find_exchanges(files: Sequence[Columns], ranks: Sequence[int], *, alone: boo
     together = _together(known) if len(known) == len(files) else None
     if together is None or len(together[0].came) < _ENOUGH:
         return None
-    return _met(comm, together, ranks)
+    return _exchanges_of(comm, together, ranks)
 
 
 def _calls(columns: Columns, comm: int, members: int) -> _Calls | None:
@@ -462,7 +462,7 @@ def _cut(one: _Calls, held: slice) -> _Calls:
     return replace(one, **parts)
 
 
-def _met(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:
+def _exchanges_of(comm: int, calls: Sequence[_Calls], ranks: Sequence[int]) -> Exchanges | None:
     came, place = np.stack([call.came for call in calls]), calls[0].place
     often = np.flatnonzero(np.bincount(place) >= _MOSTLY * np.max(np.bincount(place)))
     if len(often) < _PLACES or np.bincount(place).max() < _ENOUGH:

@@ -211,7 +211,7 @@ def foreign(batch: Any, blocks: Iterable[tuple[int, bytes, bytes]], known: Defin
             if (agent.only_job and owner.job != agent.only_job) or owner.node != agent.node:
                 return f"rows of rank {owner.rank} of job {owner.job!r:.80} on {owner.node!r:.80} are not its to send"
         if owners:
-            agent.own(one)
+            agent.claim(one)
     if not agent.schemas.issuperset([ref for ref, _, _ in blocks]):
         return "samples of a schema that it did not define"
     return ""

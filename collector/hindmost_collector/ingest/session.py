@@ -192,7 +192,7 @@ class AgentSession:
             self.schemas.clear()
         self.schemas.update(schemas)
 
-    def own(self, ranks: int | bytes) -> None:
+    def claim(self, ranks: int | bytes) -> None:
         """Note that these are its own."""
         if len(self.owned) >= _SCHEMAS:
             self.owned.clear()

@@ -172,7 +172,9 @@ class UnconfirmedClaims:
             self._known = {key: one for key, one in self._known.items() if key in said or now < one.until + one.wait_s}
             return {key for key in said if key not in self._known or (again and now >= self._known[key].until)}
 
-    def asked(self, new: Collection[Claim], answered: Iterable[Claim], in_vain: Iterable[Claim], now: float) -> None:
+    def evaluated(
+        self, new: Collection[Claim], answered: Iterable[Claim], in_vain: Iterable[Claim], now: float
+    ) -> None:
         """A full evaluation ran for what was ``new``: it confirmed what was ``answered``; the rest is unconfirmed.
 
         After a claim that was never checked before, all others may soon change.
@@ -518,7 +520,7 @@ class Judging:
         turn.newest = newest or turn.held
         answered = confirmed_claims(asked, before, turn.held)
         in_vain = (asked - answered) | disputed_ranks(turn.held, turn.seen or turn.held)
-        turn.doubts.asked(asked, answered, in_vain, self._clock())
+        turn.doubts.evaluated(asked, answered, in_vain, self._clock())
 
     def _affords(self, turn: _Turn, full_evaluations: int) -> bool:
         """Whether one more full evaluation fits the budget, with so many allowed ahead of it."""

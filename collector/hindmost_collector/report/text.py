@@ -71,9 +71,9 @@ def render(
     wall clock stand below the verdicts, and those that are ``wanted`` at the end.
     """
     page = console(width, color)
-    asked = _Asked(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
+    request = _Request(report, None if ranks is None else list(ranks), explain, path, wanted, titled, page.width)
     for part in _PARTS:
-        for one in part(asked):
+        for one in part(request):
             page.print(one, soft_wrap=isinstance(one, _Command))
     return written(page)
 
@@ -83,7 +83,7 @@ class _Command(Text):
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _Request:
     """A report and how it is to be shown, as :func:`render` takes it."""
 
     report: Mapping[str, Any]
@@ -139,85 +139,85 @@ class _Asked:
         return evidence + len(self.report["verdicts"]) - len(self.verdicts)
 
 
-def _title(asked: _Asked) -> Iterator[RenderableType]:
-    if asked.titled:
-        yield _text(one_line(columns.title(asked.report)), "bold")
+def _title(request: _Request) -> Iterator[RenderableType]:
+    if request.titled:
+        yield _text(one_line(columns.title(request.report)), "bold")
 
 
-def _end(asked: _Asked) -> Iterator[RenderableType]:
+def _end(request: _Request) -> Iterator[RenderableType]:
     """How the job failed."""
-    job = asked.report["job"]
+    job = request.report["job"]
     if job.get("ended"):
         yield labelled("ENDED", job["ended"], "bold red")
     if job.get("to_do"):
         yield labelled("DO", job["to_do"])
 
 
-def _limit_before(asked: _Asked) -> Iterator[RenderableType]:
-    if asked.limit_first:
-        yield from _limit(asked.report, also=False)
+def _limit_before(request: _Request) -> Iterator[RenderableType]:
+    if request.limit_first:
+        yield from _limit(request.report, also=False)
 
 
-def _verdicts(asked: _Asked) -> Iterator[RenderableType]:
+def _verdicts(request: _Request) -> Iterator[RenderableType]:
     """Those that say nothing of a job that ended or failed are a note."""
-    job = asked.report["job"]
+    job = request.report["job"]
     failed = job.get("ended") and not job.get("interrupted_by")
-    for one in asked.verdicts:
-        if not asked.explain and {"OK": job.get("ended"), "UNSURE": failed}.get(one.head):
+    for one in request.verdicts:
+        if not request.explain and {"OK": job.get("ended"), "UNSURE": failed}.get(one.head):
             why = () if one.head == "OK" and job.get("to_do") else decisive(one)
             yield labelled("NOTE", "; ".join((one.what, *why) if one.head == "OK" else why), "dim")
         else:
-            yield _verdict(one, asked.width, asked.explain)
+            yield _verdict(one, request.width, request.explain)
 
 
-def _overlap(asked: _Asked) -> Iterator[RenderableType]:
-    if found := overlap(asked.report):
+def _overlap(request: _Request) -> Iterator[RenderableType]:
+    if found := overlap(request.report):
         yield labelled("NOTE", found, "dim")
 
 
-def _limit_after(asked: _Asked) -> Iterator[RenderableType]:
-    known = columns.bound_by(asked.report)
-    if not asked.end_alone and not asked.limit_first and (asked.explain or known):
-        yield from _limit(asked.report, also=asked.costs and known)
+def _limit_after(request: _Request) -> Iterator[RenderableType]:
+    known = columns.bound_by(request.report)
+    if not request.end_alone and not request.limit_first and (request.explain or known):
+        yield from _limit(request.report, also=request.costs and known)
 
 
-def _pace(asked: _Asked) -> Iterator[RenderableType]:
+def _pace(request: _Request) -> Iterator[RenderableType]:
     """The job's pace, and settings to try."""
-    if asked.end_alone:
+    if request.end_alone:
         return
-    if pace := sections.in_one_line(asked.report.get("sections") or {}):
+    if pace := sections.in_one_line(request.report.get("sections") or {}):
         yield labelled("PACE", pace)
-    for setting in _settings(asked.report)[:_ADVICE]:
+    for setting in _settings(request.report)[:_ADVICE]:
         yield labelled("TRY", f"{setting['set']} ({setting['found']})")
 
 
-def _waste(asked: _Asked) -> Iterator[RenderableType]:
-    for at, line in enumerate(columns.waste(asked.report) if asked.explain else ()):
+def _waste(request: _Request) -> Iterator[RenderableType]:
+    for at, line in enumerate(columns.waste(request.report) if request.explain else ()):
         yield labelled("" if at else "WASTE", line)
 
 
-def _notes(asked: _Asked) -> Iterator[RenderableType]:
-    for note in asked.shown_notes:
+def _notes(request: _Request) -> Iterator[RenderableType]:
+    for note in request.shown_notes:
         yield labelled("NOTE", note, "dim")
 
 
-def _more(asked: _Asked) -> Iterator[RenderableType]:
+def _more(request: _Request) -> Iterator[RenderableType]:
     """Where the rest is; with all of it, what its numbers mean."""
-    left = asked.hidden or columns.waste(asked.report) or len(asked.notes) > len(asked.shown_notes)
-    if not asked.explain and (asked.end_alone or left):
-        command = f"hindmost report {asked.path} --explain" if asked.path else "on the page"
+    left = request.hidden or columns.waste(request.report) or len(request.notes) > len(request.shown_notes)
+    if not request.explain and (request.end_alone or left):
+        command = f"hindmost report {request.path} --explain" if request.path else "on the page"
         yield _Command(f"all evidence: {command}", "dim")
-    if asked.explain and asked.costs:
+    if request.explain and request.costs:
         yield labelled("NOTE", _MEANS, "dim")
 
 
-def _ranks(asked: _Asked) -> Iterator[RenderableType]:
+def _ranks(request: _Request) -> Iterator[RenderableType]:
     """The table of ranks, what its columns mean, and how many ranks it leaves out; no column shows a stop."""
-    if asked.ranks is None and asked.end_alone:
+    if request.ranks is None and request.end_alone:
         return
-    report = asked.report
-    rows, left_out = columns.choose(report, asked.ranks)
-    titles, cells = columns.table(rows, asked.width, columns.deciding(report), columns.of_fault(report))
+    report = request.report
+    rows, left_out = columns.choose(report, request.ranks)
+    titles, cells = columns.table(rows, request.width, columns.deciding(report), columns.of_fault(report))
     if len(titles) > 1:
         yield _table(rows, titles, cells, {rank for verdict in report["verdicts"] for rank in verdict["ranks"]})
         yield _text(columns.caption(titles, report), "dim")
@@ -225,15 +225,15 @@ def _ranks(asked: _Asked) -> Iterator[RenderableType]:
         yield Text(f"{left_out:,} more ranks are not shown: --ranks 0-{len(report['ranks']) - 1} shows all", "dim")
 
 
-def _sections(asked: _Asked) -> Iterator[RenderableType]:
+def _sections(request: _Request) -> Iterator[RenderableType]:
     """Those that are wanted, table after table."""
-    found = asked.report.get("sections") or {}
-    chosen, title = {name: one for name, one in found.items() if name in asked.wanted}, ""
-    for table in sections.shown(chosen, sections.rows_of(asked.report, asked.ranks)):
+    found = request.report.get("sections") or {}
+    chosen, title = {name: one for name, one in found.items() if name in request.wanted}, ""
+    for table in sections.shown(chosen, sections.rows_of(request.report, request.ranks)):
         yield Text(f"\n{table.title}" if table.title != title else "", style="bold")
         yield _text(table.about.replace("`", ""), "dim")
-        yield from _prose(table) if _is_prose(table) else _parts(table, asked.width)
-        if table.left_out and asked.ranks is None:
+        yield from _prose(table) if _is_prose(table) else _parts(table, request.width)
+        if table.left_out and request.ranks is None:
             yield Text(f"{table.left_out:,} more rows are not shown: --format csv has all", "dim")
         title = table.title
 

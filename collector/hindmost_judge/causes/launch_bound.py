@@ -146,7 +146,7 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
     gpu = blocks.parts.get("gpu_forward")
     if gpu is None or not np.isnan(gpu[row, columns]).all():
         return blocks
-    rows, marks = with_peers(row, len(blocks.ranks), SAMPLE), _beside(blocks, row)
+    rows, marks = with_peers(row, len(blocks.ranks), SAMPLE), _marks_with_peers(blocks, row)
     if marks is None:
         return blocks
     own, copies = np.where(_busy(marks), marks.span, np.nan), blocks.parts.get("h2d")
@@ -197,7 +197,7 @@ def idled(blocks: Blocks, row: int, columns: Array) -> float:
     Where it had caught up with its host by then, it idled for all that it came later by: what it had to do was done.
     Elsewhere it idled at least from the end of the step before until its host could launch more, but for the optimizer.
     """
-    marks = _beside(blocks, row)
+    marks = _marks_with_peers(blocks, row)
     if marks is None:
         return 0.0
     caught_up = _followed(marks.lag[:1], blocks)[0, columns]
@@ -210,7 +210,7 @@ def _beyond_peers(times: Floats) -> Floats:
     return np.asarray(times[0] - median(times[1:], axis=0))
 
 
-def _beside(blocks: Blocks, row: int) -> _Marks | None:
+def _marks_with_peers(blocks: Blocks, row: int) -> _Marks | None:
     """The marks of a rank, first, and of its peers, of many a sample."""
     if blocks.joined is None or not blocks.joined.gpu_time:
         return None

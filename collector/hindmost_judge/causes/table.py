@@ -477,7 +477,7 @@ _SURELY = 2.5
 
 def of_memory(blocks: Blocks, row: int, columns: Array) -> dict[str, float]:
     """Ns a step in which tasks of the rank's node stalled for memory; empty where they did not."""
-    levels = blocks.gauges(_asked(columns))
+    levels = blocks.gauges(_sampled_steps(columns))
     beyond = _pressure_beyond(levels.get("memory_pressure"), row, own=_own_faults(levels, row))
     stood = _stood(blocks, row, columns, "memory_pressure", beyond)
     return {"memory": stood} if stood > 0 else {}
@@ -488,7 +488,7 @@ def of_files(blocks: Blocks, row: int, columns: Array) -> float:
 
     A rank that hardly reads or writes does not wait for them, whatever its node does.
     """
-    levels = blocks.gauges(_asked(columns))
+    levels = blocks.gauges(_sampled_steps(columns))
     moved = _moved(levels)
     if moved is not None and moved[row] < _OWN_FILE_MB * 1e6:
         return 0.0
@@ -525,7 +525,7 @@ def _moved(levels: dict[str, Floats]) -> Floats | None:
     return np.asarray(np.sum(known, axis=0)) if known else None
 
 
-def _asked(columns: Array) -> Array | None:
+def _sampled_steps(columns: Array) -> Array | None:
     """The steps whose samples speak of these: themselves, or all where these are scattered."""
     return None if scattered(columns) else columns
 
@@ -551,7 +551,7 @@ def _goes_with(blocks: Blocks, row: int, name: str, late: Floats) -> bool:
 
     Unknown where all samples hold the same amount.
     """
-    found = blocks.samples.beside(name, row, late / 1e9) if blocks.samples is not None else None
+    found = blocks.samples.per_sample(name, row, late / 1e9) if blocks.samples is not None else None
     if found is None or len(found[0]) < _FEWEST:
         return False
     seconds, stood, fell = found

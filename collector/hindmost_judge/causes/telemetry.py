@@ -388,7 +388,7 @@ class Samples:
         held = self._inside(column.time, steps)
         return column.row[held], column.value[held]
 
-    def beside(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
+    def per_sample(self, name: str, row: int, per_step: Floats) -> tuple[Floats, Floats, Floats] | None:
         """For each sample of a rank's counter within the steps: its seconds [N], its rise [N], and its part of
         ``per_step`` [S] [N].
 

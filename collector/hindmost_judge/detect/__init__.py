@@ -115,13 +115,13 @@ def run(detectors: Mapping[str, Detector], case: Case) -> tuple[list[Verdict], l
     found: list[Verdict] = []
     notes: list[str] = []
     for name, judged in detectors.items():
-        more, failed = _asked(name, judged, replace(case, found=(*case.found, *found)))
+        more, failed = _run_one(name, judged, replace(case, found=(*case.found, *found)))
         found += more
         notes += failed
     return found, notes
 
 
-def _asked(name: str, judged: Detector, case: Case) -> tuple[list[Verdict], list[str]]:
+def _run_one(name: str, judged: Detector, case: Case) -> tuple[list[Verdict], list[str]]:
     try:
         return [_as_verdict(one) for one in judged(case)], []
     except Exception as error:

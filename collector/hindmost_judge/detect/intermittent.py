@@ -43,7 +43,7 @@ def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ())
     delay = np.nan_to_num(blocks.delay - _usual(blocks, settings)[:, None])
     sole_peer = cohorts.sole_peers(blocks.cohort)
     found = [stalls for stalls in _large(blocks, delay, settings) if not _in_turn(blocks.delay, stalls, sole_peer)]
-    found += _beside(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
+    found += _outliers(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
     reported = {row for stalls in found for row in stalls.rows}
     return _sets(blocks, settings, reported, {slowdown.row for slowdown in slowdowns}) or found
 
@@ -66,7 +66,15 @@ def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]
         frequent = usual < _ALIKE * delay
         share = int(np.count_nonzero(held)) / total
         each.append(
-            Stalls((row,), np.flatnonzero(held), delay, share, most=bool(most), frequent=frequent, explained_share=1.0)
+            Stalls(
+                (row,),
+                np.flatnonzero(held),
+                delay,
+                share,
+                widespread=bool(most),
+                frequent=frequent,
+                explained_share=1.0,
+            )
         )
     return each
 
@@ -145,7 +153,7 @@ _FEWEST = 10
 _PEERS = 3
 
 
-def _beside(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], settings: Settings) -> list[Stalls]:
+def _outliers(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], settings: Settings) -> list[Stalls]:
     """The few ranks that stall as no other rank does, however little, without what is already reported."""
     _, cohort, often = np.unique(blocks.cohort, return_inverse=True, return_counts=True)
     unknown = np.isnan(blocks.delay).all(axis=1) | (often[cohort] <= _PEERS)
@@ -284,14 +292,14 @@ def without_stalls(
 
     A rank that stalls now and then, and is slow in nearly all steps since one, is slow since then.
     """
-    frequent = stalling_beside(slowdowns, stalls, settings)
+    frequent = other_stalls(slowdowns, stalls, settings)
     lasting = {
         row for row in frequent if _lasts([one for one in slowdowns if one.row == row], blocks.delay[row], settings)
     }
     return [slowdown for slowdown in slowdowns if slowdown.row not in frequent - lasting]
 
 
-def stalling_beside(slowdowns: list[Slowdown], stalls: list[Stalls], settings: Settings) -> set[int]:
+def other_stalls(slowdowns: list[Slowdown], stalls: list[Stalls], settings: Settings) -> set[int]:
     """Rows of the ranks with enough stalls outside their persistent slowdowns to be reported for these alone."""
     found: set[int] = set()
     for one in stalls:

@@ -20,7 +20,7 @@ import numpy as np
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
 from hindmost_judge.stats.robust import FEW_RANKS, median, peers_median, percentile, quantile
-from hindmost_judge.types import Lanes, Wait
+from hindmost_judge.types import HostWait, Lanes
 
 if TYPE_CHECKING:
     from hindmost_judge.types import Bools, Floats, Ints, Timeline
@@ -146,7 +146,7 @@ def _time_without_launches(timeline: Timeline, lanes: Lanes) -> float:
     return float(np.median(works[last, steps]))
 
 
-def _waits_elsewhere(timeline: Timeline, wait: Wait) -> Floats:
+def _waits_elsewhere(timeline: Timeline, wait: HostWait) -> Floats:
     """[P, R] ns a step by which hosts typically take longer where they are ahead, in all phases but that of ``wait``.
 
     A full queue blocks a host at each launch, so in several phases. 0 where that is little in the typical host that is
@@ -210,7 +210,7 @@ def _is_ahead(timeline: Timeline) -> Bools:
     return np.asarray(np.nan_to_num(lead) > usual + _PROMPT * _typical_step(timeline))
 
 
-def _find_wait(timeline: Timeline) -> tuple[Wait | None, Floats]:
+def _find_wait(timeline: Timeline) -> tuple[HostWait | None, Floats]:
     """Where hosts wait for their GPUs, ``None`` where nowhere; and [P, R, S] when they ended each phase.
 
     A *place* counts phases from the begin of a step on, through the steps after it: ``lag * P + phase``. Hosts wait at
@@ -229,7 +229,7 @@ def _find_wait(timeline: Timeline) -> tuple[Wait | None, Floats]:
             earliest = percentile(after, _OUTLIERS)
             of_rank = np.nan_to_num(np.array([percentile(row, _OUTLIERS) for row in after]))
             clipped = np.clip(of_rank, earliest, earliest + timeline.clock / 2)
-            return Wait(blocked % phases, blocked // phases, clipped), ends
+            return HostWait(blocked % phases, blocked // phases, clipped), ends
     return None, ends
 
 
@@ -271,7 +271,7 @@ def _first_blocked(timeline: Timeline, ends: Floats, first_possible: int, last_p
     return first + int(blocked[0]) if len(blocked) else first_possible
 
 
-def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> tuple[Floats, Floats, Floats]:
+def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> tuple[Floats, Floats, Floats]:
     """Self time in the phase of ``wait``: least and likely one [R, S], and [R] by how much the latter may be off.
 
     ``spent`` and ``ended`` [R, S] are how long hosts were in that phase and when they ended it.
@@ -296,7 +296,7 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) 
     return least, np.clip(usual[:, None], least, spent), doubt
 
 
-def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: Wait) -> Floats:
+def _after_drained(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWait) -> Floats:
     """[R] ns that hosts take in the phase of ``wait`` after a wait at its begin that drained their GPUs; NaN: unknown.
 
     A pageable copy waits for all that was launched, so the GPU runs the next collective as it is launched. A host at

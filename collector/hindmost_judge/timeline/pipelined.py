@@ -38,7 +38,7 @@ def of(found: Blocks, order: Schedule | None) -> Blocks:
     built = pipeline_replay.build(order, found.cohort, len(found.steps)) if order is not None else None
     if built is None:
         return found
-    own = built.own(len(found.ranks))
+    own = built.self_time(len(found.ranks))
     idle = gpu_starvation(order, built, found.cohort, found.own.shape) if order is not None else None
     return by(replace(found, own=own, delay=beyond_peers(own, found.cohort), starvation=idle), built)
 

@@ -132,11 +132,11 @@ def undelivered(run: Run) -> list[str]:
     end = run.job.ended_ns if run.job.exit_code is not None else None
     heard = sorted(_last_heard(run, at_work).items())
     return [
-        _lacking(run, node, at_work[node], last, end) for node, last in heard if end is None or end - last > LOOK_NS
+        _lost_data(run, node, at_work[node], last, end) for node, last in heard if end is None or end - last > LOOK_NS
     ]
 
 
-def _lacking(run: Run, node: str, ranks: list[int], last_ns: int, end_ns: int | None) -> str:
+def _lost_data(run: Run, node: str, ranks: list[int], last_ns: int, end_ns: int | None) -> str:
     if end_ns is None:
         at = datetime.fromtimestamp(last_ns / 1e9, timezone.utc)
         return f"{node}: its last data is of {at:%H:%M:%S} UTC: what {names(ranks)} did after that is missing"

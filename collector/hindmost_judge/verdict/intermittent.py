@@ -83,7 +83,7 @@ def of_stalls(
     Ranks late by ``slowdowns`` are fixed before, and so are ranks whose stalls save more: among ranks that are late in
     the same steps, fixing any one alone saves nothing.
     """
-    if any(one.most for one in stalls):
+    if any(one.widespread for one in stalls):
         blocks = _behind_calm(blocks)
     left = _grouped([_Group((one,), _cause(blocks, one, stalls, settings)) for one in stalls])
     own: Blocks = blocks
@@ -117,7 +117,7 @@ def _behind_calm(blocks: Blocks) -> Blocks:
 
 def _cause(blocks: Blocks, one: Stalls, stalls: list[Stalls], settings: Settings) -> Cause:
     """What makes a rank stall; where most of its peers do, against the others."""
-    if one.most:
+    if one.widespread:
         others = [row for other in stalls for row in other.rows if row not in one.rows]
         parts = {name: part.copy() for name, part in blocks.parts.items()}
         for part in parts.values():
@@ -185,7 +185,7 @@ def _verdict(
     """
     one, cause = group.in_one(), group.cause
     saved = seen * stalls_beyond(rest, one.stalled, seen, cause.beyond)
-    if one.most and rest.overlapped:
+    if one.widespread and rest.overlapped:
         saved = _as_steps_grew(rest, one.stalled, saved)
     shown, worth = (max(float(each.mean()), float(in_all.mean())) for each in (seen, saved))
     without_owner = settings.min_share_of_waste * (shown + imbalance_cost(as_seen(rest)))

@@ -198,9 +198,9 @@ def _find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
         return None
     seen = set(blocks.ranks.tolist())
     expected = dict(zip(comm.tolist(), size.tolist(), strict=True))
-    short = {one: met for one, met in _met(run).items() if len(met) < expected.get(one, 0)}
+    short = {one: met for one, met in _members_seen(run).items() if len(met) < expected.get(one, 0)}
     if not expected:  # then the missing members of a communicator are unknown
-        short = _met(run)
+        short = _members_seen(run)
     if short:
         defined = np.isin(run.communicators["comm"], np.array(list(short), np.uint64))
         unheard |= {*silent.tolist(), *run.communicators["rank"][defined].tolist()} - seen
@@ -229,7 +229,7 @@ def _memberships(run: Run, ranks: Ints) -> tuple[Array, Ints, Ints]:
     return comm, np.bincount(pairs >> 32, minlength=len(comm)), size
 
 
-def _met(run: Run) -> dict[int, set[int]]:
+def _members_seen(run: Run) -> dict[int, set[int]]:
     """The ranks that were seen in each communicator, messages left out."""
     together = run.collectives["peer"] < 0
     which, comms = factorize(run.collectives["comm"][together])

@@ -149,11 +149,11 @@ def on_shared_cpus(
         found = [_at_most(verdict, blocks, shared) for verdict in late if verdict.cause not in _SCHEDULING]
         by_itself = {one.ranks for one in found}
         sentence += _not_named([verdict for verdict in late if verdict.ranks not in by_itself], blocks, settings)
-    more = [verdict for verdict in stalling_beside(found, stalls, blocks, settings) if verdict.cause not in _SCHEDULING]
+    more = [verdict for verdict in other_stalls(found, stalls, blocks, settings) if verdict.cause not in _SCHEDULING]
     return found + [verdict for verdict in more if not _in(by_sleep, verdict.ranks)], [*notes, *hidden, sentence]
 
 
-def stalling_beside(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:
+def other_stalls(found: list[Verdict], stalls: list[Stalls], blocks: Blocks, settings: Settings) -> list[Verdict]:
     """Verdicts on stalls next to those ``found``: not on turns that ranks which need more CPU wait for."""
     stalls = [one for one in stalls if not _in_the_queue(one, found, blocks)]
     verdicts = of_stalls(stalls, blocks, settings)

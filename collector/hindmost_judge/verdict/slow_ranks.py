@@ -37,7 +37,7 @@ def of_slowdowns(
     """
     same_work = same_work or blocks
     slowdowns = why_late.split_by_cause(slowdowns, blocks, settings)
-    blocks = replace(blocks, equalised=hidden_delay.beside(same_work, slowdowns))
+    blocks = replace(blocks, equalised=hidden_delay.same_work_intervals(same_work, slowdowns))
     kept, notes = _that_count(_upstream(slowdowns, blocks), hidden_delay.as_seen(blocks), settings)
     explained = [(slowdown, why_late.cause_of(blocks, slowdown, settings)) for slowdown in kept]
     explained = [(loading.with_stalls(blocks, slowdown, cause, settings), cause) for slowdown, cause in explained]

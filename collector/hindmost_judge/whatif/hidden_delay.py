@@ -109,7 +109,7 @@ def as_seen(blocks: Blocks) -> Blocks:
 _SLOW = 3.0
 
 
-def beside(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
+def same_work_intervals(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     """[R, K] segments with work of one size, where the delay due to work is known.
 
     In GPU time, work is what comes and goes: a rank whose GPU takes longer throughout a slowdown's steps is slow.

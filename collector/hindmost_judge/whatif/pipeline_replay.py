@@ -155,7 +155,7 @@ class Bubbles:
         found[:, self.steps] = of_all.mean() + of_all * more / np.maximum(of_these, 1.0)
         return found
 
-    def own(self, ranks: int) -> Floats:
+    def self_time(self, ranks: int) -> Floats:
         """[R, S] ns that each rank works in a step; of steps left out what is usual."""
         sums = np.zeros((ranks, len(self.steps)))
         np.add.at(sums, self.row, self.work)

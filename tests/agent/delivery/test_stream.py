@@ -317,7 +317,7 @@ def talk() -> Talk:
 def leaving(talk: Talk) -> wire.AgentMessage:
     """A batch that leaves now, as it arrives."""
     batch = wire.AgentMessage(batch=wire.Batch(sequence=7)).SerializeToString()
-    return wire.AgentMessage.FromString(batch + talk.trips.beside())
+    return wire.AgentMessage.FromString(batch + talk.trips.piggybacked())
 
 
 def test_the_first_ones_wait_for_no_batch(talk: Talk) -> None:
@@ -326,7 +326,7 @@ def test_the_first_ones_wait_for_no_batch(talk: Talk) -> None:
     talk.handful()
     assert len([one for one in talk.said if not one.clock.returned_ns]) == FIRST_ROUND_TRIPS
     assert len([one for one in talk.said if one.clock.returned_ns]) == FIRST_ROUND_TRIPS
-    assert talk.trips.beside() == b""
+    assert talk.trips.piggybacked() == b""
 
 
 def test_a_clock_that_was_set_is_seen_at_once() -> None:
@@ -354,7 +354,7 @@ def test_later_ones_go_with_batches(talk: Talk) -> None:
     assert (telling.batch.sequence, telling.asked_ns) == (7, 0)
     assert (telling.measured.sent_ns, telling.measured.returned_ns) == (9000, 9000 + 2 * WAY)
     assert telling.measured.received_ns == telling.measured.replied_ns == 9000 + AHEAD + WAY
-    assert talk.trips.beside() == b""
+    assert talk.trips.piggybacked() == b""
     assert talk.said == []
 
 
@@ -380,7 +380,7 @@ def test_a_collector_that_does_not_say_so_gets_nothing_with_batches(talk: Talk) 
     talk.trips.due()
     talk.answer(talk.said[0].clock.sent_ns)
     assert [bool(one.clock.returned_ns) for one in talk.said] == [False, True]
-    assert talk.trips.beside() == b""
+    assert talk.trips.piggybacked() == b""
 
 
 def test_a_new_stream_forgets_what_was_asked_on_the_last(talk: Talk) -> None:
@@ -389,4 +389,4 @@ def test_a_new_stream_forgets_what_was_asked_on_the_last(talk: Talk) -> None:
     talk.handful()
     talk.trips.due()
     talk.trips.begin(with_batches=False)
-    assert talk.trips.beside() == b""
+    assert talk.trips.piggybacked() == b""

@@ -262,7 +262,7 @@ def asked_in_vain(times: int) -> tuple[UnconfirmedClaims, float]:
     for _ in range(times):
         while not doubts.worth({KEY}, now):
             now += 0.5
-        doubts.asked({KEY}, (), {KEY}, now)
+        doubts.evaluated({KEY}, (), {KEY}, now)
     return doubts, now
 
 
@@ -287,5 +287,5 @@ def test_a_claim_never_checked_before_does_not_wait() -> None:
     doubts, now = asked_in_vain(6)
     assert doubts.worth({KEY, OTHER}, now + 1.0) == {OTHER}
     assert doubts.worth({KEY, OTHER}, now + 99.0, again=False) == {OTHER}
-    doubts.asked({OTHER}, {OTHER}, {KEY}, now + 1.0)
+    doubts.evaluated({OTHER}, {OTHER}, {KEY}, now + 1.0)
     assert doubts.worth({KEY}, now + 2.0) == {KEY}

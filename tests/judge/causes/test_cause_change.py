@@ -13,10 +13,10 @@ from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
 
 
-def _told(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int | None]]:
+def _reported(found: tuple[Verdict, ...]) -> list[tuple[str | None, int | None, int | None]]:
     assert all(verdict.kind == "straggler" and verdict.ranks == (2,) for verdict in found)
-    told = [(verdict.cause, verdict.since_step, verdict.until_step) for verdict in found]
-    return sorted(told, key=lambda one: (one[1] or 0, -(one[2] or 1_000)))
+    reported = [(verdict.cause, verdict.since_step, verdict.until_step) for verdict in found]
+    return sorted(reported, key=lambda one: (one[1] or 0, -(one[2] or 1_000)))
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_cause_change_at_the_same_delay_is_found(layout: str, before: str, aft
     tensor = 2 if layout == "tp_dp" else 1
     made = simulate(Scenario(16, 120, seed=37, layout=layout, tensor=tensor, faults=faults))
     found = judge(made.run).verdicts
-    first, second = _told(found)
+    first, second = _reported(found)
     assert (first[0], second[0]) == (before, after)
     assert first[1:] == (pytest.approx(20, abs=1), pytest.approx(60, abs=1))
     assert (second[1], second[2]) == (first[2], None)
@@ -54,7 +54,7 @@ def test_what_takes_over_at_another_level_is_not_on_top_of_what_is_over(
     """Nothing of the one is measured in the steps of the other: neither is late by the other anyway."""
     faults = (Fault(before, (2,), first, 20, 60), Fault(after, (2,), second, 60))
     found = judge(simulate(Scenario(8, 120, seed=5, layout="fsdp", faults=faults)).run).verdicts
-    assert _told(found) == [(before, 20, 60), (after, 60, None)]
+    assert _reported(found) == [(before, 20, 60), (after, 60, None)]
     assert not any("on top of" in line for one in found for line in one.evidence)
 
 
@@ -66,17 +66,17 @@ def test_what_is_measured_of_some_steps_only_tells_where_the_cause_changes() -> 
         name: np.where(run.steps["step"] % 4 == 0, column, -1) if name.startswith("gpu_") else column
         for name, column in run.steps.items()
     }
-    assert _told(judge(replace(run, steps=steps)).verdicts) == [("input", 20, 100), ("compute", 100, None)]
+    assert _reported(judge(replace(run, steps=steps)).verdicts) == [("input", 20, 100), ("compute", 100, None)]
 
 
-@pytest.mark.parametrize(("more", "told"), [(4, False), (8, True)])
-def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(more: int, told: bool) -> None:
+@pytest.mark.parametrize(("more", "reported"), [(4, False), (8, True)])
+def test_an_overlap_within_the_uncertainty_is_no_slowdown_of_the_next_segment(more: int, reported: bool) -> None:
     """Each end is two steps off by chance; a segment of eight is as short as one may be."""
     blocks: Any = SimpleNamespace(delay=np.ones((1, 100)))
     whole = Slowdown(row=0, first=0, stop=100, delay=1.0, z=9.0, consistency=1.0, spread_ratio=9.0, latest=1.0)
     inner = replace(whole, first=20, stop=50 + more, outer=whole)
     found = why_late.segments_within(50, 100, [whole, inner], blocks)
-    assert (len(found) == 2) == told
+    assert (len(found) == 2) == reported
 
 
 def test_an_unmeasured_cause_is_not_separated() -> None:

@@ -19,7 +19,7 @@ def fetching(ms: dict[int, float], *faults: Fault) -> Run:
     return dataclasses.replace(run, steps=steps)
 
 
-def told(report: Report) -> list[str]:
+def reported(report: Report) -> list[str]:
     return [note for note in report.notes if "costs nothing now" in note]
 
 
@@ -27,19 +27,19 @@ def test_a_rank_with_hidden_slow_input_is_reported_and_not_named() -> None:
     """30 ms of a 100 ms step, without any waiting for it."""
     report = judge(fetching({1: 30.0}))
     assert [verdict.kind for verdict in report.verdicts] == ["balanced"]
-    (note,) = told(report)
+    (note,) = reported(report)
     assert note.startswith("rank 1 waits 30.0 ms longer per step for input than the rest")
 
 
 @pytest.mark.parametrize("ms", [{}, {1: 2.0}])
 def test_a_usual_input_is_not_reported(ms: dict[int, float]) -> None:
     """Less than a twentieth of the step is no news."""
-    assert told(judge(fetching(ms))) == []
+    assert reported(judge(fetching(ms))) == []
 
 
 def test_an_input_that_all_ranks_hide_is_reported_for_all() -> None:
     """It bounds how much faster the GPUs may become."""
-    (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
+    (note,) = reported(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert note.startswith("every rank waits ")
 
 
@@ -49,16 +49,16 @@ def test_of_a_partly_hidden_input_that_part_is_reported(
 ) -> None:
     """All of it costs nothing where nearly all is covered; else a repair saves the rest."""
     monkeypatch.setattr(loading, "input_share", lambda *_: share)
-    (note,) = told(judge(fetching(dict.fromkeys(range(4), 40.0))))
+    (note,) = reported(judge(fetching(dict.fromkeys(range(4), 40.0))))
     assert ("; 2" in note) == part
 
 
-@pytest.mark.parametrize(("run_ahead", "told"), [(0, False), (1, True)])
-def test_the_hidden_part_of_a_slow_input_is_separate_from_its_cost(run_ahead: int, told: bool) -> None:
+@pytest.mark.parametrize(("run_ahead", "reported"), [(0, False), (1, True)])
+def test_the_hidden_part_of_a_slow_input_is_separate_from_its_cost(run_ahead: int, reported: bool) -> None:
     """A host ahead of its GPU hides the first half of a step of it: only the rest is worth repairing."""
     job = Scenario(8, 120, 3, run_ahead=run_ahead, faults=(Fault("input", (3,), 0.9),))
     (verdict,) = judge(simulate(job).run).verdicts
     assert (verdict.ranks, verdict.cause) == ((3,), "input")
     covered = [line for line in verdict.evidence if "hide the rest" in line or "hides the rest" in line]
     expected = "input takes 90.0 ms longer per step, 40.6 ms of it costs time"
-    assert [line[: len(expected)] for line in covered] == ([expected] if told else [])
+    assert [line[: len(expected)] for line in covered] == ([expected] if reported else [])

@@ -164,10 +164,10 @@ def test_stalls_are_judged_by_themselves() -> None:
     blocks, run = Case(USUAL).blocks()
     blocks.parts["input"][2, 3::7] += 90.0 * MS
     hosts = launch_bound.LaunchingHosts(run.collectives, blocks, launch_bound.waits_for_host(blocks))
-    slower = [(some.tolist(), hosts.slower(2, some)) for some in launch_bound.alike_steps(steps, late)]
-    stalls = [(some, found) for some, found in slower if 3 in some]
+    slower = [(part.tolist(), hosts.slower(2, part)) for part in launch_bound.alike_steps(steps, late)]
+    stalls = [(part, found) for part, found in slower if 3 in part]
     assert stalls == [(list(range(3, STEPS, 7)), pytest.approx(90.0 * MS))]
-    assert [found for some, found in slower if 3 not in some] == [0.0]
+    assert [found for part, found in slower if 3 not in part] == [0.0]
 
 
 @pytest.mark.parametrize("often", [0, 4])
@@ -175,7 +175,7 @@ def test_steps_in_a_row_are_judged_together(often: int) -> None:
     """No stalls, or so few that they tell nothing of a host, are no steps by themselves."""
     late = np.full(STEPS, 5.0 * MS)
     late[: 9 * often : 9] = 90.0 * MS
-    assert [some.tolist() for some in launch_bound.alike_steps(np.arange(STEPS), late)] == [
+    assert [part.tolist() for part in launch_bound.alike_steps(np.arange(STEPS), late)] == [
         [*range(20)],
         [*range(20, STEPS)],
     ]

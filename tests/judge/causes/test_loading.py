@@ -46,7 +46,7 @@ def late(**load: object) -> Run:
     return make(Load(kind="torch", ranks=2, steps=150, faults=[{"rank": 1, "input": 12.0}], **load))  # type: ignore[arg-type]
 
 
-def told(run: Run) -> Verdict:
+def reported(run: Run) -> Verdict:
     (found,) = judge(run).verdicts
     return found
 
@@ -71,12 +71,12 @@ def test_input_that_waits_for_storage_is_file_io(workers: int, storage: float) -
 @pytest.mark.parametrize("rates", [{"cpu": 1.0}, {"storage": 0.1}, {}])
 def test_input_stays_input_where_storage_does_not_explain_it(rates: dict[str, float]) -> None:
     """Workers that compute, that are hardly blocked, or that sleep, as on a web server."""
-    assert told(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
+    assert reported(sampled(late(), workers=2, rank=1, **rates)).cause == "input"
 
 
 def test_workers_without_a_cpu_are_contention() -> None:
     """They are in the run queue for most of the time for which their rank waits."""
-    found = told(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))
+    found = reported(sampled(late(), workers=2, rank=1, cpu=0.2, queued=0.6))
     assert found.cause == "cpu_contention"
     assert "waiting for a CPU per step: all workers of rank 1" in found.evidence[0]
 

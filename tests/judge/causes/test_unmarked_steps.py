@@ -110,13 +110,13 @@ def test_gpus_that_wait_for_hosts_are_known_without_marks() -> None:
     assert waits.mean(axis=1).tolist() == [0.0, 0.0, 1.0]
 
 
-@pytest.mark.parametrize(("unsure", "told"), [(0.0, False), (0.05, False), (9.0, True)])
-def test_an_unexplained_lead_clears_no_rank(unsure: float, told: bool) -> None:
+@pytest.mark.parametrize(("unsure", "reported"), [(0.0, False), (0.05, False), (9.0, True)])
+def test_an_unexplained_lead_clears_no_rank(unsure: float, reported: bool) -> None:
     """9 ms of a step of 13 may be a slow host or the others' lead: the report says that this is unknown."""
     blocks = Case(USUAL).blocks()[0]
     blocks.unsure = np.array([0.0, 0.0, unsure * MS])
     verdict = hosts_unmarked(blocks, DEFAULT)
-    assert (verdict is not None) == told
+    assert (verdict is not None) == reported
     if verdict is not None:
         assert verdict.kind == "insufficient_data"
         assert verdict.evidence[0].startswith("rank 2 arrives 9.0 ms late per step; its GPU waits for its CPU")

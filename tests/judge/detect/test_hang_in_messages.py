@@ -54,9 +54,9 @@ def test_ranks_that_receive_from_each_other_are_a_deadlock() -> None:
     run = standing((0, "recv", 1, False), (1, "recv", 0, False), (2, "recv", 1, False), in_collective=(3,))
     verdict = first(run)
     assert (verdict.kind, verdict.cause, verdict.ranks, verdict.victims) == ("hang", "deadlock", (0, 1), (2, 3))
-    told = "deadlock: rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv"
-    assert verdict.evidence[0] == told
-    assert told in judge(run).to_dict()["verdicts"][0]["evidence"]
+    reported = "deadlock: rank 0 waits for rank 1 in MPI_Recv, rank 1 waits for rank 0 in MPI_Recv"
+    assert verdict.evidence[0] == reported
+    assert reported in judge(run).to_dict()["verdicts"][0]["evidence"]
 
 
 def test_a_collective_of_messages_names_who_entered_none() -> None:
@@ -88,15 +88,15 @@ def test_one_in_a_collective_and_the_others_in_messages_have_parted() -> None:
     assert "rank 0 waits for rank 1 in MPI_Recv" in verdict.evidence
 
 
-@pytest.mark.parametrize(("after", "told"), [(0, True), (29, False)])
-def test_a_rank_in_finalize_has_left_its_loop_unless_the_job_was_ended(after: int, told: bool) -> None:
+@pytest.mark.parametrize(("after", "reported"), [(0, True), (29, False)])
+def test_a_rank_in_finalize_has_left_its_loop_unless_the_job_was_ended(after: int, reported: bool) -> None:
     """After a Ctrl-C Python finalizes MPI, too: that is no reason for the wait before."""
     run = standing((0, "recv", 2, False), (1, "recv", 2, False), (3, "recv", 2, False))
     last = {name: column[:1].copy() for name, column in run.in_flight.items()}
     last |= {"rank": np.array([2]), "kind": np.array(["phase"]), "name": np.array(["mpi_finalize"])}
     last |= {"peer": np.array([-1]), "start_ns": last["start_ns"] + after * SECOND}
     verdict = first(replace(run, in_flight={name: np.concatenate([run.in_flight[name], last[name]]) for name in last}))
-    assert ("rank 2 is in MPI_Finalize: it has left its loop" in verdict.evidence) == told
+    assert ("rank 2 is in MPI_Finalize: it has left its loop" in verdict.evidence) == reported
 
 
 def test_a_receive_whose_send_was_called_accuses_no_rank() -> None:

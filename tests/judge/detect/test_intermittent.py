@@ -68,17 +68,17 @@ def _stalling(ranks: int, often: dict[int, int]) -> Blocks:
     return _blocks(late)
 
 
-@pytest.mark.parametrize(("ranks", "stalls", "told"), [(4, 5, 0), (4, 8, 1), (16, 5, 1)])
-def test_of_few_ranks_one_has_all_of_a_few_stalls_by_chance(ranks: int, stalls: int, told: int) -> None:
+@pytest.mark.parametrize(("ranks", "stalls", "reported"), [(4, 5, 0), (4, 8, 1), (16, 5, 1)])
+def test_of_few_ranks_one_has_all_of_a_few_stalls_by_chance(ranks: int, stalls: int, reported: int) -> None:
     """Five that may meet any of four ranks meet one and the same in four jobs of a thousand: among sixteen in none."""
-    assert len(intermittent.find(_stalling(ranks, {1: stalls}), DEFAULT)) == told
+    assert len(intermittent.find(_stalling(ranks, {1: stalls}), DEFAULT)) == reported
 
 
-@pytest.mark.parametrize(("others", "told"), [(2, 1), (4, 0)])
-def test_a_few_stalls_of_others_leave_most_with_one_rank(others: int, told: int) -> None:
+@pytest.mark.parametrize(("others", "reported"), [(2, 1), (4, 0)])
+def test_a_few_stalls_of_others_leave_most_with_one_rank(others: int, reported: int) -> None:
     """Eight of ten on one of four ranks are chance in 1.7 jobs of a thousand, eight of twelve in more than eleven."""
     stalls = {1: 8} | dict.fromkeys([2, 3], others // 2)
-    assert len(intermittent.find(_stalling(4, stalls), DEFAULT)) == told
+    assert len(intermittent.find(_stalling(4, stalls), DEFAULT)) == reported
 
 
 @pytest.mark.parametrize("lengths", [0.0, 0.1])

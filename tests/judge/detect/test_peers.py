@@ -30,11 +30,11 @@ def test_a_rank_is_calm_in_its_least_late_tenth_of_the_steps() -> None:
     assert low[1] < 5.0 < usual[1]
 
 
-@pytest.mark.parametrize(("first", "told"), [(3, 0), (5, 0), (6, 6)])
-def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, told: int) -> None:
+@pytest.mark.parametrize(("first", "reported"), [(3, 0), (5, 0), (6, 6)])
+def test_a_fault_in_the_first_judged_step_was_there_from_the_start(first: int, reported: int) -> None:
     """Warm-up of three steps hides it, and up to two whose collectives are unlike the rest's."""
     blocks: Any = SimpleNamespace(steps=np.arange(first, 60), warmup=3)
-    assert since(blocks, 0) == told
+    assert since(blocks, 0) == reported
 
 
 @pytest.mark.parametrize(("outside", "known"), [(24, True), (12, False)])

@@ -31,29 +31,29 @@ def segments(series: Floats, smallest: float, step_ns: float = 1e9) -> list[nest
     return nested_segments.find(series, np.full(len(series), step_ns), smallest, DEFAULT)
 
 
-@pytest.mark.parametrize(("steps", "told"), [(6, 0), (8, 1), (12, 1)])
-def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, told: int) -> None:
+@pytest.mark.parametrize(("steps", "reported"), [(6, 0), (8, 1), (12, 1)])
+def test_a_rank_is_slow_for_eight_steps_or_it_stalled(steps: int, reported: int) -> None:
     """Fewer have no usual delay: each is a stall, however long."""
     made = series(0.0, 0.0)
     made[100 : 100 + steps] += 20.0
     found = segments(made, 1.0)
-    assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * told
+    assert [(one.first, one.stop) for one in found] == [(100, 100 + steps)] * reported
 
 
-@pytest.mark.parametrize(("usual", "told"), [(0.0, 1), (0.8, 0)])
-def test_a_segment_counts_by_its_height_above_the_steps_around(usual: float, told: int) -> None:
+@pytest.mark.parametrize(("usual", "reported"), [(0.0, 1), (0.8, 0)])
+def test_a_segment_counts_by_its_height_above_the_steps_around(usual: float, reported: int) -> None:
     """Not by how late the rank is in it, which it may nearly be throughout."""
     made = series(usual, 1.6 - usual)
-    assert len(segments(made, 1.0)) == told
+    assert len(segments(made, 1.0)) == reported
 
 
-@pytest.mark.parametrize(("steps", "told"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
-def test_a_short_segment_at_an_end_is_compared_with_the_other_steps(steps: slice, told: int) -> None:
+@pytest.mark.parametrize(("steps", "reported"), [(slice(0, 16), 0), (slice(224, 240), 0), (slice(0, 120), 1)])
+def test_a_short_segment_at_an_end_is_compared_with_the_other_steps(steps: slice, reported: int) -> None:
     """It was picked among many, as any was: one that takes half of the series was not."""
     made = series(0.8, 0.0)
     made[steps] += STRETCH_MORE
     found = [one for one in segments(made, 1.0) if one.outer is None]
-    assert len(found) == told
+    assert len(found) == reported
 
 
 def test_a_segment_on_top_of_another_needs_steps_with_that_other_alone() -> None:
@@ -104,12 +104,12 @@ def _late_now_and_then(often: float) -> Blocks:
     return replace(blocks, delay=late * blocks.step_ns)
 
 
-@pytest.mark.parametrize(("often", "told"), [(0.0, 1), (0.005, 1), (0.12, 0)])
-def test_a_segment_is_compared_with_chance_over_all_ranks_and_steps(often: float, told: int) -> None:
+@pytest.mark.parametrize(("often", "reported"), [(0.0, 1), (0.005, 1), (0.12, 0)])
+def test_a_segment_is_compared_with_chance_over_all_ranks_and_steps(often: float, reported: int) -> None:
     """Eleven late steps in a row are persistent where hardly any step of any rank is as late, and may be chance
     elsewhere."""
     found = straggler.find(_late_now_and_then(often), DEFAULT)
-    assert len([one for one in found if one.row == 12]) == told
+    assert len([one for one in found if one.row == 12]) == reported
 
 
 def test_no_rank_is_named_for_longer_uncounted_batches_by_chance() -> None:

@@ -25,14 +25,14 @@ SELDOM = (0, 3, 16, 26)
 
 
 @cache
-def _even() -> Blocks:
+def _healthy() -> Blocks:
     return blocks_of(simulate(Scenario(ranks=RANKS, steps=120, seed=7)).run)
 
 
 def _job(seed: int, longer_ms: float, late_ms: float) -> Blocks:
     """Steps of 100 ms with batches of uneven length and hosts that stall, in turn; rank 3 may be late by so much, and
     its forward be longer by so much, in every step."""
-    blocks = _even()
+    blocks = _healthy()
     draws = np.random.default_rng(seed)
     forward = FORWARD_MS * draws.lognormal(0.0, SIGMA, blocks.delay.shape)
     late = forward + (draws.random(blocks.delay.shape) < OFTEN) * draws.uniform(0, STALL_MS, blocks.delay.shape)

@@ -103,11 +103,11 @@ def test_steps_that_grow_whenever_any_of_several_stalls_are_enough() -> None:
     assert sorted(intermittent.find_stall_sets(blocks, DEFAULT)) == list(range(5))
 
 
-@pytest.mark.parametrize(("count", "told"), [(64, True), (65, False)])
-def test_of_very_many_that_stall_no_few_are_looked_for(count: int, told: bool) -> None:
+@pytest.mark.parametrize(("count", "reported"), [(64, True), (65, False)])
+def test_of_very_many_that_stall_no_few_are_looked_for(count: int, reported: bool) -> None:
     """Where that many hosts of a large job hesitate no few ranks cause it, and an evaluation takes no longer for
     them."""
-    assert bool(intermittent.find_stall_sets(_blocks(256, _each(range(count))), DEFAULT)) == told
+    assert bool(intermittent.find_stall_sets(_blocks(256, _each(range(count))), DEFAULT)) == reported
 
 
 @pytest.mark.parametrize(("count", "sorted_out"), [(256, True), (257, False)])

@@ -64,8 +64,8 @@ def test_two_ranks_much_slower_in_turn_are_each_reported_with_their_steps(layout
     faults = tuple(Fault("compute", (rank,), 0.4, onset=first, end=stop) for rank, first, stop in turns)
     made = simulate(Scenario(2, 360, 3, layout, faults=faults))
     found = judge(made.run).verdicts
-    told = {(one.kind, one.ranks, one.cause, one.since_step, one.until_step) for one in found}
-    assert told == {("straggler", (rank,), "compute", first, stop) for rank, first, stop in turns}
+    reported = {(one.kind, one.ranks, one.cause, one.since_step, one.until_step) for one in found}
+    assert reported == {("straggler", (rank,), "compute", first, stop) for rank, first, stop in turns}
     cost = (made.truth.total_ns - made.truth.repaired_ns) / 240 / MS
     assert [one.cost_ms_per_step for one in found] == pytest.approx([cost] * 4, rel=0.1)
 

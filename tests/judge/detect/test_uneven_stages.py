@@ -54,13 +54,13 @@ def test_a_stage_that_becomes_slow_is_reported_with_its_onset() -> None:
     assert any("may have become slow" in line for line in verdict.evidence)
 
 
-@pytest.mark.parametrize(("size", "told"), [(0.15, True), (0.05, False)])
-def test_of_two_stages_the_quicker_is_the_typical_one(size: float, told: bool) -> None:
+@pytest.mark.parametrize(("size", "reported"), [(0.15, True), (0.05, False)])
+def test_of_two_stages_the_quicker_is_the_typical_one(size: float, reported: bool) -> None:
     """Against their mean, of which it is half, one that takes 15 % longer is slower by 7 %."""
     simulated = of(Fault("compute", tuple(range(4, 8)), size), ranks=8, pipeline=2)
     (verdict,) = judge(simulated.run).verdicts
-    assert (verdict.kind, verdict.ranks) == ("uneven_workload" if told else "balanced", ())
-    assert not told or verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated, 100), rel=0.15)
+    assert (verdict.kind, verdict.ranks) == ("uneven_workload" if reported else "balanced", ())
+    assert not reported or verdict.cost_ms_per_step == pytest.approx(truth_ms(simulated, 100), rel=0.15)
 
 
 def test_a_stage_of_one_rank_looks_like_a_slow_rank() -> None:
@@ -92,8 +92,8 @@ def test_a_slow_rank_and_an_uneven_stage_are_both_reported() -> None:
 def test_stages_of_one_pace_are_even(seed: int) -> None:
     """Whatever scatters, and where it is but some per cent."""
     noisy = of(seed=seed, noise=Noise(between_ranks=0.01, each_stretch=0.05, wandering=0.015))
-    few = of(Fault("compute", (4, 5, 6, 7), 0.05), seed=seed)
-    for one in (noisy, few):
+    small = of(Fault("compute", (4, 5, 6, 7), 0.05), seed=seed)
+    for one in (noisy, small):
         assert [verdict.kind for verdict in judge(one.run).verdicts] == ["balanced"]
 
 

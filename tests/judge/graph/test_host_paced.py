@@ -28,10 +28,10 @@ def test_a_rank_that_comes_last_and_is_not_named_gets_a_sentence() -> None:
     assert found.lanes is not None
     last = np.zeros(found.last.shape)
     last[2], wait = 1.0, np.full(found.wait.shape, found.step_ns)
-    (told,) = summary.last_rank_notes(replace(found, last=last, wait=wait), [])
+    (reported,) = summary.last_rank_notes(replace(found, last=last, wait=wait), [])
     why = "only because its peers' CPUs launch kernels earlier: its work is no longer than theirs"
-    assert told == f"rank 2 is last in 100 % of collectives {why}"
-    assert len(told.split()) <= 25
+    assert reported == f"rank 2 is last in 100 % of collectives {why}"
+    assert len(reported.split()) <= 25
 
 
 def test_what_a_rank_makes_others_wait_is_what_its_work_costs() -> None:

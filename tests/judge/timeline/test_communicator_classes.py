@@ -52,8 +52,8 @@ def _of_ranks() -> list[list[tuple[int, ...]]]:
 
 def test_a_group_that_does_more_than_its_sister_is_of_its_class() -> None:
     """One logs what it does once a step."""
-    even: Calls = [((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)]
-    assert classes(even) == [[0, 0, 1, 1]]
+    calls: Calls = [((0, 1), REDUCE, 1000, 8), ((0, 1), GATHER, 10, 1), ((2, 3), REDUCE, 1000, 8)]
+    assert classes(calls) == [[0, 0, 1, 1]]
 
 
 def test_an_extra_communicator_of_some_ranks_is_no_sister() -> None:

@@ -54,5 +54,5 @@ def test_what_ranks_have_in_common_stays() -> None:
     kept = columns_that_fill({"rank": rank, "step": step}, "step")["step"]
     assert (kept == 5000).sum() == 2000
     assert sorted(set(kept.tolist())) == [*range(2000 - (1 << 20) // 2000 + 1, 2000), 5000]
-    few = {"rank": rank[:2100], "step": step[:2100]}
-    assert columns_that_fill(few, "step") is few
+    small = {"rank": rank[:2100], "step": step[:2100]}
+    assert columns_that_fill(small, "step") is small

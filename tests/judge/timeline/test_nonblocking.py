@@ -69,10 +69,10 @@ def test_polled_collectives_are_reported() -> None:
     """Where one rank polls it cannot be judged, and the report does not say that there was no collective."""
     report = judge(split(make(SLOW), polls=2))
     assert [verdict.kind for verdict in report.verdicts] == ["insufficient_data"]
-    told = " ".join(text.render(report.to_dict(), width=400).split())
-    assert "600 nonblocking collective calls" in told
-    assert "no collective" not in told
-    assert "hindmost.step()" in told
+    reported = " ".join(text.render(report.to_dict(), width=400).split())
+    assert "600 nonblocking collective calls" in reported
+    assert "no collective" not in reported
+    assert "hindmost.step()" in reported
 
 
 def test_polled_collectives_of_a_program_in_c_get_no_python() -> None:

@@ -104,16 +104,16 @@ def twice(run: Run) -> Run:
 def test_a_rank_late_for_the_first_of_two_is_named_with_what_it_costs(what: str) -> None:
     """Late by 5 ms in every step it is no less a straggler for a second all-reduce that follows at once."""
     report = judge(twice(make(Load(compute=3.0, faults=[{"rank": 1, what: 5.0}]))))
-    (told,) = report.verdicts
-    assert (told.kind, told.ranks) == ("straggler", (1,))
-    assert told.cost_ms_per_step == pytest.approx(5.0, abs=0.3)
+    (reported,) = report.verdicts
+    assert (reported.kind, reported.ranks) == ("straggler", (1,))
+    assert reported.cost_ms_per_step == pytest.approx(5.0, abs=0.3)
     assert report.job.steps == 150
 
 
 def test_on_shared_cpus_too_who_computes_more_before_the_first_of_two_is_named() -> None:
     """There it is what ranks need that is compared, of whole steps."""
-    (told,) = judge(twice(make(Load(compute=3.0, cpus=2, faults=[{"rank": 1, "compute": 5.0}])))).verdicts
-    assert (told.kind, told.ranks, told.cause) == ("straggler", (1,), "compute")
+    (reported,) = judge(twice(make(Load(compute=3.0, cpus=2, faults=[{"rank": 1, "compute": 5.0}])))).verdicts
+    assert (reported.kind, reported.ranks, reported.cause) == ("straggler", (1,), "compute")
 
 
 def test_an_even_job_of_two_in_a_row_is_balanced() -> None:

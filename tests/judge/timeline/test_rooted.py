@@ -28,10 +28,10 @@ def job(late: dict[int, float], *, every: int = 1, takes: float = 0.01) -> Run:
         ready = ready + generator.normal(2.0, 0.02, RANKS)
         for rank, more in late.items():
             ready[rank] += more if step % every == 0 else 0.0
-        given = np.maximum(ready, ready[0]) + takes
-        given[0] = ready[0] + 0.003
-        parts.append(call("broadcast", step, ready, given, size=1000))
-        ready = given + generator.normal(10.0, 0.02, RANKS)
+        received = np.maximum(ready, ready[0]) + takes
+        received[0] = ready[0] + 0.003
+        parts.append(call("broadcast", step, ready, received, size=1000))
+        ready = received + generator.normal(10.0, 0.02, RANKS)
         met = np.full(RANKS, ready.max() + 0.2)
         parts.append(call("all_reduce", step, ready, met))
         ready = met
@@ -161,9 +161,9 @@ def test_the_root_of_one_of_several_groups_is_named() -> None:
     for step in range(STEPS):
         ready = ready + generator.normal(2.0, 0.02, RANKS) + np.array([0.0, 0.0, 5.0, 0.0])
         root = ready[[0, 0, 2, 2]]
-        given = np.maximum(ready, root) + np.array([0.003, 0.01, 0.003, 0.01])
-        parts.append(call("broadcast", step, ready, given, comm=[7, 7, 8, 8], size=1000))
-        ready = given + generator.normal(10.0, 0.02, RANKS)
+        received = np.maximum(ready, root) + np.array([0.003, 0.01, 0.003, 0.01])
+        parts.append(call("broadcast", step, ready, received, comm=[7, 7, 8, 8], size=1000))
+        ready = received + generator.normal(10.0, 0.02, RANKS)
         met = np.maximum(ready, ready[[2, 3, 0, 1]]) + 0.2
         parts.append(call("all_reduce", step, ready, met, comm=[17, 18, 17, 18]))
         ready = met
@@ -178,5 +178,5 @@ def test_few_broadcasts_show_nothing() -> None:
     """What does not come once a step is not part of it."""
     run = job({0: 5.0})
     kept = (run.collectives["op"] != "broadcast") | (run.collectives["seq"] >= STEPS - 8)
-    few = {name: column[kept] for name, column in run.collectives.items()}
-    assert not counted(Run(run.job, run.ranks, collectives=few))
+    calls = {name: column[kept] for name, column in run.collectives.items()}
+    assert not counted(Run(run.job, run.ranks, collectives=calls))

@@ -15,7 +15,7 @@ def test_steps_begin_where_they_are_marked_and_not_at_any_long_gap(seed: int) ->
     run = simulate(Scenario(8, 60, seed=seed, layout="fsdp")).run
     grid = matching.grid(run)
     assert grid is not None
-    untold = replace(grid, step=np.full_like(grid.step, -1))
-    found = steps_of_collectives(untold, matching.own_time(untold), run.steps)
+    unmarked = replace(grid, step=np.full_like(grid.step, -1))
+    found = steps_of_collectives(unmarked, matching.own_time(unmarked), run.steps)
     assert (found == grid.step)[found >= 0].all()
     assert np.mean(found >= 0) > 0.9

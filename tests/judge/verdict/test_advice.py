@@ -45,19 +45,19 @@ def test_between_nodes_their_network_is_looked_at() -> None:
 @pytest.mark.parametrize("ranks", [(), (2, 3)])
 def test_where_nodes_are_not_known_both_are_named(ranks: tuple[int, ...]) -> None:
     """A recording that does not say where ranks ran is not taken for one node, nor for several."""
-    told = advice.of_transfers(at([""] * 8, gpus=False, source="NCCL Inspector logs"), ranks)
-    assert "in a node `nvidia-smi nvlink" in told
-    assert "between nodes NIC" in told
+    reported = advice.of_transfers(at([""] * 8, gpus=False, source="NCCL Inspector logs"), ranks)
+    assert "in a node `nvidia-smi nvlink" in reported
+    assert "between nodes NIC" in reported
 
 
-@pytest.mark.parametrize(("ranks", "layout", "told"), [(8, "dp", "within node0000"), (16, "dp", "between node0000, ")])
-def test_the_verdict_on_a_slow_network_says_so(ranks: int, layout: str, told: str) -> None:
+@pytest.mark.parametrize(("ranks", "layout", "where"), [(8, "dp", "within node0000"), (16, "dp", "between node0000, ")])
+def test_the_verdict_on_a_slow_network_says_so(ranks: int, layout: str, where: str) -> None:
     """The advice of a report is that of the nodes its ranks ran on."""
     fault = Fault("network", (1,), 0.2, onset=50)
     (verdict,) = judge(simulate(Scenario(ranks=ranks, steps=120, layout=layout, faults=(fault,))).run).verdicts
     assert (verdict.kind, verdict.cause) == ("slow_link", "network")
     (said,) = verdict.advice
-    assert told in said
+    assert where in said
 
 
 def late(cause: str, *, gpus: bool, framework: str, running: bool = False) -> str:

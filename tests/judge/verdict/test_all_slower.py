@@ -29,10 +29,10 @@ def test_a_slowdown_of_all_ranks_is_reported_with_its_onset(end: int | None) -> 
     assert ("SLOW   all ranks, since step 60" in shown) == (end is None)
     assert ("steps became 19 % longer on all ranks from step 60 to 110" in shown) == (end is not None)
     assert "longer on every rank: GPU backward 12" in shown
-    told = report.to_dict()["job"]["slowed"]
-    assert (told["since_step"], told["until_step"]) == (60, end)
-    assert told["step_ms"] / told["was_ms"] == pytest.approx(1.19, abs=0.02)
-    assert set(told["phases_ms"]) >= {"gpu_forward", "gpu_backward"}
+    reported = report.to_dict()["job"]["slowed"]
+    assert (reported["since_step"], reported["until_step"]) == (60, end)
+    assert reported["step_ms"] / reported["was_ms"] == pytest.approx(1.19, abs=0.02)
+    assert set(reported["phases_ms"]) >= {"gpu_forward", "gpu_backward"}
 
 
 def test_a_rank_that_became_slow_is_no_slow_down_of_all() -> None:
@@ -66,16 +66,16 @@ def test_what_rises_slowly_has_no_onset() -> None:
     assert all_slower.slowed_period(sharp) == slice(80, 200)
 
 
-@pytest.mark.parametrize(("longer", "told"), [(0.03, False), (0.07, True)])
-def test_some_per_cent_longer_are_no_slow_down(longer: float, told: bool) -> None:
+@pytest.mark.parametrize(("longer", "reported"), [(0.03, False), (0.07, True)])
+def test_some_per_cent_longer_are_no_slow_down(longer: float, reported: bool) -> None:
     """Clocks and neighbours make that of a healthy job: it is reported from a twentieth on."""
     period = np.where(np.arange(200) < 80, 1.0, 1.0 + longer)
-    assert all_slower.slowed_period(period) == (slice(80, 200) if told else None)
+    assert all_slower.slowed_period(period) == (slice(80, 200) if reported else None)
 
 
-@pytest.mark.parametrize(("every", "told"), [(14, True), (7, False)])
-def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, told: bool) -> None:
+@pytest.mark.parametrize(("every", "reported"), [(14, True), (7, False)])
+def test_steps_that_are_as_long_now_and_then_are_a_slow_down_s_like(every: int, reported: bool) -> None:
     """Where more than a tenth of the steps before was as long, as a regular part of the job, it did not become slow."""
     period = np.where(np.arange(200) < 80, 1.0, 1.2)
     period[3:80:every] = 1.25
-    assert all_slower.slowed_period(period) == (slice(80, 200) if told else None)
+    assert all_slower.slowed_period(period) == (slice(80, 200) if reported else None)

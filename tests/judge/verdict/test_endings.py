@@ -333,7 +333,7 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "calls", "told"),
+    ("ranks", "calls", "reported"),
     [
         (
             1,
@@ -344,14 +344,14 @@ def test_a_job_killed_at_its_third_step_is_reported_as_that() -> None:
         (2, 1, "1 collective call of 2 ranks was recorded before the job failed: too few to judge"),
     ],
 )
-def test_one_is_counted_as_one(ranks: int, calls: int, told: str) -> None:
+def test_one_is_counted_as_one(ranks: int, calls: int, reported: str) -> None:
     """However much one rank did, it is not too little: there is none to compare it with."""
     run = loads.make(loads.Load(ranks=2, steps=3))
     seen = {name: column[:ranks] for name, column in run.ranks.items()}
     first = {name: column[run.collectives["rank"] == 0][:calls] for name, column in run.collectives.items()}
     job = dataclasses.replace(run.job, exit_code=1)
     run = dataclasses.replace(run, job=job, ranks=seen, collectives=first)
-    assert judge(run).verdicts[0].evidence[0].startswith(told)
+    assert judge(run).verdicts[0].evidence[0].startswith(reported)
 
 
 def recorded(folder: Path, lives: Sequence[tuple[int, int, int]]) -> Run:

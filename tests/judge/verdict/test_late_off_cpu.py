@@ -213,10 +213,10 @@ def test_a_process_that_queued_for_longer_than_its_transfers_take_may_have_been_
 def test_a_cpu_wait_that_only_the_process_shows_is_neither_given_nor_excluded() -> None:
     """Its main thread slept: no line says that it waited for a CPU where another says that this is unknown."""
     report = judge(jostled(0.9))
-    told = " ".join([*report.verdicts[0].evidence, *report.notes])
-    assert "it may have waited for one threads of its process waited for a CPU, perhaps not while it was late" in told
-    assert "waiting for a CPU" not in told
-    assert "rank 1 late, perhaps because of that" in told
+    said = " ".join([*report.verdicts[0].evidence, *report.notes])
+    assert "it may have waited for one threads of its process waited for a CPU, perhaps not while it was late" in said
+    assert "waiting for a CPU" not in said
+    assert "rank 1 late, perhaps because of that" in said
 
 
 def test_of_few_steps_a_late_rank_is_not_cleared_by_a_wait_that_was_not_measured() -> None:
@@ -235,8 +235,8 @@ def test_a_rank_of_which_a_step_is_missing_is_not_the_one_that_is_waited_for_mos
     blocks = blocks_of(make(Load(compute=8.0, faults=[{"rank": 1, "compute": 4.0}])))
     caused = blocks.caused.copy()
     caused[3, 5] = np.nan
-    told = oversubscribed.asking_most(replace(blocks, caused=caused), DEFAULT)
-    assert [one.ranks for one in told] == [(1,)]
+    reported = oversubscribed.asking_most(replace(blocks, caused=caused), DEFAULT)
+    assert [one.ranks for one in reported] == [(1,)]
 
 
 @pytest.mark.parametrize("steps", [26, 300])

@@ -72,9 +72,9 @@ def test_of_many_lines_those_with_most_ranks_are_reported(tmp_path: Path) -> Non
     for rank in range(11):
         text = f'Process {100 + rank}: python train.py\n\nThread 1: "MainThread"\n    f (train.py:{max(rank, 1)})\n'
         (tmp_path / f"pyspy.{100 + rank}.txt").write_text(text)
-    told = [one for one in judge(load(tmp_path)).verdicts[0].evidence if "train.py" in one]
-    assert told[0] == "ranks 0 and 1 are at train.py:1, in f()"
-    assert len(told) == 8
+    reported = [one for one in judge(load(tmp_path)).verdicts[0].evidence if "train.py" in one]
+    assert reported[0] == "ranks 0 and 1 are at train.py:1, in f()"
+    assert len(reported) == 8
 
 
 def test_without_any_dump_the_silence_is_a_note(tmp_path: Path) -> None:

@@ -73,11 +73,11 @@ def test_recorded_starts_tell_it_unless_the_host_in_question_marked_nothing() ->
     assert verdict.kind == "insufficient_data"
 
 
-@pytest.mark.parametrize(("unsure", "told"), [(4.0, True), (6.0, False)])
-def test_what_is_left_of_a_lead_may_be_one_too(unsure: float, told: bool) -> None:
+@pytest.mark.parametrize(("unsure", "reported"), [(4.0, True), (6.0, False)])
+def test_what_is_left_of_a_lead_may_be_one_too(unsure: float, reported: bool) -> None:
     """A host that launched slower than others for 20 steps, though by no more than they differ for most of that."""
     found = [late(1, 0, 20)]
-    assert (without_lost_leads(found, of(starts=True, unsure=unsure)) == found) is told
+    assert (without_lost_leads(found, of(starts=True, unsure=unsure)) == found) is reported
 
 
 def test_a_rank_that_pauses_is_late_throughout() -> None:

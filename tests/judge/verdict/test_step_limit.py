@@ -1,4 +1,4 @@
-"""The limit of a job: reported where it was measured, and not where it was not."""
+"""The limit of a job: limit where it was measured, and not where it was not."""
 
 import json
 from dataclasses import replace
@@ -52,11 +52,11 @@ def found(run: Run) -> StepLimit | None:
 @pytest.mark.parametrize(("gpu_bound", "by"), [("compute", "gpu_compute"), ("memory", "gpu_memory")])
 def test_gpus_at_work_are_limited_by_what_is_near_its_peak(gpu_bound: str, by: str) -> None:
     """Their memory, or their arithmetic; the evidence has the figures of both."""
-    told = found(recorded(gpu_bound=gpu_bound))
-    assert told is not None
-    assert told.by == by
-    assert "of peak bandwidth" in told.evidence
-    assert "SMs active" in told.evidence
+    limit = found(recorded(gpu_bound=gpu_bound))
+    assert limit is not None
+    assert limit.by == by
+    assert "of peak bandwidth" in limit.evidence
+    assert "SMs active" in limit.evidence
 
 
 @pytest.mark.parametrize(("load", "by"), [("gemm", "gpu_compute"), ("copy", "gpu_memory"), ("idle", "unknown")])
@@ -65,17 +65,19 @@ def test_what_an_h200_showed_is_called_what_it_was(load: str, by: str) -> None:
     levels = {
         name.removesuffix("_ratio"): value for name, value in MEASURED[load].items() if name.endswith("_activity_ratio")
     }
-    told = found(with_levels(recorded(), **levels))
-    assert told is not None
-    assert told.by == by
+    limit = found(with_levels(recorded(), **levels))
+    assert limit is not None
+    assert limit.by == by
 
 
 def test_small_kernels_are_limited_by_neither() -> None:
     """SMs with work but hardly any arithmetic or memory traffic: the limit is unknown."""
-    told = found(with_levels(recorded(), sm_activity=0.95, dram_activity=0.2, tensor_activity=0.03, fp32_activity=0.05))
-    assert told is not None
-    assert told.by == "unknown"
-    assert "neither memory nor arithmetic" in told.evidence
+    limit = found(
+        with_levels(recorded(), sm_activity=0.95, dram_activity=0.2, tensor_activity=0.03, fp32_activity=0.05)
+    )
+    assert limit is not None
+    assert limit.by == "unknown"
+    assert "neither memory nor arithmetic" in limit.evidence
 
 
 def test_without_the_monitor_memory_is_never_said_to_be_the_limit() -> None:
@@ -102,9 +104,9 @@ def test_where_nothing_was_sampled_nothing_is_said() -> None:
 def test_transfers_that_take_most_of_the_step_are_what_bounds_it() -> None:
     """Whatever GPUs do meanwhile; overlapped with backward they must outlast what hides them."""
     slow = recorded(layout="fsdp", transfer_share=1.5, gpu_bound="compute")
-    told = found(slow)
-    assert told is not None
-    assert told.by == "communication"
+    limit = found(slow)
+    assert limit is not None
+    assert limit.by == "communication"
     hidden = found(recorded(layout="dp", transfer_share=0.5, gpu_bound="compute"))
     assert hidden is not None
     assert hidden.by == "gpu_compute"
@@ -114,16 +116,16 @@ def test_an_input_bound_job_is_bound_by_its_input() -> None:
     """The verdict on all ranks says it; the line does not contradict it."""
     run = recorded(input_share=0.6, gpu_bound="compute")
     assert judge(run).verdicts[0].kind == "input_bound"
-    told = found(run)
-    assert told is not None
-    assert told.by == "input"
+    limit = found(run)
+    assert limit is not None
+    assert limit.by == "input"
 
 
 def test_a_slow_rank_does_not_make_a_job_bound_by_something_else() -> None:
     """The line is about the typical rank; the verdict is about the slow one."""
-    told = found(recorded(gpu_bound="memory", faults=(Fault("gc", (3,), 0.1),)))
-    assert told is not None
-    assert told.by == "gpu_memory"
+    limit = found(recorded(gpu_bound="memory", faults=(Fault("gc", (3,), 0.1),)))
+    assert limit is not None
+    assert limit.by == "gpu_memory"
 
 
 def test_too_few_steps_say_nothing() -> None:
@@ -182,12 +184,12 @@ def test_too_few_cpus_are_said_to_be_used_by_ranks_or_by_others(
     """Of the node where others use most; what to do follows from that, and the table has the wait for a CPU."""
     run = load(ROOT / "tests/fixtures/recordings/mpi-observed-even-4.tar.xz")
     use = {"n0": CpuUse(2.0, 1.0, 0.1), "n1": CpuUse(2.0, ranks, others)}
-    told = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, lambda: use)
-    assert told is not None
-    assert told.by == "cpu"
-    assert told.evidence.endswith(f". {said}")
+    limit = whole_job.step_limit(build_blocks.build(run, DEFAULT), (), DEFAULT, lambda: use)
+    assert limit is not None
+    assert limit.by == "cpu"
+    assert limit.evidence.endswith(f". {said}")
     report = judge(run).to_dict()
-    report["job"]["bound"] = {"by": told.by, "evidence": told.evidence}
+    report["job"]["bound"] = {"by": limit.by, "evidence": limit.evidence}
     report["verdicts"][0]["cause"] = None
     assert columns.on_bound(report).startswith(do)
     assert "waits for a CPU" in columns.deciding(report)

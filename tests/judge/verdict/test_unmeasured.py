@@ -118,15 +118,15 @@ def test_few_samples_are_not_left_out_by_chance() -> None:
     assert (verdict.ranks, verdict.cause) == ((2,), "cpu_contention")
 
 
-@pytest.mark.parametrize(("queued_ms", "told"), [(1.0, False), (4.0, True)])
-def test_one_sample_tells_a_cause_where_it_is_large(queued_ms: float, told: bool) -> None:
+@pytest.mark.parametrize(("queued_ms", "reported"), [(1.0, False), (4.0, True)])
+def test_one_sample_tells_a_cause_where_it_is_large(queued_ms: float, reported: bool) -> None:
     """A fifth of the step in one measured step is no noise, a tenth may be."""
     run = loads.make(loads.Load(kind="torch", faults=[{"rank": 2, "blocked": queued_ms}]))
     once = run.steps["step"] == 43
     queued = np.where(run.steps["rank"] == 2, int(queued_ms * 1e6), 0)
     clocks = {"cpu_ns": np.where(once, 8_000_000, -1), "runqueue_ns": np.where(once, queued, -1)}
     verdict = judge(dataclasses.replace(run, steps={**run.steps, **clocks})).verdicts[0]
-    assert (verdict.ranks, verdict.cause == "cpu_contention") == ((2,), told)
+    assert (verdict.ranks, verdict.cause == "cpu_contention") == ((2,), reported)
 
 
 @pytest.mark.parametrize("unmarked", [[149], [70, 71], [0, 148, 149]], ids=["last", "middle", "both ends"])

@@ -30,7 +30,7 @@ LAYOUTS = (
 )
 
 
-def _lacking(run: Run, rank: int, gone: str) -> Run:
+def _without_rank(run: Run, rank: int, gone: str) -> Run:
     """As a collector has it to which nothing of this came."""
     tables = run.tables()
     left = {name: chosen(tables[name], tables[name]["rank"] != rank) for name in GONE[gone]}
@@ -43,7 +43,7 @@ def _run(scenario: Scenario) -> Run:
 
 
 def _verdicts(scenario: Scenario, rank: int, gone: str) -> tuple[Verdict, ...]:
-    return judge(_lacking(_run(scenario), rank, gone)).verdicts
+    return judge(_without_rank(_run(scenario), rank, gone)).verdicts
 
 
 @pytest.mark.parametrize("gone", GONE)

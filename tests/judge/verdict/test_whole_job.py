@@ -283,8 +283,8 @@ def test_a_late_rank_that_computes_more_is_named_on_shared_cpus_too() -> None:
 
     def with_cpu(late_ms: float, others_ms: float, queued_ms: float) -> Run:
         cpu, queue = np.where(mine, late_ms, others_ms), np.where(mine, queued_ms, 1.0)
-        told = {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
-        return replace(steps(run, **told), metrics=cpus)
+        reported = {"cpu_ns": (cpu * 1e6).astype(np.int64), "runqueue_ns": (queue * 1e6).astype(np.int64)}
+        return replace(steps(run, **reported), metrics=cpus)
 
     assert found(with_cpu(28.0, 6.0, 45.0)) == [("straggler", (1,), "compute")]
     assert found(with_cpu(6.0, 6.0, 60.0)) == [("balanced", (), None)]

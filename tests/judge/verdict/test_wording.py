@@ -115,10 +115,10 @@ def test_a_pipeline_is_not_counted_by_who_is_last_in_collectives() -> None:
     assert not any("others wait longest" in line for line in found.evidence)
 
 
-@pytest.mark.parametrize(("steps", "told"), [(3, "3 steps with start-up, of 4"), (5, "4 steps after warm-up")])
-def test_steps_are_after_warm_up_only_where_some_were_left_out(steps: int, told: str) -> None:
+@pytest.mark.parametrize(("steps", "reported"), [(3, "3 steps with start-up, of 4"), (5, "4 steps after warm-up")])
+def test_steps_are_after_warm_up_only_where_some_were_left_out(steps: int, reported: str) -> None:
     """Of a job of three steps all are shown, and so is what they begin with."""
-    assert told in judge(simulate(Scenario(4, steps)).run).verdicts[0].evidence[0]
+    assert reported in judge(simulate(Scenario(4, steps)).run).verdicts[0].evidence[0]
 
 
 def test_two_causes_at_once_have_advice_each() -> None:
@@ -272,10 +272,10 @@ def test_a_cost_far_below_the_delay_is_explained_among_uneven_work(lengths: floa
     assert hidden == ([saved] if lengths else [])
 
 
-@pytest.mark.parametrize(("cost", "told"), [(4.0, True), (6.0, False)])
-def test_a_cost_of_most_of_the_delay_needs_no_explanation(cost: float, told: bool) -> None:
+@pytest.mark.parametrize(("cost", "reported"), [(4.0, True), (6.0, False)])
+def test_a_cost_of_most_of_the_delay_needs_no_explanation(cost: float, reported: bool) -> None:
     """Less than half of it does."""
-    assert bool(wording.left_by_batches(10.0, cost, uneven=True)) == told
+    assert bool(wording.left_by_batches(10.0, cost, uneven=True)) == reported
 
 
 @pytest.mark.parametrize("other", [(), (Fault("input", (9,), 0.1),), (Fault("gpu_throttle", (9,), 0.06),)])

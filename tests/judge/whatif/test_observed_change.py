@@ -17,8 +17,8 @@ from tests.scenarios.loads import Load, make
 _LONGER = "steps became"
 
 
-@pytest.mark.parametrize(("of_all", "told"), [(0.0, False), (4.0, True)])
-def test_steps_that_grew_by_more_than_the_delay_say_so(of_all: float, told: bool) -> None:
+@pytest.mark.parametrize(("of_all", "reported"), [(0.0, False), (4.0, True)])
+def test_steps_that_grew_by_more_than_the_delay_say_so(of_all: float, reported: bool) -> None:
     """A rank that also slows the others costs its delay, and the rest of the change is not kept back."""
     faults = [{"rank": rank, "compute": of_all, "from": 75} for rank in range(4)]
     load = Load(steps=150, compute=10.0, faults=[*faults, {"rank": 1, "compute": 2.0, "from": 75}])
@@ -26,7 +26,7 @@ def test_steps_that_grew_by_more_than_the_delay_say_so(of_all: float, told: bool
     assert verdict.ranks == (1,)
     assert verdict.cost_ms_per_step == pytest.approx(2.0, abs=0.3)
     longer = [line for line in verdict.evidence if line.startswith(_LONGER)]
-    assert [float(line.split()[2]) for line in longer] == ([pytest.approx(6.0, abs=0.3)] if told else [])
+    assert [float(line.split()[2]) for line in longer] == ([pytest.approx(6.0, abs=0.3)] if reported else [])
 
 
 def test_steps_of_which_only_the_mean_is_known_show_no_change() -> None:

@@ -53,12 +53,12 @@ def test_a_slow_worker_s_waste_is_reported_by_worker_stage_cause_and_phase() -> 
     waste = whole.what_if.waste
     assert waste is not None
     assert waste.lost_ms == pytest.approx((whole.what_if.step_ms or 0) - (whole.what_if.ideal_step_ms or 0))
-    told = {name: {row.name: row.ms_per_step for row in getattr(waste, f"by_{name}")} for name in TABLES}
-    assert told["node"] == {}
-    assert told["rank"] == pytest.approx({"1": told["phase"]["forward"]})
-    assert told["stage"] == pytest.approx({"0": told["phase"]["forward"]})
-    assert told["cause"]["compute"] == pytest.approx(waste.lost_ms - waste.rest_ms)
-    for shares in told.values():
+    reported = {name: {row.name: row.ms_per_step for row in getattr(waste, f"by_{name}")} for name in TABLES}
+    assert reported["node"] == {}
+    assert reported["rank"] == pytest.approx({"1": reported["phase"]["forward"]})
+    assert reported["stage"] == pytest.approx({"0": reported["phase"]["forward"]})
+    assert reported["cause"]["compute"] == pytest.approx(waste.lost_ms - waste.rest_ms)
+    for shares in reported.values():
         assert sum(shares.values()) <= waste.lost_ms * (1 + 1e-9)
 
 

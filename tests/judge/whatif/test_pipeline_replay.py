@@ -133,8 +133,8 @@ def test_a_receive_in_one_kernel_with_a_send_ends_when_its_message_was_taken(sce
     apart = replace(
         run, steps=empty(STEPS), metrics=empty(METRICS), collectives=calls | {"start_ns": calls["start_ns"] + drift}
     )
-    for told in (run, apart):
-        (verdict,) = judge(told).verdicts
+    for reported in (run, apart):
+        (verdict,) = judge(reported).verdicts
         assert verdict.ranks == (rank,)
         assert verdict.cost_ms_per_step == pytest.approx(saved, rel=0.15)
 
@@ -169,8 +169,8 @@ def test_a_sender_that_waits_for_its_receiver_does_not_work_meanwhile() -> None:
     late = np.where(np.arange(20) % 2, 30.0, 5.0)
     built = pipeline_replay.build(_two_stages(10.0, late), np.array([0, 1]), 20)
     assert built is not None
-    assert built.own(2)[0] == pytest.approx(10.0 * MS)
-    assert built.own(2)[1] == pytest.approx(late * MS)
+    assert built.self_time(2)[0] == pytest.approx(10.0 * MS)
+    assert built.self_time(2)[1] == pytest.approx(late * MS)
     less, _ = built.intervals(2)
     less[1, ::2] = -(late - 5.0) * MS  # the receiver's interval before the receive, of each step
     assert built.step_delay(less) == pytest.approx(np.where(late > 10, -20.0, 0.0) * MS)

@@ -54,9 +54,9 @@ def test_no_rank_is_named_for_the_checkpoints_of_all(layout: str, lengths: float
 def test_what_the_note_says_that_checkpoints_cost_is_so() -> None:
     """The others wait for three steps each time: 13 % of the job's time."""
     job = Scenario(8, STEPS, 3, step_ms=STEP_MS, checkpoint_every=20, warmup=0)
-    told = " ".join(judge(simulate(job).run).notes)
+    reported = " ".join(judge(simulate(job).run).notes)
     cost = simulate(job).truth.total_ns / simulate(replace(job, checkpoint_every=0)).truth.total_ns - 1
-    share = float(told.split("each time (")[1].split("%")[0]) / 100
+    share = float(reported.split("each time (")[1].split("%")[0]) / 100
     assert share == pytest.approx(cost / (1 + cost), rel=0.1)
 
 

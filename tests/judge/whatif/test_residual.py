@@ -13,7 +13,7 @@ def of(*faults: Fault, layout: str = "dp", seed: int = 45, steps: int = STEPS) -
     return judge(simulate(Scenario(16, steps, seed, layout=layout, faults=faults)).run)
 
 
-def told(report: Report) -> set[tuple[str, tuple[int, ...]]]:
+def reported(report: Report) -> set[tuple[str, tuple[int, ...]]]:
     return {(verdict.kind, verdict.ranks) for verdict in report.verdicts}
 
 
@@ -27,7 +27,7 @@ def test_a_network_that_becomes_slow_is_reported_with_a_slow_rank(layout: str, c
     )
     simulated = simulate(scenario)
     report = judge(simulated.run)
-    assert told(report) == {("straggler", (2,)), ("slow_link", ())}
+    assert reported(report) == {("straggler", (2,)), ("slow_link", ())}
     (link,) = [verdict for verdict in report.verdicts if verdict.kind == "slow_link"]
     assert link.since_step == ONSET
     assert "no rank is later than before" in link.evidence[1]
@@ -40,7 +40,7 @@ def test_a_network_that_becomes_slow_is_reported_with_a_slow_rank(layout: str, c
 def test_computing_slower_on_all_ranks_is_reported_with_a_slow_one(since: int) -> None:
     """In a note, of steps without what the slow rank costs."""
     report = of(Fault("compute", (2,), 0.1, since), Fault("compute", ALL, 0.2, 60), seed=51, steps=140)
-    assert told(report) == {("straggler", (2,))}
+    assert reported(report) == {("straggler", (2,))}
     assert report.job.slowed is not None
     assert report.job.slowed.since_step == 60
     assert report.job.slowed.step_ms - report.job.slowed.was_ms == pytest.approx(20, abs=1)
@@ -54,7 +54,7 @@ def test_computing_slower_on_all_ranks_is_reported_with_a_slow_one(since: int) -
 def test_a_slow_rank_alone_is_nothing_that_all_share(layout: str, cause: str, since: int, until: int | None) -> None:
     """Its verdict states whatever steps became longer by: no network is blamed in addition, and there is no note."""
     report = of(Fault(cause, (3,), 0.2, since, until), layout=layout, steps=110)
-    assert told(report) == {("straggler", (3,))}
+    assert reported(report) == {("straggler", (3,))}
     assert report.job.slowed is None
 
 

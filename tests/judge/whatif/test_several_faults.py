@@ -30,7 +30,7 @@ def test_a_late_input_does_not_lend_its_saving_to_a_slow_gpu() -> None:
     assert late.cost_ratio == pytest.approx(both - alone, abs=0.01)
 
 
-def _told(found: tuple[Verdict, ...]) -> list[tuple[tuple[int, ...], str | None, int | None, int | None]]:
+def _reported(found: tuple[Verdict, ...]) -> list[tuple[tuple[int, ...], str | None, int | None, int | None]]:
     return [(verdict.ranks, verdict.cause, verdict.since_step, verdict.until_step) for verdict in found]
 
 
@@ -52,8 +52,8 @@ def test_what_ends_a_slow_segment_can_be_set() -> None:
     """Twenty steps as its peers are the end of it, or a pause where a rank must be so for 30."""
     faults = (Fault("input", (2,), 0.05, 20, 120), Fault("input", (2,), 0.05, 140))
     run = simulate(Scenario(16, 240, seed=1, faults=faults)).run
-    assert _told(judge(run).verdicts) == [((2,), "input", 20, 120), ((2,), "input", 140, None)]
-    assert _told(judge(run, Settings(recovered_steps=30)).verdicts) == [((2,), "input", 20, None)]
+    assert _reported(judge(run).verdicts) == [((2,), "input", 20, 120), ((2,), "input", 140, None)]
+    assert _reported(judge(run, Settings(recovered_steps=30)).verdicts) == [((2,), "input", 20, None)]
 
 
 def test_on_top_of_a_slow_gpu_a_late_input_is_reported_separately() -> None:
@@ -61,7 +61,7 @@ def test_on_top_of_a_slow_gpu_a_late_input_is_reported_separately() -> None:
     faults = (Fault("compute", (3,), 0.1), Fault("input", (3,), 0.15, 60, 90))
     made = simulate(Scenario(16, 120, faults=faults))
     late, slow = judge(made.run).verdicts
-    assert _told((late, slow)) == [((3,), "input", 60, 90), ((3,), "compute", 0, None)]
+    assert _reported((late, slow)) == [((3,), "input", 60, 90), ((3,), "compute", 0, None)]
     alone = (made.truth.total_ns - made.truth.repaired_each_ns[1]) / 30e6
     assert late.cost_ms_per_step == pytest.approx(alone, rel=0.1)
     assert late.given == slow.given == ()
@@ -77,7 +77,7 @@ def test_what_a_queue_hides_of_an_input_is_why_it_is_later_where_there_is_no_que
     hidden = np.where(of_rank, np.median(run.steps["input_ns"][(run.steps["rank"] == 3) & ~of_rank]), 0)
     late = np.maximum(run.steps["input_ns"], hidden.astype(np.int64))
     found = judge(replace(run, steps={**run.steps, "input_ns": late})).verdicts
-    assert set(_told(found)) == {((3,), "input", 0, 30), ((3,), "input", 0, None)}
+    assert set(_reported(found)) == {((3,), "input", 0, 30), ((3,), "input", 0, None)}
 
 
 def test_one_long_step_does_not_hide_why_a_rank_became_slower() -> None:
@@ -87,7 +87,7 @@ def test_one_long_step_does_not_hide_why_a_rank_became_slower() -> None:
     compiled = (run.steps["rank"] == 3) & (run.steps["step"] == 8)
     forward = np.where(compiled, 100 * run.steps["gpu_forward_ns"], run.steps["gpu_forward_ns"])
     found = judge(replace(run, steps={**run.steps, "gpu_forward_ns": forward})).verdicts
-    assert sorted(_told(found)) == [((3,), "compute", 0, None), ((3,), "compute", 60, None)]
+    assert sorted(_reported(found)) == [((3,), "compute", 0, None), ((3,), "compute", 60, None)]
 
 
 def test_a_small_slowdown_is_not_too_little_next_to_a_large_one() -> None:
@@ -114,7 +114,7 @@ def test_another_faults_rank_hides_none_among_three_replicas(seed: int) -> None:
     """The peers of one that is late are ahead by half of that: no sign of how much healthy ranks differ."""
     faults = (Fault("gc", (1,), 0.25, 6, 137), Fault("memory", (3,), 0.08, 181))
     made = simulate(Scenario(6, 300, seed, layout="pp_dp", pipeline=2, step_ms=50, faults=faults))
-    assert ((1,), "gc", 6, 137) in _told(judge(made.run).verdicts)
+    assert ((1,), "gc", 6, 137) in _reported(judge(made.run).verdicts)
 
 
 def _of_three(*faults: Fault, pipeline: int = 2, steps: int = 150) -> Scenario:
@@ -122,19 +122,19 @@ def _of_three(*faults: Fault, pipeline: int = 2, steps: int = 150) -> Scenario:
 
 
 @pytest.mark.parametrize(
-    ("faults", "told"),
+    ("faults", "named"),
     [
         ((Fault("memory", (0, 1), 0.1, 20),), [((0, 1), "memory", 20)]),
         ((Fault("workload", (3, 4), 0.4, 20),), [((3, 4), "workload", 20)]),
         ((Fault("memory", (1,), 0.2), Fault("gc", (0,), 0.1, 60)), [((0,), "gc", 60), ((1,), "memory", 0)]),
     ],
 )
-def test_two_of_three_replicas_late_at_once_cost_what_they_are_late_by(faults: tuple[Fault, ...], told: Any) -> None:
+def test_two_of_three_replicas_late_at_once_cost_what_they_are_late_by(faults: tuple[Fault, ...], named: Any) -> None:
     """Set against the mean of both others each would hide half of the other's delay, or all of a smaller one's."""
     simulated = simulate(_of_three(*faults))
     verdicts = judge(simulated.run).verdicts
     assert sorted((verdict.ranks, verdict.cause, verdict.since_step) for verdict in verdicts) == [
-        (ranks, cause, pytest.approx(since, abs=2)) for ranks, cause, since in told
+        (ranks, cause, pytest.approx(since, abs=2)) for ranks, cause, since in named
     ]
     saved = sum((verdict.cost_ms_per_step or 0.0) * (150 - (verdict.since_step or 0)) for verdict in verdicts)
     truth = (simulated.truth.total_ns - simulated.truth.repaired_ns) / 1e6

@@ -113,10 +113,10 @@ def test_a_rank_of_no_verdict_wastes_no_more_than_it_caused(faults: tuple[Fault,
         assert rank in named or ms <= caused[rank] * (1 + 1e-9)
 
 
-@pytest.mark.parametrize(("ms", "told"), [(0.15, True), (0.06, False)])
-def test_what_wastes_a_thousandth_of_a_step_has_a_row(ms: float, told: bool) -> None:
+@pytest.mark.parametrize(("ms", "reported"), [(0.15, True), (0.06, False)])
+def test_what_wastes_a_thousandth_of_a_step_has_a_row(ms: float, reported: bool) -> None:
     """Less of it is not worth a reader's time."""
-    assert bool(waste_rows({"node0000": ms}, step_ms=100.0)) == told
+    assert bool(waste_rows({"node0000": ms}, step_ms=100.0)) == reported
 
 
 def test_what_holds_all_back_alike_is_no_waste_of_ranks() -> None:

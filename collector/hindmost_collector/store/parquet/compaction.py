@@ -412,10 +412,10 @@ class Upkeep:
         freed += self._expire_by_size() if self._retention.bytes else 0
         if not self._store.single:  # a job of which nothing is left to report on goes, now or in a later round
             for job in list(self._emptied):
-                beside = _beside(job)
+                reports = _report_bytes(job)
                 if self._store.remove_empty(job):
                     self._emptied.remove(job)
-                    self._taken -= 0 if job.exists() else beside
+                    self._taken -= 0 if job.exists() else reports
         return freed
 
     def _expire_by_size(self) -> int:
@@ -453,7 +453,7 @@ class Upkeep:
             if one.path.parent.name not in schema.IDENTITY and _says_who(left):
                 who = [each for table in {path.parent for path in left} for each in segments.listed(table)]
                 with_their_job += who
-                excess -= sum(one.bytes for one in who) + _beside(job)
+                excess -= sum(one.bytes for one in who) + _report_bytes(job)
         return doomed, excess, with_their_job
 
     def _survey(self) -> list[Segment]:
@@ -461,8 +461,8 @@ class Upkeep:
         self._follow()
         every = segments.tables(self._store.root)
         found = [one for table in every for one in (*segments.listed(table), *segments.aside(table))]
-        beside = sum(map(_beside, {table.parents[1] for table in every}))
-        self._taken, self._surveyed_s = sum(one.bytes for one in found) + beside, self._now()
+        reports = sum(map(_report_bytes, {table.parents[1] for table in every}))
+        self._taken, self._surveyed_s = sum(one.bytes for one in found) + reports, self._now()
         self._oldest = deque(heapq.nsmallest(_OLDEST, _expendable(found), key=_age))
         return found
 
@@ -486,7 +486,7 @@ def _bytes(paths: Iterable[Path]) -> int:
     return sum(path.stat().st_size for path in paths if path.exists())
 
 
-def _beside(job: Path) -> int:
+def _report_bytes(job: Path) -> int:
     """Bytes of a job's reports and stacks."""
     return _bytes([*job.glob("report.*"), *job.glob("stacks/*")])
 
