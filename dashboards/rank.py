@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
     from dashboards.board import Panels
 
-_NO_LIMIT = Limits(1e12, 1e12)
-
 
 def dashboard() -> model.Dashboard:
     """The whole board, with the variables ``job_id`` and ``rank``."""

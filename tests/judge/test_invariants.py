@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 from hindmost_judge.judge import judge
 from hindmost_judge.verdict.schema import Verdict
 from hypothesis import given, settings
@@ -25,30 +24,6 @@ def job(delay: float, seed: int, **more: object) -> Load:
 
 def named(found: tuple[Verdict, ...]) -> list[tuple[str, tuple[int, ...]]]:
     return [(verdict.kind, verdict.ranks) for verdict in found]
-
-
-def reported(found: tuple[Verdict, ...]) -> list[object]:
-    """What is said of whom, the cost to a hundred thousandth of a millisecond."""
-    cost = [verdict.cost_ms_per_step and pytest.approx(verdict.cost_ms_per_step, abs=1e-5) for verdict in found]
-    return [(one.kind, one.cause, one.since_step, one.until_step, cost[i]) for i, one in enumerate(found)]
-
-
-@quick
-@given(excesses, seeds, st.permutations(range(4)))
-def test_renaming_ranks_renames_the_verdict(delay: float, seed: int, order: list[int]) -> None:
-    """A rank's number is a name and nothing else."""
-    plain, renamed = verdicts(job(delay, seed)), verdicts(job(delay, seed, names=order))
-    assert named(renamed) == [(kind, tuple(sorted(order[rank] for rank in ranks))) for kind, ranks in named(plain)]
-    assert reported(renamed) == reported(plain)
-
-
-@quick
-@given(excesses, seeds, st.floats(-1e6, 1e6), st.integers(0, 3))
-def test_a_shifted_clock_changes_nothing(delay: float, seed: int, shift: float, rank: int) -> None:
-    """No rank's clock is compared with another's: a quarter of an hour off is as good as exact."""
-    plain, shifted = verdicts(job(delay, seed)), verdicts(job(delay, seed, shift={rank: shift}))
-    assert named(shifted) == named(plain)
-    assert reported(shifted) == reported(plain)
 
 
 @quick

@@ -27,7 +27,6 @@ class Load:
     cpu: bool = True
     cpus: int = 0  # of the node, 0: unknown
     jostle: float = 0.0  # ms a step that the scheduler holds up some rank or other, in no counter
-    shift: dict[int, float] = field(default_factory=dict)
     names: list[int] | None = None
     scale: float = 1.0
     faults: list[dict[str, Any]] = field(default_factory=list)
@@ -64,8 +63,7 @@ def make(load: Load) -> Run:
     duration = own.max(axis=0) - own + load.transfer * load.scale
     period = own.max(axis=0) + load.transfer * load.scale
     begin = np.cumsum(period) - period
-    shift = np.array([load.shift.get(r, 0.0) for r in range(load.ranks)])[:, None]
-    start = begin + own + shift
+    start = begin + own
     names = np.array(load.names if load.names is not None else range(load.ranks))[:, None]
     who = {"rank": names[:, 0], "node": "node0", "pid": 0}
     call = {"rank": names, "comm": 7, "seq": np.arange(load.steps), "start_ns": start, "duration_ns": duration}
@@ -75,7 +73,7 @@ def make(load: Load) -> Run:
             "steps",
             rank=names,
             kind="train",
-            start_ns=begin + shift,
+            start_ns=begin,
             duration_ns=period,
             input_ns=parts["input"] + 0.1,
             forward_ns=computing / 3,

@@ -271,16 +271,6 @@ def test_what_is_forged_is_left_out_and_counted(target: Target, tried: str) -> N
     assert target.metric(name) > before
 
 
-def test_a_replayed_batch_counts_once(target: Target) -> None:
-    """What an eavesdropper sends again changes nothing."""
-    name = "hindmost_collector_duplicate_batches_total"
-    before = target.metric(name)
-    rank = rank_of("mine", "n0")
-    message = steps_of(rank.ref, 1, first=10)
-    asyncio.run(target.send(MINE, hello_of("mine", "n0", "replayer"), defined(rank), message, message))
-    assert target.metric(name) == before + 1
-
-
 #: Bytes on the agents' port: what they are, the compression that they come in, and the line that comes back.
 ODD = {
     "no message": (b"\xff" * 64, None, "no message of an agent"),

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 
-SHAPES = ("ddp", "fsdp", "tensor", "moe", "pipeline", "mpi")
 #: Where a host waits for its GPU: nowhere, at the end of a step, in a pageable copy of its input, in each collective.
 SYNCHRONISES = ("never", "step", "copy", "collective")
 

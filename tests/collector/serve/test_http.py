@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from hindmost.errors import HindmostError
 from hindmost_collector.serve import http as served
 from hindmost_collector.serve.live_page import LivePage, range_of
 
@@ -105,12 +104,6 @@ def test_a_server_that_is_not_asked_sleeps(monkeypatch: pytest.MonkeyPatch) -> N
     page = served.Page(("127.0.0.1", 0), cast("Any", Nothing()))
     page.close()
     assert set(waits) <= {None}
-
-
-def test_a_port_in_use_is_an_error_that_names_it(page: served.Page) -> None:
-    host, port = page.address.rsplit(":", 1)
-    with pytest.raises(HindmostError, match=page.address):
-        served.Page((host, int(port)), cast("Any", Nothing()))
 
 
 def test_pages_beyond_the_limit_are_refused_a_stream(page: served.Page, monkeypatch: pytest.MonkeyPatch) -> None:

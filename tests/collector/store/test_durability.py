@@ -6,9 +6,8 @@ import json
 import subprocess
 import sys
 
-import grpc
 import pytest
-from hindmost.errors import HindmostError, UsageError
+from hindmost.errors import HindmostError
 from hindmost_collector.store import schema
 from hindmost_collector.store.parquet import segments
 from hindmost_collector.store.parquet.segments import Journal
@@ -149,14 +148,6 @@ def test_one_writer_a_store(tmp_path):
     ParquetStore(tmp_path, single=True).close()
 
 
-def test_empty_directory_is_no_run(tmp_path):
-    """Reading what is not a recording says what is missing."""
-    with pytest.raises(UsageError, match="holds no recording"):
-        read_run(tmp_path)
-    with pytest.raises(UsageError, match="no run directory"):
-        read_run(tmp_path / "absent")
-
-
 async def test_disk_full_degrades_and_recovers(collecting, fake_agent, tmp_path, monkeypatch):
     """While the disk is full nothing is acknowledged and readiness says why; afterwards everything is stored."""
     import errno
@@ -249,21 +240,3 @@ async def test_port_in_use_is_one_line(collecting, tmp_path):
     for name, (code, said) in zip(("grpc", "http"), ended, strict=True):
         assert (code, len(said)) == (1, 1)
         assert taken[name] in said[0]
-
-
-async def test_oversized_message_ends_only_its_stream(collecting, fake_agent, tmp_path):
-    """A message beyond the limit is refused by its stream's end; the next stream is served."""
-    from hindmost_proto import telemetry_pb2 as wire
-
-    async with collecting(out=str(tmp_path)) as collector:
-        agent = fake_agent(collector.addresses["grpc"])
-        await agent.connect()
-        content = bytes(17 << 20)
-        huge = wire.Batch(sequence=1, attachments=[wire.Attachment(rank=agent.rank_ref(0), content=content)])
-        await agent.stream.write(wire.AgentMessage(batch=huge))
-        assert await agent.stream.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
-        await agent.close()
-        await agent.connect()
-        await agent.deliver([0])
-        await agent.close()
-    assert read_run(tmp_path).steps["step"].tolist() == [0, 0]

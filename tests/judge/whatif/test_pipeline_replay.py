@@ -89,18 +89,6 @@ def test_gradients_in_buckets_are_one_step_of_an_unmarked_pipeline() -> None:
     assert report.verdicts[0].cost_ms_per_step == pytest.approx(saved, rel=0.1)
 
 
-def test_no_clock_is_compared_with_another() -> None:
-    """A pipeline whose ranks' clocks are days apart is judged as the same one on a common clock."""
-    run = simulate(replace(PIPELINE, faults=(Fault("compute", (6,), 0.15),))).run
-    apart = run.collectives["start_ns"] + run.collectives["rank"].astype(np.int64) * 10**14
-    (verdict,), (shifted,) = (
-        judge(replace(run, steps=empty(STEPS), metrics=empty(METRICS), collectives=run.collectives | start)).verdicts
-        for start in ({}, {"start_ns": apart})
-    )
-    assert shifted.ranks == verdict.ranks == (6,)
-    assert shifted.cost_ms_per_step == pytest.approx(verdict.cost_ms_per_step)
-
-
 def _in_one_kernel(run: Run) -> Run:
     """The run as NCCL tells it where sends and receives of a group are one kernel: both end when the send does."""
     calls = run.collectives
