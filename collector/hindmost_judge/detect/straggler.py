@@ -275,7 +275,8 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
     in_turn = _in_turn(ranks, row) and level >= _no_noise(ranks.blocks, ranks.settings)
     if 2 * length >= steps or in_turn:
         return 0.0
-    healthy = ranks.delay[_healthy_peers(ranks, row, ranks.delay)]
+    pair = ranks.pair(row)
+    healthy = ranks.delay[_healthy(len(ranks.delay), (ranks.suspects, pair, pair[:1]), 1)]
     often = float(np.mean(np.nan_to_num(healthy) >= level))
     if often <= 0:
         return 0.0
@@ -347,7 +348,7 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
     so many ranks that most of them show what is usual.
     """
     blocks, compared = ranks.blocks, ranks.whole and ranks.sole_peer[row] < 0 and not ranks.shared
-    small = FEW_RANKS <= len(delay) <= _SMALL and blocks.pipeline is None
+    small = len(delay) <= _SMALL and blocks.pipeline is None
     if not (small and compared) or blocks.unsure is not None:
         return 0.0
     beside = delay.copy()

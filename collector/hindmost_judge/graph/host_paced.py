@@ -119,7 +119,10 @@ def of(blocks: Blocks) -> Timeline | None:
     began = blocks.ended - blocks.took
     last = np.append(blocks.starts[1:], grid.columns) - 1
     start, enqueued, queued = grid.start, None, None
-    if not np.isnan(grid.enqueue).all():
+    if np.isnan(grid.enqueue).all():
+        if blocks.step_ns <= 2 * _CLOCKS_NS:  # a mark of one clock may be in any of several steps of the other
+            return None
+    else:
         start, enqueued = grid.start - ahead_of_host(grid), grid.enqueue[:, last]
         queued = (start - grid.enqueue)[:, blocks.starts]
     arrived, left = start[:, last], (start + grid.duration)[:, last]
