@@ -369,7 +369,7 @@ def _healthy_peers(ranks: _Ranks, row: int, delay: Floats) -> Ints:
     left_out = [ranks.suspects, pair, pair[:1]]
     if not ranks.shared and len(delay) - len(ranks.suspects) < _FEWEST:  # suspected for some steps, not these perhaps
         left_out.insert(1, sorted({*_late(ranks, delay), *pair}))
-    return _healthy(len(delay), left_out, _FEWEST)
+    return _healthy(len(delay), left_out, _FEWEST if len(delay) > _TRIO else 1)
 
 
 def _late(ranks: _Ranks, delay: Floats) -> list[int]:
@@ -586,16 +586,21 @@ _TIMES = 1.5
 
 
 def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
-    """The blocks of a pipeline with such ranks as late as they are; the same where no two of three are late at once."""
-    if blocks.pipeline is None or not _threes(blocks.cohort):
+    """The blocks with such ranks as late as they are; the same where no two of three are late at once.
+
+    Of three ranks in all, who is late is seen against the middle one: one late rank then makes no other seem ahead.
+    """
+    alone = blocks.pipeline is None and len(blocks.ranks) == _TRIO and blocks.lanes is None and blocks.turn == 1
+    if not _threes(blocks.cohort) or (blocks.pipeline is None and not alone):
         return blocks
-    known = _slowdowns_of_same_work(blocks, settings)
+    seen = replace(blocks, delay=(blocks.delay - median(blocks.delay, axis=0)) / _TIMES) if alone else blocks
+    known = _slowdowns_of_same_work(seen, settings)
     rows = {slowdown.row for slowdown in known}
     late = {int(blocks.cohort[row]) for row in rows}
     beside = _set_beside_peers(blocks, known, [1])
     hidden = _slowdowns_of_same_work(beside, settings) if beside is not blocks else []
     hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
-    return _set_beside_peers(blocks, [*known, *hidden], [1, 2] if hidden else [2])
+    return _set_beside_peers(blocks, [*known, *hidden], [1, 2])
 
 
 def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown]:
@@ -622,10 +627,10 @@ def _set_beside_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[in
 
 def _with_role(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
     """The same with these three ``rows`` compared otherwise where some of them are ``late`` [3, S]."""
-    pipeline = blocks.pipeline
-    assert pipeline is not None  # noqa: S101 - set_apart() has looked
-    delay = blocks.delay.copy()
+    delay, pipeline = blocks.delay.copy(), blocks.pipeline
     delay[rows] = _of_three(delay[rows], late)
+    if pipeline is None:
+        return replace(blocks, delay=delay, intervals=_of_three(blocks.intervals, late[:, blocks.interval_step]))
     work = pipeline.delay.copy()
     of_rows = np.array([np.flatnonzero(pipeline.row == row) for row in rows])
     work[of_rows] = _of_three(work[of_rows], late[:, None, pipeline.steps])
