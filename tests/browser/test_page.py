@@ -309,20 +309,13 @@ def test_a_telephone_needs_no_sideways_scrolling(browser: Any, show: Callable[..
     browser.until("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
 
 
-def test_a_thousand_ranks_scroll(browser: Any, show: Callable[..., Any]) -> None:
-    """1,024 ranks of 500 steps: few rows are elements, and a new place is drawn in a thirtieth of a second."""
+def test_of_a_thousand_ranks_only_those_in_view_are_elements(browser: Any, show: Callable[..., Any]) -> None:
+    """However far they are scrolled: that is what makes it fast, which `bench.page` measures."""
     show(report(world_size=1024), overview(ranks=1024, steps=(0, 500)))
     assert browser.until(ROWS) < 60
-    took = browser.run("""
-      const box = document.querySelector('#scroll'), times = [];
-      for (let at = 0; at < 40; at++) {
-        const began = performance.now();
-        box.scrollTop = at * 997; fill(); box.getBoundingClientRect(); document.body.offsetHeight;
-        times.push(performance.now() - began);
-      }
-      return times.sort((one, other) => one - other)[4];
-    """)
-    assert took < 1000 / 30
+    browser.run("document.querySelector('#scroll').scrollTop = 1e9")
+    browser.until("[...document.querySelectorAll('tr.rank')].some(row => row.innerText.includes('1023'))")
+    assert browser.run(f"return {ROWS}") < 60
     assert browser.run("return document.documentElement.scrollHeight") < 2000
 
 
