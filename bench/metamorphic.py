@@ -274,7 +274,7 @@ def _moved(table: Table, moved: Array, by: int) -> Table:
 
 def renumbered(run: Run, _: list[Decision]) -> Run | None:
     """The form with its ranks in reverse order."""
-    if run.unseen is not None or run.witnesses is not None or rows(run.operations) or not rows(run.ranks):
+    if run.unrecorded is not None or run.witnesses is not None or rows(run.operations) or not rows(run.ranks):
         return None
     members = set(run.communicators["rank"].tolist())
     if (run.collectives["peer"] >= 0).any() and not members:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from hindmost_judge.model import Past
     from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.types import Array, Floats, Ints, Lanes
-    from hindmost_judge.whatif.pipeline_replay import Bubbles
+    from hindmost_judge.whatif.pipeline_replay import PipelineGraph
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Blocks:
     samples or tokens; ``took`` how long its host was in the step, ``ended`` when it left it (job clock).
 
     Of intervals: ``intervals`` [R, K] is the delay in each, ``interval_step`` [K] the index of its step,
-    ``comm_class`` [K] the class of the communicators that it ends with, ``beside`` [K] whether computing goes on
+    ``comm_class`` [K] the class of the communicators that it ends with, ``overlapping`` [K] whether computing goes on
     during that collective. ``group`` [R, C] is the communicator of each rank in each class, ``cohort`` [R] which ranks
     may be compared. ``equalised`` [R, K] are the delays with work of one size, where known.
 
@@ -63,7 +63,7 @@ class Blocks:
     warmup: int
     group: Ints
     comm_class: Ints
-    beside: Array
+    overlapping: Array
     cohort: Ints
     parts: dict[str, Floats] = field(default_factory=dict)
     samples: Samples | None = None
@@ -73,7 +73,7 @@ class Blocks:
     ended: Floats | None = None
     evidence: str = "collectives"
     overlapped: bool = False
-    pipeline: Bubbles | None = None
+    pipeline: PipelineGraph | None = None
     computing: Floats | None = None
     starvation: Floats | None = None
     work_delay: WorkDelay | None = None

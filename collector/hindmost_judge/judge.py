@@ -95,7 +95,7 @@ def _of_those_that_meet(run: Run, settings: Settings) -> Report:
         notes = [note for note in notes if not any(one.evidence[0].startswith(note) for one in crowded_out)]
     if not run.incremental:
         notes += [*profiler_notes(blocks, phases.training(run.steps)), *communication.horovod_notes(run)]
-    found = missing_ranks.without_doubtful_forwards(inconclusive.beside_exchanges(found, run, blocks), run, blocks)
+    found = missing_ranks.without_doubtful_forwards(inconclusive.despite_exchanges(found, run, blocks), run, blocks)
     found = inconclusive.without_lost_leads(found, blocks)
     if not found:
         found.append(_nothing(run, blocks, settings))
@@ -313,17 +313,17 @@ def _uncounted(
 
     A rank that is late because of its host stays late without its GPU's computing.
     """
-    beside = uneven.beside_computing(blocks, settings, timed)
-    if beside is None:
+    hosts_alone = uneven.without_gpu_time(blocks, settings, timed)
+    if hosts_alone is None:
         return slowdowns, [], same_work
     late = {slowdown.row for slowdown in slowdowns}
     # What becomes slow among few steps is smoothed away with what is usual then.
     slowdowns = [*slowdowns, *(one for one in straggler.find(blocks, settings) if one.row not in late)]
     sure = uneven.no_batches(slowdowns, timed, settings)
-    hosts = [one for one in straggler.find(beside, settings) if one.row not in {slowdown.row for slowdown in sure}]
+    hosts = [one for one in straggler.find(hosts_alone, settings) if one.row not in {slowdown.row for slowdown in sure}]
     rows = sorted({host.row for host in hosts})
     delay, intervals = same_work.delay.copy(), same_work.intervals.copy()
-    delay[rows], intervals[rows] = beside.delay[rows], beside.intervals[rows]
+    delay[rows], intervals[rows] = hosts_alone.delay[rows], hosts_alone.intervals[rows]
     found = sorted([*sure, *hosts], key=lambda one: -one.delay)
     named = {one.row for one in found}
     possible = [one for one in slowdowns if one.row not in named]

@@ -307,7 +307,7 @@ class Run:
     #: Whether only the named ranks are wanted: then the report describes a few ranks, and no causes.
     incremental: bool = False
     #: Ranks that the recording lacks, in whole or in part; None where it has all that are known.
-    unseen: Unrecorded | None = None
+    unrecorded: Unrecorded | None = None
     #: [W] the ranks whose collectives are judged, of more than are affordable: a sample, and whom the others wait for.
     #: None where these are all.
     witnesses: np.ndarray[Any, Any] | None = None

@@ -69,8 +69,8 @@ def load(files: Sequence[Path]) -> Run:
     """The time at which each rank was ready, in every negotiation of the timeline."""
     if len(files) > 1:
         raise UsageError(f"{files[0].parent}: {len(files)} {NAME}; name the file of one job")
-    timeline, beside = _Timeline(), dict[str, Any]()
-    for event in events(files[0], beside):
+    timeline, rest = _Timeline(), dict[str, Any]()
+    for event in events(files[0], rest):
         at = microseconds(event.get("ts"))
         if at is not None and len(timeline.rows) < MAX_OPERATIONS:
             _take(timeline, event, at)
@@ -84,7 +84,7 @@ def load(files: Sequence[Path]) -> Run:
         ranks=table("ranks", rank=np.arange(size), world_size=size, framework="horovod"),
         collectives=_collectives(timeline, comm),
         communicators=table("communicators", comm=comm, rank=np.arange(size), rank_in=np.arange(size), size=size),
-        notes=_notes(timeline, "torn" in beside, beside.get("skipped", 0) + strays),
+        notes=_notes(timeline, "torn" in rest, rest.get("skipped", 0) + strays),
     )
 
 
@@ -133,14 +133,14 @@ def _negotiated(timeline: _Timeline, tensor: _Tensor, at: float) -> None:
 
 #: Operations that ranks wait for one by one never begin before the last has ended. Of those begun while backward goes
 #: on at least this share does.
-_BESIDE = 0.05
+_OVERLAPPING = 0.05
 
 
-def _beside_computing(timeline: _Timeline) -> bool:
+def _overlaps_computing(timeline: _Timeline) -> bool:
     """Whether ranks go on while their operations run: how late one is for a step shows in each of them, and is once."""
     spans = np.array(sorted(timeline.spans))
     begun, ended = spans[1:, 0], np.maximum.accumulate(spans[:, 1])[:-1]
-    return bool(len(begun) and np.mean(begun < ended) >= _BESIDE)
+    return bool(len(begun) and np.mean(begun < ended) >= _OVERLAPPING)
 
 
 def _collectives(timeline: _Timeline, comm: int) -> Table:
@@ -154,7 +154,7 @@ def _collectives(timeline: _Timeline, comm: int) -> Table:
         start_ns=np.rint(start * 1000),
         duration_ns=np.rint(np.maximum(end - start, 0) * 1000),
         step=time,
-        flags=GPU_TIME if _beside_computing(timeline) else 0,  # as for kernels that overlap with computing
+        flags=GPU_TIME if _overlaps_computing(timeline) else 0,  # as for kernels that overlap with computing
     )
 
 

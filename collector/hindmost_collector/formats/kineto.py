@@ -104,7 +104,7 @@ class _Trace:
     """What is kept of one rank's trace. Times are us of the trace."""
 
     path: Path
-    beside: dict[str, Any] = field(default_factory=dict)
+    rest: dict[str, Any] = field(default_factory=dict)
     kernels: list[tuple[float, float, str, int, int, int]] = field(default_factory=list)
     on_cpu: list[tuple[float, float, str, int, int, int]] = field(default_factory=list)
     steps: dict[int, tuple[float, float]] = field(default_factory=dict)
@@ -121,7 +121,7 @@ class _Trace:
     @property
     def distributed(self) -> dict[str, Any]:
         """What its header says of the job; nothing where it has none."""
-        info = self.beside.get("distributedInfo")
+        info = self.rest.get("distributedInfo")
         return info if isinstance(info, dict) else {}
 
     def rank(self) -> int:
@@ -135,11 +135,11 @@ class _Trace:
 
     def nameless(self) -> bool:
         """Whether nothing says whose trace it is, and nothing in it that there were other ranks."""
-        alone = "distributedInfo" not in self.beside and not self.kernels and not self.on_cpu
+        alone = "distributedInfo" not in self.rest and not self.kernels and not self.on_cpu
         return alone and rank_in_name(self.path) is None
 
     def nanoseconds(self, microseconds: Array) -> Array:
-        base = self.beside.get("baseTimeNanoseconds")
+        base = self.rest.get("baseTimeNanoseconds")
         since: Array = np.rint(microseconds * 1000).astype(np.int64)
         since += base if isinstance(base, int) and abs(base) < 1 << 62 else 0
         return since
@@ -150,7 +150,7 @@ def load(files: Sequence[Path]) -> Run:
     read, left_out = read_undamaged(files, _read)
     where = f"{files[0].parent}: {NAME}"
     if len(read) == 1 and read[0].nameless():
-        read[0].beside["distributedInfo"] = {"rank": 0, "world_size": 1}  # one process, which has no process group
+        read[0].rest["distributedInfo"] = {"rank": 0, "world_size": 1}  # one process, which has no process group
     ordered = sorted(((trace.rank(), trace) for trace in read), key=lambda one: (one[0], min(one[1].steps, default=0)))
     _refuse_contradictions(where, ordered)
     size = max(ordered[-1][0] + 1, *(_world_size(trace) for trace in read))
@@ -190,8 +190,8 @@ def _notes(traces: Sequence[_Trace]) -> tuple[str, ...]:
         notes = ["The traces mark no steps (call profiler.step() in the loop): operations are matched by their order."]
     if any(trace.on_cpu and not trace.kernels and not _one_group(trace) for trace in traces):
         notes.append("Collectives on the CPU do not name their process group, of which there are several: left out.")
-    notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces if "torn" in trace.beside]
-    torn = {trace.path.name: trace.beside["skipped"] for trace in traces if "skipped" in trace.beside}
+    notes += [f"{trace.path.name}: cut off, read up to there." for trace in traces if "torn" in trace.rest]
+    torn = {trace.path.name: trace.rest["skipped"] for trace in traces if "skipped" in trace.rest}
     notes += [f"{name}: {count} incomplete event{'s' * (count > 1)} left out." for name, count in torn.items()]
     notes += [f"{trace.path.name}: only the first {MAX_EVENTS:,} operations." for trace in traces if trace.cut]
     return tuple(notes)
@@ -204,7 +204,7 @@ def _world_size(trace: _Trace) -> int:
 
 def _read(path: Path) -> _Trace:
     trace = _Trace(path)
-    for event in events(path, trace.beside, _WANTED):
+    for event in events(path, trace.rest, _WANTED):
         if event.get("ph") != "X":
             continue
         start, took = microseconds(event.get("ts")), microseconds(event.get("dur"))

@@ -115,7 +115,7 @@ class Watch:
         if news is not None and not job.sealed:
             self._looked[name] = seen
         if not self.full_evaluations and judging.full_due(name):
-            self.full_evaluations[name] = asyncio.create_task(self._judge(job, beside=True))
+            self.full_evaluations[name] = asyncio.create_task(self._judge(job, concurrent=True))
 
     def _evaluated_until(self, job: LiveJob) -> dict[str, Any]:
         """When, and up to which step, a job is looked at now; ``None`` where its steps are not known by number."""
@@ -124,11 +124,13 @@ class Watch:
         last = job.window.last_step
         return {"time_ns": self._components.clock.now(), "last_step": last if last >= 0 else None}
 
-    async def _judge(self, job: LiveJob, *, beside: bool = False) -> None:
+    async def _judge(self, job: LiveJob, *, concurrent: bool = False) -> None:
         """Run a full evaluation of a job, and report what is new."""
         components, seen = self._components, self._evaluated_until(job)
         snapshot = job.reported_snapshot(components.decoder.words)
-        report = await asyncio.to_thread(self._judging.judged, job.id, snapshot, beside=beside, show=job.history)
+        report = await asyncio.to_thread(
+            self._judging.judged, job.id, snapshot, concurrent=concurrent, show=job.history
+        )
         if report is None or job.sealed:
             return
         log = self._verdicts.setdefault(job.id, VerdictLog())

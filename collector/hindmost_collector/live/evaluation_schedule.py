@@ -444,15 +444,15 @@ class Judging:
         return self._charged(of_newest, lambda used: self._charge_look(turn, used))
 
     def judged(
-        self, job: str, run: Snapshot, *, beside: bool = False, show: StepHistory | None = None
+        self, job: str, run: Snapshot, *, concurrent: bool = False, show: StepHistory | None = None
     ) -> dict[str, Any] | None:
         """The report on a window, as ``hindmost.report/1``.
 
         None where judging failed, which is logged once and never stops the collector. Each window passes its findings
-        to the next one. One that is judged ``beside`` incremental evaluations leaves the job's next turn to these.
-        Its new steps are added to ``show``.
+        to the next one. One that is judged while incremental ones go on (``concurrent``) leaves the job's next turn to
+        these. Its new steps are added to ``show``.
         """
-        turn = self._turns.setdefault(job, _Turn()) if beside else self.begun(job)
+        turn = self._turns.setdefault(job, _Turn()) if concurrent else self.begun(job)
 
         def of_all(judge: Judge) -> dict[str, Any]:
             asked, before, newest = turn.asked, turn.held, turn.seen
@@ -467,7 +467,7 @@ class Judging:
             turn.past = next((verdict.past for verdict in found.verdicts if verdict.past is not None), None)
             turn.counted = found.counted or turn.counted
             turn.held, turn.ranks = outcome_of(found), len(found.ranks)
-            if not beside:
+            if not concurrent:
                 turn.seen = None
             self._compare(turn, asked, before, newest)
             return report

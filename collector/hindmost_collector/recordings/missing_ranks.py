@@ -93,7 +93,7 @@ def _by_steps(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
     kept = _within(run.steps["step"], cut) & ~np.isin(run.steps["rank"], sorted(thin))
     unseen = sorted((world - set(run.steps["rank"].tolist())) | thin)
     steps = run.steps if kept.all() else select(run.steps, kept)
-    return replace(run, steps=steps, unseen=Unrecorded(tuple(unseen)) if unseen else run.unseen)
+    return replace(run, steps=steps, unrecorded=Unrecorded(tuple(unseen)) if unseen else run.unrecorded)
 
 
 def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run:
@@ -112,7 +112,7 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     run = _noted(run, [_cut(source["collectives"], one, aside=one.rank in unseen) for one in cut])
     if not unseen:
         first, last = common(cut)
-        return replace(_shortened(run, cut), unseen=Unrecorded((), judged=max(last - first, 0.0))) if cut else run
+        return replace(_shortened(run, cut), unrecorded=Unrecorded((), judged=max(last - first, 0.0))) if cut else run
     missing = Unrecorded(tuple(sorted(unseen)), _together(run, unseen), apart, by_steps)
     if by_steps:
         run = _noted(
@@ -121,7 +121,7 @@ def _by_collectives(run: Run, world: set[int], source: Mapping[str, str]) -> Run
     aside = np.isin(run.collectives["rank"], missing.ranks) | apart  # separate groups may wait for missing ranks
     run = without_waits(_shortened(run, [one for one in cut if one.rank not in unseen]), aside)
     guessed = rank_mapping.GUESSED in run.notes  # nothing tells whose files these are: nor, then, whose are missing
-    return replace(run, unseen=replace(missing, ranks=()) if guessed and apart else missing)
+    return replace(run, unrecorded=replace(missing, ranks=()) if guessed and apart else missing)
 
 
 def _shortened(run: Run, cut: Sequence[Extent]) -> Run:

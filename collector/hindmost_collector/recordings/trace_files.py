@@ -275,52 +275,52 @@ def microseconds(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and abs(value) < _LATEST_US else None
 
 
-def events(path: Path, beside: dict[str, Any], wanted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+def events(path: Path, rest: dict[str, Any], wanted: Collection[str] = ()) -> Iterator[dict[str, Any]]:
     """The events of a Chrome trace: an object with ``traceEvents``, or an array.
 
-    The object's other values that are ``wanted`` are put into ``beside`` as they are met. A trace that was cut off
-    gives what it has, and ``beside["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
+    The object's other values that are ``wanted`` are put into ``rest`` as they are met. A trace that was cut off
+    gives what it has, and ``rest["torn"]`` is true. Raises :class:`UsageError` for what is no trace.
     """
     with open_bytes(path) as stream:
         scanner = _Scanner(path, stream)
         if scanner.take() == "[":
-            yield from _array(scanner, beside)
+            yield from _array(scanner, rest)
         else:
-            yield from _object(scanner, beside, wanted)
+            yield from _object(scanner, rest, wanted)
 
 
-def _object(scanner: _Scanner, beside: dict[str, Any], wanted: Collection[str]) -> Iterator[dict[str, Any]]:
+def _object(scanner: _Scanner, rest: dict[str, Any], wanted: Collection[str]) -> Iterator[dict[str, Any]]:
     while scanner.peek() != "}":
         key = scanner.whole()
         if key is not None and scanner.peek() and scanner.take() != ":":
             raise scanner.error("is not JSON")
         if key == "traceEvents" and scanner.peek() == "[":
             scanner.take()
-            yield from _array(scanner, beside)
+            yield from _array(scanner, rest)
         elif key is not None:
             value = scanner.whole()
             if key in wanted:
-                beside[key] = value
+                rest[key] = value
         if not scanner.peek():
-            beside["torn"] = True
+            rest["torn"] = True
             return
         if scanner.peek() == ",":
             scanner.take()
 
 
-def _array(scanner: _Scanner, beside: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _array(scanner: _Scanner, rest: dict[str, Any]) -> Iterator[dict[str, Any]]:
     while (mark := scanner.peek()) != "]":
         if mark == ",":
             scanner.take()
             continue
         value = scanner.event()
         if value is None:
-            beside["torn"] = True
+            rest["torn"] = True
             return
         if isinstance(value, dict):
             yield value
     if scanner.skipped:
-        beside["skipped"] = scanner.skipped
+        rest["skipped"] = scanner.skipped
     scanner.take()
 
 

@@ -81,7 +81,7 @@ def in_full(blocks: Blocks, explained: Sequence[tuple[Slowdown, Cause]]) -> Bloc
     more = np.zeros_like(blocks.intervals)
     for slowdown, cause in explained:
         more[slowdown.row, (blocks.interval_step >= slowdown.first) & (blocks.interval_step < slowdown.stop)] += (
-            cause.unseen
+            cause.hidden
         )
     if not more.any():
         return blocks
@@ -95,8 +95,8 @@ COMPUTED = ("compute", "workload", "gpu_throttle", "gpu_contention", "unknown")
 def limits_of_evidence(blocks: Blocks, slowdowns: Sequence[Slowdown], cause: Cause) -> list[str]:
     """What of a rank's delay the others' queueing hides, and whether there may be more than is known."""
     found = []
-    if cause.unseen > 0:
-        found.append(f"{ms(cause.unseen)} of the delay is inside backward, hidden by overlapped communication")
+    if cause.hidden > 0:
+        found.append(f"{ms(cause.hidden)} of the delay is inside backward, hidden by overlapped communication")
     if cause.cause in COMPUTED and any(_hidden(blocks, slowdown) for slowdown in slowdowns):
         found.append("the cost is a lower bound: the length of its backward is not visible")
     return found
@@ -308,14 +308,14 @@ def slower(start: Floats, took: Floats, free: Array) -> float:
     if int(np.sum(shown.mean(axis=(0, 1)) > _MOSTLY)) < _PLACES:
         return 0.0
     alone = np.where(shown, np.diff(start, axis=2)[:, :, 1:], np.nan)
-    longer, beside, before = (_beyond_usual(values) for values in (alone, waited[:, :, 1:-1], waited[:, :, :-2]))
-    known = ~np.isnan(longer + beside + before)
-    longer, beside, before = longer[known], beside[known], before[known]
-    together = float(before @ beside)
+    longer, adjacent, before = (_beyond_usual(values) for values in (alone, waited[:, :, 1:-1], waited[:, :, :-2]))
+    known = ~np.isnan(longer + adjacent + before)
+    longer, adjacent, before = longer[known], adjacent[known], before[known]
+    together = float(before @ adjacent)
     if not together > 0:
         return 0.0
     found = float(before @ longer) / together
-    unsure = float(np.sqrt((before**2) @ (longer - found * beside) ** 2)) / together
+    unsure = float(np.sqrt((before**2) @ (longer - found * adjacent) ** 2)) / together
     return min(found, _MOST) if unsure < _SURE and found > _BEYOND_CHANCE * unsure else 0.0
 
 

@@ -180,7 +180,7 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
         interval_step=np.arange(len(blocks.steps)),
         group=np.zeros((len(blocks.ranks), 1), np.int64),
         comm_class=np.zeros(len(blocks.steps), np.int64),
-        beside=np.zeros(len(blocks.steps), bool),
+        overlapping=np.zeros(len(blocks.steps), bool),
         parts={name: block for name, block in blocks.parts.items() if name not in _WAITING},
         evidence=NEEDS,
         pipeline=None,

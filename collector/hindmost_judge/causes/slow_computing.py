@@ -184,7 +184,7 @@ def _clean(blocks: Blocks) -> list[Floats]:
 
     A stage's computing, or the time between collectives inside of forward, else the GPU's forward, else CPU time
     outside of collectives, else phases."""
-    computing = _beside_forward(blocks)
+    computing = _computing_in_forward(blocks)
     if computing is not None:
         return [computing]
     for names in (("gpu_forward",), ("self_cpu",), ("forward", "optimizer")):
@@ -194,7 +194,7 @@ def _clean(blocks: Blocks) -> list[Floats]:
     return []
 
 
-def _beside_forward(blocks: Blocks) -> Floats | None:
+def _computing_in_forward(blocks: Blocks) -> Floats | None:
     """[R, S] what ranks compute where forward holds their waiting for others, too; ``None`` where it does not."""
     if blocks.computing is not None:
         return blocks.computing
@@ -225,7 +225,7 @@ def _all_slower(blocks: Blocks, row: int, columns: Array) -> bool:
     """Whether the optimizer is slower too, and not forward alone; true where either was not measured."""
     ratios = []
     for name in ("gpu_forward", "gpu_optimizer"):
-        computing = _beside_forward(blocks) if name == "gpu_forward" else None
+        computing = _computing_in_forward(blocks) if name == "gpu_forward" else None
         block = blocks.parts.get(name) if computing is None else computing
         if block is None or np.isnan(block[row, columns]).all():
             return True

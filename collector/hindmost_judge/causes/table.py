@@ -72,7 +72,7 @@ class Cause:
     """``cause`` explains the fraction ``explained`` of the delay; with ``unknown``, ``partial`` explains most.
 
     ``beyond`` is how many times the visible delay the cause's own measurement is. In backward, collectives queue,
-    and how much later a slow GPU's gradients get is not visible. ``unseen`` ns a step of the rest show between
+    and how much later a slow GPU's gradients get is not visible. ``hidden`` ns a step of the rest show between
     collectives.
     """
 
@@ -82,7 +82,7 @@ class Cause:
     shares_ns: tuple[tuple[str, float], ...] = ()
     remark: str | None = None
     beyond: float = 1.0
-    unseen: float = 0.0
+    hidden: float = 0.0
 
 
 def explain(blocks: Blocks, row: int, columns: Array, settings: Settings, between: float = 0.0) -> Cause:
@@ -457,9 +457,9 @@ def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
         return 0.0
     if blocks.intervals.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
         return 0.0
-    own = matching.own_time(grid, blocks.beside)[row]
+    own = matching.own_time(grid, blocks.overlapping)[row]
     launched = grid.start[row] - grid.enqueue[row] > np.nan_to_num(own) + CLOCKS_NS
-    held = np.isin(blocks.interval_step, columns) & launched & ~blocks.beside
+    held = np.isin(blocks.interval_step, columns) & launched & ~blocks.overlapping
     return max(float(np.nan_to_num(blocks.intervals[row, held]).sum()) / len(columns), 0.0)
 
 

@@ -51,7 +51,7 @@ def cause_of(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Cause:
         return why
     unseen = seen.beyond(why.beyond * slowdown.delay) / why.beyond
     still = longer_interrupted(blocks, slowdown) if why.cause == "unknown" and slowdown.outer is None else 0.0
-    return replace(why, unseen=max(unseen, still))
+    return replace(why, hidden=max(unseen, still))
 
 
 def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
@@ -163,13 +163,13 @@ def _takes_over(one: _Explained, other: _Explained, blocks: Blocks, settings: Se
     return left <= _OVER * min(one.slowdown.delay, other.slowdown.delay)
 
 
-def _left(cause: str, beside: _Explained, blocks: Blocks, settings: Settings) -> float:
+def _left(cause: str, other: _Explained, blocks: Blocks, settings: Settings) -> float:
     """Ns a step of a segment's delay, explained by another cause, that are still measured as this cause."""
-    slowdown, name = beside.slowdown, "compute" if cause in COMPUTE_CAUSES else cause
-    if name == ("compute" if beside.why.cause in COMPUTE_CAUSES else beside.why.cause):
+    slowdown, name = other.slowdown, "compute" if cause in COMPUTE_CAUSES else cause
+    if name == ("compute" if other.why.cause in COMPUTE_CAUSES else other.why.cause):
         columns = typical(blocks, slowdown.row, slowdown.steps(), settings)
         return slowdown.delay * slow_computing.left(cause, blocks, slowdown.row, columns)
-    return dict(beside.why.shares_ns).get(name, 0.0)
+    return dict(other.why.shares_ns).get(name, 0.0)
 
 
 def _changes(own: list[Slowdown], blocks: Blocks, settings: Settings) -> dict[int, float]:

@@ -77,9 +77,10 @@ def _in_class(blocks: Blocks, least: Floats, comm_class: int, settings: Settings
     of_class = blocks.joined.comm_class == comm_class
     if not of_class.any():
         return []
-    beside = float(np.mean(blocks.beside[of_class]))
+    overlapping = float(np.mean(blocks.overlapping[of_class]))
     found = [
-        _judged(group, blocks, comm_class, beside, settings) for group in _groups(blocks, least, comm_class, settings)
+        _judged(group, blocks, comm_class, overlapping, settings)
+        for group in _groups(blocks, least, comm_class, settings)
     ]
     return [one for one in found if one is not None]
 
@@ -120,7 +121,7 @@ def _by_its_past(took: Floats, size: Floats, place: int, settings: Settings) -> 
     return usual + min((float(median(part)) for part in long), default=0.0)
 
 
-def _judged(group: _Group, blocks: Blocks, comm_class: int, beside: float, settings: Settings) -> SlowLink | None:
+def _judged(group: _Group, blocks: Blocks, comm_class: int, overlapping: float, settings: Settings) -> SlowLink | None:
     """How a group is slow, in a segment of steps or else throughout; ``None``: it is not."""
     smallest = max(settings.min_effect * blocks.step_ns, (settings.network_longer - 1) * float(median(group.usual)))
     part = _slow_segment(group.more, smallest, settings)
@@ -129,7 +130,7 @@ def _judged(group: _Group, blocks: Blocks, comm_class: int, beside: float, setti
     if part is None:
         return None
     delay, usual = float(median(group.more[part])), float(median(group.usual[part]))
-    shown, steps = delay * (1 - beside), (0, len(blocks.steps))
+    shown, steps = delay * (1 - overlapping), (0, len(blocks.steps))
     if blocks.overlapped and part.stop - part.start == len(group.more):
         return None  # nothing tells how much of it computing hides
     if part.stop - part.start < len(group.more):

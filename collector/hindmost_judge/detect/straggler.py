@@ -90,7 +90,7 @@ def find(blocks: Blocks, settings: Settings, *, shared: bool = False) -> list[Sl
     for row, first, stop in nested_segments.bursts(blocks.delay, blocks.period, least, segments, settings):
         slowdown = _burst(ranks, row, (first, stop), [one for one in found if one.row == row])
         found += [slowdown] if slowdown is not None else []
-    return _beside_a_crowd(sorted(found, key=lambda slowdown: -slowdown.delay), ranks)
+    return _beyond_crowd(sorted(found, key=lambda slowdown: -slowdown.delay), ranks)
 
 
 def of_stopped(blocks: Blocks, settings: Settings) -> list[Slowdown]:
@@ -106,7 +106,7 @@ def of_stopped(blocks: Blocks, settings: Settings) -> list[Slowdown]:
     return found
 
 
-def _beside_a_crowd(slowdowns: list[Slowdown], ranks: _Ranks) -> list[Slowdown]:
+def _beyond_crowd(slowdowns: list[Slowdown], ranks: _Ranks) -> list[Slowdown]:
     """Without ranks that are later than so few on-time ranks by what healthy GPUs may differ, the latest first.
 
     If one of four ranks is slow, three are left, any of which may be as much ahead or behind.
@@ -242,7 +242,7 @@ def _judge(ranks: _Ranks, row: int, series: _Series, layer: Layer, *, burst: boo
     spread_of = max(_healthy_spread(ranks, row, held), 1.0)
     ratio = level / spread_of / extreme(len(ranks.delay))
     if ratio < settings.min_spread_ratio:
-        ratio = max(ratio, _behind_all(ranks, row, part, healthy))
+        ratio = max(ratio, _margin_in_small_cohort(ranks, row, part, healthy))
     latest = share_last(part, healthy, ranks.suspects, ranks.pair(row))
     seldom_last = latest < settings.min_latest and (burst or not _computes_longer(ranks, row, held, level))
     if ratio < settings.min_spread_ratio or seldom_last:
@@ -340,7 +340,7 @@ def _healthy_spread(ranks: _Ranks, row: int, held: Ints | slice) -> float:
     return spread(typical)
 
 
-def _behind_all(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
+def _margin_in_small_cohort(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
     """How far this rank is behind all others in these steps, in standard deviations of healthy ranks.
 
     ``delay`` [R, N] is of these steps, ``part`` [N] what counts of the rank's own. The scale takes healthy ranks to
@@ -351,9 +351,9 @@ def _behind_all(ranks: _Ranks, row: int, part: Floats, delay: Floats) -> float:
     small = len(delay) <= _SMALL and blocks.pipeline is None
     if not (small and compared) or blocks.unsure is not None:
         return 0.0
-    beside = delay.copy()
-    beside[row] = part
-    return behind_small_cohort(beside, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
+    compared = delay.copy()
+    compared[row] = part
+    return behind_small_cohort(compared, row, ranks.settings.min_effect_of_few * blocks.step_ns, ranks.settings)
 
 
 #: Healthy ranks needed to know how much they differ: a single rank shows no difference.
@@ -597,10 +597,10 @@ def set_apart(blocks: Blocks, settings: Settings) -> Blocks:
     known = _slowdowns_of_same_work(seen, settings)
     rows = {slowdown.row for slowdown in known}
     late = {int(blocks.cohort[row]) for row in rows}
-    beside = _set_beside_peers(blocks, known, [1])
-    hidden = _slowdowns_of_same_work(beside, settings) if beside is not blocks else []
+    compared = _compared_with_peers(blocks, known, [1])
+    hidden = _slowdowns_of_same_work(compared, settings) if compared is not blocks else []
     hidden = [one for one in hidden if one.row not in rows and blocks.cohort[one.row] in late]
-    return _set_beside_peers(blocks, [*known, *hidden], [1, 2])
+    return _compared_with_peers(blocks, [*known, *hidden], [1, 2])
 
 
 def _slowdowns_of_same_work(blocks: Blocks, settings: Settings) -> list[Slowdown]:
@@ -613,7 +613,7 @@ def _threes(cohort: Ints) -> list[Ints]:
     return [np.flatnonzero(cohort == name) for name in names[often == _TRIO]]
 
 
-def _set_beside_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[int]) -> Blocks:
+def _compared_with_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[int]) -> Blocks:
     """The same with ranks of three set against who is not late, where so many of these are late at once."""
     late = np.zeros(blocks.delay.shape, bool)
     for slowdown in slowdowns:
@@ -628,18 +628,18 @@ def _set_beside_peers(blocks: Blocks, slowdowns: list[Slowdown], counts: list[in
 def _with_role(blocks: Blocks, rows: Ints, late: Array) -> Blocks:
     """The same with these three ``rows`` compared otherwise where some of them are ``late`` [3, S]."""
     delay, pipeline = blocks.delay.copy(), blocks.pipeline
-    delay[rows] = _of_three(delay[rows], late)
+    delay[rows] = _of_trio(delay[rows], late)
     if pipeline is None:
-        return replace(blocks, delay=delay, intervals=_of_three(blocks.intervals, late[:, blocks.interval_step]))
+        return replace(blocks, delay=delay, intervals=_of_trio(blocks.intervals, late[:, blocks.interval_step]))
     work = pipeline.delay.copy()
     of_rows = np.array([np.flatnonzero(pipeline.row == row) for row in rows])
-    work[of_rows] = _of_three(work[of_rows], late[:, None, pipeline.steps])
+    work[of_rows] = _of_trio(work[of_rows], late[:, None, pipeline.steps])
     return replace(pipelined.by(blocks, replace(pipeline, delay=work)), delay=delay)
 
 
-def _of_three(delay: Floats, late: Array) -> Floats:
+def _of_trio(delay: Floats, late: Array) -> Floats:
     """[3, …] delay: with one late rank, of the other two against each other; with two, of these against the third."""
     rest, count = np.where(late, 0.0, delay).sum(axis=0), late.sum(axis=0)
-    beside_third = np.where(late, (delay - rest) / _TIMES, 0.0)
-    beside_other = np.where(late, delay, (2 * delay - rest) / _TIMES)
-    return np.where(count == _TRIO - 1, beside_third, np.where(count == 1, beside_other, delay))
+    against_third = np.where(late, (delay - rest) / _TIMES, 0.0)
+    against_other = np.where(late, delay, (2 * delay - rest) / _TIMES)
+    return np.where(count == _TRIO - 1, against_third, np.where(count == 1, against_other, delay))

@@ -151,7 +151,7 @@ def levelled(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks
     return _without(blocks, more_work(blocks.work, _roles(blocks)), settings) if _loses(blocks, settings) else blocks
 
 
-def beside_computing(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
+def without_gpu_time(blocks: Blocks, settings: Settings, timed: Floats | None) -> Blocks | None:
     """The same without all that GPU time explains, where uneven work was not counted; ``None`` elsewhere.
 
     A rank that is still late there is late because of its host, which shows sooner without the batches' differences.
@@ -196,14 +196,14 @@ def _without(blocks: Blocks, more: Floats, settings: Settings) -> Blocks:
 
 
 #: Steps on each side that give a rank's usual level at a step; a slowdown this long can be separated from batch sizes.
-_BESIDE = 12
+_AROUND = 12
 #: Rows times steps handled at a time: all their windows are in memory at once.
 _AT_ONCE = 100_000
 
 
 def _around(more: Floats) -> Floats:
     """[R, S] median of the steps around each; at the ends, of the first and of the last so many."""
-    width = 2 * _BESIDE + 1
+    width = 2 * _AROUND + 1
     if more.shape[1] <= width:
         return np.repeat(median(more, axis=1)[:, None], more.shape[1], axis=1)
     found = np.empty_like(more)
@@ -211,7 +211,7 @@ def _around(more: Floats) -> Floats:
     for first in range(0, len(more), rows):
         windows = np.lib.stride_tricks.sliding_window_view(more[first : first + rows], width, axis=1)
         inner = median(windows, axis=2)
-        found[first : first + rows] = np.pad(inner, ((0, 0), (_BESIDE, _BESIDE)), mode="edge")
+        found[first : first + rows] = np.pad(inner, ((0, 0), (_AROUND, _AROUND)), mode="edge")
     return found
 
 

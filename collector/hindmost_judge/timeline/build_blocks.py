@@ -110,20 +110,24 @@ def _from_collectives(run: Run, joined: Grid, table: Table) -> Blocks | None:
         return None
     cut = starts[first]
     position = np.arange(joined.columns) - np.repeat(starts, np.diff(np.append(starts, joined.columns)))
-    beside = matching.beside_computing(joined, position)[cut:]
-    own = matching.own_time(joined, np.append(np.zeros(cut, bool), beside))[:, cut:] if beside.any() else own[:, cut:]
+    overlapping = matching.overlapping_columns(joined, position)[cut:]
+    own = (
+        matching.own_time(joined, np.append(np.zeros(cut, bool), overlapping))[:, cut:]
+        if overlapping.any()
+        else own[:, cut:]
+    )
     before = joined.take(np.arange(cut))
     joined, starts = joined.take(np.arange(cut, joined.columns)), starts[first:] - cut
-    order = schedule_of(run, joined, starts, beside, pipelined.left(before))
+    order = schedule_of(run, joined, starts, overlapping, pipelined.left(before))
     cohort = cohorts.find(joined, own, order.stages(len(joined.ranks)) if order is not None else None)
-    assembled = _assemble(joined, own, beside, found[first:], starts, period[first:], first, table, cohort)
+    assembled = _assemble(joined, own, overlapping, found[first:], starts, period[first:], first, table, cohort)
     return pipelined.of(assembled, order)
 
 
 def _assemble(
     joined: Grid,
     own: Floats,
-    beside: Array,
+    overlapping: Array,
     numbers: Ints,
     starts: Ints,
     period: Floats,
@@ -164,7 +168,7 @@ def _assemble(
         warmup=warmup,
         group=joined.group,
         comm_class=np.zeros(len(numbers), np.int64) if overlapped else joined.comm_class,
-        beside=beside,
+        overlapping=overlapping,
         cohort=cohort,
         parts=parts,
         joined=joined,
@@ -256,7 +260,7 @@ def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats
         warmup=0,
         group=np.zeros((len(ranks), 1), np.int64),
         comm_class=np.zeros(len(numbers), np.int64),
-        beside=np.zeros(len(numbers), bool),
+        overlapping=np.zeros(len(numbers), bool),
         cohort=np.zeros(len(ranks), np.int64),
     )
 

@@ -299,13 +299,13 @@ def _shared(grid: Grid) -> Array:
     return np.asarray(2 * held >= most[grid.comm_class])
 
 
-def own_time(grid: Grid, beside: Array | None = None) -> Floats:
+def own_time(grid: Grid, overlapping: Array | None = None) -> Floats:
     """[R, K] ns between the end of a rank's previous collective and the start of this one, on its own clock.
 
     What the probe measured itself (``self_time``) wins; NaN for the first column and after a gap in the recording.
-    Collectives that overlap with computing (``beside`` [K]) end no interval of it, and have no self time.
+    Collectives that overlap with computing (``overlapping`` [K]) end no interval of it, and have no self time.
     """
-    skipped = np.zeros(grid.columns, bool) if beside is None else beside
+    skipped = np.zeros(grid.columns, bool) if overlapping is None else overlapping
     end = np.where(skipped, np.nan, grid.start + grid.duration)
     between = np.full_like(grid.start, np.nan)
     if grid.columns > 1:
@@ -320,15 +320,15 @@ def own_time(grid: Grid, beside: Array | None = None) -> Floats:
 QUEUED_NS = 30_000.0
 
 
-def _queued(grid: Grid, beside: Array) -> Array:
-    """[R, K] which collectives began when one of their class that ran ``beside`` [K] ended: it is unknown since when
-    the rank was ready."""
+def _queued(grid: Grid, overlapping: Array) -> Array:
+    """[R, K] which collectives began when an ``overlapping`` [K] one of their class ended: since when the rank was
+    ready is unknown."""
     queued = np.zeros(grid.start.shape, bool)
-    for comm_class in np.unique(grid.comm_class[beside]) if beside.any() else ():
+    for comm_class in np.unique(grid.comm_class[overlapping]) if overlapping.any() else ():
         columns = np.flatnonzero(grid.comm_class == comm_class)
         before, after = columns[:-1], columns[1:]
         gap = grid.start[:, after] - (grid.start + grid.duration)[:, before]
-        queued[:, after] = (gap <= QUEUED_NS) & beside[before]
+        queued[:, after] = (gap <= QUEUED_NS) & overlapping[before]
     return queued
 
 
@@ -337,16 +337,16 @@ def _queued(grid: Grid, beside: Array) -> Array:
 TRADED = 0.5
 
 
-def beside_computing(grid: Grid, position: Ints) -> Array:
+def overlapping_columns(grid: Grid, position: Ints) -> Array:
     """[K] whether a column's class overlaps with computing: for example, gradients reduced while tensor groups go on.
 
     Waiting in a blocking collective says nothing about the gap after it; overlapped waiting shortens that gap by as
     much. The deviations from a rank's usual values at the same ``position`` [K] of the step are compared. At some place
     computing waits for such a class, too: an optimizer needs all gradients.
     """
-    beside = np.zeros(grid.columns, bool)
+    overlapping = np.zeros(grid.columns, bool)
     if not grid.gpu_time or grid.group.shape[1] < 2 or grid.columns < 2:
-        return beside
+        return overlapping
     within = np.append(np.diff(position) > 0, False)  # computing does wait for a step's last
     gap = np.zeros_like(grid.start)
     gap[:, :-1] = grid.start[:, 1:] - (grid.start + grid.duration)[:, :-1]
@@ -361,8 +361,8 @@ def beside_computing(grid: Grid, position: Ints) -> Array:
         if places and traded(np.concatenate(waited, axis=1), np.concatenate(followed, axis=1)) > TRADED:
             for at, longer, then in zip(places, waited, followed, strict=True):
                 seldom = 2 * len(at) < np.count_nonzero(position == 0)
-                beside[at] = seldom or not traded(longer, then) < TRADED / 2
-    return np.zeros(grid.columns, bool) if beside.all() else beside
+                overlapping[at] = seldom or not traded(longer, then) < TRADED / 2
+    return np.zeros(grid.columns, bool) if overlapping.all() else overlapping
 
 
 def traded(waited: Floats, followed: Floats) -> float:

@@ -43,17 +43,18 @@ class Schedule:
     """Operations of one step, rank by rank and in the order in which each rank entered them: N of them in G steps.
 
     ``row`` [N] is the rank, ``place`` [N] the operation's ordinal on it, ``kind`` [N] what it is. ``with_whom`` [N] is
-    the peer's row of a send or receive and the group of a collective; ``beside`` [N] whether computing is known not to
-    wait for it. ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before ended
-    (NaN: unknown). ``steps`` [G] are indices of the steps. ``exact``: a receive's end is its own, also in a kernel
-    shared with a send. ``enqueue`` [N, G] is when the host launched each (its own clock; NaN, or ``None``: unknown).
+    the peer's row of a send or receive and the group of a collective; ``overlapping`` [N] whether computing is known
+    not to wait for it. ``start`` and ``end`` [N, G] are ns of the rank's clock, ``begin`` [N, G] when its step before
+    ended (NaN: unknown). ``steps`` [G] are indices of the steps. ``exact``: a receive's end is its own, also in a
+    kernel shared with a send. ``enqueue`` [N, G] is when the host launched each (its own clock; NaN, or ``None``:
+    unknown).
     """
 
     row: Ints
     place: Ints
     kind: Ints
     with_whom: Ints
-    beside: Array
+    overlapping: Array
     start: Floats
     end: Floats
     begin: Floats
@@ -79,17 +80,17 @@ class Schedule:
         return None if (stage < 0).any() or stage.max() == 0 else stage
 
 
-def schedule_of(run: Run, grid: Grid, starts: Ints, beside: Array, before: Floats) -> Schedule | None:
+def schedule_of(run: Run, grid: Grid, starts: Ints, overlapping: Array, before: Floats) -> Schedule | None:
     """The schedule of a run whose collectives are this grid; ``None`` where no rank sends to another, or in no order.
 
-    ``starts`` [S] are the first columns of the steps, ``beside`` [K] which columns computing does not wait for and
+    ``starts`` [S] are the first columns of the steps, ``overlapping`` [K] which columns computing does not wait for and
     ``before`` [R] when each rank's last step before these ended.
     """
     sent = transfers(run, grid.ranks)
     if sent is None or np.isnan(grid.start).all():
         return None
     ends = _ends(grid, starts, before)
-    of_columns, of_transfers = _of_columns(grid, starts, beside), _of_transfers(sent, ends)
+    of_columns, of_transfers = _of_columns(grid, starts, overlapping), _of_transfers(sent, ends)
     found = {name: np.concatenate([column, of_transfers[name]]) for name, column in of_columns.items()}
     return _in_order(run, found, ends, found["start"], int(grid.group.max()))
 
@@ -176,7 +177,7 @@ def transfers(run: Run, ranks: Ints) -> Table | None:
         "start": start,
         "end": start + duration,
         "enqueue": np.where(enqueue >= 0, enqueue, np.nan),
-        "beside": np.zeros(len(held), bool),
+        "overlapping": np.zeros(len(held), bool),
     }
 
 
@@ -202,7 +203,7 @@ def _ends(grid: Grid, starts: Ints, before: Floats) -> Floats:
     return np.concatenate([before[:, None], of_step], axis=1)
 
 
-def _of_columns(grid: Grid, starts: Ints, beside: Array) -> Table:
+def _of_columns(grid: Grid, starts: Ints, overlapping: Array) -> Table:
     row, column = np.nonzero(~np.isnan(grid.start))
     comm_class = grid.comm_class[column]
     start = grid.start[row, column]
@@ -214,7 +215,7 @@ def _of_columns(grid: Grid, starts: Ints, beside: Array) -> Table:
         "start": start,
         "end": start + grid.duration[row, column],
         "enqueue": grid.enqueue[row, column],
-        "beside": beside[column],
+        "overlapping": overlapping[column],
     }
 
 
@@ -253,7 +254,7 @@ def _alike(found: Table, ends: Floats, groups: int) -> Schedule | None:
         place=place[one],
         kind=found["kind"][one],
         with_whom=found["whom"][one],
-        beside=found["beside"][one],
+        overlapping=found["overlapping"][one],
         start=found["start"][held].reshape(-1, each),
         end=found["end"][held].reshape(-1, each),
         begin=ends[:, :-1][:, good][found["row"][one]],
@@ -441,7 +442,7 @@ def fused_receives_in_full(schedule: Schedule, source: Ints, unit: Ints) -> Sche
     ``source`` [N] is the send that each receive gets (-1: it is none), ``unit`` [N] which operations of all ranks end
     together. Where the clocks of two ranks have no common point, their receives keep their recorded ends.
     """
-    receives = np.flatnonzero((source >= 0) & _beside_a_send(schedule))
+    receives = np.flatnonzero((source >= 0) & _fused_with_send(schedule))
     if len(receives) == 0:
         return schedule
     alone = (source >= 0) & ~np.isin(np.arange(len(source)), receives)
@@ -455,7 +456,7 @@ def fused_receives_in_full(schedule: Schedule, source: Ints, unit: Ints) -> Sche
     return replace(schedule, end=end)
 
 
-def _beside_a_send(schedule: Schedule) -> Array:
+def _fused_with_send(schedule: Schedule) -> Array:
     """[N] which operations begin and end with a send of the same rank, in nearly all steps."""
     found = np.zeros(len(schedule.row), bool)
     pairs: list[tuple[Ints, Ints]] = []

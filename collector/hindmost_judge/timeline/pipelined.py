@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hindmost_judge.timeline.matching import Grid
     from hindmost_judge.timeline.messages import Schedule
     from hindmost_judge.types import Array, Floats, Ints
-    from hindmost_judge.whatif.pipeline_replay import Bubbles
+    from hindmost_judge.whatif.pipeline_replay import PipelineGraph
 
 
 def left(before: Grid) -> Floats:
@@ -66,7 +66,7 @@ def of_transfers(found: Blocks, run: Run) -> Blocks:
 OF_HOST = ("input", "h2d", "checkpoint", "gc", "runqueue")
 
 
-def _late_by_hosts(found: Blocks, built: Bubbles) -> Floats:
+def _late_by_hosts(found: Blocks, built: PipelineGraph) -> Floats:
     """[N, G] ns by which a host was later with a step's first operation than those of other stages.
 
     As far as such phases of it were longer."""
@@ -89,7 +89,7 @@ def _received(order: Schedule, found: Blocks) -> Floats:
     return wait
 
 
-def by(found: Blocks, built: Bubbles) -> Blocks:
+def by(found: Blocks, built: PipelineGraph) -> Blocks:
     """With intervals and the GPUs' computing from these dependencies."""
     intervals, interval_step = built.intervals(len(found.ranks))
     on_gpu = found.joined is not None and found.joined.gpu_time
@@ -111,7 +111,7 @@ _WINDOW = 25
 _ENOUGH, _SHORT = 5, 10
 
 
-def gpu_starvation(order: Schedule, built: Bubbles, cohort: Ints, shape: tuple[int, ...]) -> Floats | None:
+def gpu_starvation(order: Schedule, built: PipelineGraph, cohort: Ints, shape: tuple[int, ...]) -> Floats | None:
     """[R, S] ns, the ``shape``; ``None`` where enqueue times were not recorded.
 
     An interval that was rarely seen with queued work is taken to be no longer than for a rank of the same ``cohort``
@@ -133,7 +133,7 @@ def gpu_starvation(order: Schedule, built: Bubbles, cohort: Ints, shape: tuple[i
     return found
 
 
-def _of_peers(typical: Floats, built: Bubbles, cohort: Ints) -> Floats:
+def _of_peers(typical: Floats, built: PipelineGraph, cohort: Ints) -> Floats:
     """[N] the known times ``typical`` [N] of that interval for the typical rank of the cohort, of two the quicker.
 
     NaN where no rank of the same ``cohort`` [R] has it."""

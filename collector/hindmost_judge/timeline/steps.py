@@ -453,7 +453,7 @@ def without_gaps(times: Floats, steps: Ints, usual: float) -> Floats:
     return np.asarray(inside + beyond * np.nan_to_num(usual))
 
 
-def lacking_alike(gaps: Array) -> list[Ints]:
+def missing_alike(gaps: Array) -> list[Ints]:
     """Rows of [R, S] with gaps, those with the same ones together: mostly some lack the newest step."""
     rows = np.flatnonzero(gaps.any(axis=1))
     bits = np.packbits(gaps[rows], axis=1)
@@ -475,7 +475,7 @@ def step_ends(found: Blocks, start: Floats | None, duration: Floats | None) -> F
     else:
         return np.empty((len(found.ranks), 0))
     usual = found.step_ns
-    for alike in lacking_alike(np.isnan(ends)):
+    for alike in missing_alike(np.isnan(ends)):
         ends[alike] = without_gaps(ends[alike], found.steps, usual)
     return np.empty((len(found.ranks), 0)) if np.isnan(ends).any() else ends
 

@@ -197,7 +197,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     rows = sorted(set(range(len(blocks.ranks))) - {slowdown.row for slowdown in slowdowns})
     if not slowdowns or 2 * len(slowdowns) >= len(blocks.ranks) or not _of_one_time(slowdowns):
         return None
-    if _wait_for_mates(blocks.group, [slowdown.row for slowdown in slowdowns]):
+    if _wait_for_peers(blocks.group, [slowdown.row for slowdown in slowdowns]):
         return None
     first, stop = (int(np.median([getattr(slowdown, name) for slowdown in slowdowns])) for name in ("first", "stop"))
     change = None
@@ -210,7 +210,7 @@ def find_majority(blocks: Blocks, settings: Settings) -> Majority | None:
     return Majority(first, stop, ranks, ahead, by_ns, float(median(blocks.period)), change)
 
 
-def _wait_for_mates(group: Ints, ahead: list[int]) -> bool:
+def _wait_for_peers(group: Ints, ahead: list[int]) -> bool:
     """Whether those ahead are some of one group's members [R, C]: they may be held up by the rest of it elsewhere."""
     for mine in group.T:
         members = np.flatnonzero(mine == mine[ahead[0]])

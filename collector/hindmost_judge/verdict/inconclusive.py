@@ -142,7 +142,7 @@ def without_starts(blocks: Blocks) -> Verdict | None:
     )
 
 
-def beside_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
+def despite_exchanges(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What holds of verdicts by phases that hold sends and receives: of a rank named, what it was seen to do itself."""
     if blocks is None or blocks.evidence != build_blocks.PHASES or blocks.pipeline is not None:
         return found

@@ -52,14 +52,14 @@ def with_missing(run: Run) -> Run:
     seen, world = set(run.ranks["rank"].tolist()), run.job.world_size or 0
     if not len(seen) < world <= _MOST_RANKS or not seen:
         return run
-    return replace(run, unseen=Unrecorded(tuple(sorted(set(range(world)) - seen))))
+    return replace(run, unrecorded=Unrecorded(tuple(sorted(set(range(world)) - seen))))
 
 
 def with_missing_ranks(found: list[Verdict], run: Run, blocks: Blocks | None) -> list[Verdict]:
     """What still holds although ranks are missing, and what is unknown because of that."""
     if run.job.source == Job.source:
         return _ours(found, run, blocks)
-    lacking = run.unseen
+    lacking = run.unrecorded
     if lacking is None or any(verdict.kind in STOPS for verdict in found):
         return found
     if not lacking.ranks and lacking.judged < 1.0:
@@ -175,7 +175,7 @@ class Absent:
     """
 
     ranks: tuple[int, ...]
-    beside: tuple[frozenset[int], ...] = ()
+    partners: tuple[frozenset[int], ...] = ()
 
     def doubts(self, one: Verdict) -> bool:
         """Whether those whom a verdict names may have waited for one of these ranks."""
@@ -184,12 +184,12 @@ class Absent:
         if one.kind == "slow_link" or one.cause == "network":
             return True  # waits for a missing rank look like slow transfers
         named = set(one.ranks)
-        return any(len(seen & named) >= _ALIKE * len(seen) for seen in self.beside if named)
+        return any(len(seen & named) >= _ALIKE * len(seen) for seen in self.partners if named)
 
 
 def _find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
     """The ranks without collectives in a run; ``None`` where none is known to be missing."""
-    unheard = set(run.unseen.ranks) if run.unseen is not None else set()
+    unheard = set(run.unrecorded.ranks) if run.unrecorded is not None else set()
     if blocks is None or blocks.joined is None:
         return _without_collectives(run, blocks, unheard)
     comm, members, size = _memberships(run, blocks.ranks)
@@ -204,8 +204,8 @@ def _find_unrecorded(run: Run, blocks: Blocks | None) -> Absent | None:
     if short:
         defined = np.isin(run.communicators["comm"], np.array(list(short), np.uint64))
         unheard |= {*silent.tolist(), *run.communicators["rank"][defined].tolist()} - seen
-    beside = tuple(frozenset(met) for met in short.values() if met < seen)
-    return Absent(tuple(sorted(unheard)), beside) if unheard or (short and expected) else None
+    partners = tuple(frozenset(met) for met in short.values() if met < seen)
+    return Absent(tuple(sorted(unheard)), partners) if unheard or (short and expected) else None
 
 
 def _without_collectives(run: Run, blocks: Blocks | None, unheard: set[int]) -> Absent | None:
@@ -301,7 +301,7 @@ def without_doubtful_forwards(found: list[Verdict], run: Run, blocks: Blocks | N
 
 def backward_may_wait(run: Run, blocks: Blocks) -> Verdict | None:
     """Why phases in which ranks may wait clear no rank; ``None`` where other ranks' collectives do."""
-    unseen = run.unseen  # collectives of some ranks show whether all of these wait for a missing one
+    unseen = run.unrecorded  # collectives of some ranks show whether all of these wait for a missing one
     if not _steps_alone(run, blocks) or (unseen is not None and unseen.by_steps and unseen.together is not None):
         return None
     backward = _phase(blocks, "backward")
@@ -406,12 +406,12 @@ _UNEXPLAINED = 0.03
 
 def cross_checked(run: Run, judge: Callable[[Run], Report]) -> Report | None:
     """The report on such a run, by what ``judge`` says of the collectives and of the steps; ``None`` for another."""
-    lacking = run.unseen
+    lacking = run.unrecorded
     if lacking is None or not lacking.by_steps:
         return None
     if not matching.synchronising(run.collectives, codes(run.collectives["op"])).any():
         return None  # of the steps alone
-    met, log = judge(replace(run, unseen=replace(lacking, by_steps=False))), judge(without_waits(run))
+    met, log = judge(replace(run, unrecorded=replace(lacking, by_steps=False))), judge(without_waits(run))
     named = [verdict for verdict in met.verdicts if verdict.ranks or verdict.kind in _OF_THE_JOB]
     unmet = [verdict for verdict in log.verdicts if verdict.kind in STOPS or _names_any(verdict, lacking.ranks)]
     if any(verdict.kind == "host_bound" for verdict in named):  # what events time on GPUs is then how long hosts launch
@@ -468,7 +468,9 @@ def _of_these(run: Run, ranks: Ints) -> Run:
     comm, size = np.unique(part.communicators["comm"], return_inverse=True)
     members = np.bincount(size, minlength=len(comm))
     communicators = {**part.communicators, "size": members[size].astype(np.int32)}
-    return replace(part, communicators=communicators, incremental=run.incremental, past=run.past, unseen=run.unseen)
+    return replace(
+        part, communicators=communicators, incremental=run.incremental, past=run.past, unrecorded=run.unrecorded
+    )
 
 
 def _with_waits(every: Sequence[RankRow], of_witnesses: Sequence[RankRow]) -> Sequence[RankRow]:

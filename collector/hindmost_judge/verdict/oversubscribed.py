@@ -273,7 +273,7 @@ _OFF_CPU = ("cpu_contention", "unknown", "compute")
 _QUEUED_MEANWHILE = 1.25
 
 
-def _find_asleep(blocks: Blocks, row: int, columns: Array, fair_share: float) -> tuple[float, float] | None:
+def _find_off_cpu(blocks: Blocks, row: int, columns: Array, fair_share: float) -> tuple[float, float] | None:
     """Ns a step for which a rank's main thread neither ran nor queued in these steps (indices), and ns of CPU that its
     other threads used; ``None`` where it may have queued for a CPU, or is unmeasured."""
     blocked = cpu_wait.off_cpu_in_step(blocks, row, columns)
@@ -329,7 +329,7 @@ def _verdicts_on_sleep(
     """
     off = cpu_sharing.off_the_cpu(blocks)
     if off is None:
-        shown = [_shown_asleep(verdict, [], blocks, fair_share) for verdict in late if verdict.cause == "unknown"]
+        shown = [_shown_off_cpu(verdict, [], blocks, fair_share) for verdict in late if verdict.cause == "unknown"]
         return [one for one in shown if one is not None], []
     slowdowns = straggler.find(off, settings, shared=True)
     stalls = intermittent.find(off, settings, slowdowns)
@@ -341,11 +341,11 @@ def _verdicts_on_sleep(
     rows = {slowdown.row for slowdown in slowdowns}
     stalls = [stall for stall in stalls if rows.isdisjoint(stall.rows)]
     found = [*of_slowdowns(slowdowns, off, settings)[0], *of_stalls(stalls, off, settings, saving)]
-    shown = [_shown_asleep(one, stalls, off, fair_share) for one in found]
+    shown = [_shown_off_cpu(one, stalls, off, fair_share) for one in found]
     return _at_a_cost([one for one in shown if one is not None], off, blocks, settings)
 
 
-def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, fair_share: float) -> _Slept | None:
+def _shown_off_cpu(one: Verdict, stalls: list[Stalls], off: Blocks, fair_share: float) -> _Slept | None:
     """The verdict with what shows that no scheduler made its ranks late; ``None`` where that is not shown of all."""
     rows = np.flatnonzero(np.isin(off.ranks, one.ranks)).tolist()
     first, stop = np.searchsorted(off.steps, [one.since_step or 0, one.until_step or off.steps[-1] + 1])
@@ -353,7 +353,7 @@ def _shown_asleep(one: Verdict, stalls: list[Stalls], off: Blocks, fair_share: f
     ns = min(average(off.delay[row, columns]) for row in rows)
     if one.cause not in _OFF_CPU:  # what it did meanwhile was measured
         return _Slept(one, rows, columns, ns)
-    found = [_find_asleep(off, row, columns, fair_share) for row in rows]
+    found = [_find_off_cpu(off, row, columns, fair_share) for row in rows]
     shown = [each for each in found if each is not None]
     if one.cause != "unknown" or len(shown) < len(found):
         return None

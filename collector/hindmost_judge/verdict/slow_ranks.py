@@ -79,7 +79,7 @@ class _Replay:
         if not key:
             return np.zeros(len(self.blocks.steps))
         if key not in self.saved:
-            blocks = savings.beside_its_only_peer(self.blocks, slowdowns)
+            blocks = savings.with_sole_peer_on_time(self.blocks, slowdowns)
             delay = self._delay if blocks is self.blocks else step_delay(blocks, blocks.intervals)
             self.saved[key] = np.subtract(delay, step_delay(blocks, without_slowdowns(blocks, slowdowns)))
         return self.saved[key]
@@ -303,11 +303,11 @@ def of_links(link: SlowLink | None, blocks: Blocks, settings: Settings) -> list[
     return [replace(found, confidence=0.9, explained=1.0, evidence=lines, shown_ms=0.0)]
 
 
-def of_network(found: SlowNetwork, blocks: Blocks, beside: Sequence[Verdict]) -> list[Verdict]:
-    """The verdict on transfers that take longer than they did, in every group of the job, ``beside`` others."""
+def of_network(found: SlowNetwork, blocks: Blocks, others: Sequence[Verdict]) -> list[Verdict]:
+    """The verdict on transfers that take longer than they did, in every group of the job, ``others`` others."""
     verdict = costing(blocks, found.first, found.stop, found.cost, kind="slow_link", cause="network")
     verdict = verdict if found.early else replace(verdict, since_step=found.past.since_step)
-    lines = tuple(wording.network(found, late=any(one.ranks for one in beside)))
+    lines = tuple(wording.network(found, late=any(one.ranks for one in others)))
     past = found.past if found.stop >= len(blocks.steps) else None
     return [replace(verdict, confidence=0.9, explained=1.0, evidence=lines, past=past)]
 

@@ -120,8 +120,8 @@ def why(blocks: Blocks, slowdowns: list[Slowdown], cause: Cause) -> list[str]:
     accounts = [whose + line for line in shares(slowdowns[0].delay, cause)]
     if not found:
         if cause.cause != "unknown":  # what it accounts for decides more than how late the rank is
-            if cause.unseen > 0:
-                whole = ms(slowdowns[0].delay + cause.unseen)
+            if cause.hidden > 0:
+                whole = ms(slowdowns[0].delay + cause.hidden)
                 accounts = [f"{MEASURES.get(cause.cause, cause.cause)} takes {whole} longer per step than on its peers"]
             found.append(accounts[0])
         found.append(f"{who} arrive{'s' if len(rows) == 1 else ''} {ms(delay)} later than the other ranks per step")

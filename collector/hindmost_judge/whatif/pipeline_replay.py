@@ -52,7 +52,7 @@ class Level:
 
 
 @dataclass(frozen=True)
-class Bubbles:
+class PipelineGraph:
     """Steps of a pipeline as a dependency graph: N operations, G steps; ``steps`` [G] are indices of all S.
 
     ``work`` [N, G] ns is what a rank does before each operation, ``delay`` [N, G] how much more than its peers.
@@ -171,7 +171,7 @@ class Bubbles:
         return found
 
 
-def build(schedule: Schedule, cohort: Ints, count: int) -> Bubbles | None:
+def build(schedule: Schedule, cohort: Ints, count: int) -> PipelineGraph | None:
     """The dependencies of a schedule in a run of ``count`` steps; ``None`` where operations have no partner.
 
     ``cohort`` [R] says who does the same work.
@@ -192,7 +192,7 @@ def build(schedule: Schedule, cohort: Ints, count: int) -> Bubbles | None:
 
 def _dependencies(
     schedule: Schedule, cohort: Ints, count: int, source: Ints, holds: Array, met: Array
-) -> Bubbles | None:
+) -> PipelineGraph | None:
     """With those receives whose sends wait for them ``met`` [N]; ``None`` where operations wait in a circle."""
     unit = _units(schedule, source, met)
     took = schedule.end - schedule.start
@@ -200,14 +200,14 @@ def _dependencies(
     takes[(schedule.kind == RECEIVE) & ~met] = 0.0
     previous = np.where(schedule.place > 0, np.arange(len(schedule.row)) - 1, -1)
     base, work = _work(schedule, _fronts(schedule, holds), previous)
-    beside = _beside_peers(schedule, work, cohort)
+    against = _against_peers(schedule, work, cohort)
     eager = np.where(met, -1, source)
     needs = np.stack([base, previous, eager])
     levels = in_levels(needs[needs >= 0], np.nonzero(needs >= 0)[1], unit)
-    if sum(len(level.rows) for level in levels) < len(unit) or beside is None:
+    if sum(len(level.rows) for level in levels) < len(unit) or against is None:
         return None
-    delay, least = beside
-    return Bubbles(
+    delay, least = against
+    return PipelineGraph(
         row=schedule.row,
         place=schedule.place,
         steps=schedule.steps,
@@ -260,7 +260,7 @@ def _holding(schedule: Schedule, source: Ints) -> Array:
     """
     follows = _following(schedule)
     waits = (follows >= schedule.end - _SOON).mean(axis=1) >= _ALWAYS
-    holds = np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.beside))
+    holds = np.asarray(np.where(schedule.kind == SEND, waits, ~schedule.overlapping))
     waited = _waited(schedule, source, holds)
     sends = source[waited.mean(axis=1) > _OFTEN[0]]
     sends = sends[np.isfinite(follows[sends]).all(axis=1)]
@@ -364,7 +364,7 @@ def _work(schedule: Schedule, front: Floats, previous: Ints) -> tuple[Ints, Floa
     return base, work
 
 
-def _beside_peers(schedule: Schedule, work: Floats, cohort: Ints) -> tuple[Floats, Floats] | None:
+def _against_peers(schedule: Schedule, work: Floats, cohort: Ints) -> tuple[Floats, Floats] | None:
     """[N, G] how far work is above that of the peers before the same operation, and the least that any one's peers
     take there; ``None`` where peers do others.
     """
@@ -416,7 +416,7 @@ def _ranges(first: Ints, stop: Ints) -> Ints:
     return np.repeat(first - np.append(0, np.cumsum(size)[:-1]), size) + np.arange(size.sum())
 
 
-def saved_by_transfers(built: Bubbles, rows: Sequence[int], comm_class: int, share: float) -> float:
+def saved_by_transfers(built: PipelineGraph, rows: Sequence[int], comm_class: int, share: float) -> float:
     """Ns by which the mean step would be shorter, took collectives of a class these ranks this ``share`` of their time.
 
     What others' work hides of them is no part of it.

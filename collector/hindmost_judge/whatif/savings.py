@@ -49,7 +49,7 @@ def without_slowdowns(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Floats:
     return fixed
 
 
-def beside_its_only_peer(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Blocks:
+def with_sole_peer_on_time(blocks: Blocks, slowdowns: Sequence[Slowdown]) -> Blocks:
     """The same, where of two ranks one is late by these slowdowns, with the other on time by its own measure.
 
     That one is ahead only of its late peer, and no longer once that is fixed: whichever of the two comes later by
@@ -283,7 +283,7 @@ def step_delay(blocks: Blocks, intervals: Floats) -> Floats:
         for comm_class in np.unique(blocks.comm_class[(first + place)[place < count]]):
             column = np.minimum(first + place, len(blocks.comm_class) - 1)
             held = np.flatnonzero((place < count) & (blocks.comm_class[column] == comm_class))
-            if blocks.beside[first[held] + place].all():  # no rank's computing waits for these
+            if blocks.overlapping[first[held] + place].all():  # no rank's computing waits for these
                 continue
             arrived = behind[:, held] + intervals[:, first[held] + place]
             behind[:, held] = _leave_together(arrived, blocks.group[:, comm_class])

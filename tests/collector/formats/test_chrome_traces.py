@@ -173,9 +173,9 @@ def test_events_come_one_by_one_across_the_window(tmp_path: Path) -> None:
     wanted = [{"ph": "X", "ts": i, "pad": "é" * (i * 37 % 4000)} for i in range(2500)]
     path = tmp_path / "trace.json"
     path.write_text(json.dumps(wanted, ensure_ascii=False))
-    beside: dict[str, Any] = {}
-    assert list(events(path, beside)) == wanted
-    assert not beside
+    rest: dict[str, Any] = {}
+    assert list(events(path, rest)) == wanted
+    assert not rest
 
 
 def _horovod(folder: Path, late: int) -> Path:
@@ -339,9 +339,9 @@ def test_other_chrome_traces_are_not_taken_for_the_profilers(tmp_path: Path) -> 
 def test_what_stands_beside_the_events_is_not_kept(tmp_path: Path) -> None:
     """Memory stays bounded: of the other values those are kept that are wanted."""
     path = _write(tmp_path, "a.json.gz", {"metadata": {"a": 1}, "traceEvents": [], "distributedInfo": {"rank": 0}})
-    beside: dict[str, Any] = {}
-    assert list(events(path, beside, ("distributedInfo",))) == []
-    assert beside == {"distributedInfo": {"rank": 0}}
+    rest: dict[str, Any] = {}
+    assert list(events(path, rest, ("distributedInfo",))) == []
+    assert rest == {"distributedInfo": {"rank": 0}}
 
 
 RANKS, TENSORS, STEPS, LATE_US = 4, 6, 40, 900

@@ -192,7 +192,7 @@ def test_news_during_a_full_evaluation_is_kept(*, inside: bool) -> None:
     judging.judged("j", lambda: taking(3.0))
     now[0] += 60.0
     judging.evaluate_newest("j", lambda: taking(0.05))
-    judging.judged("j", changing, beside=True)
+    judging.judged("j", changing, concurrent=True)
     step[0] = 200.0
     began = now[0]
     while not judging.full_due("j") and now[0] < began + 100:

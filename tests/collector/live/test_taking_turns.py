@@ -159,8 +159,8 @@ class Costly:
         self.asked.append("look")
         return self.news
 
-    def judged(self, *_, beside, show):
-        assert beside
+    def judged(self, *_, concurrent, show):
+        assert concurrent
         self.asked.append("whole")
         self.through.wait(300)
         return {"verdicts": []}
@@ -236,7 +236,10 @@ def test_a_full_evaluation_that_takes_longer_delays_no_other_evaluation(monkeypa
     monkeypatch.setattr(evaluation_loop, "EVERY_S", 0.0)
     costly = Costly()
     judging = costly.judging()
-    judging.costly, judging.judged = lambda name: False, lambda *_, beside, show: costly.judged(beside=True, show=show)
+    judging.costly, judging.judged = (
+        lambda name: False,
+        lambda *_, concurrent, show: costly.judged(concurrent=True, show=show),
+    )
     assert costly.meanwhile((False, 5), (False, 5), judging=judging) == ({"time_ns": 5, "last_step": 41}, None)
     assert costly.asked == ["whole", "look"]
     assert costly.job.report == {"verdicts": []}
@@ -246,7 +249,7 @@ async def test_a_window_that_is_judged_at_once_keeps_no_other_jobs_waiting_in_th
     """It is through when its turn is."""
     costly = Costly()
     judging = costly.judging()
-    judging.costly, judging.judged = lambda name: False, lambda *_, beside, show: {"verdicts": []}
+    judging.costly, judging.judged = lambda name: False, lambda *_, concurrent, show: {"verdicts": []}
 
     watch = costly.watch(judging)
     await watch.turn(costly.job, whole=False)

@@ -169,7 +169,7 @@ def test_without_a_rank_of_a_tensor_group_no_link_and_no_victim_is_blamed(tmp_pa
 def test_files_that_are_whole_say_nothing_of_missing_ones(tmp_path: Path) -> None:
     """No note, and all collectives count."""
     run = load(_recorded(tmp_path))
-    assert run.unseen is None
+    assert run.unrecorded is None
     assert not [note for note in run.notes if "file" in note]
 
 

@@ -80,7 +80,7 @@ def test_what_a_gpu_idles_for_its_host_is_no_work() -> None:
         place=np.zeros(2, np.int64),
         kind=np.array([SEND, RECEIVE]),
         with_whom=np.array([1, 0]),
-        beside=np.zeros(2, bool),
+        overlapping=np.zeros(2, bool),
         start=start,
         end=np.array([start[0] + 1e6, start[0] + 1e6]),
         begin=np.array([begin, begin]),

@@ -1,7 +1,7 @@
 """When steps began and ended where some of their marks are not there yet."""
 
 import numpy as np
-from hindmost_judge.timeline.steps import lacking_alike, without_gaps
+from hindmost_judge.timeline.steps import missing_alike, without_gaps
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,7 +26,7 @@ def test_unknown_times_lie_between_known_ones(known: list[bool], jump: int) -> N
 def test_ranks_that_lack_the_same_steps_are_together(gaps: list[list[bool]]) -> None:
     """Every rank that lacks a step is in one set, with those that lack the same ones and no others."""
     lacking = np.array(gaps)
-    together = lacking_alike(lacking)
+    together = missing_alike(lacking)
     assert sorted(np.concatenate(together).tolist() if together else []) == np.flatnonzero(lacking.any(axis=1)).tolist()
     kinds = [lacking[rows] for rows in together]
     assert all((kind == kind[0]).all() for kind in kinds)

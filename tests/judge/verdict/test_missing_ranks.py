@@ -61,7 +61,7 @@ def _interpreter(folder: Path) -> str:
 @pytest.mark.parametrize(("together", "reported"), [(0.03, False), (0.09, True)])
 def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together: float, reported: bool) -> None:
     """The share of the time for which all who were seen wait at once: transfers alone make up to 0.025 of it."""
-    run = Run(Job("a", source="inspector"), unseen=Unrecorded((3,), together))
+    run = Run(Job("a", source="inspector"), unrecorded=Unrecorded((3,), together))
     (found,) = missing_ranks.with_missing_ranks([Verdict(kind="balanced")], run, None)
     assert any("likely for rank 3" in one for one in found.evidence) == reported
 
@@ -69,7 +69,7 @@ def test_waiting_beyond_the_scatter_of_transfers_is_for_a_missing_rank(together:
 @pytest.mark.parametrize(("count", "reported"), [(7, "ranks 1, 2, 3, 4, 5, 6 and 7"), (8, "that are missing")])
 def test_ranks_whose_files_are_missing_are_named_as_long_as_they_can_be_read(count: int, reported: str) -> None:
     """Up to seven."""
-    run = Run(Job("a", source="inspector"), unseen=Unrecorded(tuple(range(1, count + 1))))
+    run = Run(Job("a", source="inspector"), unrecorded=Unrecorded(tuple(range(1, count + 1))))
     (found,) = missing_ranks.with_missing_ranks([], run, None)
     assert reported in found.advice[0]
 
