@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 from grafana_foundation_sdk.builders import (
     bargauge,
@@ -42,9 +43,6 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from dashboards.thresholds import Limits, limits
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 

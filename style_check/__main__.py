@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from style_check import names, prose, rules
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def check(root: Path, paths: Sequence[str], rulebook: rules.Rules) -> list[str]:

@@ -8,16 +8,14 @@ import threading
 from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hindmost_agent.jobs.ranks import Ranks
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 NAME = re.compile(r"hindmost_(node|process|gpu|agent)(_[a-z0-9]+)+$")
 LABEL = re.compile(r"[a-z][a-z0-9_]*$")

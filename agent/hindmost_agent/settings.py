@@ -5,17 +5,14 @@ from __future__ import annotations
 import os
 import re
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hindmost.credentials import PAGE, Client, is_loopback
 from hindmost.errors import UsageError
 from hindmost.web_config import WebConfig
 from hindmost_proto.address import Address, parse
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNITS = {
     "": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40,

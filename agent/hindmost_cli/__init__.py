@@ -8,15 +8,13 @@ import errno
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NoReturn
 
 from hindmost import __version__
 from hindmost.errors import HindmostError, MissingError, UsageError, one_line
 
 from hindmost_cli import stdio
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 #: Subcommand to what it does, by what it is about, in the order in which ``--help`` shows them. The module is
 #: ``hindmost_cli.NAME``.

@@ -17,9 +17,9 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hindmost import requirements
 from hindmost.errors import HindmostError, UsageError
@@ -29,9 +29,6 @@ from hindmost_agent import stacks as attach_stacks
 
 from hindmost_cli import launchers, stdio
 from hindmost_cli.launchers import mpirun
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 
 @dataclass(frozen=True)

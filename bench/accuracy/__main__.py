@@ -15,8 +15,9 @@ import os
 import platform
 import subprocess
 import time
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import grade
 import injected
@@ -29,9 +30,6 @@ import two_lanes.families
 import two_lanes.grade
 import two_lanes.table
 from suite import EDITIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping
 
 TUNING = 1_000
 

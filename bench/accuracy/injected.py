@@ -12,20 +12,18 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from hindmost_judge.judge import judge
 from hindmost_judge.model import IN_FLIGHT, STACKS, Run, Table, empty
 from two_lanes.grade import compared
 from two_lanes.job import Fault, Truth
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

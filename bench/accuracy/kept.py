@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 from baselines import BASELINES
 from grade import NAMING
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Result = dict[str, Any]
 

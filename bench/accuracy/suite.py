@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from hindmost_collector.simulate import Fault, Noise, Scenario
 from hindmost_collector.simulate.scenario import LAYOUTS, STOPS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 #: Editions of held-out seeds: each is for one measurement, and a judge that was changed after it gets the next. Seeds
 #: below the first edition's are for tuning.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from intervals import bootstrap, poisson, wilson
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
 
 Result = dict[str, Any]
 Row = tuple[str, str, str]

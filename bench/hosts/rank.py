@@ -8,13 +8,10 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hindmost
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 VALUES = 4096
 

@@ -10,10 +10,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost.credentials import write_private
 from hindmost_collector.live.sealing import PRELIMINARY
@@ -21,9 +22,6 @@ from hindmost_collector.recordings.load import UNLOCKED_S
 from hindmost_collector.store.parquet import segments
 
 from bench.hosts.network import FAKETIME, HOSTS, Network, missing, sh
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 RANK = str(Path(__file__).with_name("rank.py"))

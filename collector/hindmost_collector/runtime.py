@@ -7,16 +7,14 @@ import contextlib
 import ctypes
 import sys
 import time
+from collections.abc import Coroutine, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 from prometheus_client import Histogram
 
 from hindmost_collector.serve.exposition import Metric
-
-if TYPE_CHECKING:
-    from collections.abc import Coroutine, Sequence
 
 #: Between two measurements; and next to a job's ranks, where each wake-up may take a core from one.
 PERIOD_S, NEXT_TO_RANKS_S = 0.05, 1.0

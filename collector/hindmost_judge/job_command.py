@@ -10,11 +10,8 @@ from __future__ import annotations
 import os
 import re
 import shlex
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
 
 #: Commands that run the command in their arguments.
 WRAPPERS = frozenset(

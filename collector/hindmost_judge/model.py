@@ -7,13 +7,11 @@ integer ns. A duration of -1, a NaN and an empty string mean *not measured*.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 UNMEASURED = -1
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_collector.report import sections
 from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Incarnation
 from hindmost_judge.verdict import schema as contract
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEAD = """# The report as JSON
 

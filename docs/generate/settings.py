@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from dataclasses import Field, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hindmost_collector
 from hindmost_collector.options import Options, flag, variable
 from hindmost_judge.settings import Settings
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 HEAD = """# Thresholds
 

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import File, NumberFile, NumberFiles
 from hindmost_agent.sampler import NAN, Host, Sampler, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: The columns of /proc/stat. guest and guest_nice are left out: the kernel has counted them in user and nice already.
 MODES = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import NumberFile, NumberFiles
 from hindmost_agent.sampler import counter, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 ERRORS = counter(
     "hindmost_node_memory_errors_total",

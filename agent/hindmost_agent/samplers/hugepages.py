@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import NumberFile, NumberFiles
 from hindmost_agent.sampler import Metric, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 
 def _pages(what: str, text: str) -> Metric:

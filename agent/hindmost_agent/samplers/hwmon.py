@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import NumberFile, NumberFiles, text
 from hindmost_agent.sampler import counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 _BY = ("chip", "sensor")
 TEMPERATURE = gauge("hindmost_node_temperature_celsius", "Temperature.", *_BY)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
 
 from hindmost_agent.kernel_files import File, NumberFile, NumberFiles
 from hindmost_agent.sampler import Host, Sampler, counter, gauge, register, series
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 RX_BYTES = counter("hindmost_node_network_receive_bytes_total", "Bytes received.", "device")
 RX_PACKETS = counter("hindmost_node_network_receive_packets_total", "Packets received.", "device")

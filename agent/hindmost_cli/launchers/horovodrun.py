@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from hindmost_judge import job_command
 
 from hindmost_cli import launchers
 from hindmost_cli.launchers import carry
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 __all__ = ["carry", "recognises", "remote_hosts"]
 

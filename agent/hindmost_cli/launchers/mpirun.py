@@ -7,14 +7,11 @@ only what ``-x`` names, one application context at a time.
 from __future__ import annotations
 
 import subprocess
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 from hindmost_judge import job_command
 
 from hindmost_cli import launchers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 NAME = "mpirun"
 NATIVE = ("pmpi", "nccl")

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from hindmost_judge import job_command
 
 from hindmost_cli import launchers
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
 
 NAME = "srun"
 NATIVE = ("pmpi", "nccl")

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from hindmost_judge import job_command
 
 from hindmost_cli.launchers import carry, remote_hosts
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 __all__ = ["carry", "recognises", "remote_hosts"]
 

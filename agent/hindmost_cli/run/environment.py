@@ -15,9 +15,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hindmost
 from hindmost import credentials
@@ -28,9 +28,6 @@ from hindmost_judge.job_command import isolating_option, isolation_remedy, scrip
 from hindmost_proto.address import parse
 
 from hindmost_cli.pki import CERTIFICATE, KEY, ephemeral
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 #: A job id is a label, a file name and 63 bytes in a ring's header.
 JOB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

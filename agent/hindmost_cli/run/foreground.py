@@ -13,13 +13,10 @@ import resource
 import shutil
 import signal
 import subprocess
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from hindmost.errors import HindmostError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 #: ``si_code`` of a signal that the kernel sent to the whole foreground group: Ctrl-C, Ctrl-\\, a terminal hanging up.
 SI_KERNEL = 0x80

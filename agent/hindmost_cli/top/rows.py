@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 from hindmost.errors import one_line
 from hindmost_judge.verdict.wording import UNMEASURED
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: A row of a table by column, with ``None`` for what was not measured.
 Row: TypeAlias = "Mapping[str, Any]"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from two_lanes.job import SYNCHRONISES, Fault, Job, Noise
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 SIZES = (2, 3, 4, 8, 8, 16, 16, 32, 64)
 CALM = Noise()

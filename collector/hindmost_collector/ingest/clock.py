@@ -10,14 +10,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_collector.ingest.row_builder import bounded
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BUCKET_NS = 30_000_000_000
 BUCKETS = 40

@@ -6,9 +6,10 @@ in.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -16,9 +17,6 @@ from hindmost_judge import encoding
 from hindmost_judge.model import PHASES
 
 from hindmost_collector.ingest.packed_fields import eights, first, signed, varint, varint_count, varints
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
 
 Array = np.ndarray[Any, Any]
 

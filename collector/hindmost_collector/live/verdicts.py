@@ -10,15 +10,13 @@ says "at or before". What the window found that had the most of both is kept.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from hindmost_judge.verdict.schema import QUIET, STOPS, identity
 from hindmost_judge.verdict.wording import OLDER
 from hindmost_proto import telemetry_pb2 as wire
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 #: A cost that moved by less than this share of itself is the same verdict.
 SAME = 0.25

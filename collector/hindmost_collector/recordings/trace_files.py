@@ -14,14 +14,12 @@ import tarfile
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import IO, Any, TypeVar
 
 from hindmost.errors import HindmostError, UsageError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 
 SAMPLE_BYTES = 64 * 1024
 #: No line of any format understood here is longer: the longest seen is a stack in a Flight Recorder dump, 20 KiB.

@@ -11,15 +11,13 @@ import binascii
 import gzip
 import json
 import zlib
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from hindmost.errors import HindmostError, printable
 
 from hindmost_collector.report import brief
 from hindmost_collector.report.text import console, labelled, written
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 PREFIX = "HM1:"
 #: Characters of a comment at most, which :data:`brief.MOST` bytes cannot exceed: base32 of what does not shrink.

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 from hindmost_collector.report import columns, verdict_lines
 from hindmost_collector.report.sections import in_one_line
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 SCHEMA = "hindmost.brief/1"
 #: Bytes at most, with the final newline.

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import OTHER, PHASES
 from hindmost_judge.verdict.schema import STOPS
 from hindmost_judge.verdict.wording import OTHERS_USE, STOP_OTHERS, UNMEASURED, duration, percent
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 _CAUSES = {
     "gpu_contention": "GPU contention",

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 from hindmost.errors import printable
 
 from hindmost_collector.report.sections import SECTIONS
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
 
 _PLAIN = (
     "rank",

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from hindmost_collector.report import columns, sections, text
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
 
 #: What would end a cell or begin markup in it; code spans keep theirs.
 _MARKUP = re.compile(r"([|\\<>*_\[\]])")

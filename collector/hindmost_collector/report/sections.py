@@ -7,17 +7,15 @@ has the tables as people read them: the columns that have values, in words.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost.errors import UsageError
 from hindmost_judge.verdict.schema import SCHEMA
 from hindmost_judge.verdict.wording import UNMEASURED, duration, percent
 
 from hindmost_collector.report import columns
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
 
 #: A report with sections; without them it is :data:`hindmost_judge.verdict.schema.SCHEMA`, and all else is alike.
 WITH_SECTIONS = "hindmost.report/2"

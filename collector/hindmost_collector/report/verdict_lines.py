@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hindmost_judge.verdict.schema import UNSURE
 from hindmost_judge.verdict.wording import RANKS_WAIT, TWO_CAUSES, duration, names
 
 from hindmost_collector.report import columns
 from hindmost_collector.report.columns import part_of, ratio, without
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 #: Lines of advice of one verdict that are shown.
 _ADVICE = 3

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from hindmost_proto.exposition import head, labelled
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
 
 Array = np.ndarray[Any, Any]
 

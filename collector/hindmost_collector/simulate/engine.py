@@ -8,16 +8,14 @@ an operation, or comes with another.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, reduce
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from hindmost_collector.simulate.scenario import ON_GPU, ON_HOST, Fault, Scenario
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 Array: TypeAlias = "np.ndarray[Any, Any]"
 

@@ -6,7 +6,8 @@ to the job clock, and how surely).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,9 +15,6 @@ from hindmost_judge.encoding import thinned
 from hindmost_judge.model import TABLES, UNMEASURED, Table
 
 from hindmost_collector.ingest.row_builder import texts
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 #: Version of the stored columns, written into every segment; a reader refuses what is newer than itself.
 VERSION = 1

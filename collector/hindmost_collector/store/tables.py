@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,9 +13,6 @@ from hindmost.errors import UsageError
 from hindmost_judge.model import AMOUNTS, PHASES
 
 from hindmost_collector.store.schema import FILED, LEVELS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
 
 _FINEST, *_, _COARSEST = LEVELS
 

@@ -8,12 +8,10 @@ without an edge that others lead to hold the job. A closed chain of waits is a d
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
-
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import NamedTuple
 
 #: From so many ranks a closed chain is looked for.
 _MAX_STARTS = 64

@@ -6,15 +6,12 @@ about the same time each time. So few events are enough, if they are alike and n
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from math import exp, lgamma, log
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-
-if TYPE_CHECKING:
-    from collections.abc import Collection
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

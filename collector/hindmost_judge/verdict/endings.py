@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,9 +18,6 @@ from hindmost_judge.encoding import codes
 from hindmost_judge.model import FINISHED, RUNNING, VANISHED, Job, Run, rows
 from hindmost_judge.settings import DEFAULT
 from hindmost_judge.verdict.wording import names
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
 
 #: Agents check their ranks once a second: processes that vanish between two checks have no known order.
 LOOK_NS = 1_500_000_000

@@ -16,15 +16,12 @@ merge, across flushes, into one a series and interval.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hindmost_collector.store.schema import IDENTITY, LEVEL, LEVELS, LEVELS_KEPT, STORED
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
 
 #: A flush's number is its start in Unix ms times 2**20, plus a random part: unique among collectors, ordered in time.
 FLUSH_BITS = 20
