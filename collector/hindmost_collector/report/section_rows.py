@@ -13,6 +13,7 @@ from hindmost_judge.model import OTHER, PHASES, rows
 from hindmost_judge.stats.robust import mean, median
 from hindmost_judge.timeline.collective_calls import WAIT
 from hindmost_judge.verdict.schema import STOPS
+from hindmost_judge.verdict.wording import LEAVES_OUT
 
 from hindmost_collector.report import columns, machine_tables
 from hindmost_collector.report.sections import CHANGED, SECTIONS, Sections, Table
@@ -201,9 +202,13 @@ def _limits(one: _Run) -> dict[str, list[dict[str, Any]]]:
     for name, why in reasons.items():
         if name not in free:
             one.lacks("limits", f"the step if {_FREE[name]}", why)
+    evidence = [text for verdict in one.report["verdicts"] for text in verdict.get("evidence") or ()]
+    more = (
+        {"input": f"{_FREE['input']}, its waits for a CPU too"} if any(LEAVES_OUT in text for text in evidence) else {}
+    )
     steps = {
         "nothing changes": found.step_ms,
-        **{_FREE[name]: free.get(name) for name in reasons},
+        **{more.get(name, _FREE[name]): free.get(name) for name in reasons},
         "all ranks were like the median one": ideal,
     }
     return {

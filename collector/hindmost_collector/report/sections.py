@@ -132,8 +132,8 @@ SECTIONS: dict[str, Section] = {
                 ),
             ),
             "if_free": Table(
-                "The mean step if one thing were free, with the waits for ranks that it makes late."
-                " Or if all ranks were like the median one.",
+                "The mean step if one thing were free, and the waits for ranks that it makes late, which COST of a"
+                " limit leaves in. Or if all ranks were like the median one.",
                 (
                     Column("without", "if"),
                     Column("step_ms", "mean step", "ms"),

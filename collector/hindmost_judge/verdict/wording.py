@@ -484,6 +484,8 @@ def balanced(
 
 #: How a sentence begins that says that the job's CPUs are mostly used by others.
 OTHERS_USE = "Other processes use"
+#: Of input, before the part that its cost does not count.
+LEAVES_OUT = "COST leaves out"
 
 
 def who_uses_cpus(node: str, cpus: float, ranks: float, others: float) -> str:

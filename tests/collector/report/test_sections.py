@@ -19,6 +19,7 @@ from hindmost_collector.simulate import Fault, Scenario, simulate
 from hindmost_judge.judge import judge
 from hindmost_judge.model import Run
 from hindmost_judge.verdict.schema import Report
+from hindmost_judge.verdict.wording import LEAVES_OUT
 
 from tests.runs import made
 from tests.scenarios import loads
@@ -238,6 +239,17 @@ def test_a_step_without_one_slow_loader_is_as_long_as_without_all() -> None:
     really, _ = step_if(simulate(Scenario(4, 80, input_share=0.0001)).run, "input")
     assert was > 1.3 * really
     assert without == pytest.approx(really, rel=0.03)
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_step_without_input_says_what_the_cost_of_input_leaves_out(queued: bool) -> None:
+    """Where ranks wait for a CPU in it, the two figures are of two things, and named so."""
+    run, found, report = judged("input-bound")
+    (verdict,) = (one for one in report["verdicts"] if one["kind"] == "input_bound")
+    evidence = f"{verdict['evidence'][0]}; {LEAVES_OUT} 39 % of it, waits for a CPU"
+    worded = {**report, "verdicts": [{**verdict, "evidence": [evidence] if queued else verdict["evidence"]}]}
+    rows = section_rows.of(run, worded, found.overview, ("limits",))["limits"]["if_free"]
+    assert rows[1]["without"] == "input were free" + ", its waits for a CPU too" * queued
 
 
 @pytest.mark.parametrize("transfer", [0.5, 4.0, 20.0])
