@@ -74,7 +74,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
     planes |= {name: getattr(blocks, name) for name in ("own", "wait", "transfer", "caused", "last")}
     planes["delay"] = delay if delay.shape == blocks.delay.shape else blocks.delay
     saved = blocks.parts.get("checkpoint")
-    longest = np.zeros(len(blocks.steps)) if saved is None else np.max(np.nan_to_num(saved), axis=0, initial=0.0)
+    longest = np.zeros(len(blocks.steps)) if saved is None else np.max(or_zero(saved), axis=0, initial=0.0)
     joined = blocks.joined
     return Overview(
         ranks=blocks.ranks,
@@ -84,7 +84,7 @@ def of(blocks: Blocks, delay: Floats) -> Overview:
         planes=planes,
         on_gpu=joined is not None and joined.gpu_time,
         gathers=blocks.pipeline is not None or (joined is not None and bool(joined.gathers.any())),
-        checkpoint=longest > _CHECKPOINT * np.nan_to_num(blocks.period),
+        checkpoint=longest > _CHECKPOINT * or_zero(blocks.period),
         work=None if blocks.work is None else np.nansum(blocks.work, axis=0),
         samples=blocks.samples,
         overlapped=blocks.overlapped,

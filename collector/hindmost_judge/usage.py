@@ -17,6 +17,7 @@ import numpy as np
 from hindmost_judge.causes.telemetry import labels_of, rises
 from hindmost_judge.encoding import codes
 from hindmost_judge.model import rows
+from hindmost_judge.stats.robust import or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -287,7 +288,7 @@ def file_calls(run: Run) -> list[FileCalls]:
     if held is None or not held.any():
         return []
     name, names = codes(table["name"][held].astype(np.str_))
-    size = np.nan_to_num(np.maximum(table["value"][held], 0.0))
+    size = or_zero(np.maximum(table["value"][held], 0.0))
     size_class = np.where(size > 0, np.ceil(np.log2(np.maximum(size, 1.0))), -1.0)
     kinds, which = np.unique(np.stack([name.astype(np.float64), size_class]), axis=1, return_inverse=True)
     found = []

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import launch_bound, table
-from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, peers_median, with_peers
+from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, or_zero, peers_median, with_peers
 from hindmost_judge.timeline.matching import QUEUED_NS
 from hindmost_judge.verdict.wording import ms
 
@@ -72,7 +72,7 @@ def healthy_steps(blocks: Blocks, slowdown: Slowdown) -> Array | None:
     """The steps (indices) before and after in which a rank was not late; ``None`` if too few, or on top of a
     slowdown."""
     others = np.delete(np.arange(len(blocks.steps)), np.s_[slowdown.first : slowdown.stop])
-    others = others[np.nan_to_num(blocks.delay[slowdown.row, others]) < slowdown.delay / 2]
+    others = others[or_zero(blocks.delay[slowdown.row, others]) < slowdown.delay / 2]
     return others if slowdown.outer is None and len(others) >= ENOUGH_STEPS else None
 
 
@@ -186,8 +186,8 @@ def _saved(grid: Grid, row: int, where: Ints, healthy: Floats | None, lost: floa
     if healthy is not None:
         known = np.where(np.isnan(known), healthy, known)
     theirs = _of_alike(mine, known, bound, token[1:])
-    less = np.nan_to_num(mine - theirs)
-    took = np.nan_to_num(np.where(np.isnan(mine), most[0], mine))
+    less = or_zero(mine - theirs)
+    took = or_zero(np.where(np.isnan(mine), most[0], mine))
     return float(_end(took, transfer) - _end(took - less, transfer))
 
 
@@ -292,7 +292,7 @@ def taken_off(start: Floats, took: Floats, lost: float) -> Floats:
     """[R, N, P] ns: starts of a step's collectives, less what was ``lost`` during the earlier ones that took
     ``took``."""
     fixed: Floats = start.copy()
-    fixed[:, :, 1:] -= lost * np.cumsum(np.nan_to_num(_waited(took))[:, :, :-1], axis=2)
+    fixed[:, :, 1:] -= lost * np.cumsum(or_zero(_waited(took))[:, :, :-1], axis=2)
     return fixed
 
 

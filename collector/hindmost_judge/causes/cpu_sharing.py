@@ -19,7 +19,7 @@ from hindmost_judge.causes import cpu_wait
 from hindmost_judge.causes.table import FILES
 from hindmost_judge.causes.telemetry import Metrics, typical
 from hindmost_judge.encoding import codes
-from hindmost_judge.stats.robust import peers_median
+from hindmost_judge.stats.robust import or_zero, peers_median
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -134,7 +134,7 @@ def on_needs(blocks: Blocks, whole_steps: bool = False) -> Blocks | None:
     cpu = cpu_time(blocks)
     if cpu is None or not (whole_steps or between_collectives(blocks)):
         return None
-    files = [np.nan_to_num(blocks.parts[name]) for name in FILES if name in blocks.parts]
+    files = [or_zero(blocks.parts[name]) for name in FILES if name in blocks.parts]
     found = _judged_by(cpu + sum(files), blocks)
     if found is None or between_collectives(blocks):
         return found
@@ -176,7 +176,7 @@ def _judged_by(needed: Floats, blocks: Blocks) -> Blocks | None:
         blocks,
         own=needed,
         delay=delay,
-        intervals=np.nan_to_num(delay),
+        intervals=or_zero(delay),
         interval_step=np.arange(len(blocks.steps)),
         group=np.zeros((len(blocks.ranks), 1), np.int64),
         comm_class=np.zeros(len(blocks.steps), np.int64),

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import ENOUGH_STEPS, MAD_TO_SIGMA, average, mean, median, peers_median
+from hindmost_judge.stats.robust import ENOUGH_STEPS, MAD_TO_SIGMA, average, mean, median, or_zero, peers_median
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -77,8 +77,8 @@ def delay_in_collectives(queued: Floats, between: Floats, waited: Floats, transf
     ``waited`` for later ranks (queueing there delays no rank), ``transfer`` what collectives took beyond it. A
     collective goes on when its last rank runs, so the least queued rank sets the delay.
     """
-    inside = np.nan_to_num(queued - between - waited)
-    return float(np.clip(np.min(inside, initial=np.inf), 0.0, np.max(np.nan_to_num(transfer), initial=0.0)))
+    inside = or_zero(queued - between - waited)
+    return float(np.clip(np.min(inside, initial=np.inf), 0.0, np.max(or_zero(transfer), initial=0.0)))
 
 
 def on_gpus(blocks: Blocks) -> bool:
@@ -94,7 +94,7 @@ def queued_by_main(blocks: Blocks) -> Floats | None:
     queue = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue"))
     if queue is None or np.isnan(queue).all():
         return None
-    usual = np.nan_to_num(mean(queue))[:, None]
+    usual = or_zero(mean(queue))[:, None]
     most = np.maximum(blocks.delay, 0.0) if on_gpus(blocks) else blocks.own
     return np.asarray(np.clip(np.where(np.isnan(queue), usual, queue), 0.0, np.nan_to_num(most, nan=np.inf)))
 
@@ -106,7 +106,7 @@ def queued_in_segments(queued: Floats, rows: Ints, blocks: Blocks) -> Floats:
     step = blocks.interval_step
     weight = np.ones((len(rows), len(step)))  # ns: where no self time is known, all intervals of a step alike
     if blocks.joined is not None and blocks.joined.self_time.shape[1] == len(step):
-        weight += np.nan_to_num(blocks.joined.self_time[rows])
+        weight += or_zero(blocks.joined.self_time[rows])
     first = np.searchsorted(step, np.arange(queued.shape[1]))
     whole = np.add.reduceat(weight, first, axis=1)
     return np.asarray(queued[:, step] * weight / whole[:, step])
@@ -163,7 +163,7 @@ def _queued_in_transfers(blocks: Blocks, rows: Ints, first: int, stop: int) -> f
     queued = total * 1e9 / (stop - first)
     between = blocks.parts.get("self_runqueue")
     if between is not None and not blocks.overlapped:
-        queued = queued - np.nan_to_num(mean(between[:, first:stop]))
+        queued = queued - or_zero(mean(between[:, first:stop]))
     return float(np.clip(np.nanmax(queued[rows], initial=0.0), 0.0, average(blocks.period[first:stop])))
 
 
@@ -178,7 +178,7 @@ def behind_each_other(bound: Sequence[CpuBinding], blocks: Blocks) -> Floats:
         if one.listed:
             shares[rows] = share_by_peers(queued[rows], used[rows], one.cpus)
         else:
-            shares[rows] = np.clip(one.throttled / np.maximum(np.nan_to_num(queued[rows]), 1e-9), 0.0, 1.0)
+            shares[rows] = np.clip(one.throttled / np.maximum(or_zero(queued[rows]), 1e-9), 0.0, 1.0)
     return shares
 
 
@@ -193,7 +193,7 @@ def held_up_transfers(blocks: Blocks, rows: list[int], columns: Array, shown: fl
     """
     if blocks.overlapped or np.isnan(blocks.transfer[rows]).all():
         return 0.0
-    transfer = np.nan_to_num(blocks.transfer[rows]).max(axis=0)
+    transfer = or_zero(blocks.transfer[rows]).max(axis=0)
     longer = float(transfer[columns].mean()) - usual_transfer(transfer, columns)
     waited = max(max(_process_wait(blocks, row, columns), default=0.0) for row in rows)
     return max(min(longer, waited - shown), 0.0)
@@ -246,7 +246,7 @@ def _like_peers(blocks: Blocks, row: int, columns: Array, queued: Floats) -> flo
     inside = mean((blocks.wait + blocks.transfer)[:, columns])
     between = np.zeros_like(inside)
     if "self_runqueue" in blocks.parts:
-        between = np.nan_to_num(mean(blocks.parts["self_runqueue"][:, columns]))
+        between = or_zero(mean(blocks.parts["self_runqueue"][:, columns]))
     part = np.clip(_others((queued - between) / np.maximum(inside, 1.0), row), 0.0, 1.0)
     return float(np.nan_to_num(part * inside[row] + _others(between, row)))
 
@@ -334,7 +334,7 @@ def cpu_beyond_peers(blocks: Blocks, row: int, columns: Array) -> Floats:
     if "cpu" not in blocks.parts:
         return np.full(len(columns), np.nan)
     cpu, inside = blocks.parts["cpu"][:, columns], (blocks.wait + blocks.transfer)[:, columns]
-    worked = blocks.own[:, columns] - np.nan_to_num(blocks.parts.get("input", np.zeros_like(blocks.own)))[:, columns]
+    worked = blocks.own[:, columns] - or_zero(blocks.parts.get("input", np.zeros_like(blocks.own)))[:, columns]
     others = np.arange(len(cpu)) != row
     spent = median(median((cpu - worked)[others], axis=1) / median(inside[others], axis=1))
     used = cpu - np.clip(spent, 0.0, 1.0) * inside

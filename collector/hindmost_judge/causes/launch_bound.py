@@ -36,7 +36,16 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.model import has_launches
-from hindmost_judge.stats.robust import SAMPLE, average, median, median_error, peers_median, sums_by_step, with_peers
+from hindmost_judge.stats.robust import (
+    SAMPLE,
+    average,
+    median,
+    median_error,
+    or_zero,
+    peers_median,
+    sums_by_step,
+    with_peers,
+)
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.timeline.overlap import waits_for_each
 
@@ -80,7 +89,7 @@ def launch_bound_steps(blocks: Blocks, rows: slice = slice(None)) -> Array | Non
     enqueue, start = enqueue[:, blocks.starts], start[:, blocks.starts]
     began = blocks.ended[rows] - blocks.took[rows]
     if "input" in blocks.parts:
-        began = began + np.nan_to_num(blocks.parts["input"][rows])
+        began = began + or_zero(blocks.parts["input"][rows])
     host = enqueue - began
     known = caught_up(start - enqueue, blocks)  # the GPU's clock less the host's included
     return np.asarray(known & (host >= HOST_BOUND_IN_STEP * gpu[rows]))
@@ -128,9 +137,9 @@ def _marks(blocks: Blocks, rows: slice | Array) -> _Marks | None:
     ready = blocks.ended[rows] - blocks.took[rows]
     for name in ("input", "h2d"):
         if name in blocks.parts:
-            ready = ready + np.nan_to_num(blocks.parts[name][rows])
+            ready = ready + or_zero(blocks.parts[name][rows])
     lag = first - ready - forward[rows]
-    after = sum(np.nan_to_num(blocks.parts[name][rows]) for name in ("backward", "optimizer") if name in blocks.parts)
+    after = sum(or_zero(blocks.parts[name][rows]) for name in ("backward", "optimizer") if name in blocks.parts)
     unnamed = np.maximum(blocks.ended[rows] - after - forward[rows] - ready, 0.0)
     return _Marks(done, ready, forward[rows], lag, first - done, unnamed)
 
@@ -152,7 +161,7 @@ def timed(blocks: Blocks, row: int, columns: Array) -> Blocks:
     own, copies = np.where(_busy(marks), marks.span, np.nan), blocks.parts.get("h2d")
     if copies is not None:
         copied = copies[rows]
-        own = own - np.nan_to_num(np.where(np.isnan(copied), median(copied, axis=1)[:, None], copied))
+        own = own - or_zero(np.where(np.isnan(copied), median(copied, axis=1)[:, None], copied))
     forward = (own - median(own - gpu[rows], axis=1)[:, None])[:, columns]
     unknown = copies is not None and bool(np.isnan(copies[row, columns]).any())
     if unknown and not average(_beyond_peers(forward)) > _NO_COPY * float(np.nanmax(copied, initial=0.0)):
@@ -203,7 +212,7 @@ def idled(blocks: Blocks, row: int, columns: Array) -> float:
     caught_up = _followed(marks.lag[:1], blocks)[0, columns]
     later = _beyond_peers(marks.span[:, columns])
     waited = _beyond_peers(np.maximum(marks.ready - marks.done, 0.0)[:, columns])
-    return float(np.mean(np.nan_to_num(np.where(caught_up, np.fmax(later, waited), waited))))
+    return float(np.mean(or_zero(np.where(caught_up, np.fmax(later, waited), waited))))
 
 
 def _beyond_peers(times: Floats) -> Floats:
@@ -285,7 +294,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
     without = _without_marks(blocks)[:, None]
     if without.any():
         blocks = _late_by_unmarked_hosts(blocks, run.collectives, fed & without)
-    late = fed & ~without & (np.nan_to_num(blocks.delay) > 0)
+    late = fed & ~without & (or_zero(blocks.delay) > 0)
     share = np.ones(blocks.delay.shape)
     rows = np.flatnonzero(late.sum(axis=1) >= _ENOUGH).tolist()
     if not rows:
@@ -301,7 +310,7 @@ def late_by_hosts(blocks: Blocks, run: Run) -> Blocks:
                 share[row, columns] = slower / delay
     if (share == 1.0).all():
         return blocks
-    taken = np.where(_blind(blocks)[:, None], np.nan_to_num(blocks.delay) * (1.0 - share), 0.0)
+    taken = np.where(_blind(blocks)[:, None], or_zero(blocks.delay) * (1.0 - share), 0.0)
     return replace(
         blocks,
         delay=blocks.delay * share,
@@ -316,7 +325,7 @@ def computed_delay(blocks: Blocks) -> Floats:
     else it waits for its host; 0 where nothing tells."""
     if blocks.starvation is None:
         return np.zeros(blocks.delay.shape)
-    return np.nan_to_num(cohorts.beyond_peers(blocks.own - blocks.starvation, blocks.cohort))
+    return or_zero(cohorts.beyond_peers(blocks.own - blocks.starvation, blocks.cohort))
 
 
 def alike_steps(steps: Ints, late: Floats) -> list[Ints]:
@@ -346,7 +355,7 @@ def waits_for_host(blocks: Blocks, rows: slice = slice(None)) -> Array | None:
     counts = np.diff(np.append(blocks.starts, grid.columns))
     fed = 2 * np.add.reduceat(at_once, blocks.starts, axis=1, dtype=np.int64) > counts
     if blocks.overlapped and grid.gathers.any():  # these begin as launched, in a step that may end in a queue
-        late = np.maximum(np.nan_to_num(peers_median(grid.duration) - grid.duration)[rows], 0.0)
+        late = np.maximum(or_zero(peers_median(grid.duration) - grid.duration)[rows], 0.0)
         fed |= 2 * sums_by_step(np.where(at_once, late, 0.0), blocks.starts) > sums_by_step(late, blocks.starts)
     return np.asarray(fed)
 
@@ -478,7 +487,7 @@ _UNMARKED_SAMPLE = 16
 def _late_by_unmarked_hosts(blocks: Blocks, collectives: Table, fed: Array) -> Blocks:
     """The blocks with ranks as late as their hosts are slow in the steps in which their GPUs waited for these, ``fed``
     [R, S]; what else they seemed to be late by there is in ``unsure``."""
-    delay = np.nan_to_num(blocks.delay)
+    delay = or_zero(blocks.delay)
     late = fed & (delay > 0)
     share, unsure = np.ones(blocks.delay.shape), np.zeros(len(blocks.ranks))
     hosts = Hosts(collectives, blocks)

@@ -17,7 +17,7 @@ import numpy as np
 
 from hindmost_judge.causes.table import MEASURES
 from hindmost_judge.causes.telemetry import scattered
-from hindmost_judge.stats.robust import average, lower_median, mean, median, peers_median
+from hindmost_judge.stats.robust import average, lower_median, mean, median, or_zero, peers_median
 from hindmost_judge.timeline import cohorts
 from hindmost_judge.verdict.wording import ms, names
 from hindmost_judge.whatif import savings
@@ -101,13 +101,13 @@ def of(blocks: Blocks, columns: Array | None = None) -> Loading | None:
     steps = None if columns is None or scattered(columns) else columns
     held = np.arange(len(blocks.steps)) if steps is None else steps
     period = average(blocks.period[held])
-    waited = np.nan_to_num(mean(inputs[:, held])) / period
+    waited = or_zero(mean(inputs[:, held])) / period
 
     def level(name: str) -> Floats:
         found = blocks.samples.level(name, steps) if blocks.samples is not None else None
         return np.full(len(blocks.ranks), np.nan) if found is None else found
 
-    workers = np.nan_to_num(level("children")) >= _WORKERS
+    workers = or_zero(level("children")) >= _WORKERS
     queue, own = blocks.parts.get("self_runqueue", blocks.parts.get("runqueue")), blocks.own[:, held]
     queued = np.full(len(blocks.ranks), np.nan)
     if queue is not None and own.any():  # it queues in its input as in the rest of its self time
@@ -146,8 +146,8 @@ def shares(waited: Floats, activity: Mapping[str, Floats]) -> dict[str, Floats]:
     storage; NaN, unmeasured, explains nothing. They may do more than is waited for, since they work ahead. What they
     do less is unexplained, as a sleep is.
     """
-    rates = {name: np.nan_to_num(rate) for name, rate in activity.items()}
-    whole = np.maximum(np.nan_to_num(waited), sum(rates.values(), np.zeros_like(waited)))
+    rates = {name: or_zero(rate) for name, rate in activity.items()}
+    whole = np.maximum(or_zero(waited), sum(rates.values(), np.zeros_like(waited)))
     return {name: np.divide(rate, whole, out=np.zeros_like(whole), where=whole > 0) for name, rate in rates.items()}
 
 
@@ -174,7 +174,7 @@ def _longer_input(blocks: Blocks) -> Floats | None:
 
 
 def _beyond_peers(part: Floats) -> Floats:
-    return np.asarray(np.nan_to_num(part - peers_median(part)))
+    return np.asarray(or_zero(part - peers_median(part)))
 
 
 def throughout(blocks: Blocks) -> Array:
@@ -198,7 +198,7 @@ def with_stalls(blocks: Blocks, slowdown: Slowdown, cause: Cause, settings: Sett
     while outer is not None:
         usual, outer = usual + outer.delay, outer.outer
     more = _beyond_peers(part)[slowdown.row]
-    stalled = np.fmin(np.nan_to_num(blocks.delay[slowdown.row]), more) - usual
+    stalled = np.fmin(or_zero(blocks.delay[slowdown.row]), more) - usual
     steps = slowdown.steps()
     steps = steps[stalled[steps] >= settings.stall_effect * blocks.step_ns]
     return replace(slowdown, stalls=tuple(zip(steps.tolist(), stalled[steps].tolist(), strict=True)))
@@ -220,9 +220,9 @@ def hidden_input_notes(blocks: Blocks, verdicts: Sequence[Verdict], settings: Se
     shown = any(verdict.kind in ("input_bound", "host_bound") for verdict in verdicts)
     if inputs is None or not on_gpu or len(blocks.ranks) < 2 or shown:
         return []
-    level = np.nan_to_num(median(inputs, axis=1))[:, None]
+    level = or_zero(median(inputs, axis=1))[:, None]
     longer = cohorts.beyond_peers(level, blocks.cohort)[:, 0]  # of a whole stage nothing tells whether it hides
-    late = np.nan_to_num(median(blocks.delay, axis=1))
+    late = or_zero(median(blocks.delay, axis=1))
     blamed = {rank for verdict in verdicts if verdict.cause == "input" for rank in verdict.ranks}
     least = _HIDDEN_INPUT_RANK * blocks.step_ns
     rows = np.flatnonzero(

@@ -16,7 +16,7 @@ from hindmost_judge.causes import cpu_wait, launch_bound, slow_computing
 from hindmost_judge.causes.launch_bound import CLOCKS_NS, feeds
 from hindmost_judge.causes.telemetry import scattered
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import average, median
+from hindmost_judge.stats.robust import average, median, or_zero
 from hindmost_judge.timeline import build_blocks, cohorts, matching
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _typical_steps(delay: Floats, sampled: Array, large: float) -> Array:
     groups = [np.flatnonzero(sampled), np.flatnonzero(~sampled)]
     tells = len(groups[0]) > 1 or not len(groups[1]) or bool(np.any(delay[groups[0]] >= large))
     for steps in groups if tells else groups[1:]:
-        order = steps[np.argsort(np.nan_to_num(delay[steps]), kind="stable")]
+        order = steps[np.argsort(or_zero(delay[steps]), kind="stable")]
         quarter = len(order) // 4
         halves.append(order[quarter : len(order) - quarter])
     return np.sort(np.concatenate(halves))
@@ -185,7 +185,7 @@ def _measured(blocks: Blocks, row: int, columns: Array, between: float) -> dict[
     found = of_memory(blocks, row, columns)
     for phase in NOW_AND_THEN:
         if phase in parts:
-            found[phase] = excess_of(np.nan_to_num(parts[phase]), row, columns)
+            found[phase] = excess_of(or_zero(parts[phase]), row, columns)
     for phase in ("input", "h2d"):
         if phase in parts:
             found[phase] = excess_of(parts[phase], row, columns)
@@ -458,7 +458,7 @@ def _longer_computing(blocks: Blocks, row: int, columns: Array) -> float:
     if blocks.intervals.shape != grid.start.shape or not (grid.enqueue[row] > 0).any():
         return 0.0
     own = matching.own_time(grid, blocks.overlapping)[row]
-    launched = grid.start[row] - grid.enqueue[row] > np.nan_to_num(own) + CLOCKS_NS
+    launched = grid.start[row] - grid.enqueue[row] > or_zero(own) + CLOCKS_NS
     held = np.isin(blocks.interval_step, columns) & launched & ~blocks.overlapping
     return max(float(np.nan_to_num(blocks.intervals[row, held]).sum()) / len(columns), 0.0)
 
@@ -521,7 +521,7 @@ def _own_faults(levels: dict[str, Floats], row: int) -> bool:
 
 def _moved(levels: dict[str, Floats]) -> Floats | None:
     """[R] bytes a second to and from storage; ``None`` where unmeasured."""
-    known = [np.nan_to_num(levels[name]) for name in ("read", "written") if name in levels]
+    known = [or_zero(levels[name]) for name in ("read", "written") if name in levels]
     return np.asarray(np.sum(known, axis=0)) if known else None
 
 
@@ -538,7 +538,7 @@ def _stood(blocks: Blocks, row: int, columns: Array, name: str, beyond: float) -
     """
     if beyond <= 0 or not scattered(columns):
         return max(beyond, 0.0) * blocks.step_ns
-    delay = np.nan_to_num(blocks.delay[row])
+    delay = or_zero(blocks.delay[row])
     each = average(delay[columns])
     late = np.where(delay >= each / 2, delay, 0.0)  # stalls of any size; jitter is not
     if not each > 0 or not _goes_with(blocks, row, name, late):

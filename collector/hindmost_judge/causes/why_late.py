@@ -24,7 +24,7 @@ from hindmost_judge.causes.slow_computing import COMPUTE_CAUSES
 from hindmost_judge.causes.table import Cause, typical
 from hindmost_judge.detect import nested_segments
 from hindmost_judge.graph.host_paced import of_phase
-from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, peers_median, standard_error, with_peers
+from hindmost_judge.stats.robust import ENOUGH_STEPS, SAMPLE, median, or_zero, peers_median, standard_error, with_peers
 from hindmost_judge.timeline.matching import QUEUED_NS
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def cause_of(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Cause:
 
 def _known_parts(parts: dict[str, Floats]) -> dict[str, Floats]:
     """The parts of self time; occasional parts count as nothing where they were not seen."""
-    return {name: np.nan_to_num(part) if name in table.NOW_AND_THEN else part for name, part in parts.items()}
+    return {name: or_zero(part) if name in table.NOW_AND_THEN else part for name, part in parts.items()}
 
 
 def _without_outer(blocks: Blocks, slowdown: Slowdown, settings: Settings) -> Blocks:

@@ -40,7 +40,7 @@ def find(blocks: Blocks, settings: Settings, slowdowns: Sequence[Slowdown] = ())
         return []
     if len(blocks.steps) < 2 * settings.min_steps:
         return _of_intervals(blocks, settings)
-    delay = np.nan_to_num(blocks.delay - _usual(blocks, settings)[:, None])
+    delay = or_zero(blocks.delay - _usual(blocks, settings)[:, None])
     sole_peer = cohorts.sole_peers(blocks.cohort)
     found = [stalls for stalls in _large(blocks, delay, settings) if not _in_turn(blocks.delay, stalls, sole_peer)]
     found += _outliers(blocks, [row for stalls in found for row in stalls.rows], slowdowns, settings)
@@ -58,7 +58,7 @@ def _sets(blocks: Blocks, settings: Settings, reported: set[int], late: set[int]
     rows = set(found)
     if len(rows) < 2 or (reported >= rows and not most and late.isdisjoint(rows)):
         return []
-    behind = behind_early_ranks(np.nan_to_num(blocks.delay), blocks.cohort)
+    behind = behind_early_ranks(or_zero(blocks.delay), blocks.cohort)
     total = sum(int(np.count_nonzero(held)) for held in found.values())
     each = []
     for row, held in found.items():
@@ -124,7 +124,7 @@ def _of_intervals(blocks: Blocks, settings: Settings) -> list[Stalls]:
     each = blocks.intervals.shape[1] // len(blocks.steps)
     if each == 1:
         return []
-    late = np.nan_to_num(np.minimum(blocks.intervals, blocks.delay[:, blocks.interval_step]))
+    late = or_zero(np.minimum(blocks.intervals, blocks.delay[:, blocks.interval_step]))
     found = []
     for one in _worth_it(late, blocks, settings):
         apart = 1 + int(np.count_nonzero(np.diff(one.steps) > each))
@@ -162,7 +162,7 @@ def _outliers(blocks: Blocks, named: list[int], slowdowns: Sequence[Slowdown], s
     known = np.where(unknown[:, None], 0.0, blocks.delay)
     low, usual = calm_level(known)
     calm = float(np.median((usual - low)[~unknown]))
-    above = np.nan_to_num(known - (low + calm)[:, None])
+    above = or_zero(known - (low + calm)[:, None])
     above[named] = 0.0
     others = above.copy()
     for slowdown in slowdowns:
@@ -331,7 +331,7 @@ def _lasts(slowdowns: list[Slowdown], late: Floats, settings: Settings) -> bool:
     usual, smallest = float(median(late[~inside])), min(slowdown.delay for slowdown in slowdowns)
     if float(np.nanpercentile(late[inside], _ON_TIME)) < usual + _LATE_BY * smallest:
         return False
-    often = np.nan_to_num(late) >= usual + smallest / 2
+    often = or_zero(late) >= usual + smallest / 2
     return bool(np.sum(often & inside) > _MOST * np.sum(often))
 
 

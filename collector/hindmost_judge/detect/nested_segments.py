@@ -439,7 +439,7 @@ def bursts(
 
 def _of_row(series: Floats, at: int, least: float, spans: list[list[int]], most: int) -> list[tuple[int, int, float]]:
     """First, stop and level of the bursts of one rank, of which the latest is around the step ``at``."""
-    series = np.nan_to_num(series)
+    series = or_zero(series)
     for first, stop in spans:
         series[first:stop] = 0.0
     found: list[tuple[int, int, float]] = []
@@ -478,7 +478,7 @@ def _latest(delay: Floats, least: float, reported: Sequence[tuple[int, int, int]
     rows = np.flatnonzero(np.count_nonzero(late, axis=1) >= SHORTEST - _DIPS)  # of a large job a few
     late = _sums(late[rows]) >= SHORTEST - _DIPS
     rows, late = rows[late.any(axis=1)], late[late.any(axis=1)]
-    height = np.where(late, _sums(np.nan_to_num(delay[rows])), -np.inf)
+    height = np.where(late, _sums(or_zero(delay[rows])), -np.inf)
     order = np.argsort(-height.max(axis=1, initial=-np.inf), kind="stable")[:_MOST_ROWS]
     return [(int(rows[one]), int(np.argmax(height[one]))) for one in order]
 

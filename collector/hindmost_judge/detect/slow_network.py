@@ -24,7 +24,7 @@ from hindmost_judge.detect import register
 from hindmost_judge.detect.nested_segments import main_segment, only_inside, segment_edges
 from hindmost_judge.detect.slow_link import lengthened, others
 from hindmost_judge.model import Past
-from hindmost_judge.stats.robust import block_medians, median
+from hindmost_judge.stats.robust import block_medians, median, or_zero
 from hindmost_judge.timeline.matching import shortest
 from hindmost_judge.verdict.slow_ranks import of_network
 from hindmost_judge.whatif import savings
@@ -156,7 +156,7 @@ def _transfers(blocks: Blocks) -> Floats:
     assert blocks.joined is not None  # noqa: S101 - find() has looked
     ends = [np.unique(column, return_index=True)[1] for column in blocks.group.T]
     least = shortest(blocks.joined)[np.unique(np.concatenate(ends))]
-    return np.nan_to_num(median(least, axis=0))
+    return or_zero(median(least, axis=0))
 
 
 def _levels(took: Floats, kind: Ints) -> tuple[Ints, Floats]:

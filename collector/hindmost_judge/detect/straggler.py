@@ -30,6 +30,7 @@ from hindmost_judge.stats.robust import (
     SAMPLE,
     block_medians,
     median,
+    or_zero,
     peers_median,
     spread,
     standard_error,
@@ -277,7 +278,7 @@ def _by_chance(ranks: _Ranks, row: int, length: int, level: float) -> float:
         return 0.0
     pair = ranks.pair(row)
     healthy = ranks.delay[_healthy(len(ranks.delay), (ranks.suspects, pair, pair[:1]), 1)]
-    often = float(np.mean(np.nan_to_num(healthy) >= level))
+    often = float(np.mean(or_zero(healthy) >= level))
     if often <= 0:
         return 0.0
     half = (length + 1) // 2
@@ -293,10 +294,10 @@ _RIVALS = 7
 def share_last(part: Floats, delay: Floats, suspects: list[int], pair: list[int]) -> float:
     """Share of steps in which ``part`` is later than all of ``_RIVALS`` unsuspected ranks would be."""
     others = _healthy(len(delay), (suspects, pair, pair[:1]), 1)
-    rivals = np.nan_to_num(delay[others])
+    rivals = or_zero(delay[others])
     share = 1 - 1 / (_RIVALS + 1) if len(rivals) > _RIVALS else 1.0
     bound = np.quantile(rivals, share, axis=0)
-    return float(np.mean(np.nan_to_num(part) > bound))
+    return float(np.mean(or_zero(part) > bound))
 
 
 def _noise(series: Floats) -> float:
@@ -389,7 +390,7 @@ def screened_candidates(delay: Floats, smallest: float, large: float) -> Ints:
 
     What is ``large`` in one is that, though turns of being slow be most of what seems noise.
     """
-    levels = np.nan_to_num(_block_levels(delay))
+    levels = or_zero(_block_levels(delay))
     highest = levels.max(axis=1)
     found = np.flatnonzero(highest >= smallest)
     part = delay[found]
@@ -479,7 +480,7 @@ def drifts(series: Floats, begin: int, end: int, level: float) -> bool:
     around = np.concatenate([series[:begin], series[end:]])
     if len(around) < 2 * SHORTEST:
         return False
-    scatters = np.sort(np.nan_to_num(np.abs(_drift_levels(around, (end - begin) // _AS_LONG))))
+    scatters = np.sort(or_zero(np.abs(_drift_levels(around, (end - begin) // _AS_LONG))))
     others = len(scatters) // 8 if end - begin >= len(around) else 0
     return level < _ABOVE * float(scatters[len(scatters) - 1 - others])
 
@@ -520,7 +521,7 @@ def others_as_late(late: Floats, row: int, first: int, stop: int, level: float) 
     starts = np.arange(0, steps - size + 1, max(size // _STARTS, (steps - size) // _MOST_STARTS, 1))
     others = np.delete(np.arange(len(late)), row)
     chosen = late[others[:: max(len(others) // _PACE_SAMPLE, 1)]]
-    chosen = np.maximum(np.nan_to_num(chosen), 0.0)  # who is ahead of others that became late is not late before
+    chosen = np.maximum(or_zero(chosen), 0.0)  # who is ahead of others that became late is not late before
     chosen = chosen - median(chosen, axis=1)[:, None]
     levels = np.stack([median(chosen[:, start : start + size], axis=1) for start in starts.tolist()], axis=1)
     peaks = np.sort(levels.max(axis=1))

@@ -14,7 +14,7 @@ import numpy as np
 from hindmost_judge.blocks import Uneven
 from hindmost_judge.causes import launch_bound
 from hindmost_judge.detect import register
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, peers_median, standard_error
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, alike, median, median_error, or_zero, peers_median, standard_error
 from hindmost_judge.timeline.cohorts import beyond_peers
 from hindmost_judge.verdict.whole_job import of_uneven
 from hindmost_judge.whatif import hidden_delay, savings
@@ -106,7 +106,7 @@ def explained(delay: Floats, more: Floats) -> float:
 
     Long stalls are clipped: a few would be most of the variance, and say nothing of the other steps.
     """
-    late = np.nan_to_num(delay - median(delay, axis=1)[:, None])
+    late = or_zero(delay - median(delay, axis=1)[:, None])
     most = hidden_delay.STALL * MAD_TO_SIGMA * float(median(np.abs(late)))
     late = np.clip(late, -most, most)
     both = float(np.sum(late * more))
@@ -238,14 +238,14 @@ def _more(work: Floats, cohort: Ints | None) -> Floats:
     known = work[work > 0]
     usual = median(known) if len(known) else np.nan
     beyond = work - peers_median(work) if cohort is None else beyond_peers(work, cohort)
-    return np.asarray(np.nan_to_num(beyond / usual))
+    return np.asarray(or_zero(beyond / usual))
 
 
 def typical_work(work: Floats) -> Floats:
     """[S] by what share of a usual step's work the typical rank has more in each."""
     known = work[work > 0]
     typical = median(work, axis=0) / median(known) - 1 if len(known) else np.zeros(work.shape[1])
-    return np.nan_to_num(typical)
+    return or_zero(typical)
 
 
 def _expected(blocks: Blocks, more: Floats, of: Floats | None = None) -> Floats:

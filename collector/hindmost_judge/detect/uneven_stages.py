@@ -12,7 +12,7 @@ import numpy as np
 from hindmost_judge.blocks import UnevenStages
 from hindmost_judge.detect import register
 from hindmost_judge.detect.nested_segments import is_persistent, main_segment, together
-from hindmost_judge.stats.robust import lower_median, median
+from hindmost_judge.stats.robust import lower_median, median, or_zero
 from hindmost_judge.timeline.pipelined import OF_HOST
 from hindmost_judge.verdict.whole_job import of_stages
 
@@ -92,7 +92,7 @@ def _levels(blocks: Blocks, stage: Ints, named: Array) -> Floats | None:
     own = blocks.own - (blocks.starvation if blocks.starvation is not None else 0.0)
     for name in OF_HOST:
         if name in blocks.parts:
-            host = np.nan_to_num(blocks.parts[name])
+            host = or_zero(blocks.parts[name])
             usual = median(np.array([median(host[row], axis=0) for row in rows]), axis=0)
             own = _without(own, np.maximum(host - usual, 0.0), rows)
     if blocks.joined is None and blocks.pipeline is not None:
@@ -115,7 +115,7 @@ def _before_messages(before: Floats) -> Floats:
 
     An unrecorded collective, on hosts for example, may make the last stages wait there for the first.
     """
-    return np.nan_to_num(np.maximum(before - median(before, axis=0), 0.0))
+    return or_zero(np.maximum(before - median(before, axis=0), 0.0))
 
 
 def _slowdown(beyond: Floats, settings: Settings) -> slice | None:

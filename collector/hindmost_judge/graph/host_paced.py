@@ -16,7 +16,7 @@ from hindmost_judge.encoding import columns_that_fill
 from hindmost_judge.graph.self_time import build_lanes, paced_by_hosts, paces, with_unmarked_work
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import average, lower_median, median, peers_median, quantile
+from hindmost_judge.stats.robust import average, lower_median, median, or_zero, peers_median, quantile
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.overlap import ahead_of_host
 from hindmost_judge.types import Timeline
@@ -82,7 +82,7 @@ def _caused(blocks: Blocks, built: Lanes, delay: Floats) -> Floats:
 
     A host may come a whole step late and cost nothing, where the others are a step ahead.
     """
-    waits = np.nan_to_num(blocks.caused).mean(axis=1)
+    waits = or_zero(blocks.caused).mean(axis=1)
     found = np.zeros_like(blocks.caused)
     as_it_was = savings.step_delay_of_lanes(built, delay)
     for row in np.argsort(-waits, kind="stable")[:_ASKED].tolist():
@@ -157,11 +157,11 @@ def _phases(blocks: Blocks, began: Floats) -> tuple[list[str], Floats]:
     between[:, -1] = median(between[:, :-1], axis=1)
     if _LAUNCHING not in blocks.parts and blocks.joined is not None and not np.isnan(blocks.joined.enqueue).all():
         first, last = _launches(blocks, began)
-        marks = [began, began + np.nan_to_num(blocks.parts["input"]), first, last, blocks.ended]
+        marks = [began, began + or_zero(blocks.parts["input"]), first, last, blocks.ended]
         spent = np.diff(np.maximum.accumulate(np.stack(marks), axis=0), axis=0)
         return ["input", "forward", _LAUNCHING, OTHER, BETWEEN], np.stack([*spent, between])
     names = [name for name in _IN_ORDER if name in blocks.parts]
-    parts = [np.nan_to_num(blocks.parts[name]) for name in names]
+    parts = [or_zero(blocks.parts[name]) for name in names]
     rest = np.maximum(blocks.took - np.sum(parts, axis=0), 0.0)
     return [*names, OTHER, BETWEEN], np.stack([*parts, rest, between])
 
@@ -234,7 +234,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
     usual = lower_median(median(np.where(measured, loads[0], np.nan), axis=1), axis=0)
     lasted = mean_of_turn(np.where(often, loads[1], np.nan), turn)
     lasted = np.where(np.isnan(lasted), usual, lasted)
-    waited = np.nan_to_num(mean_of_turn(fetched, turn))
+    waited = or_zero(mean_of_turn(fetched, turn))
     delay = waited - peers_median(waited) if alone is not None else np.minimum(lasted - peers_median(lasted), waited)
     return replace(
         blocks,
@@ -247,7 +247,7 @@ def by_turn(blocks: Blocks, run: Run) -> Blocks:
         comm_class=np.zeros(len(blocks.steps), np.int64),
         overlapped=False,
         wait=mean_of_turn(blocks.wait, turn),
-        caused=np.minimum(np.nan_to_num(mean_of_turn(blocks.caused, turn)), np.maximum(delay, 0.0)),
+        caused=np.minimum(or_zero(mean_of_turn(blocks.caused, turn)), np.maximum(delay, 0.0)),
         took=mean_of_turn(blocks.took, turn) if blocks.took is not None else None,
         parts={**blocks.parts, "input": waited},
     )
@@ -288,10 +288,10 @@ def length(blocks: Blocks) -> int:
     inputs = blocks.parts.get("input")
     if inputs is None:
         return 1
-    waited = np.nan_to_num(inputs).max(axis=0)
+    waited = or_zero(inputs).max(axis=0)
     waited = np.minimum(waited, np.quantile(waited, _CLIPPED))
     lags, step = np.arange(1, min(_MOST_WORKERS, len(waited) // _TURNS) + 1), average(blocks.period)
-    most = inputs[int(np.argmax(np.nan_to_num(inputs).mean(axis=1)))]
+    most = inputs[int(np.argmax(or_zero(inputs).mean(axis=1)))]
     ahead = np.mean(most < _WAITED * step) >= _AHEAD
     if len(lags) < 2 or not waited.mean() >= _WAITS * step or not ahead:
         return 1

@@ -19,7 +19,7 @@ import numpy as np
 
 from hindmost_judge.model import OTHER
 from hindmost_judge.stats import segmentation
-from hindmost_judge.stats.robust import FEW_RANKS, median, peers_median, percentile, quantile
+from hindmost_judge.stats.robust import FEW_RANKS, median, or_zero, peers_median, percentile, quantile
 from hindmost_judge.types import HostWait, Lanes
 
 if TYPE_CHECKING:
@@ -106,8 +106,8 @@ def build_lanes(timeline: Timeline) -> Lanes:
         wait=wait,
         ahead=ahead,
         gpu=max(float(np.nan_to_num(percentile(np.fmin.reduce(timeline.between, axis=0), 50))), 0.0),
-        tail=np.nan_to_num(tail),
-        transfer=np.nan_to_num(_transfer(timeline)),
+        tail=or_zero(tail),
+        transfer=or_zero(_transfer(timeline)),
         cohort=timeline.cohort,
     )
 
@@ -123,7 +123,7 @@ def with_unmarked_work(timeline: Timeline, lanes: Lanes) -> Lanes:
     if timeline.enqueued is not None or wait is None or wait.lag or wait.phase != unmarked:
         return lanes
     arrives = _lead(timeline) - timeline.waited + wait.after[:, None]
-    later = np.nan_to_num(arrives - paces(arrives, lanes.cohort)[0])
+    later = or_zero(arrives - paces(arrives, lanes.cohort)[0])
     early = np.where(later > timeline.clock, later, 0.0)
     host, least = lanes.host.copy(), lanes.least.copy()
     for self_time in (host, least):
@@ -207,7 +207,7 @@ def _is_ahead(timeline: Timeline) -> Bools:
     last, steps = _last_arrivals(timeline)
     lead = _lead_of_launch(timeline)
     usual = float(np.nanmedian(lead[last, steps]))
-    return np.asarray(np.nan_to_num(lead) > usual + _PROMPT * _typical_step(timeline))
+    return np.asarray(or_zero(lead) > usual + _PROMPT * _typical_step(timeline))
 
 
 def _find_wait(timeline: Timeline) -> tuple[HostWait | None, Floats]:
@@ -227,7 +227,7 @@ def _find_wait(timeline: Timeline) -> tuple[HostWait | None, Floats]:
             blocked += blocked % phases == 0  # batches do not come from the GPU: it waits right after its input
             after = _time_after_gpu(timeline, ends, blocked)
             earliest = percentile(after, _OUTLIERS)
-            of_rank = np.nan_to_num(np.array([percentile(row, _OUTLIERS) for row in after]))
+            of_rank = or_zero(np.array([percentile(row, _OUTLIERS) for row in after]))
             clipped = np.clip(of_rank, earliest, earliest + timeline.clock / 2)
             return HostWait(blocked % phases, blocked // phases, clipped), ends
     return None, ends
@@ -278,7 +278,7 @@ def _without_wait(timeline: Timeline, spent: Floats, ended: Floats, wait: HostWa
     """
     if wait.lag == 0:
         over = timeline.left + wait.after[:, None]
-        waited = np.clip(np.nan_to_num(over - (ended - spent)), 0.0, spent)
+        waited = np.clip(or_zero(over - (ended - spent)), 0.0, spent)
     else:  # hosts stay ahead, and no one time tells by how much
         waited = np.where(_is_ahead(timeline), spent, 0.0)
     if not waited.any():
@@ -380,7 +380,7 @@ def _fastest(spent: Floats) -> Floats:
 
 def _usual(spent: Floats) -> Floats:
     """[P, R, 1] median over the known steps [P, R, S] of each phase and rank; 0 where none is known."""
-    return np.nan_to_num(median(spent, axis=-1))[..., None]
+    return or_zero(median(spent, axis=-1))[..., None]
 
 
 def _spread(values: Floats) -> float:

@@ -11,7 +11,7 @@ from hindmost_judge.blocks import Blocks
 from hindmost_judge.causes.telemetry import Samples
 from hindmost_judge.encoding import columns_that_fill, distinct_integers
 from hindmost_judge.model import Job, Run, Table, rows
-from hindmost_judge.stats.robust import SAMPLE, median, peers_median, sums_by_step
+from hindmost_judge.stats.robust import SAMPLE, median, or_zero, peers_median, sums_by_step
 from hindmost_judge.timeline import cohorts, matching, phases, pipelined, steps
 from hindmost_judge.timeline.cohorts import that_meet
 from hindmost_judge.timeline.collective_calls import SAMPLED_FROM_NS
@@ -157,7 +157,7 @@ def _assemble(
         period=period,
         own=sums_by_step(own, starts),
         delay=intervals if overlapped else sums_by_step(intervals, starts),
-        intervals=np.nan_to_num(intervals),
+        intervals=or_zero(intervals),
         interval_step=np.arange(len(numbers)) if overlapped else step_of,
         wait=sums_by_step(waits, starts),
         transfer=sums_by_step(shortest, starts),
@@ -191,7 +191,7 @@ def _parts(joined: Grid, own: Floats, starts: Ints, numbers: Ints, table: Table)
         # time is exact, so it goes first. For MPI ranks it is the process's, and may exceed the elapsed time if several
         # threads computed; elsewhere it is the training thread's.
         room = np.where(joined.cpu <= own, own - joined.cpu, own)
-        runqueue = np.clip(np.nan_to_num(joined.runqueue), 0.0, np.maximum(np.nan_to_num(room), 0.0))
+        runqueue = np.clip(or_zero(joined.runqueue), 0.0, np.maximum(or_zero(room), 0.0))
         cpu = np.clip(joined.cpu, 0.0, np.maximum(own - runqueue, 0.0))
         known = ~np.isnan(joined.cpu)
         short = ~known & (own < SAMPLED_FROM_NS)  # the gap itself, which is the most it can have computed
@@ -249,7 +249,7 @@ def _without_collectives(ranks: Ints, numbers: Ints, period: Floats, own: Floats
         period=period,
         own=own,
         delay=delay,
-        intervals=np.nan_to_num(delay),
+        intervals=or_zero(delay),
         interval_step=np.arange(len(numbers)),
         wait=nothing,
         transfer=nothing,

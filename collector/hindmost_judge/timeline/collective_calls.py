@@ -19,6 +19,7 @@ import numpy as np
 
 from hindmost_judge.encoding import chosen, factorize
 from hindmost_judge.model import ERROR, NONBLOCKING, UNMEASURED
+from hindmost_judge.stats.robust import or_zero
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -279,7 +280,7 @@ def _root_late_by(calls: Table, first: Ints, second: Ints, longer: Floats, meeti
     if (calls["start_ns"][first] < 0).any() or (calls["start_ns"][second] < 0).any():
         least, after = (int(calls["rank"][rows[0]]) for rows in (first, second))
         return float(longer.sum()) - max(float(meetings.inside(least) - meetings.inside(after)), 0.0)
-    later = np.nan_to_num(meetings.since(first) - meetings.since(second))
+    later = or_zero(meetings.since(first) - meetings.since(second))
     return float(np.clip(later, -longer, longer).sum())
 
 

@@ -26,7 +26,7 @@ import numpy as np
 from hindmost_judge import encoding
 from hindmost_judge.encoding import distinct_integers, numbered
 from hindmost_judge.model import ERROR, GPU_TIME, NONBLOCKING, UNMEASURED, Run, Table, rows
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.timeline.collective_calls import (
     OWN,
     WAIT,
@@ -241,7 +241,7 @@ def _peer_wait(collectives: Table, named: tuple[Ints, list[str]], grid: Grid) ->
         end = np.maximum.accumulate(start + collectives["duration_ns"][mine])
         begun = np.concatenate([[-np.inf], end[:-1]])  # a send and a receive may be one kernel, and are one wait
         before = np.concatenate([[0.0], np.cumsum(np.maximum(end - np.maximum(start, begun), 0.0))])
-        total = before[np.searchsorted(start, np.nan_to_num(grid.start[row]))]
+        total = before[np.searchsorted(start, or_zero(grid.start[row]))]
         waited[row, 1:] = np.maximum(np.diff(np.maximum.accumulate(total)), 0.0)
     return waited
 
@@ -368,7 +368,7 @@ def overlapping_columns(grid: Grid, position: Ints) -> Array:
 def traded(waited: Floats, followed: Floats) -> float:
     """The share of what was waited by which gaps shrink; NaN if nothing varies. One stall decides nothing: clipped."""
     limit = 3 * float(median(np.abs(waited)))
-    x, y = np.nan_to_num(np.clip(waited, -limit, limit)), np.nan_to_num(np.clip(followed, -limit, limit))
+    x, y = or_zero(np.clip(waited, -limit, limit)), or_zero(np.clip(followed, -limit, limit))
     return float(-np.sum(x * y) / np.sum(x * x)) if x.any() else float("nan")
 
 

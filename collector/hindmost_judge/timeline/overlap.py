@@ -48,7 +48,7 @@ def is_overlapped(joined: Grid, own: Floats, step_of: Ints, starts: Ints, work: 
     if _computed_meanwhile(joined, position, more):
         return True
     pair = np.flatnonzero(np.diff(step_of) == 0)
-    now, then = np.nan_to_num(late[:, pair]).ravel(), np.nan_to_num(late[:, pair + 1]).ravel()
+    now, then = or_zero(late[:, pair]).ravel(), or_zero(late[:, pair + 1]).ravel()
     return bool(now.any() and np.dot(now, then) / np.dot(now, now) > 0.5)
 
 
@@ -91,7 +91,7 @@ def _carried(late: Floats, own: Floats, position: Ints, starts: Ints) -> bool:
     seen = np.array([place for place in range(size) if median(gaps[position == place]) > QUEUED_NS], np.int64)
     if len(seen) < _PLACES:
         return False
-    block = np.nan_to_num(late[:, starts[counts == size][:, None] + seen])  # [R, S, P]
+    block = or_zero(late[:, starts[counts == size][:, None] + seen])  # [R, S, P]
     for _ in range(2):
         profile = np.sqrt(np.mean(block**2, axis=1, keepdims=True))
         shared = (
@@ -251,7 +251,7 @@ def delay_by_round(joined: Grid, own: Floats, starts: Ints) -> Floats:
     begins = _begins(joined, starts)
     if len(begins) == len(starts):
         return found
-    more = np.maximum(np.nan_to_num(_delay_in_rounds(late_for, joined, own, begins)) - _hidden(own, begins), 0.0)
+    more = np.maximum(or_zero(_delay_in_rounds(late_for, joined, own, begins)) - _hidden(own, begins), 0.0)
     of_step = np.searchsorted(begins, starts)
     return found + np.add.reduceat(more, of_step, axis=1) - np.maximum.reduceat(more, of_step, axis=1)
 
@@ -267,7 +267,7 @@ def _delay_in_rounds(late_for: Floats, joined: Grid, own: Floats, begins: Ints) 
 def _hidden(own: Floats, begins: Ints) -> float:
     """Ns that a layer computes during the collectives of another: the longest time between two that all ranks take."""
     position = np.arange(own.shape[1]) - np.repeat(begins, np.diff(np.append(begins, own.shape[1])))
-    taken = [np.min(np.nan_to_num(median(own[:, position == place], axis=1))) for place in range(position.max() + 1)]
+    taken = [np.min(or_zero(median(own[:, position == place], axis=1))) for place in range(position.max() + 1)]
     return float(max(taken))
 
 
@@ -308,7 +308,7 @@ def overlapped_delay(late: Floats, own: Floats, starts: Ints) -> Floats:
     places = [position == place for place in range(position.max() + 1)]
     level = np.maximum(late, 0.0) if len(places) > 1 else late
     # Means, for a rank that is late in a part of the run only has a median of nothing at every place.
-    typical = np.stack([np.nan_to_num(level[:, held]).mean(axis=1) for held in places], axis=1)
+    typical = np.stack([or_zero(level[:, held]).mean(axis=1) for held in places], axis=1)
     typical[:, [held.sum() < _USUAL * len(starts) for held in places]] = 0.0
     gaps = np.array([float(median(own[:, held])) for held in places])
     if np.isnan(gaps[1:]).all():
@@ -388,7 +388,7 @@ def _faster(own: Floats, calm: Ints, columns: Ints) -> Floats:
     waited.
     """
     less = median(own[calm], axis=1)[:, None] - own[columns]
-    return np.asarray(np.maximum(np.nan_to_num(less).sum(axis=0), 0.0))
+    return np.asarray(np.maximum(or_zero(less).sum(axis=0), 0.0))
 
 
 #: An interval is longer than usual if it exceeds the usual by this many standard deviations of its scatter.
@@ -406,9 +406,9 @@ def overlapped_stalls(late: Floats, own: Floats, start: Floats, starts: Ints, fo
     ``late`` [R, K] is how much later than its peers a rank came for each collective, ``own`` [R, K] its time since the
     end of the one before, ``start`` [R, K] on its own clock; ``starts`` [S] are the first collectives of the steps.
     """
-    base = np.maximum(np.nan_to_num(found), 0.0)
+    base = np.maximum(or_zero(found), 0.0)
     scatter = MAD_TO_SIGMA * float(median(np.abs(found - median(found, axis=1)[:, None])))
-    rows = np.argsort(-np.nan_to_num(np.fmax.reduce(late, axis=1)), kind="stable")[:_MOST_PLACES]
+    rows = np.argsort(-or_zero(np.fmax.reduce(late, axis=1)), kind="stable")[:_MOST_PLACES]
     stalled = _stalled(late[rows], own[rows], start[rows], starts)
     out: Floats = found.copy()
     out[rows] = np.where(stalled > _MORE * base[rows] + _LONGER * scatter, stalled, found[rows])
@@ -425,12 +425,12 @@ def _stalled(late: Floats, own: Floats, start: Floats, starts: Ints) -> Floats:
     place = np.arange(late.shape[1]) - starts[step]
     if np.isnan(start).all():
         return np.asarray(np.maximum.reduceat(_beyond_usual(late, place, step), starts, axis=1))
-    free = np.nan_to_num(own) > QUEUED_NS
+    free = or_zero(own) > QUEUED_NS
     took = np.full(late.shape, np.nan)
     took[:, 1:] = np.where(free[:, 1:] & free[:, :-1], np.diff(start, axis=1), np.nan)
     took[:, starts] = own[:, starts]  # the first follows what all waited for; later ones may follow others' delays
     longer = _beyond_usual(took, place, step)
-    seen = np.clip(np.fmin(longer, np.nan_to_num(late)), 0.0, None)
+    seen = np.clip(np.fmin(longer, or_zero(late)), 0.0, None)
     return np.asarray(np.add.reduceat(seen, starts, axis=1))
 
 
@@ -443,5 +443,5 @@ def _beyond_usual(took: Floats, place: Ints, step: Ints) -> Floats:
     of_place = block.reshape(len(took), -1, steps)
     more = of_place - median(of_place, axis=2)[:, :, None]
     scatter = MAD_TO_SIGMA * median(np.abs(more), axis=2)[:, :, None]
-    found = np.where(np.nan_to_num(more) > _LONGER * scatter, more, 0.0)
+    found = np.where(or_zero(more) > _LONGER * scatter, more, 0.0)
     return np.asarray(found.reshape(len(took), -1)[:, spot])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.timeline.cohorts import beyond_peers
 from hindmost_judge.timeline.messages import RECEIVE, schedule_of_transfers
 from hindmost_judge.whatif import pipeline_replay
@@ -72,9 +72,9 @@ def _late_by_hosts(found: Blocks, built: PipelineGraph) -> Floats:
     As far as such phases of it were longer."""
     began = built.before_first(len(found.ranks))
     longer = np.zeros(found.own.shape)
-    for part in (np.nan_to_num(found.parts[name]) for name in OF_HOST if name in found.parts):
+    for part in (or_zero(found.parts[name]) for name in OF_HOST if name in found.parts):
         longer += np.maximum(part - peers_median(part), 0.0)
-    shown = np.clip(np.nan_to_num(began - peers_median(began)), 0.0, longer)
+    shown = np.clip(or_zero(began - peers_median(began)), 0.0, longer)
     late, first = np.zeros_like(built.work), np.flatnonzero(built.place == 0)
     late[first] = shown[built.row[first][:, None], built.steps[None, :]]
     return late

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from hindmost_judge.model import PROFILED, UNMEASURED, Counted, Table, rows
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import median, or_zero
 
 if TYPE_CHECKING:
     from hindmost_judge.blocks import Blocks
@@ -104,7 +104,7 @@ def infer(tokens: Ints, gap: Floats, marks: Marks | None = None, *, apart: bool 
     else:
         pattern = _pattern(tokens, gap, length * times, marks)
         least = _LARGE * _longest_gap(tokens, gap, length * times) if times > 1 else 0.0
-        begins = _matches(tokens, pattern, np.nan_to_num(gap) >= least)
+        begins = _matches(tokens, pattern, or_zero(gap) >= least)
         found = np.full(len(tokens), -1, np.int64)
         for number, begin in enumerate(begins):
             found[begin : begin + len(pattern)] = number
@@ -134,7 +134,7 @@ def _after_computing(tokens: Ints, gap: Floats, length: int) -> int:
     """
     first = len(tokens) // 4
     count = (len(tokens) - first) // length
-    computed = np.nan_to_num(gap[first : first + count * length])
+    computed = or_zero(gap[first : first + count * length])
     longest = np.argsort(computed)[-max(count // _LAYERS, 1) :]
     place = first + int(np.bincount(longest % length).argmax())
     begins = _matches(tokens, tokens[place : place + length], np.ones(len(tokens), bool))
@@ -144,7 +144,7 @@ def _after_computing(tokens: Ints, gap: Floats, length: int) -> int:
 def _longest_gap(tokens: Ints, gap: Floats, length: int) -> float:
     """The gap at the place in the pattern where it typically is longest."""
     count = (len(tokens) - len(tokens) // 4) // length
-    gaps = np.nan_to_num(gap[len(gap) - count * length :]).reshape(count, length)
+    gaps = or_zero(gap[len(gap) - count * length :]).reshape(count, length)
     return float(median(gaps, axis=0).max())
 
 
@@ -188,7 +188,7 @@ def _pattern(tokens: Ints, gap: Floats, length: int, marks: Marks | None) -> Int
     """One period of tokens, rotated to begin with its longest gap, or with one about as long that has the marks."""
     first = len(tokens) // 4
     count = (len(tokens) - first) // length
-    gaps = np.nan_to_num(median(gap[first : first + count * length].reshape(count, length), axis=0))
+    gaps = or_zero(median(gap[first : first + count * length].reshape(count, length), axis=0))
     begin = first + _marked_place(marks, first, gaps, count)
     windows = [tokens[begin + i * length : begin + (i + 1) * length] for i in range(count - 1)] or [
         tokens[begin : begin + length]
@@ -278,7 +278,7 @@ def steps_of_repeated_calls(usual: Array, gap: Floats) -> Ints | None:
     ``usual`` [K] are the equal collectives, ``gap`` [K] is the typical self time before each.
     """
     at = np.flatnonzero(usual)
-    own = np.nan_to_num(gap[at])
+    own = or_zero(gap[at])
     length = calls_a_step(own)
     if length == 1:
         return None

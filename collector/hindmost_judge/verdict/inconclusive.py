@@ -21,7 +21,7 @@ from hindmost_judge.detect import hang
 from hindmost_judge.encoding import codes
 from hindmost_judge.job_command import script, split
 from hindmost_judge.model import AMOUNTS, ERROR, NONBLOCKING, PHASES, Job, Run, rows
-from hindmost_judge.stats.robust import median
+from hindmost_judge.stats.robust import median, or_zero
 from hindmost_judge.timeline import build_blocks, matching, phases
 from hindmost_judge.timeline.collective_calls import is_synchronising
 from hindmost_judge.verdict import missing_ranks
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 def no_measure(blocks: Blocks) -> Verdict:
     """Waits without the length of a step to weigh them against."""
-    most = int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))
+    most = int(np.argmax(or_zero(blocks.caused).mean(axis=1)))
     return insufficient(
         f"rank {int(blocks.ranks[most])} is last most often; the length of a step, and so its cost, is not recorded",
         advice="record when operations start, too, or add a log of the steps",
@@ -103,7 +103,7 @@ def idle_inside(blocks: Blocks) -> Verdict | None:
     parts = blocks.parts
     if "cpu" not in parts or blocks.took is None or any(name == "sync" or name.startswith("gpu_") for name in parts):
         return None
-    used = np.sum([np.nan_to_num(parts[name]) for name in _ACCOUNTED if name in parts], axis=0)
+    used = np.sum([or_zero(parts[name]) for name in _ACCOUNTED if name in parts], axis=0)
     idle = np.where(np.isnan(parts["cpu"]), np.nan, 1.0 - used / blocks.took)
     known = ~np.isnan(idle).all(axis=1)
     share = float(np.max(median(idle[known], axis=1), initial=0.0))
@@ -512,7 +512,7 @@ def _mostly_a_lead(one: Verdict, blocks: Blocks) -> bool:
     if blocks.unsure is None:
         return False
     named = np.isin(blocks.ranks, one.ranks)
-    left = np.maximum(np.nan_to_num(blocks.delay[named]), 0.0).mean(axis=1)
+    left = np.maximum(or_zero(blocks.delay[named]), 0.0).mean(axis=1)
     return bool((blocks.unsure[named] >= _MOSTLY * left).any())
 
 

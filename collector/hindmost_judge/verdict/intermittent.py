@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.causes import cpu_wait, table
-from hindmost_judge.stats.robust import average
+from hindmost_judge.stats.robust import average, or_zero
 from hindmost_judge.timeline.cohorts import behind_early_ranks
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.advice import ON_HOST
@@ -109,9 +109,7 @@ def of_stalls(
 
 def _behind_calm(blocks: Blocks) -> Blocks:
     """The same with ranks set against those of their peers that are early; a pipeline's replay knows their median."""
-    delay, intervals = (
-        behind_early_ranks(np.nan_to_num(one), blocks.cohort) for one in (blocks.delay, blocks.intervals)
-    )
+    delay, intervals = (behind_early_ranks(or_zero(one), blocks.cohort) for one in (blocks.delay, blocks.intervals))
     return replace(blocks, delay=delay, intervals=intervals if blocks.pipeline is None else blocks.intervals)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hindmost_judge.causes import cpu_sharing, cpu_wait, table
 from hindmost_judge.detect import intermittent, straggler
-from hindmost_judge.stats.robust import average, mean, median
+from hindmost_judge.stats.robust import average, mean, median, or_zero
 from hindmost_judge.verdict import advice, wording
 from hindmost_judge.verdict.intermittent import of_stalls
 from hindmost_judge.verdict.schema import Verdict
@@ -69,7 +69,7 @@ def bound_to_few_cpus(run: Run, blocks: Blocks, settings: Settings) -> tuple[lis
     if not in_part or not found:
         return found, blocks
     delay: Floats = blocks.delay.copy()
-    delay[rows] -= np.clip(queued[rows], 0.0, np.maximum(np.nan_to_num(delay[rows]), 0.0))
+    delay[rows] -= np.clip(queued[rows], 0.0, np.maximum(or_zero(delay[rows]), 0.0))
     late = np.maximum(blocks.intervals[rows], 0.0)
     fixed[rows] = blocks.intervals[rows] - np.minimum(cpu_wait.queued_in_segments(queued[rows], rows, blocks), late)
     return found, replace(blocks, delay=delay, intervals=fixed)
@@ -127,7 +127,7 @@ def asking_most(blocks: Blocks, settings: Settings) -> list[Verdict]:
     if not found and cpu_sharing.between_collectives(blocks):
         slept, _ = _verdicts_on_sleep(blocks, [], 1.0, settings)
         found = [one.verdict for one in slept if one.verdict.kind == "straggler"]  # delays show stalls well enough
-    most = int(blocks.ranks[int(np.argmax(np.nan_to_num(blocks.caused).mean(axis=1)))])
+    most = int(blocks.ranks[int(np.argmax(or_zero(blocks.caused).mean(axis=1)))])
     return found if found and most in found[0].ranks else []
 
 
@@ -405,11 +405,11 @@ def _saved_awake(blocks: Blocks, off: Blocks, slept: Sequence[tuple[Sequence[int
     """[S] ns by which steps are shorter without what ``slept``, rows in steps, were off the CPU for.
 
     The latest then is as late as others make it."""
-    late = np.nan_to_num(blocks.delay)
+    late = or_zero(blocks.delay)
     fixed: Floats = late.copy()
     for rows, columns in slept:
         held = np.ix_(np.array(rows), columns)
-        fixed[held] -= np.maximum(np.nan_to_num(off.delay[held]), 0.0)
+        fixed[held] -= np.maximum(or_zero(off.delay[held]), 0.0)
     return np.asarray(late.max(axis=0) - fixed.max(axis=0))
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from hindmost_judge.causes import loading, table
 from hindmost_judge.encoding import codes, distinct_integers
 from hindmost_judge.model import OTHER, Run, rows
-from hindmost_judge.stats.robust import average, mean, median, sums_by_step
+from hindmost_judge.stats.robust import average, mean, median, or_zero, sums_by_step
 from hindmost_judge.timeline import phases
 from hindmost_judge.timeline.phases import phase_blocks, training, unnamed
 from hindmost_judge.verdict import endings
@@ -213,13 +213,13 @@ def last_rank_notes(blocks: Blocks, found: Sequence[Verdict], notes: Sequence[st
     if blocks.joined is None or len(blocks.ranks) < 2:
         return []
     named = [rank for verdict in found for rank in (*verdict.ranks, *verdict.victims)]
-    often, caused = mean(blocks.last), np.nan_to_num(mean(blocks.caused))
+    often, caused = mean(blocks.last), or_zero(mean(blocks.caused))
     rows = np.flatnonzero((often > _LAST) & ~np.isin(blocks.ranks, named))
     lines = [f"{line} " for line in (*notes, *(line for verdict in found for line in verdict.evidence))]
     rows = rows[[not any(f"rank {int(blocks.ranks[row])} " in line for line in lines) for row in rows]]
     rows = rows[np.argsort(-often[rows], kind="stable")][:_MOST]
     least = _WAITED * blocks.step_ns
-    usual, waits = np.nan_to_num(median(blocks.caused, axis=1)), np.nan_to_num(median(blocks.wait, axis=1))
+    usual, waits = or_zero(median(blocks.caused, axis=1)), or_zero(median(blocks.wait, axis=1))
     seen = [row for row in rows.tolist() if usual[row] >= least or np.delete(waits, row).min() >= least]
     ahead = blocks.lanes is not None or any(verdict.kind == "host_bound" for verdict in found)
     return [_why_last(blocks, row, float(often[row]), float(caused[row]), ahead=ahead) for row in seen]

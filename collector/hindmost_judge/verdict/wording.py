@@ -9,7 +9,7 @@ import numpy as np
 from hindmost_judge.causes.cpu_sharing import NEEDS, OFF
 from hindmost_judge.causes.table import MEASURES, NOW_AND_THEN
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import average, median
+from hindmost_judge.stats.robust import average, median, or_zero
 from hindmost_judge.usage import used_by_others
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def _part(blocks: Blocks, rows: list[int], span: slice, cause: Cause, delay: flo
     found = []
     for name, what in _SHOWN_BY.get(cause.cause, _ANYWHERE).items():
         if name in blocks.parts and len(others) and not (queues and name in _WITH_QUEUE):
-            part = np.nan_to_num(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
+            part = or_zero(blocks.parts[name]) if name in NOW_AND_THEN else blocks.parts[name]
             mine, theirs = (float(median(part[of, span])) for of in (rows, others))
             if mine > _LONGER * theirs and mine - theirs >= _OF_DELAY * delay and ms(mine) != ms(theirs):
                 found.append((f"CPU {what}" if f"gpu_{name}" in blocks.parts else what, mine, theirs))
@@ -354,7 +354,7 @@ _SECONDS_NS = 0.5e9
 def _every(blocks: Blocks, stalled: Ints) -> str:
     """``, every 2.0 s`` where stalls come at one pace; nothing else."""
     first = stalled[np.diff(stalled, prepend=-2) > 1]
-    gaps = np.diff(np.cumsum(np.nan_to_num(blocks.period))[first])
+    gaps = np.diff(np.cumsum(or_zero(blocks.period))[first])
     if len(gaps) < _PACED:
         return ""
     typical = float(np.median(gaps))
@@ -526,7 +526,7 @@ def last_in_turn(blocks: Blocks) -> str:
     row = waited_for_most(blocks)
     if row is None:
         return "a different rank each time"
-    caused = np.sort(np.nan_to_num(blocks.caused[row]))[::-1]
+    caused = np.sort(or_zero(blocks.caused[row]))[::-1]
     steps = int(np.searchsorted(np.cumsum(caused), _MOST_OF_IT * caused.sum())) + 1
     rarely = f", in {steps} of {len(caused)} steps" if steps <= max(_RARELY * len(caused), 1) else ""
     return f"mostly rank {int(blocks.ranks[row])}{rarely}"
@@ -534,7 +534,7 @@ def last_in_turn(blocks: Blocks) -> str:
 
 def waited_for_most(blocks: Blocks) -> int | None:
     """The row of the rank that caused most of all waiting; ``None``: now one rank is last and now another."""
-    caused = np.nan_to_num(blocks.caused).sum(axis=1)
+    caused = or_zero(blocks.caused).sum(axis=1)
     least = max(_MOSTLY, 1.5 / max(len(caused), 1)) * caused.sum()  # of two, one always has half
     return int(np.argmax(caused)) if least > 0 and caused.max() >= least else None
 
@@ -548,7 +548,7 @@ def _most(blocks: Blocks) -> tuple[int, float]:
 
 def waited_for(blocks: Blocks, row: int, shared: str, late: float, cause: Cause) -> list[str]:
     """Who is waited for where ranks share CPUs, with no known cause; it is ``late`` by so many ns a step."""
-    caused = np.nan_to_num(blocks.caused).mean(axis=1)
+    caused = or_zero(blocks.caused).mean(axis=1)
     last = f"rank {int(blocks.ranks[row])} is last to arrive in {percent(float(np.nanmean(blocks.last[row])))}"
     waits = f"others wait {ms(caused[row])} per step for it ({percent(caused[row] / blocks.step_ns)})"
     share = f"that is {percent(caused[row] / caused.sum())} of all waiting in the job"

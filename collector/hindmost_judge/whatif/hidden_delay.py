@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.blocks import WorkDelay
-from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error
+from hindmost_judge.stats.robust import MAD_TO_SIGMA, median, median_error, or_zero, percentile
 from hindmost_judge.whatif import savings
 from hindmost_judge.whatif.savings import without_slowdowns
 
@@ -40,7 +40,7 @@ def work_delay_of(blocks: Blocks, more: Floats, typical: Floats, settings: Setti
     ``typical`` [S] is the surplus of the typical rank's work over its usual, which lengthens the step, too. Where it is
     negative, the most loaded rank's surplus counts from there; without that, steps would seem to grow too little.
     """
-    late = np.nan_to_num(blocks.delay)
+    late = or_zero(blocks.delay)
     each = shown(late, more, overlapped=blocks.overlapped)
     seen = float(median(each))
     if not blocks.overlapped or not 0 < seen < blocks.step_ns:
@@ -70,7 +70,7 @@ def shown(late: Floats, more: Floats, *, overlapped: bool) -> Floats:
     With overlapped collectives a rank is seen at one place of the step, and of its work only what is before that;
     otherwise all work of all ranks is seen.
     """
-    work, change = np.diff(more, axis=1), np.diff(np.nan_to_num(late), axis=1)
+    work, change = np.diff(more, axis=1), np.diff(or_zero(late), axis=1)
     most = STALL * MAD_TO_SIGMA * median(np.abs(change), axis=1)[:, None]
     both, squares = (work * np.clip(change, -most, most)).sum(axis=1), (work**2).sum(axis=1)
     if not overlapped:
@@ -136,7 +136,7 @@ def differs(blocks: Blocks, same_work: Blocks) -> bool:
 def _scatter(lengths: Floats) -> float:
     """Standard deviation of what is known, the longest and shortest twentieth at their border."""
     known = lengths[~np.isnan(lengths)]
-    return float(np.clip(known, *np.percentile(known, [5, 95])).std()) if len(known) else float("inf")
+    return float(np.clip(known, percentile(known, 5), percentile(known, 95)).std()) if len(known) else float("inf")
 
 
 def transients_scaled(blocks: Blocks, slowdowns: Sequence[Slowdown], intervals: Floats, scale: float) -> Floats:

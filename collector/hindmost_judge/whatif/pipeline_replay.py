@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.encoding import ordinals
-from hindmost_judge.stats.robust import median, peers_median
+from hindmost_judge.stats.robust import median, or_zero, peers_median
 from hindmost_judge.timeline.matching import TRADED, traded
 from hindmost_judge.timeline.messages import COLLECTIVE, RECEIVE, SEND, Schedule, fused_receives_in_full
 
@@ -360,7 +360,7 @@ def _work(schedule: Schedule, front: Floats, previous: Ints) -> tuple[Ints, Floa
     work = np.maximum(schedule.start - begin, 0.0)
     unknown = np.isnan(work)
     if unknown.any():
-        work = np.where(unknown, np.nan_to_num(median(work, axis=1))[:, None], work)
+        work = np.where(unknown, or_zero(median(work, axis=1))[:, None], work)
     return base, work
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hindmost_judge.model import OTHER
-from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error
+from hindmost_judge.stats.robust import ENOUGH_STEPS, alike, median, median_error, or_zero
 from hindmost_judge.timeline import build_blocks
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ def _alike(steps: int, inside: Array, others: Sequence[slice]) -> Array:
 
 def caused_more(blocks: Blocks, rows: Sequence[int], during: slice) -> float:
     """Ns a step by which the others waited longer for these ranks than they did before and after."""
-    caused = np.nan_to_num(blocks.caused[list(rows)]).sum(axis=0)
+    caused = or_zero(blocks.caused[list(rows)]).sum(axis=0)
     return float(caused[during].mean() - np.delete(caused, np.arange(len(caused))[during]).mean())
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hindmost_judge.encoding import is_constant
 from hindmost_judge.model import AMOUNTS, OTHER, PHASES, rows
-from hindmost_judge.stats.robust import average, lower_median, median
+from hindmost_judge.stats.robust import average, lower_median, median, or_zero
 from hindmost_judge.verdict import wording
 from hindmost_judge.verdict.schema import Waste, WasteRow
 from hindmost_judge.verdict.wording import names, percent
@@ -103,7 +103,7 @@ def _of_all_steps(one: Verdict, ms: float, blocks: Blocks) -> float:
 
 def _by_rank(blocks: Blocks, costs: Sequence[tuple[Verdict | Planned, float]], lost: float) -> dict[int, float]:
     """Ms a step of each rank: its part of the verdicts that name it; of one that none names, at most what it caused."""
-    caused = np.nan_to_num(blocks.caused).mean(axis=1) / 1e6
+    caused = or_zero(blocks.caused).mean(axis=1) / 1e6
     found: dict[int, float] = {}
     for one, ms in costs:
         held = np.flatnonzero(np.isin(blocks.ranks, one.ranks))
@@ -232,7 +232,7 @@ def aside(blocks: Blocks, steps: Table, settings: Settings) -> tuple[Blocks, lis
     least = settings.stall_effect * blocks.step_ns
     took, evaluated, outside = blocks.parts.get("checkpoint"), _evaluated(blocks, steps), _outside(blocks)
     if took is not None:
-        due = _written(np.nan_to_num(took))
+        due = _written(or_zero(took))
         blocks, planned = _without(blocks, due, _WRITES, settings)
         found.append(planned)
         blocks = replace(blocks, parts=blocks.parts | {"checkpoint": took - due}) if due.any() else blocks
@@ -270,7 +270,7 @@ def _planned_delay(blocks: Blocks, held: Ints, due: Floats) -> Floats:
     A checkpoint that is written after a step's collectives is in that step, and holds up the next.
     """
     usual = median(blocks.delay[held], axis=1)[:, None]
-    beyond = np.maximum(np.nan_to_num(blocks.delay[held] - usual), 0.0)
+    beyond = np.maximum(or_zero(blocks.delay[held] - usual), 0.0)
     now = np.minimum(beyond, due)
     left = np.where(now < due / 2, due - now, 0.0)
     return np.asarray(now + np.minimum(beyond - now, np.pad(left[:, :-1], ((0, 0), (1, 0)))))

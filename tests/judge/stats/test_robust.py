@@ -4,7 +4,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hindmost_judge.stats.robust import alike, lower_median, median, or_zero, quantile
+from hindmost_judge.stats.robust import alike, lower_median, median, or_zero, percentile, quantile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -96,3 +96,14 @@ def test_a_quantile_of_each_line_is_numpys(share: float, missing: float) -> None
         warnings.simplefilter("ignore")  # numpy warns of the line of nothing
         expected = np.nanquantile(block, share, axis=1)
     np.testing.assert_allclose(quantile(block, share), expected, rtol=1e-14)
+
+
+@given(
+    values=st.lists(st.one_of(st.floats(-1e18, 1e18), st.just(np.nan)), max_size=40).map(np.array),
+    percent=st.one_of(st.integers(0, 100), st.floats(0, 100)),
+)
+def test_a_percentile_is_numpys(values: np.ndarray[tuple[int], np.dtype[np.float64]], percent: float) -> None:
+    """Of what is there, to the last bit; NaN where nothing is."""
+    known = values[~np.isnan(values)]
+    expected = np.percentile(known, percent) if known.size else np.nan
+    np.testing.assert_array_equal(percentile(values, percent), expected)
