@@ -108,3 +108,11 @@ def test_numpy_starts_no_thread_for_a_report():
     line = [sys.executable, "-c", LOADS_NUMPY]
     said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert said.stdout == "1\n"
+
+
+def test_a_job_does_not_wait_for_what_its_report_needs():
+    """What ``hindmost run`` loads before its job starts knows the collector's settings, without its libraries."""
+    asks = "print('numpy' in sys.modules, 'prometheus_client' in sys.modules)"
+    line = [sys.executable, "-c", f"import sys, hindmost_cli\nhindmost_cli.command('run')\n{asks}"]
+    said = subprocess.run(line, capture_output=True, text=True, check=True, env={"PYTHONPATH": ":".join(sys.path)})
+    assert said.stdout == "False False\n"

@@ -9,7 +9,8 @@ from hindmost_judge.verdict.schema import STOPS, UNSURE
 from hindmost_proto.exposition import labelled
 
 from hindmost_collector.live.jobs import ENDED, LOST, STATES
-from hindmost_collector.serve.exposition import RANK, Family, Metric, counter, family, gauge
+from hindmost_collector.serve.exposition import Family, Metric, counter, family, gauge
+from hindmost_collector.serve.levels import RANK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from hindmost_proto.exposition import JOB_LABEL, escaped, head
 
-from hindmost_collector.serve.exposition import CORE, LEVELS, level_of, number
+from hindmost_collector.serve.exposition import number
+from hindmost_collector.serve.levels import CORE, LEVELS, level_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
