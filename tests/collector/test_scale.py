@@ -192,11 +192,11 @@ def test_journal_forgets_old_agents(tmp_path, monkeypatch):
 
 
 #: Of 40 minutes each: those of the last hour may still be known.
-WARM, MORE, MINUTES = 3, 5, 40
+WARM, MORE, MINUTES = 3, 3, 40
 
 
 async def test_a_collector_holds_nothing_of_jobs_that_are_over(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nearly three times as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
+    """Twice as many jobs leave no more objects and bytes: each was judged, written down and forgotten."""
     monkeypatch.setattr("hindmost_collector.store.parquet.store.MOST_DIRECTORIES", 8)
     # The default starts a second thread, which it keeps, where the first is still about to wait for work.
     asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
@@ -216,11 +216,11 @@ async def test_schemas_of_processes_that_ended_are_held_for_minutes(tmp_path) ->
     """Each process makes a schema of its own: those of the last ten minutes are known."""
     service, known = Service(tmp_path), []
     await service.connect()
-    for number in range(10):
-        await service.job(number, 2)
+    for number in range(5):
+        await service.job(number, 5)
         known.append(len(service.collector.definitions.schemas))
     await service.close()
-    assert max(known) <= 6
+    assert max(known) <= 3
 
 
 async def test_what_a_job_leaves_does_not_wait_for_the_garbage_collector(tmp_path) -> None:
