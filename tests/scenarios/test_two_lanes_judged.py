@@ -82,6 +82,18 @@ def test_after_a_few_steps_a_host_is_named_by_its_work(bench: Any, seed: int, la
     assert [(rank, verdict.cause) for verdict in verdicts for rank in verdict.ranks] == named
 
 
+def test_a_forward_that_is_slow_before_each_gather_costs_all_of_that(bench: Any) -> None:
+    """One rank as late at all places of a step is no sign that a single delay is carried on: the others' noise is."""
+    job, grade = bench(".job"), bench(".grade")
+    fault = job.Fault("gpu", "forward", (0,), 17.0, 42)
+    shape = {"shape": "fsdp", "ranks": 3, "steps": 145, "blocks": 5, "written": "run"}
+    asked = job.Job(6103, host=25.6, gpu=51.4, transfer=4.1, faults=(fault,), **shape)
+    simulated = bench("").simulate(asked)
+    found = grade.compared(asked, simulated.truth, judge(simulated.run).verdicts)
+    assert found["named"] == [0]
+    assert found["cost"] == pytest.approx(1.0, rel=0.05)
+
+
 def begun_before(rows: Any, time_ns: int) -> Any:
     """The rows of a table from before a time."""
     return {name: column[rows["start_ns"] < time_ns] for name, column in rows.items()}
