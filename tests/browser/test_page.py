@@ -319,6 +319,27 @@ def test_of_a_thousand_ranks_only_those_in_view_are_elements(browser: Any, show:
     assert browser.run("return document.documentElement.scrollHeight") < 2000
 
 
+def test_ranks_that_are_named_next_to_each_other_share_a_label(browser: Any, show: Callable[..., Any]) -> None:
+    """In a map of so many rows that each label would cover the next one's."""
+    verdicts = [STRAGGLER | {"ranks": [rank]} for rank in (2, 4, 60)]
+    show(report(world_size=64, verdicts=verdicts), overview(ranks=64))
+    browser.until(f"{ROWS} > 0")
+    written = (
+        "const texts = []; heat.canvas.getContext('2d').fillText = text => texts.push(text); heat.draw(); return texts"
+    )
+    assert {"rank 2, 4", "rank 60"} <= set(browser.run(written))
+
+
+def test_the_scale_has_the_colours_of_the_map(browser: Any, show: Callable[..., Any]) -> None:
+    """Also when the system goes dark while the page is open."""
+    show(report(), overview())
+    browser.until(f"{ROWS} == 4")
+    scale = "getComputedStyle(document.querySelector('#scale i')).backgroundImage"
+    light = browser.run(f"return {scale}")
+    browser.scheme("dark")
+    browser.until(f"{scale} != {json.dumps(light)}")
+
+
 def test_four_thousand_ranks_take_little_of_the_tab(browser: Any, show: Callable[..., Any]) -> None:
     """4,096 ranks of 500 steps: less than 50 MB of the browser's memory, and 200 kB to open."""
     show(report(world_size=4096), overview(ranks=4096, steps=(0, 500)))

@@ -43,7 +43,6 @@ class Heat {
     this.canvas.onpointermove = event => this.move(event);
     this.canvas.onpointerleave = () => { this.tip.hidden = true; };
     new ResizeObserver(() => this.draw()).observe(box);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
   show(steps, marks) {
@@ -161,7 +160,8 @@ class Heat {
     pen.textBaseline = "middle";
     pen.font = "11px system-ui, sans-serif";
     const every = Math.max(Math.ceil(14 / row), 1), bad = this.named();
-    let free = -1;
+    const labels = [];
+    let label = null; // of named ranks: one for those of which each would cover the next one's
     for (let at = 0; at < heat.rows; at++) {
       const y = this.top + (at + 0.5) * row, named = bad.has(at);
       if (named) {
@@ -170,11 +170,16 @@ class Heat {
       }
       const near = [...bad].some(other => other !== at && Math.abs(other - at) * row < 13);
       if (!named && (at % every || near)) continue;
-      if (named && y - free < 12) continue;
-      if (named) free = y;
-      pen.fillStyle = named ? style("--warn") : style("--soft");
-      pen.fillText((heat.per_row === 1 || named ? "rank " : "") + this.name(at, named), GUTTER - 9, Math.max(y, 6), GUTTER - 10);
+      if (!named) { this.write(pen, (heat.per_row === 1 ? "rank " : "") + this.name(at), y, "--soft"); continue; }
+      if (!label || y - label.y >= 12) labels.push(label = { names: [], y });
+      label.names.push(this.name(at, true));
     }
+    for (const { names, y } of labels) this.write(pen, "rank " + names.slice(0, 3).join(", ") + (names.length > 3 ? "…" : ""), y, "--warn");
+  }
+
+  write(pen, text, y, colour) {
+    pen.fillStyle = style(colour);
+    pen.fillText(text, GUTTER - 9, Math.max(y, 6), GUTTER - 10);
   }
 
   name(row, named = false) {
@@ -238,7 +243,6 @@ class StepLine {
     this.box = box;
     this.onChoose = onChoose;
     new ResizeObserver(() => this.plot && this.plot.setSize(this.size())).observe(box);
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.again());
   }
 
   size() {

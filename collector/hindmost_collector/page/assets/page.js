@@ -12,7 +12,7 @@ const NAMES = {
   self_runqueue: "CPU queue", h2d: "copy to GPU", issue: "launching", device_wait: "wait for GPU", device_copy: "copy call",
   sync: "sync", other: "other", idle: "GPU idle",
 };
-const ROW = 40;
+const ROW = 40, AHEAD = 8;
 const OLD_VERDICT_S = 15;
 
 const find = id => document.getElementById(id);
@@ -47,7 +47,8 @@ function percent(value) {
 
 function number(value) {
   if (!known(value)) return ABSENT;
-  return value.toLocaleString("en", Math.abs(value) < 1 ? { maximumFractionDigits: 3 } : { maximumSignificantDigits: Math.abs(value) >= 1000 ? 6 : 3 });
+  const size = Math.abs(value);
+  return value.toLocaleString("en", size < 1 ? { maximumFractionDigits: 3 } : size < 1000 ? { maximumSignificantDigits: 3 } : { maximumFractionDigits: 0 });
 }
 
 function seconds(value) {
@@ -165,7 +166,7 @@ function showState(which) {
     ["step", source.live ? (state.step >= 0 ? number(state.step) : ABSENT) : null, ""],
     ["", source.live ? null : number(state.steps), "steps"],
     ["", milliseconds(mean), "mean step"],
-    ["", known(state.steps_s) ? number(state.steps_s) : source.live && which === "running" ? ABSENT : null, "steps/s"],
+    ["now", known(state.steps_s) ? number(state.steps_s) : source.live && which === "running" ? ABSENT : null, "steps/s"],
     ["", known(state.work_s) ? number(state.work_s) : null, "samples or tokens/s"],
     ["", known(state.world_size) ? ranks : null, (state.world_size === 1 ? "rank" : "ranks") + (!known(state.nodes) ? "" : state.nodes === 1 ? ", 1 node" : ", " + number(state.nodes) + " nodes")],
     ["verdict", which === "running" && state.judged_s >= OLD_VERDICT_S ? seconds(state.judged_s) : null, "old"],
@@ -396,7 +397,7 @@ const COLUMNS = [
   { key: "last", name: "last to arrive" },
 ];
 const OLD = { wait: "wait_ms", caused: "caused_wait_ms", last: "share_last" };
-let order = [], rowOf = new Map(), pending = null;
+let order = [], rowOf = new Map(), pending = null, drawnRows = [0, 0];
 
 function partName(name) {
   return NAMES[name] || name.replace("_", " ");
@@ -504,10 +505,24 @@ function sortBy(key) {
   showTable(true);
 }
 
+// The first row that can be seen, and the one after the last: of a box that is this high at most.
+function inSight(box) {
+  const first = Math.floor(box.scrollTop / ROW);
+  return [first, Math.min(first + Math.ceil(640 / ROW) + 1, order.length)];
+}
+
+// Layout costs as much for one new row as for several: they are made some at a time, before they are in sight.
+function scrolled() {
+  pending = null;
+  const [first, end] = inSight(find("scroll"));
+  if (first < drawnRows[0] || end > drawnRows[1]) fill();
+}
+
 function fill() {
   const box = find("scroll"), body = find("rows");
-  const first = Math.max(Math.floor(box.scrollTop / ROW) - 2, 0);
-  const stop = Math.min(first + Math.ceil(Math.min(box.clientHeight || 640, 900) / ROW) + 5, order.length);
+  const [seen, end] = inSight(box), ahead = seen < drawnRows[1] && end > drawnRows[0] ? AHEAD : 1;
+  const first = Math.max(seen - ahead, 0), stop = Math.min(end + ahead, order.length);
+  drawnRows = [first, stop];
   if (!body.children.length) body.append(make("tr"), make("tr"));
   const [above, below] = [body.firstChild, body.lastChild];
   above.style.height = first * ROW + "px";
@@ -984,9 +999,10 @@ function start() {
   };
   find("scroll").addEventListener("scroll", () => {
     if (pending) return;
-    pending = requestAnimationFrame(() => { pending = null; fill(); });
+    pending = requestAnimationFrame(scrolled);
   }, { passive: true });
   find("rows").addEventListener("mouseover", event => { if (event.target.says) event.target.title = event.target.says(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { showMap(); line.again(); });
   document.addEventListener("keydown", onKey);
   document.addEventListener("visibilitychange", () => { if (!document.hidden && now.state && now.state.revisions) refresh(now.state.revisions); });
   openTab(view.tab);
